@@ -1,0 +1,37 @@
+# The two commands a newcomer needs are `make search` and `make test`; everything runs in .venv.
+PYTHON ?= python3
+# Extra pip arguments for torch alone: TORCH_INDEX picks its build (see "Choosing the torch build" in README.md).
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
+
+.PHONY: install search test lint types clean
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("autofit needs Python 3.11 or later, and this is " + sys.version.split()[0] + "; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+	@# torch first and alone: its build decides what the others bring along
+	$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+search: install
+	$(BIN)/autofit search $(SEARCH)
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV)

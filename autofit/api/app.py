@@ -1,0 +1,133 @@
+"""The application: read-only answers from the store."""
+
+from __future__ import annotations
+
+import hmac
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Query, Request
+from fastapi.responses import JSONResponse
+from starlette.middleware.base import RequestResponseEndpoint
+from starlette.responses import Response
+
+from autofit import __version__, operations
+from autofit.api import problems
+from autofit.errors import unknown
+from autofit.operations import WorkloadOptions
+from autofit.outcome import OUTCOME_KINDS
+from autofit.store import Store
+from autofit.units import parse_bytes
+from autofit.workload import Effect, Goal
+
+
+def workload_options(
+    model: Annotated[str, Query(description="Name of the catalog")],
+    seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
+    global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
+    lora_dropout: Annotated[float, Query(ge=0, lt=1)] = 0.0,
+    devices: Annotated[int, Query(ge=1)] = 1,
+    seed: int = 0,
+) -> WorkloadOptions:
+    """The workload that the query names. Only catalog names: a path would let a client read the server's files."""
+    from autofit.catalog.models import names
+
+    if model.lower() not in names():
+        raise unknown("model", model, names())
+    return WorkloadOptions(
+        model=model,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        lora_dropout=lora_dropout,
+        devices=devices,
+        seed=seed,
+    )
+
+
+def goal_options(
+    method: Annotated[str, Query(description="any, full, lora or qlora")] = "any",
+    min_rank: Annotated[int, Query(ge=1)] = 8,
+    allow: Annotated[str, Query(description="exact, numerics or training")] = "numerics",
+) -> Goal:
+    """How far the answer may go from the plain recipe."""
+    effects = {effect.label: effect for effect in Effect}
+    if allow not in effects:
+        raise unknown("value of allow", allow, effects)
+    return Goal(method=method, min_rank=min_rank, allow=effects[allow])
+
+
+LARGEST_OFFSET = 2**63 - 1
+"""What databases count with."""
+PROBLEM: dict[str, Any] = {
+    "description": "Problem details (RFC 9457)",
+    "content": {"application/problem+json": {"schema": {"type": "object"}}},
+}
+
+WorkloadQuery = Annotated[WorkloadOptions, Depends(workload_options)]
+GoalQuery = Annotated[Goal, Depends(goal_options)]
+
+
+def create_app(store: Store, *, token: str | None = None) -> FastAPI:
+    """The application over an open store; with a token, every request but /healthz must bear it."""
+    app = FastAPI(
+        title="autofit",
+        version=__version__,
+        description="Measured answers: which training configuration fits a GPU, and which of them is fastest.",
+        responses={"4XX": PROBLEM, "5XX": PROBLEM},
+    )
+    problems.install(app)
+    if token is not None:
+        _require(app, token)
+
+    @app.get("/healthz", summary="Whether the server runs")
+    def healthz() -> dict[str, str]:
+        return {"status": "ok", "version": __version__}
+
+    @app.get("/v1/recommendation", summary="The fastest measured config that fits")
+    def recommendation(
+        workload: WorkloadQuery,
+        goal: GoalQuery,
+        hardware: str = "auto",
+        memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None,
+    ) -> dict[str, Any]:
+        answer = operations.recommend(
+            workload,
+            hardware=hardware,
+            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            goal=goal,
+            store=store,
+        )
+        return answer.to_json()
+
+    @app.get("/v1/frontier", summary="The Pareto frontier of memory against throughput")
+    def frontier(workload: WorkloadQuery, goal: GoalQuery, hardware: str = "auto") -> dict[str, Any]:
+        return operations.frontier(workload, hardware=hardware, goal=goal, store=store).to_json()
+
+    @app.get("/v1/trials", summary="Stored trials, newest first")
+    def trials(
+        model: str | None = None,
+        outcome: Annotated[str | None, Query(description="fits, out_of_memory, ...")] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        offset: Annotated[int, Query(ge=0, le=LARGEST_OFFSET)] = 0,
+    ) -> dict[str, Any]:
+        if outcome is not None and outcome not in OUTCOME_KINDS:
+            raise unknown("outcome", outcome, OUTCOME_KINDS)
+        found = store.trials(model=model, outcome=outcome, limit=limit, offset=offset, newest_first=True)
+        return {"trials": [t.to_json() for t in found], "total": store.count(model=model, outcome=outcome)}
+
+    return app
+
+
+def _require(app: FastAPI, token: str) -> None:
+    """Refuse requests without the bearer token."""
+    expected = token.encode()
+
+    @app.middleware("http")
+    async def authorise(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+        # The scheme's name is the same in any case (RFC 9110, section 11.1).
+        right = hmac.compare_digest(credentials.encode(), expected) and scheme.lower() == "bearer"
+        if request.url.path != "/healthz" and not right:
+            refusal: JSONResponse = problems.problem(401, "Unauthorised", "a bearer token is needed")
+            refusal.headers["WWW-Authenticate"] = "Bearer"
+            return refusal
+        return await call_next(request)

@@ -1,0 +1,51 @@
+"""Errors over HTTP: problem details after RFC 9457."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from autofit.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
+
+STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
+    (UsageError, 400, "Wrong request"),
+    (NothingFits, 404, "Nothing fits"),
+    (StoreError, 503, "Store unavailable"),
+    (EnvironmentLacks, 404, "Not measured"),
+    (AutofitError, 500, "Internal error"),
+)
+"""The first class that an error is an instance of decides."""
+
+
+def problem(status: int, title: str, detail: str) -> JSONResponse:
+    """A response of media type application/problem+json."""
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return JSONResponse(body, status_code=status, media_type="application/problem+json")
+
+
+def install(app: FastAPI) -> None:
+    """Turn every error of the application into a problem document."""
+
+    @app.exception_handler(AutofitError)
+    async def foreseen(request: Request, error: AutofitError) -> JSONResponse:
+        status, title = next((s, t) for kind, s, t in STATUSES if isinstance(error, kind))
+        return problem(status, title, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"][1:])
+        return problem(400, "Wrong request", f"{where}: {first['msg']}")
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        title = "Not found" if error.status_code == 404 else "Error"
+        response = problem(error.status_code, title, str(error.detail))
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(Exception)
+    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        return problem(500, "Internal error", "an error that was not foreseen; the server's log has it")

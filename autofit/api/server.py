@@ -1,0 +1,50 @@
+"""Starts the HTTP server, and refuses to where that would expose it."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+
+from autofit.errors import EnvironmentLacks, UsageError
+from autofit.store import Store
+
+TOKEN_VARIABLE = "AUTOFIT_TOKEN"
+
+
+def serve(*, host: str, port: int, store: str | None) -> None:
+    """Serve until interrupted. Beyond loopback a token must be set in the environment."""
+    import uvicorn
+
+    from autofit.api.app import create_app
+
+    token = os.environ.get(TOKEN_VARIABLE) or None
+    if token is None and not is_loopback(host):
+        raise EnvironmentLacks(
+            f"a server on {host} can be reached from other machines and would ask for no token",
+            remedy=f"set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
+        )
+    with Store.open(store) as opened:
+        _check_free(host, port)
+        uvicorn.run(create_app(opened, token=token), host=host, port=port, log_level="warning", access_log=False)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_free(host: str, port: int) -> None:
+    """Raise `UsageError` if nothing can listen there; uvicorn would log it and leave with status 1."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from error

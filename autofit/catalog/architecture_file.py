@@ -1,0 +1,138 @@
+"""A config.json comes from outside: here it is read, judged, and reduced to the text model's fields, or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autofit.errors import UsageError
+from autofit.units import format_bytes
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+LARGEST_BYTES = 10 * 1024**2
+"""Size above which a file is no config.json: real ones are kilobytes, and the neighbours in its folder are weights."""
+
+
+def is_path(given: str) -> bool:
+    """Whether `given` means the file system: it exists there, or is written as only a path is."""
+    if given.startswith((".", "/", "~")) or given.endswith(".json") or given.count("/") > 1:
+        return True
+    return "\0" not in given and os.path.exists(given)
+
+
+def find(path: Path) -> Path:
+    """The config.json that `path` (the file or its folder) means; raises `UsageError` if there is none."""
+    try:
+        if path.is_dir():
+            path = path / "config.json"
+        if path.is_file():
+            return path
+    except (OSError, ValueError) as error:
+        raise UsageError(f"model path {str(path)!r} cannot be used: {error}") from error
+    what = "the folder has no config.json" if path.parent.is_dir() and path.name == "config.json" else "no such file"
+    raise UsageError(f"model path {str(path)!r}: {what}")
+
+
+def read(file: Path) -> str:
+    """The text of `file`; raises `UsageError` if it cannot be read or is no text file of a config.json's size."""
+    try:
+        size = file.stat().st_size
+        if size > LARGEST_BYTES:
+            raise UsageError(f"{file} is no config.json: it has {format_bytes(size)}")
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is no config.json: not a text file") from error
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
+
+
+def parse(text: str, origin: str) -> dict[str, Any]:
+    """The fields of the text model that the config.json `text` describes; `origin` names it in errors.
+
+    Raises `UsageError` if it is no JSON object, lacks `model_type`, names an architecture that transformers has no
+    causal language model for, or needs code of its own (`auto_map`), which is never executed.
+    """
+    try:
+        config = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{origin} is not valid JSON: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"{origin} is no config.json: it holds a JSON {type(config).__name__}, not an object")
+    _refuse_code(config, origin)
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not model_type:
+        raise UsageError(f"{origin} has no model_type, so its architecture is not known")
+    config = _text_model(config, model_type, origin)
+    _refuse_code(config, origin)
+    _check_known(config["model_type"], origin)
+    built(config, origin)
+    return config
+
+
+def built(config: Mapping[str, Any], origin: str) -> PretrainedConfig:
+    """The transformers config of these fields, `use_cache` off; raises `UsageError` if transformers refuses them."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        made = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    except Exception as error:
+        # Each config class validates with exceptions of its own, so no list of them would be complete.
+        raise UsageError(f"{origin}: transformers refuses the config: {_one_line(error)}") from error
+    made.use_cache = False
+    return made
+
+
+def _refuse_code(config: Mapping[str, Any], origin: str) -> None:
+    if config.get("auto_map"):
+        raise UsageError(
+            f"{origin} asks for code from its repository (auto_map), which is never executed; "
+            "if transformers itself has the architecture, remove auto_map from a copy of the file and name the copy"
+        )
+
+
+def _text_model(config: dict[str, Any], model_type: str, origin: str) -> dict[str, Any]:
+    """`config` itself, or of a model with further modalities the part that describes its language model."""
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        if "vision_config" in config:
+            raise UsageError(f"{origin} ({model_type}) describes no separate text model: it has no text_config")
+        return config
+    text = dict(text)
+    text.setdefault("model_type", _default_text_type(model_type))
+    if not text["model_type"]:
+        raise UsageError(f"{origin}: its text_config has no model_type, so the text model is not known")
+    # Whether input and output embeddings are one tensor is often said only for the whole.
+    if "tie_word_embeddings" in config:
+        text.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
+    return text
+
+
+def _default_text_type(model_type: str) -> str:
+    """The text model that transformers takes for this kind of whole where the file does not say; else an empty text."""
+    from transformers import CONFIG_MAPPING
+
+    if model_type not in CONFIG_MAPPING:
+        return ""
+    part = CONFIG_MAPPING[model_type].sub_configs.get("text_config")
+    return str(getattr(part, "model_type", ""))
+
+
+def _check_known(model_type: str, origin: str) -> None:
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    if model_type not in transformers.CONFIG_MAPPING:
+        raise UsageError(
+            f"{origin}: transformers {transformers.__version__} does not know the architecture {model_type!r}"
+        )
+    if model_type not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+        raise UsageError(f"{origin}: transformers has no causal language model of the architecture {model_type!r}")
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,141 @@
+"""Accelerators as data: what each has, which one a driver's device name means, and which would hold a job."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from autofit.errors import unknown
+
+TOLERANCE = 0.12
+"""Share by which reported memory may differ from a card's and still be that card: drivers reserve up to 9 % for error
+correction and firmware, while cards of one chip differ by half."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A connection of one device."""
+
+    name: str
+    """`NVLink 4`, `PCIe 4.0 x16`, ..."""
+    bytes_per_second: float
+    """Bytes per second in one direction, all links of the device together; peak, as the vendor states it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One accelerator of the catalog. Figures are peaks of data sheets; measured ones are lower."""
+
+    name: str
+    """Catalog name, such as `h100-80g`."""
+    vendor: str
+    """`nvidia`, `amd` or `apple`."""
+    kind: str
+    """Torch device type: `cuda` (NVIDIA and ROCm) or `mps`."""
+    memory_bytes: int
+    """Bytes that a program can reach at most, the driver's own share deducted; what torch reports as total."""
+    marketed_memory_bytes: int
+    """Bytes that the vendor states; with unified memory those of the largest configuration sold."""
+    unified_memory: bool
+    """Whether the device shares the host's memory, in which case machines have less than stated here, too."""
+    bandwidth_bytes_per_second: float
+    """Bytes per second of the device's memory."""
+    peak_flops: Mapping[str, float] = field(hash=False)
+    """Dense FLOP/s per number format (`fp32`, `tf32`, `fp16`, `bf16`, `fp8`), with fp32 accumulation; a format that the
+    device does not compute in is absent."""
+    capability: str
+    """Compute capability (`9.0`), gfx name (`gfx942`) or Metal family (`apple9`)."""
+    features: frozenset[str]
+    """Of `bf16` and `fp8` (computed natively) and `flash` (FlashAttention-2 has kernels)."""
+    interconnect: Link | None
+    """Between devices of one machine; None where a machine has but one."""
+    host_link: Link | None
+    """Between device and host memory; None where they are the same."""
+    ray_accelerator_type: str | None
+    """What Ray calls a node that has it (`ray.util.accelerators`); None where Ray has no name."""
+    device_names: tuple[str, ...]
+    """Regular expressions for the whole of the name that the driver reports."""
+    source: str
+    """The vendor's document behind the figures."""
+
+    @property
+    def bf16(self) -> bool:
+        """Whether bf16 arithmetic is native."""
+        return "bf16" in self.features
+
+    @property
+    def fp8(self) -> bool:
+        """Whether fp8 arithmetic is native."""
+        return "fp8" in self.features
+
+    @property
+    def flash(self) -> bool:
+        """Whether FlashAttention-2 has kernels for it."""
+        return "flash" in self.features
+
+    @property
+    def training_peak_flops(self) -> float | None:
+        """Dense FLOP/s in bf16, or in fp16 where bf16 is not native: the denominator of MFU."""
+        return self.peak_flops.get("bf16") or self.peak_flops.get("fp16")
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {**asdict(self), "features": sorted(self.features), "device_names": list(self.device_names)}
+
+
+@cache
+def cards() -> tuple[Card, ...]:
+    """Every card of the catalog, in its order."""
+    import yaml
+
+    text = resources.files("autofit.catalog").joinpath("hardware.yaml").read_text(encoding="utf-8")
+    return tuple(_card(row) for row in yaml.safe_load(text))
+
+
+def card(name: str) -> Card:
+    """The card of a catalog name, in any case; raises `UsageError` with the nearest names for an unknown one."""
+    for known in cards():
+        if known.name == name.lower():
+            return known
+    raise unknown("hardware", name, (known.name for known in cards()))
+
+
+def match(device_name: str, memory_bytes: int) -> Card | None:
+    """The card that a driver reports as `device_name` with `memory_bytes` in total; None for one not in the catalog,
+    which a slice of a card (MIG, vGPU) is not either.
+    """
+    named = [known for known in cards() if _is_called(known, device_name.strip())]
+    sized = [known for known in named if _has_memory(known, memory_bytes)]
+    return min(sized, key=lambda known: abs(known.memory_bytes - memory_bytes), default=None)
+
+
+def fitting(bytes_needed: int) -> tuple[Card, ...]:
+    """The cards whose memory holds `bytes_needed`, the smallest first, of equal ones the slowest memory first."""
+    enough = [known for known in cards() if known.memory_bytes >= bytes_needed]
+    return tuple(sorted(enough, key=lambda known: (known.memory_bytes, known.bandwidth_bytes_per_second)))
+
+
+def _is_called(known: Card, device_name: str) -> bool:
+    return any(re.fullmatch(pattern, device_name, re.IGNORECASE) for pattern in known.device_names)
+
+
+def _has_memory(known: Card, memory_bytes: int) -> bool:
+    if known.unified_memory:
+        return 0 < memory_bytes <= known.marketed_memory_bytes
+    return abs(memory_bytes - known.memory_bytes) <= TOLERANCE * known.memory_bytes
+
+
+def _card(row: Mapping[str, Any]) -> Card:
+    return Card(
+        **{
+            **row,
+            "features": frozenset(row["features"]),
+            "device_names": tuple(row["device_names"]),
+            "interconnect": Link(**row["interconnect"]) if row["interconnect"] else None,
+            "host_link": Link(**row["host_link"]) if row["host_link"] else None,
+        }
+    )

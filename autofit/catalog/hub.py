@@ -1,0 +1,59 @@
+"""The one place that asks the model hub for something: the config.json of a hub id."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from autofit.catalog import architecture_file
+from autofit.errors import EnvironmentLacks, UsageError
+
+TIMEOUT_SECONDS = 5.0
+"""How long the hub may take to answer before it counts as unreachable."""
+
+
+def config_text(hub_id: str) -> str:
+    """The text of the config.json of `hub_id`, `owner/name`; from the local cache where the hub cannot be reached.
+
+    Raises `UsageError` if the hub has no such model or it has no config.json, `EnvironmentLacks` if access to the
+    model must be granted first, or the hub cannot be reached and the cache has no copy.
+    """
+    from huggingface_hub import errors
+
+    try:
+        file = _downloaded(hub_id)
+    except errors.HFValidationError as error:
+        raise UsageError(f"{hub_id!r} is no model's name: not of the catalog, not a path, not a hub id") from error
+    except errors.GatedRepoError as error:
+        raise EnvironmentLacks(
+            f"the hub gives {hub_id} only to those who accepted its licence",
+            remedy="accept it on the model's page and run `hf auth login`, or give a folder with its config.json",
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise UsageError(f"the hub has no model {hub_id!r}, or it is private") from error
+    except errors.RemoteEntryNotFoundError as error:
+        raise UsageError(f"{hub_id} has no config.json on the hub") from error
+    except Exception as error:
+        # The transport's exceptions belong to whichever HTTP library the hub's client uses in its version.
+        file = _cached(hub_id, error)
+    return architecture_file.read(file)
+
+
+def _downloaded(hub_id: str) -> Path:
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    # The download retries an unreachable hub for half a minute; this question is asked once.
+    get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=TIMEOUT_SECONDS)
+    return Path(hf_hub_download(hub_id, "config.json", etag_timeout=TIMEOUT_SECONDS))
+
+
+def _cached(hub_id: str, reason: Exception) -> Path:
+    from huggingface_hub import try_to_load_from_cache
+
+    cached = try_to_load_from_cache(hub_id, "config.json")
+    if isinstance(cached, str):
+        return Path(cached)
+    detail = " ".join(str(reason).split()) or type(reason).__name__
+    raise EnvironmentLacks(
+        f"the hub cannot be reached for the config.json of {hub_id}: {detail}",
+        remedy="connect, or give a catalog name (`autofit models`) or a folder with a config.json",
+    ) from reason

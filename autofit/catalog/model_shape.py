@@ -1,0 +1,115 @@
+"""What an architecture amounts to in numbers: the counts that memory floors and FLOP formulas need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autofit.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """Counts of one architecture. Parameters are counted as numbers, not bytes, and shared ones once."""
+
+    layers: int
+    """Decoder layers."""
+    hidden_size: int
+    """Width of the residual stream."""
+    attention_width: int
+    """Query heads times head dimension: the width of attention's inner products; often, not always, `hidden_size`.
+    0 for a model without attention."""
+    vocabulary_size: int
+    """Rows of the input embedding."""
+    parameters: int
+    """All distinct parameters."""
+    embedding_parameters: int
+    """Those of the input embedding."""
+    tied_embeddings: bool
+    """Whether the output head is the input embedding."""
+    head_bias: bool
+    """Whether the output head has a bias."""
+    sdpa: bool
+    """Whether transformers has this architecture with torch's fused attention."""
+    linear_parameters: int
+    """Weights (not biases) of all `nn.Linear` inside decoder layers: what 4-bit quantisation replaces. The output
+    head is not among them, nor are experts, which transformers keeps as stacked tensors."""
+    experts: int
+    """Routed experts per mixture-of-experts layer; 0 for a dense model."""
+    experts_per_token: int
+    """Routed experts that work on one token; 0 for a dense model."""
+    expert_parameters: int
+    """Those of all routed experts of all layers; 0 for a dense model."""
+    active_matmul_parameters: int
+    """Weights that one token is multiplied with: every matrix, the output head among them, of the routed experts only
+    the chosen share; not the look-up in the input embedding, norms or biases. The N of 6N in FLOP formulas."""
+
+
+def measure(config: PretrainedConfig, origin: str) -> ModelShape:
+    """The shape of the causal language model of `config`, built on the meta device: no memory, a fraction of a second.
+
+    Raises `UsageError`, naming `origin`, if no model can be built from `config`.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    factory: Any = AutoModelForCausalLM
+    try:
+        with torch.device("meta"):
+            model = factory.from_config(config)
+    except Exception as error:
+        # Inconsistent fields surface anywhere in a model's constructor, as whatever exception arises there.
+        raise UsageError(f"{origin}: no model can be built from it: {' '.join(str(error).split())}") from error
+    return _counted(model, config)
+
+
+def _counted(model: Any, config: Any) -> ModelShape:
+    text = config.get_text_config()
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings()
+    tied = head is not None and head.weight is embedding
+    parameters = dict(model.named_parameters())
+    routed = {name for name in parameters if "experts" in name.split(".")}
+    experts = _first(text, _EXPERT_COUNTS) if routed else 0
+    per_token = (_first(text, _EXPERTS_PER_TOKEN) or experts) if experts else 0
+    expert_parameters = sum(parameters[name].numel() for name in routed)
+    matrices = sum(p.numel() for name, p in parameters.items() if p.dim() >= 2 and name not in routed)
+    lookup = 0 if tied else embedding.numel()
+    heads = getattr(text, "num_attention_heads", None) or 0
+    head_dim = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
+    return ModelShape(
+        layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        attention_width=heads * head_dim,
+        vocabulary_size=embedding.shape[0],
+        parameters=sum(p.numel() for p in parameters.values()),
+        embedding_parameters=embedding.numel(),
+        tied_embeddings=tied,
+        head_bias=getattr(head, "bias", None) is not None,
+        sdpa=bool(getattr(model, "_supports_sdpa", False)),
+        linear_parameters=_linear_weights(model, text.num_hidden_layers),
+        experts=experts,
+        experts_per_token=per_token,
+        expert_parameters=expert_parameters,
+        active_matmul_parameters=matrices - lookup + (expert_parameters * per_token // experts if experts else 0),
+    )
+
+
+def _linear_weights(model: nn.Module, layers: int) -> int:
+    """Weights of `nn.Linear` in the stack of decoder layers, which is the list with one module per layer."""
+    from torch import nn
+
+    stack = next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == layers), nn.ModuleList())
+    return sum(m.weight.numel() for m in stack.modules() if isinstance(m, nn.Linear))
+
+
+def _first(config: Any, keys: tuple[str, ...]) -> int:
+    """The first of `keys` that `config` has a number for; 0 if none."""
+    return next((int(value) for key in keys if isinstance(value := getattr(config, key, None), int)), 0)

@@ -1,0 +1,141 @@
+"""Names become architectures here: from the catalog, a config.json, or the hub; no weights are ever read."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from autofit.catalog import architecture_file, hub
+from autofit.catalog.model_shape import ModelShape, measure
+from autofit.errors import EnvironmentLacks, unknown
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["Model", "ModelShape", "architecture", "load", "names", "shape"]
+
+STORAGE_KEYS = frozenset(
+    {
+        "_attn_implementation_autoset", "_name_or_path", "architectures", "attn_implementation", "auto_map", "dtype",
+        "quantization_config", "torch_dtype", "transformers_version", "use_cache",
+    }
+)  # fmt: skip
+"""Keys of a config.json that say how weights were stored or loaded: no part of the architecture that is built."""
+VOLATILE_KEYS = STORAGE_KEYS | {"bos_token_id", "cache_implementation", "eos_token_id"}
+"""Keys on which no shape of a training step depends, so that they are no part of the digest: the above, and those of
+text generation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Model:
+    """A causal language model's architecture. A value: equal configs have equal digests, wherever they come from."""
+
+    name: str
+    """Catalog name, hub id, or the name of the folder or file that held the config.json."""
+    config: Mapping[str, Any] = field(hash=False)
+    """The architecture's fields as in config.json, `model_type` among them; not to be altered."""
+    source: str
+    """Where the fields come from: `<hub id or folder>, <file name>`."""
+    parameters: int | None
+    """Published total of distinct parameters, a tied embedding counted once; None where nothing is published."""
+
+    @property
+    def digest(self) -> str:
+        """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys."""
+        stable = {key: _canonical(value) for key, value in self.config.items() if key not in VOLATILE_KEYS}
+        text = json.dumps(stable, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """Every name of the catalog, sorted."""
+    entries = resources.files("autofit.catalog").joinpath("models").iterdir()
+    return tuple(sorted(entry.name.removesuffix(".json") for entry in entries if entry.name.endswith(".json")))
+
+
+def load(name: str) -> Model:
+    """The model of a catalog name (in any case), a folder or file with a config.json, or a hub id; tried in that order.
+
+    Raises `UsageError` for an unknown name (with the nearest), a path without a usable config.json, and a model that
+    transformers does not know or that would need code of its own; `EnvironmentLacks` where a hub id needs the hub and
+    the hub cannot be reached. A hub id that the catalog has is answered from the catalog then.
+    """
+    if name.lower() in names():
+        return _of_catalog(name.lower())
+    if architecture_file.is_path(name):
+        return _of_path(Path(name).expanduser())
+    if name.count("/") == 1 and all(name.split("/")):
+        return _of_hub(name)
+    raise unknown("model", name, names())
+
+
+def architecture(model: Model) -> PretrainedConfig:
+    """A fresh transformers config of the model, with `use_cache` off; touches no network.
+
+    Raises `UsageError` if transformers refuses the fields.
+    """
+    kept = {key: value for key, value in model.config.items() if key not in STORAGE_KEYS}
+    return architecture_file.built(copy.deepcopy(kept), model.source)
+
+
+def shape(model: Model) -> ModelShape:
+    """What the model's architecture amounts to. The first call for an architecture imports torch and builds the model
+    on the meta device; later calls are answered from memory.
+
+    Raises `UsageError` if the model cannot be built from its fields.
+    """
+    known = _SHAPES.get(model.digest)
+    if known is None:
+        known = _SHAPES[model.digest] = measure(architecture(model), model.source)
+    return known
+
+
+_SHAPES: dict[str, ModelShape] = {}
+
+
+def _of_catalog(name: str) -> Model:
+    entry = json.loads(_catalog_text(name))
+    return Model(name=name, config=entry["config"], source=entry["source"], parameters=entry["parameters"])
+
+
+@cache
+def _catalog_text(name: str) -> str:
+    return resources.files("autofit.catalog").joinpath("models", f"{name}.json").read_text(encoding="utf-8")
+
+
+def _of_path(path: Path) -> Model:
+    file = architecture_file.find(path)
+    config = architecture_file.parse(architecture_file.read(file), str(file))
+    # A file called config.json says nothing; its folder is named after the model.
+    holder = file.resolve()
+    name = holder.parent.name if holder.name == "config.json" else holder.stem
+    return Model(name=name or str(path), config=config, source=f"{file.parent}, {file.name}", parameters=None)
+
+
+def _of_hub(hub_id: str) -> Model:
+    try:
+        text = hub.config_text(hub_id)
+    except EnvironmentLacks:
+        same = next((n for n in names() if _of_catalog(n).source.split(",")[0].lower() == hub_id.lower()), None)
+        if same is None:
+            raise
+        return _of_catalog(same)
+    source = f"{hub_id}, config.json"
+    return Model(name=hub_id, config=architecture_file.parse(text, source), source=source, parameters=None)
+
+
+def _canonical(value: Any) -> Any:
+    """`value` with whole floats as integers: 10000.0 and 10000 are one number, and configs write both."""
+    if isinstance(value, Mapping):
+        return {key: _canonical(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_canonical(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,1 @@
+"""The command line: a face over `autofit.operations`."""

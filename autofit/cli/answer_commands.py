@@ -1,0 +1,130 @@
+"""Commands that answer from the store: frontier and recommend."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import print_json
+
+FRONTIER_HELP = """Show the Pareto frontier of memory against throughput that has been measured.
+
+\b
+Examples:
+  autofit frontier --model llama-3.1-8b
+  autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
+"""
+RECOMMEND_HELP = """Answer with the fastest measured config that fits, in the format that your trainer reads.
+
+\b
+Examples:
+  autofit recommend --model llama-3.1-8b --memory-limit 24GiB
+  autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("frontier", help=FRONTIER_HELP)(frontier)
+    app.command("recommend", help=RECOMMEND_HELP)(recommend)
+
+
+def frontier(
+    model: options.Model,
+    hardware: options.Hardware = "auto",
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    method: options.Method = "any",
+    min_rank: options.MinRank = 8,
+    allow: options.Allow = "numerics",
+    lora_dropout: options.LoraDropout = 0.0,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    html: Annotated[Path | None, typer.Option("--html", help="Write an interactive chart to this file.")] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Write a chart to this file.")] = None,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Show the measured frontier."""
+    from autofit import operations
+    from autofit.cli.run_commands import goal, workload
+    from autofit.cli.tables import frontier_table
+    from autofit.store import Store
+
+    with Store.open(store) as opened:
+        found = operations.frontier(
+            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            hardware=hardware,
+            goal=goal(method, min_rank, allow),
+            store=opened,
+        )
+    if html is not None or png is not None:
+        from autofit.export import charts
+
+        if html is not None:
+            write(html, charts.html(found).encode())
+        if png is not None:
+            write(png, charts.png(found))
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(frontier_table(found))
+
+
+def recommend(
+    model: options.Model,
+    hardware: options.Hardware = "auto",
+    memory_limit: options.MemoryLimit = None,
+    method: options.Method = "any",
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    min_rank: options.MinRank = 8,
+    allow: options.Allow = "numerics",
+    lora_dropout: options.LoraDropout = 0.0,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    form: Annotated[str | None, typer.Option("--format", help="json, transformers or trl; default: text.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
+    store: options.Store = None,
+) -> None:
+    """Answer with the fastest measured config that fits."""
+    from autofit import export, operations
+    from autofit.cli.run_commands import goal, warn, workload
+    from autofit.cli.tables import recommendation_text
+    from autofit.store import Store
+    from autofit.units import parse_bytes
+
+    if form is not None:
+        export.check_format(form)
+    with Store.open(store) as opened:
+        answer = operations.recommend(
+            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            hardware=hardware,
+            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            goal=goal(method, min_rank, allow),
+            store=opened,
+        )
+    text = recommendation_text(answer) + "\n"
+    if form is not None:
+        exported = export.export(answer, format=form, source=operations.hub_id(model))
+        text = exported.text
+        for note in exported.notes:
+            warn(note)
+    if out is not None:
+        write(out, text.encode())
+    else:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+
+
+def write(path: Path, data: bytes) -> None:
+    """Write a file; raises `UsageError` where that is impossible."""
+    from autofit.errors import UsageError
+
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error

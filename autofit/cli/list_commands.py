@@ -1,0 +1,96 @@
+"""Commands that list what autofit knows: models, hardware, spaces, and the state of this machine."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import columns, print_json
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("models", help="List the models of the catalog. Any folder with a config.json works too.")(models)
+    app.command("hardware", help="List the cards of the catalog, and what this machine has.")(hardware)
+    app.command("spaces", help="List the search spaces, with how many valid configs each has.")(spaces)
+    app.command("doctor", help="Check what trials need on this machine; exit code 4 if something is missing.")(doctor)
+
+
+def models(as_json: options.Json = False) -> None:
+    """List the models of the catalog."""
+    from autofit.catalog.models import load, names
+
+    found = [load(name) for name in names()]
+    if as_json:
+        print_json([{"name": m.name, "parameters": m.parameters, "source": m.source} for m in found])
+        return
+    rows = [("model", "parameters", "source")]
+    rows += [(m.name, f"{m.parameters:,}" if m.parameters else "unknown", m.source) for m in found]
+    print(columns(rows, right=frozenset({1})))
+
+
+def hardware(as_json: options.Json = False) -> None:
+    """List the cards of the catalog."""
+    from autofit.catalog.hardware import cards
+    from autofit.trial.site import detect
+    from autofit.units import format_bytes
+
+    here, stack = detect()
+    if as_json:
+        print_json(
+            {"here": {"hardware": here.to_json(), "stack": stack.to_json()}, "cards": [c.to_json() for c in cards()]}
+        )
+        return
+    rows = [("card", "memory", "bandwidth", "bf16 dense", "source")]
+    for card in cards():
+        peak = card.training_peak_flops
+        rows.append(
+            (
+                card.name,
+                format_bytes(card.memory_bytes),
+                f"{card.bandwidth_bytes_per_second / 1e12:.2f} TB/s",
+                f"{peak / 1e12:.0f} TFLOP/s" if peak else "-",
+                card.source,
+            )
+        )
+    print(columns(rows, right=frozenset({1, 2, 3})))
+    print(f"\nThis machine: {here.name} ({here.device_name}, {format_bytes(here.memory_bytes)}), torch {stack.torch}")
+
+
+def spaces(
+    global_batch: options.GlobalBatch = 64,
+    as_json: options.Json = False,
+) -> None:
+    """List the search spaces."""
+    from autofit.operations.lattices import space_summaries
+
+    found = space_summaries(global_batch)
+    if as_json:
+        print_json(found)
+        return
+    rows = [("space", "configs", "purpose")]
+    rows += [(str(s["name"]), f"{s['configs']:,}", str(s["purpose"])) for s in found]
+    print(columns(rows, right=frozenset({1})))
+    print(f"\nconfigs: valid ones at --global-batch {global_batch}, before the hardware at hand rules any out")
+
+
+def doctor(
+    store: options.Store = None,
+    device: options.Device = "auto",
+    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Also start a Ray worker.")] = True,
+    as_json: options.Json = False,
+) -> None:
+    """Check what trials need on this machine."""
+    from autofit.operations.diagnosis import diagnose
+
+    checks = diagnose(store=store, device=device, with_ray=ray)
+    if as_json:
+        print_json([c.to_json() for c in checks])
+    else:
+        rows = [("check", "state", "found")]
+        rows += [(c.name, c.state, c.found + (f" -> {c.remedy}" if c.remedy else "")) for c in checks]
+        print(columns(rows))
+    if any(c.state == "missing" for c in checks):
+        raise typer.Exit(4)

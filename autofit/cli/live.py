@@ -1,0 +1,75 @@
+"""The progress of a search on standard error: a live block on a terminal, a line per trial elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from autofit.cli.tables import short
+from autofit.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from autofit.search.loop import Progress
+
+
+class ProgressDisplay:
+    """Shows where a search stands; a context manager."""
+
+    def __init__(self) -> None:
+        self._terminal = sys.stderr.isatty()
+        self._last = (-1, -1)
+        self._live = None
+        if self._terminal:
+            from rich.console import Console
+            from rich.live import Live
+
+            self._live = Live(console=Console(stderr=True), refresh_per_second=4, transient=True)
+
+    def __enter__(self) -> ProgressDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        """Show `progress`."""
+        if self._live is not None:
+            self._live.update(block(progress))
+        elif (progress.done, progress.from_store) != self._last:
+            self._last = (progress.done, progress.from_store)
+            print(line(progress), file=sys.stderr, flush=True)
+
+
+def line(progress: Progress) -> str:
+    """The counts and the best so far, in one line."""
+    parts = [f"{progress.done} trials done"]
+    if progress.running:
+        parts.append(f"{len(progress.running)} running")
+    parts.append(f"{progress.out_of_memory} out of memory")
+    if progress.failed:
+        parts.append(f"{progress.failed} failed")
+    parts.append(f"{progress.ruled_out} of {progress.candidates} ruled out")
+    if progress.from_store:
+        parts.append(f"{progress.from_store} from the store")
+    if progress.best is not None:
+        m = progress.best.measurement
+        parts.append(f"best {m.tokens_per_second:,.0f} tokens/s at {format_bytes(m.device_bytes)}")
+    if progress.left_seconds is not None:
+        parts.append(f"{format_duration(max(0.0, progress.left_seconds))} left")
+    return ", ".join(parts)
+
+
+def block(progress: Progress) -> str:
+    """The same with what is running and the best config spelled out."""
+    lines = [line(progress)]
+    if progress.best is not None:
+        lines.append(f"  best     {short(progress.best.config)}")
+    what = "verifying" if progress.verifying else "running "
+    lines += [f"  {what} {short(config)}" for config in progress.running]
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""The `autofit` program: its commands, and the exit codes that scripts rely on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+
+from autofit import __version__
+from autofit.cli import answer_commands, db_commands, list_commands, run_commands, serve_command
+from autofit.errors import AutofitError
+
+app = typer.Typer(
+    name="autofit",
+    help="Find, by measurement, the fastest LLM training configuration that fits your GPU.",
+    epilog="Exit codes: 0 done; 2 wrong usage; 3 nothing fits; 4 the environment lacks something; 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+run_commands.register(app)
+answer_commands.register(app)
+list_commands.register(app)
+serve_command.register(app)
+db_commands.register(app)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Find, by measurement, the fastest LLM training configuration that fits your GPU."""
+
+
+def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the command line; every foreseen failure is one line on standard error and its exit code."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(standalone_mode=False)
+        if code == 130:  # click has caught the interrupt itself
+            raise KeyboardInterrupt
+        sys.exit(code if isinstance(code, int) else 0)
+    except AutofitError as error:
+        print(f"autofit: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        print("autofit: interrupted; what was measured is stored, the same command goes on from there", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader of our output has left: nothing to say to anyone
+        sys.exit(0)
+    except Exception as error:
+        if hasattr(error, "exit_code") and hasattr(error, "show"):  # click's own: unknown option, missing value
+            error.show()
+            sys.exit(error.exit_code)
+        raise
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""The options that several commands share: one name, one default and one help text each."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="Name of the catalog (`autofit models`), folder or file with a config.json, or hub id.",
+        autocompletion=lambda incomplete: _completed("models", incomplete),
+    ),
+]
+SeqLen = Annotated[int, typer.Option("--seq-len", help="Tokens per sequence; every sequence is full.")]
+GlobalBatch = Annotated[
+    int, typer.Option("--global-batch", help="Sequences per optimizer step, over micro-steps and devices.")
+]
+LoraDropout = Annotated[float, typer.Option("--lora-dropout", help="Dropout in front of each adapter.")]
+MemoryLimit = Annotated[
+    str | None, typer.Option("--memory-limit", help="Device memory that may be used, such as 24GiB.")
+]
+Devices = Annotated[int, typer.Option("--devices", help="Data-parallel devices.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and tokens.")]
+Method = Annotated[str, typer.Option("--method", help="any, full, lora or qlora.")]
+MinRank = Annotated[int, typer.Option("--min-rank", help="Lowest adapter rank that you accept.")]
+Allow = Annotated[
+    str,
+    typer.Option("--allow", help="How far the result may change: exact, numerics or training."),
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, mps or xpu.")]
+Hardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        help="auto, or a name of `autofit hardware`.",
+        autocompletion=lambda incomplete: _completed("hardware", incomplete),
+    ),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="Store of trials: a file or a SQLAlchemy URL. Default: $AUTOFIT_STORE, then your data folder.",
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+
+
+def _completed(kind: str, incomplete: str) -> list[str]:
+    from autofit import space
+    from autofit.catalog.hardware import cards
+    from autofit.catalog.models import names as models
+
+    if kind == "models":
+        names = models()
+    elif kind == "hardware":
+        names = tuple(card.name for card in cards())
+    else:
+        names = space.names()
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_space(incomplete: str) -> list[str]:
+    """Names of built-in search spaces, for shell completion."""
+    return _completed("spaces", incomplete)

@@ -1,0 +1,224 @@
+"""Commands that run trials: search and trial."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import columns, print_json
+
+SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
+
+\b
+Examples:
+  autofit search --model llama-3.1-8b
+  autofit search --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
+  autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
+  autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
+
+Every trial is stored as it ends: run the same command again to go on, or to get the answer from the store.
+"""
+TRIAL_HELP = """Run one config once and print what it takes.
+
+\b
+Examples:
+  autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
+  autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("search", help=SEARCH_HELP)(search)
+    app.command("trial", help=TRIAL_HELP)(trial)
+
+
+def search(
+    model: options.Model,
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    method: options.Method = "any",
+    min_rank: options.MinRank = 8,
+    allow: options.Allow = "numerics",
+    space: Annotated[
+        str | None,
+        typer.Option(
+            "--space",
+            help="Search space: a name of `autofit spaces` or a YAML file.",
+            autocompletion=options.complete_space,
+        ),
+    ] = None,
+    hardware: options.Hardware = "auto",
+    device: options.Device = "auto",
+    memory_limit: options.MemoryLimit = None,
+    max_trials: Annotated[int | None, typer.Option("--max-trials", help="End after this many trials.")] = None,
+    time_budget: Annotated[str, typer.Option("--time-budget", help="End after this time, such as 10m.")] = "10m",
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Trials at the same time; default: one per device.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")
+    ] = None,
+    store: options.Store = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be searched, and run nothing.")] = False,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Run trials without Ray, for debugging.")] = False,
+    lora_dropout: options.LoraDropout = 0.0,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Run real training trials and recommend the fastest config that fits."""
+    from autofit import operations
+    from autofit.cli.live import ProgressDisplay
+    from autofit.cli.tables import frontier_table, recommendation_text
+    from autofit.units import format_duration, parse_bytes, parse_duration
+
+    request = operations.SearchRequest(
+        workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+        goal=goal(method, min_rank, allow),
+        space=space,
+        hardware=hardware,
+        device=device,
+        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        max_trials=max_trials,
+        time_budget_seconds=parse_duration(time_budget),
+        workers=workers,
+        ray_address=ray_address,
+        in_place=in_place,
+        store=store,
+        fresh=fresh,
+    )
+    if dry_run:
+        plan = operations.preview(request)
+        print_json(plan) if as_json else print(preview_text(plan))
+        return
+    with ProgressDisplay() as display:
+        result = operations.search(request, display)
+    if as_json:
+        print_json(result.to_json())
+        return
+    print(f"Frontier of {result.frontier.hardware.name} for {result.frontier.workload.model}:\n")
+    print(frontier_table(result.frontier))
+    print(f"\n{recommendation_text(result.recommendation)}\n")
+    print(
+        f"{result.trials} trials ({result.out_of_memory} out of memory), {result.answered_from_store} configs from the "
+        f"store, {result.ruled_out} ruled out without running, in {format_duration(result.seconds)}; "
+        f"{result.stopped_because}."
+    )
+
+
+def trial(
+    model: options.Model,
+    config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    lora_dropout: options.LoraDropout = 0.0,
+    memory_limit: options.MemoryLimit = None,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    deadline: Annotated[str, typer.Option("--deadline", help="Kill the trial after this time.")] = "10m",
+    snapshot: Annotated[
+        str | None, typer.Option("--snapshot", help="Write PyTorch's memory snapshot to this file (CUDA).")
+    ] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="Write a profiler trace to this file.")] = None,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Run one config once and print what it takes."""
+    from autofit import operations
+    from autofit.cli.tables import trial_text
+    from autofit.store import Store
+    from autofit.units import parse_bytes, parse_duration
+
+    chosen = read_config(config)
+    with Store.open(store) as opened:
+        done = operations.trial(
+            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            chosen,
+            device=device,
+            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            deadline_seconds=parse_duration(deadline),
+            snapshot=str(Path(snapshot).resolve()) if snapshot else None,
+            profile=str(Path(profile).resolve()) if profile else None,
+            store=opened,
+        )
+    print_json(done.to_json()) if as_json else print(trial_text(done))
+    raise typer.Exit(EXIT_CODES.get(done.outcome.kind, 1))
+
+
+EXIT_CODES = {"fits": 0, "out_of_memory": 3, "unsupported": 2}
+"""Exit code of `trial` by outcome; 1 for a trial that crashed, timed out or diverged."""
+
+
+def workload(model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int):  # type: ignore[no-untyped-def]
+    """The workload options as a value."""
+    from autofit.operations import WorkloadOptions
+
+    return WorkloadOptions(
+        model=model,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        lora_dropout=lora_dropout,
+        devices=devices,
+        seed=seed,
+    )
+
+
+def goal(method: str, min_rank: int, allow: str):  # type: ignore[no-untyped-def]
+    """How far a search may go, as a value; raises `UsageError` for an unknown word."""
+    from autofit.errors import unknown
+    from autofit.workload import Effect, Goal
+
+    effects = {effect.label: effect for effect in Effect}
+    if allow not in effects:
+        raise unknown("value of --allow", allow, effects)
+    return Goal(method=method, min_rank=min_rank, allow=effects[allow])
+
+
+def read_config(text: str):  # type: ignore[no-untyped-def]
+    """The config that `axis=value,...` or a JSON file spells; raises `UsageError`."""
+    from autofit import techniques
+    from autofit.errors import UsageError
+
+    if "=" in text and not Path(text).exists():
+        return techniques.complete(techniques.parse(text))
+    try:
+        data = json.loads(Path(text).read_text())
+    except OSError as error:
+        raise UsageError(
+            f"config {text!r} is neither axis=value pairs nor a readable file: {error.strerror}"
+        ) from error
+    except ValueError as error:
+        raise UsageError(f"config file {text} is not JSON: {error}") from error
+    config = data.get("config", data) if isinstance(data, dict) else data
+    if not isinstance(config, dict):
+        raise UsageError(f"config file {text} must hold one JSON object")
+    return techniques.complete(config)
+
+
+def preview_text(plan: dict) -> str:  # type: ignore[type-arg]
+    """What a search would walk, for people."""
+    from autofit.units import format_bytes
+
+    rows = [
+        ("hardware", plan["hardware"]["name"]),
+        ("space", plan["space"]),
+        ("memory limit", format_bytes(plan["memory_limit_bytes"])),
+        ("configs", str(plan["configs"])),
+        ("ruled out by weights, gradients and states alone", str(plan["ruled_out_by_floor"])),
+        ("beyond what --allow, --method and --min-rank permit", str(plan["beyond_goal"])),
+    ]
+    rows += [(f"unsupported: {reason}", str(count)) for reason, count in plan["unsupported"].items()]
+    return columns([("dry run", "nothing is run"), *rows])
+
+
+def warn(message: str) -> None:
+    """A line on standard error."""
+    print(f"autofit: {message}", file=sys.stderr)

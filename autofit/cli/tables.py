@@ -1,0 +1,105 @@
+"""Frontiers, recommendations and trials as text for people."""
+
+from __future__ import annotations
+
+from autofit.cli.output import columns
+from autofit.frontier import Alternative, Frontier, Recommendation
+from autofit.lattice import Config
+from autofit.outcome import Fits, Trial
+from autofit.units import format_bytes, format_duration
+
+_SHORT = {"method": "", "precision": "", "checkpointing": "ckpt ", "micro_batch": "micro-batch ", "optimizer": ""}
+
+
+def short(config: Config) -> str:
+    """A config in the words of a table: what usually differs, then what is not the plain choice."""
+    words = [config.text("method")]
+    if config.get("rank") is not None:
+        words.append(f"r{config['rank']}")
+    words += [config.text("precision"), f"micro-batch {config['micro_batch']}"]
+    words += [f"ckpt {config['checkpointing']}", config.text("optimizer"), f"loss {config['loss']}"]
+    if config.get("targets") == "attention":
+        words.append("targets attention")
+    if config["attention"] != "sdpa":
+        words.append(f"attention {config['attention']}")
+    if config["compile"] is True:
+        words.append("compile")
+    words += [f"{axis} {config[axis]}" for axis in ("offload", "sharding") if config.get(axis) not in (None, "none")]
+    return ", ".join(words)
+
+
+def frontier_table(frontier: Frontier) -> str:
+    """The frontier's points, one line each, lightest first."""
+    if not frontier.points:
+        return "nothing that was measured fits"
+    rows = [("memory", "tokens/s", "spread", "config")]
+    for point in frontier.points:
+        m = point.measurement
+        rows.append(
+            (
+                format_bytes(m.device_bytes),
+                f"{m.tokens_per_second:,.0f}",
+                f"{m.step_seconds.relative_spread:.1%}",
+                short(point.config),
+            )
+        )
+    return columns(rows, right=frozenset({0, 1, 2}))
+
+
+def recommendation_text(answer: Recommendation) -> str:
+    """The recommendation, its headroom, what it changes, and what stands beside it."""
+    m = answer.point.measurement
+    lines = [
+        f"Recommended for {answer.workload.model}, {answer.workload.seq_len} tokens x {answer.workload.global_batch} "
+        f"sequences a step, on {answer.hardware.name}:",
+        "",
+        f"  {answer.point.config}",
+        "",
+        f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
+        f"(spread {m.step_seconds.relative_spread:.1%} over {m.steps} repeats), {answer.provenance}",
+        f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}: "
+        f"{format_bytes(answer.headroom_bytes)} of headroom",
+    ]
+    if m.leak_bytes_per_step:
+        lines.append(f"  warning: memory grew by {format_bytes(m.leak_bytes_per_step)} at every step")
+    if answer.changes_training:
+        lines += [f"  {sentence}" for sentence in answer.changes_training]
+    else:
+        lines.append("  trains exactly as the plain recipe does")
+    lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
+    return "\n".join(lines)
+
+
+def alternative_text(alternative: Alternative) -> str:
+    """One line about a config beside the recommended one."""
+    m = alternative.point.measurement
+    gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
+    if alternative.over_limit_bytes > 0:
+        gain += f", {format_bytes(alternative.over_limit_bytes)} over the limit"
+    return f"{alternative.role}: {gain}: {short(alternative.point.config)}"
+
+
+def trial_text(trial: Trial) -> str:
+    """One trial's outcome for people."""
+    head = f"{trial.config}\n"
+    if not isinstance(trial.outcome, Fits):
+        lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}"]
+        tail = getattr(trial.outcome, "stderr_tail", "")
+        return head + "\n".join(lines + ([tail] if tail else []))
+    m = trial.outcome.measurement
+    rows = [
+        ("tokens/s", f"{m.tokens_per_second:,.1f}"),
+        ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {m.steps} repeats"),
+        ("spread", f"{m.step_seconds.relative_spread:.1%}"),
+        ("MFU", "unknown peak" if m.mfu is None else f"{m.mfu:.1%}"),
+        ("device memory", format_bytes(m.device_bytes)),
+        ("allocated", format_bytes(m.peak_allocated_bytes)),
+        ("reserved", format_bytes(m.peak_reserved_bytes)),
+        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in m.phase_peaks.items())),
+        ("host", f"{format_bytes(m.host_peak_bytes)}, of which {format_bytes(m.host_baseline_bytes)} before the trial"),
+        ("loss", f"{m.losses[0]:.4f} -> {m.losses[-1]:.4f} over {len(m.losses)} steps"),
+        ("set-up", format_duration(m.setup_seconds)),
+    ]
+    if m.leak_bytes_per_step:
+        rows.append(("leak", f"{format_bytes(m.leak_bytes_per_step)} more at every step"))
+    return head + columns([("outcome", "fits"), *rows])

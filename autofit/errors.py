@@ -1,0 +1,57 @@
+"""What can go wrong for a user, each kind with the exit code that scripts rely on."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AutofitError(Exception):
+    """An error with one clear line for the user; `exit_code` is the process's exit status."""
+
+    exit_code = 1
+
+
+class UsageError(AutofitError):
+    """The request is wrong: unknown name, bad unit, impossible combination."""
+
+    exit_code = 2
+
+
+class NothingFits(AutofitError):
+    """No config of the search fits; the message says what came closest and which lever would help."""
+
+    exit_code = 3
+
+
+class EnvironmentLacks(AutofitError):
+    """Something the request needs is absent here; `remedy` is the command or step that mends it."""
+
+    exit_code = 4
+
+    def __init__(self, message: str, *, remedy: str) -> None:
+        super().__init__(f"{message} ({remedy})")
+        self.remedy = remedy
+
+
+class StoreError(EnvironmentLacks):
+    """The store cannot be used: locked, read-only, corrupt, unreachable, or of a newer schema."""
+
+
+class Interrupted(AutofitError):
+    """The user stopped the command; everything measured so far is stored."""
+
+    exit_code = 130
+
+
+def unknown(kind: str, given: object, valid: Iterable[object]) -> UsageError:
+    """The error for a name that is not one of `valid`: says the nearest ones, or all where they are few."""
+    names = [str(name).lower() if isinstance(name, bool) else str(name) for name in valid]
+    near = difflib.get_close_matches(str(given).lower(), names, n=3, cutoff=0.5)
+    if near:
+        hint = f"did you mean {' or '.join(near)}?"
+    elif len(names) <= 12:
+        hint = f"valid: {', '.join(names)}" if names else "there are none"
+    else:
+        hint = f"valid: {', '.join(names[:12])}, ..."
+    return UsageError(f"unknown {kind} {given!r}: {hint}")

@@ -1,0 +1,38 @@
+"""The least memory that a config can need: what its weights, gradients and optimizer states take, and nothing else."""
+
+from __future__ import annotations
+
+from autofit.catalog.models import shape
+from autofit.lattice import Config
+from autofit.techniques import Job
+
+NF4_BYTES = 0.5 + (1.0 + 4.0 / 256) / 64
+"""Per weight: 4 bits, and per 64 weights one 8-bit scale, doubly quantised with one fp32 per 256 scales
+(Dettmers et al. 2023, section 3)."""
+STATE_BYTES = {
+    "sgd": 0.0,
+    "adafactor": 0.0,
+    "lion-8bit": 1.0,
+    "adamw-8bit": 2.0,
+    "paged-adamw-8bit": 0.0,
+    "lion": 4.0,
+}
+"""Optimizer state per trained parameter. AdamW keeps two states in the parameters' own format. Factored, paged and
+small per-block figures are left out: this is a floor."""
+
+
+def floor_bytes(config: Config, job: Job) -> int:
+    """Bytes that are alive together at the first update: weights, gradients, states. A lower bound of the peak."""
+    model = shape(job.model)
+    full = config["method"] == "full"
+    precision = config["precision"]
+    if not full:
+        # Adapters are left out: their size depends on the targets, and a floor may be too low.
+        compute = 4.0 if precision == "fp32" else 2.0
+        base = float(model.parameters)
+        if config["method"] == "qlora":
+            return int((base - model.linear_parameters) * compute + model.linear_parameters * NF4_BYTES)
+        return int(base * compute)
+    per_weight = 2.0 if precision == "bf16" else 4.0
+    state = STATE_BYTES.get(config.text("optimizer"), 2.0 * per_weight)
+    return int(model.parameters * (2.0 * per_weight + state))

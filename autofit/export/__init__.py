@@ -1,0 +1,42 @@
+"""Recommendations in the formats that trainers read: one file per target. Nothing here imports its target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from autofit.errors import UsageError, unknown
+from autofit.export.document import Export
+from autofit.export.json_format import export_json
+from autofit.export.transformers_format import export_transformers
+from autofit.export.trl_format import export_trl
+from autofit.frontier import Recommendation
+
+FORMATS: Mapping[str, Callable[[Recommendation, str], Export]] = {
+    "json": export_json,
+    "transformers": export_transformers,
+    "trl": export_trl,
+}
+"""Format's name to its exporter: a pure function of a recommendation and the hub id or path to load."""
+
+LATER = ("accelerate", "deepspeed", "axolotl", "llamafactory", "torchtune")
+"""Formats that are planned."""
+
+
+def check_format(name: str) -> None:
+    """Raises `UsageError` for a format that does not exist, or not yet."""
+    if name in LATER:
+        raise UsageError(f"format {name!r} comes with a later release: use {', '.join(FORMATS)}")
+    if name not in FORMATS:
+        raise unknown("format", name, FORMATS)
+
+
+def export(recommendation: Recommendation, *, format: str, source: str) -> Export:
+    """`recommendation` in `format`, to train the model at `source` (hub id or folder).
+
+    Raises `UsageError` for a format that does not exist, or not yet.
+    """
+    check_format(format)
+    return FORMATS[format](recommendation, source)
+
+
+__all__ = ["FORMATS", "LATER", "Export", "check_format", "export"]

@@ -1,0 +1,98 @@
+"""The frontier as a picture: an interactive page, and a PNG."""
+
+from __future__ import annotations
+
+import io
+
+from autofit.frontier import Frontier, Point
+from autofit.units import GIB, format_bytes
+from autofit.workload import METHODS
+
+COLOURS = {"full": "#0072B2", "lora": "#D55E00", "qlora": "#009E73"}
+"""From Okabe and Ito's palette, told apart by colour-blind readers."""
+
+
+def title(frontier: Frontier) -> str:
+    """What the chart shows."""
+    w = frontier.workload
+    return f"{w.model}, {w.seq_len} tokens x {w.global_batch} sequences a step, on {frontier.hardware.name}"
+
+
+def by_method(frontier: Frontier) -> dict[str, list[Point]]:
+    """The points of each method that has any, lightest first."""
+    found = {method: [p for p in frontier.points if p.method == method] for method in METHODS}
+    return {method: points for method, points in found.items() if points}
+
+
+def half_spread(point: Point) -> float:
+    """Half the spread of a point's throughput, tokens per second."""
+    m = point.measurement
+    return m.tokens_per_second * m.step_seconds.relative_spread / 2
+
+
+def html(frontier: Frontier) -> str:
+    """A page of its own, with everything it needs inside: it opens without a network."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for method, points in by_method(frontier).items():
+        figure.add_scatter(
+            name=method,
+            x=[p.measurement.device_bytes / GIB for p in points],
+            y=[p.measurement.tokens_per_second for p in points],
+            mode="lines+markers",
+            line={"shape": "hv", "color": COLOURS[method]},
+            marker={"size": 9},
+            error_y={
+                "type": "data",
+                "array": [
+                    p.measurement.tokens_per_second * p.measurement.step_seconds.relative_spread / 2 for p in points
+                ],
+                "thickness": 1,
+            },
+            text=[str(p.config).replace(",", "<br>") for p in points],
+            hovertemplate="%{y:,.0f} tokens/s at %{x:.2f} GiB<br><br>%{text}<extra>%{fullData.name}</extra>",
+        )
+    figure.update_layout(
+        title=title(frontier),
+        xaxis_title="peak device memory, GiB",
+        yaxis_title="tokens per second",
+        template="simple_white",
+        hovermode="closest",
+    )
+    page: str = figure.to_html(include_plotlyjs=True, full_html=True)
+    return page
+
+
+def png(frontier: Frontier) -> bytes:
+    """The same as a picture of 1600 x 1000 points."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), dpi=200, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for method, points in by_method(frontier).items():
+        memory = [p.measurement.device_bytes / GIB for p in points]
+        speed = [p.measurement.tokens_per_second for p in points]
+        axes.step(memory, speed, where="post", color=COLOURS[method], linewidth=1, alpha=0.6)
+        axes.scatter(memory, speed, color=COLOURS[method], label=method, s=22, zorder=3)
+        best = points[-1]
+        axes.annotate(
+            f"{best.measurement.tokens_per_second:,.0f} tokens/s\n{format_bytes(best.measurement.device_bytes)}",
+            (memory[-1], speed[-1]),
+            textcoords="offset points",
+            xytext=(6, -4),
+            fontsize=7,
+        )
+    axes.set_title(title(frontier), fontsize=10)
+    axes.set_xlabel("peak device memory, GiB")
+    axes.set_ylabel("tokens per second")
+    axes.margins(x=0.15)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(frameon=False)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png")
+    return buffer.getvalue()

@@ -1,0 +1,143 @@
+"""YAML for `trl sft --config FILE`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import yaml
+
+from autofit.errors import unknown
+from autofit.export import trainer_arguments as ta
+from autofit.export.document import Emit, Export, Settings, collect, merge, settings
+from autofit.export.header import header
+from autofit.frontier import Recommendation
+from autofit.lattice import Value
+from autofit.techniques.adapters import alpha
+
+
+def _method(value: Value, recommendation: Recommendation) -> Settings:
+    four_bit = value == "qlora"
+    model: dict[str, object] = {"use_peft": value != "full", "load_in_8bit": False, "load_in_4bit": four_bit}
+    if four_bit:
+        model |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
+    if value != "full":
+        model |= {"lora_dropout": recommendation.workload.lora_dropout, "lora_task_type": "CAUSAL_LM"}
+    return settings(model=model)
+
+
+def _rank(value: Value, recommendation: Recommendation) -> Settings:
+    return settings(model={"lora_r": value, "lora_alpha": alpha(int(value))})
+
+
+def _targets(value: Value, recommendation: Recommendation) -> Settings:
+    modules = ta.target_modules(value)
+    return settings(model={"lora_target_modules": [modules] if isinstance(modules, str) else modules})
+
+
+def _precision(value: Value, recommendation: Recommendation) -> Settings:
+    config = recommendation.point.config
+    training = ta.autocast_flags(config)
+    if value == "fp32":
+        training["tf32"] = False
+    notes = []
+    if config["method"] == "lora" and value == "bf16":
+        notes.append("precision=bf16: trl trains the adapters of a 16-bit base in fp32; bf16 was measured")
+    if config["method"] == "qlora" and value != "bf16":
+        notes.append(f"precision={value}: trl trains the adapters of a 4-bit base in bf16; fp32 was measured")
+    return settings(*notes, model={"dtype": ta.load_dtype(config)}, training=training)
+
+
+def _checkpointing(value: Value, recommendation: Recommendation) -> Settings:
+    every = ta.checkpointed_every(value)
+    on = every is not None
+    training: dict[str, object] = {"gradient_checkpointing": on, "activation_offloading": False}
+    if every is None:
+        return settings(training=training)
+    kwargs: dict[str, object] = {"use_reentrant": False}
+    if every > 1:
+        kwargs["every_n_layers"] = every
+    if value == "offload":
+        kwargs["offload"] = True
+    notes = []
+    if value == "selective":
+        kwargs["selective"] = True
+        notes.append(
+            "checkpointing=selective: trl keeps the outputs of attention only, not those of matrix products: "
+            "less memory and more recomputation than was measured"
+        )
+        if recommendation.point.config["method"] != "full":
+            notes.append("checkpointing=selective: trl 1.16 with transformers 5.23 drops it under adapters")
+    return settings(*notes, training={**training, "gradient_checkpointing_kwargs": kwargs})
+
+
+def _attention(value: Value, recommendation: Recommendation) -> Settings:
+    return settings(
+        model={"attn_implementation": ta.named("attention", value, ta.ATTENTION)},
+        # The default, `bfd`, makes one row of a micro-batch, which needs a dense mask but in flash attention.
+        data={"packing_strategy": "bfd" if value == "flash" else "wrapped"},
+    )
+
+
+def _loss(value: Value, recommendation: Recommendation) -> Settings:
+    different = {
+        "chunked": "trl chunks the loss by a kernel of its own",
+        "full": "trl always chunks the loss: less memory than was measured",
+        "fused": "trl refuses Liger's fused loss and chunks the loss by a kernel of its own",
+    }
+    if value not in different:
+        raise unknown("value of loss", value, different)
+    notes = [] if value == "chunked" else [f"loss={value}: {different[str(value)]}"]
+    return settings(*notes, training={"loss_type": "nll", "use_liger_kernel": False})
+
+
+TABLE: Mapping[str, Emit] = {
+    "method": _method,
+    "rank": _rank,
+    "targets": _targets,
+    "precision": _precision,
+    "micro_batch": ta.batch,
+    "checkpointing": _checkpointing,
+    "optimizer": ta.optimizer,
+    "attention": _attention,
+    "loss": _loss,
+    "compile": ta.compilation,
+    "offload": ta.offload,
+    "sharding": ta.sharding,
+}
+"""Axis to what it becomes. A new technique is one new line here."""
+
+_TITLES = {
+    "model": "Model",
+    "data": "Data: add dataset_name or datasets. Full sequences, as was measured",
+    "training": "Training",
+}
+
+
+def export_trl(recommendation: Recommendation, source: str) -> Export:
+    """Every value is stated: `SFTConfig()` turns checkpointing and bf16 on by default."""
+    workload = recommendation.workload
+    made = merge(
+        settings(
+            model={"model_name_or_path": source},
+            data={"max_length": workload.seq_len, "packing": True},
+            training=ta.run(recommendation),
+        ),
+        collect(TABLE, recommendation),
+    )
+    top = header(
+        recommendation,
+        source,
+        needs="trl >= 1.16, transformers >= 5.17",
+        launch=f"trl sft --config THIS_FILE --num_processes {workload.devices}",
+        notes=made.notes,
+    )
+    parts = [top]
+    if recommendation.point.measurement.expandable_segments:
+        parts.append(_yaml({"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}))
+    parts += [f"# {title}\n{_yaml(made.sections[name])}" for name, title in _TITLES.items()]
+    return Export(text="\n".join(parts), suffix=".yaml", notes=made.notes)
+
+
+def _yaml(values: Mapping[str, object]) -> str:
+    text: str = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+    return text

@@ -1,0 +1,193 @@
+"""The Pareto frontier of peak memory against throughput, and the recommendation that is read off it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.outcome import Measurement
+from autofit.workload import METHODS, Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A measured config that fits."""
+
+    config: Config
+    measurement: Measurement
+    trial_id: int | None
+
+    @property
+    def method(self) -> str:
+        """Training method; every method has a frontier of its own."""
+        return self.config.text("method")
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "config": self.config.to_json(),
+            "measurement": self.measurement.to_json(),
+            "trial_id": self.trial_id,
+        }
+
+
+def dominates(a: Point, b: Point) -> bool:
+    """Whether `a` is at least as good as `b` in both memory and throughput, and better in one."""
+    memory_a, memory_b = a.measurement.device_bytes, b.measurement.device_bytes
+    speed_a, speed_b = a.measurement.tokens_per_second, b.measurement.tokens_per_second
+    return memory_a <= memory_b and speed_a >= speed_b and (memory_a < memory_b or speed_a > speed_b)
+
+
+def pareto(points: Iterable[Point]) -> tuple[Point, ...]:
+    """The points that no other dominates, sorted by memory; of exact ties the first. O(n log n)."""
+    ordered = sorted(points, key=lambda p: (p.measurement.device_bytes, -p.measurement.tokens_per_second))
+    best: list[Point] = []
+    for point in ordered:
+        if not best or point.measurement.tokens_per_second > best[-1].measurement.tokens_per_second:
+            best.append(point)
+    return tuple(best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """The frontiers of one (hardware, workload, stack): full, LoRA and QLoRA side by side."""
+
+    hardware: Hardware
+    workload: Workload
+    stack: Stack
+    points: tuple[Point, ...]
+    """Sorted by memory; each is undominated among the points of its own method."""
+    trials: int
+    out_of_memory: int
+
+    @classmethod
+    def of(
+        cls,
+        points: Iterable[Point],
+        *,
+        hardware: Hardware,
+        workload: Workload,
+        stack: Stack,
+        trials: int,
+        out_of_memory: int,
+    ) -> Frontier:
+        """The frontiers of `points`, whatever their methods."""
+        every = list(points)
+        kept = [p for method in METHODS for p in pareto(q for q in every if q.method == method)]
+        kept.sort(key=lambda p: p.measurement.device_bytes)
+        return cls(
+            hardware=hardware,
+            workload=workload,
+            stack=stack,
+            points=tuple(kept),
+            trials=trials,
+            out_of_memory=out_of_memory,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, points sorted by memory."""
+        return {
+            "hardware": self.hardware.to_json(),
+            "workload": self.workload.to_json(),
+            "stack": self.stack.to_json(),
+            "points": [p.to_json() for p in self.points],
+            "trials": self.trials,
+            "out_of_memory": self.out_of_memory,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another config of interest beside the recommended one."""
+
+    role: str
+    """`faster, does not fit`, `lighter`, or `other method`."""
+    point: Point
+    over_limit_bytes: int
+    """How far its memory is above the limit; negative where it fits."""
+    speedup: float
+    """Its tokens per second over the recommended config's."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "role": self.role,
+            **self.point.to_json(),
+            "over_limit_bytes": self.over_limit_bytes,
+            "speedup": self.speedup,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The fastest measured config of the most faithful method that fits the asked memory."""
+
+    point: Point
+    memory_limit_bytes: int
+    headroom_bytes: int
+    """Limit minus the memory that the driver showed at the peak."""
+    changes_training: tuple[str, ...]
+    """What differs from the plain recipe in numerics or training, one sentence each."""
+    alternatives: tuple[Alternative, ...]
+    hardware: Hardware
+    workload: Workload
+    stack: Stack
+    provenance: str = "measured"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "config": self.point.config.to_json(),
+            "provenance": self.provenance,
+            "measurement": self.point.measurement.to_json(),
+            "trial_id": self.point.trial_id,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "changes_training": list(self.changes_training),
+            "alternatives": [a.to_json() for a in self.alternatives],
+            "hardware": self.hardware.to_json(),
+            "workload": self.workload.to_json(),
+            "stack": self.stack.to_json(),
+        }
+
+
+def choose(points: Iterable[Point], *, memory_limit_bytes: int, methods: Iterable[str]) -> Point | None:
+    """The fastest point within the limit, of the first of `methods` that has one; None if nothing fits."""
+    fitting = [p for p in points if p.measurement.device_bytes <= memory_limit_bytes]
+    for method in methods:
+        candidates = [p for p in fitting if p.method == method]
+        if candidates:
+            return max(candidates, key=lambda p: (p.measurement.tokens_per_second, -p.measurement.device_bytes))
+    return None
+
+
+def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:
+    """The next faster that does not fit, the next lighter, and the best fitting point of each other method."""
+    every = list(points)
+    own = [p for p in every if p.method == chosen.method and p.config != chosen.config]
+    speed = chosen.measurement.tokens_per_second
+    picks: list[tuple[str, Point]] = []
+    over = [
+        p for p in own if p.measurement.device_bytes > memory_limit_bytes and p.measurement.tokens_per_second > speed
+    ]
+    if over:
+        picks.append(("faster, does not fit", min(over, key=lambda p: p.measurement.device_bytes)))
+    lighter = [p for p in pareto(own) if p.measurement.device_bytes < chosen.measurement.device_bytes]
+    if lighter:
+        picks.append(("lighter", lighter[-1]))
+    for method in METHODS:
+        best = choose(every, memory_limit_bytes=memory_limit_bytes, methods=[method])
+        if method != chosen.method and best is not None:
+            picks.append(("other method", best))
+    return tuple(
+        Alternative(
+            role=role,
+            point=point,
+            over_limit_bytes=point.measurement.device_bytes - memory_limit_bytes,
+            speedup=point.measurement.tokens_per_second / speed,
+        )
+        for role, point in picks
+    )

@@ -1,0 +1,81 @@
+"""What a trial ran on: the accelerator and the versions of the libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autofit.workload import digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The device of a trial. Frontiers are kept per `key`, so only what changes memory or speed is part of it."""
+
+    name: str
+    """Catalog name (`h100-80g`) where the device is known there, else a name made from what the driver reports."""
+    kind: str
+    """Torch device type: `cpu`, `cuda` (NVIDIA and ROCm), `mps`, `xpu`."""
+    device_name: str
+    """The name that the driver or the processor reports."""
+    memory_bytes: int
+    """Memory of one device: the driver's total, or for `cpu` the host's physical memory."""
+    count: int = 1
+    """Devices on the machine; for `cpu` 1."""
+    cores: int = 0
+    """Processor cores that a trial may use on `cpu`; 0 for accelerators."""
+    host_memory_bytes: int = 0
+    """Physical memory of the host, bytes."""
+    capability: str | None = None
+    """Compute capability (`9.0`) or gfx name, for accelerators."""
+    bf16: bool = True
+    """Whether bf16 arithmetic is native (emulated bf16 works but is never faster)."""
+    peak_flops: float | None = None
+    """Dense bf16 peak of one device in FLOP/s (fp16 where bf16 is not native), None if unknown; MFU needs it."""
+
+    @property
+    def key(self) -> str:
+        """A digest of what changes memory or speed."""
+        return digest([self.name, self.kind, self.device_name, self.memory_bytes, self.cores])
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Hardware:
+        """The inverse of `to_json`."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Versions of what executes the training step; another version may need other memory and time."""
+
+    python: str
+    torch: str
+    transformers: str
+    peft: str | None = None
+    bitsandbytes: str | None = None
+    deepspeed: str | None = None
+    flash_attn: str | None = None
+    liger_kernel: str | None = None
+    cuda: str | None = None
+    """CUDA or ROCm version that torch was built for."""
+    driver: str | None = None
+
+    @property
+    def key(self) -> str:
+        """A digest that is equal exactly for equal stacks. What is absent is no part of it, so that a library which a
+        later version starts to look at leaves the keys of those who do not have it as they were."""
+        return digest({name: version for name, version in self.to_json().items() if version is not None})
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Stack:
+        """The inverse of `to_json`."""
+        return cls(**data)

@@ -1,0 +1,170 @@
+"""Axes, configs, and the partial order of memory that lets one out-of-memory trial rule out many others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.errors import UsageError, unknown
+from autofit.workload import Effect, digest
+
+MAX_DIGITS = 9
+"""No rank or micro-batch has more."""
+Value = str | int | bool
+Pairs = frozenset[tuple[Value, Value]]
+
+
+def closure(pairs: Iterable[tuple[Value, Value]]) -> Pairs:
+    """The transitive closure of a relation given as pairs."""
+    closed = set(pairs)
+    while True:
+        more = {(a, d) for a, b in closed for c, d in closed if b == c} - closed
+        if not more:
+            return frozenset(closed)
+        closed |= more
+
+
+def chain(*values: Value) -> Pairs:
+    """Every pair (earlier, later) of a totally ordered sequence."""
+    return frozenset((a, b) for i, a in enumerate(values) for b in values[i + 1 :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One lever of memory, with its ordered values."""
+
+    name: str
+    values: tuple[Value, ...]
+    """Every valid value, lightest in memory first; empty where any positive integer is valid."""
+    effects: Mapping[Value, Effect] = field(default_factory=dict)
+    """What a value changes against the plain recipe; a value not named is `Effect.EXACT`."""
+    recipe: Value | None = None
+    """The value of the plain recipe, and of a config that does not name the axis."""
+    lighter: Pairs = frozenset()
+    """Pairs (a, b) where a needs no more memory than b, all else equal. A claim: only those listed may rule out."""
+    slower: Pairs = frozenset()
+    """Pairs (a, b) where a is never faster than b, all else equal: b does a subset of a's work."""
+
+    @property
+    def numeric(self) -> bool:
+        """Whether values are positive integers, compared as numbers."""
+        return not self.values
+
+    def check(self, value: object) -> Value:
+        """`value` if it is valid; raises `UsageError` with the nearest valid values otherwise."""
+        if self.numeric:
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+                return value
+            raise unknown(f"value of {self.name}", value, ["a whole number of at least 1"])
+        for known in self.values:
+            if type(known) is type(value) and known == value:
+                return known
+        raise unknown(f"value of {self.name}", value, self.values)
+
+    def parse(self, text: str) -> Value:
+        """The value that `text` spells (from a command line); raises `UsageError`."""
+        if self.numeric:
+            if text.isdecimal() and len(text) > MAX_DIGITS:
+                raise UsageError(f"value of {self.name} is too long for a number")
+            return self.check(int(text) if text.isdecimal() else text)
+        for known in self.values:
+            spelled = str(known).lower() if isinstance(known, bool) else str(known)
+            if spelled == text.strip().lower():
+                return known
+        raise unknown(f"value of {self.name}", text, self.values)
+
+    def effect(self, value: Value) -> Effect:
+        """What `value` changes against the plain recipe."""
+        return self.effects.get(value, Effect.EXACT)
+
+    def is_lighter_or_equal(self, a: Value | None, b: Value | None) -> bool:
+        """Whether `a` surely needs no more memory than `b`; None stands for an axis that does not apply."""
+        if a == b:
+            return True
+        if a is None or b is None:
+            return False
+        if self.numeric:
+            return int(a) <= int(b)
+        return (a, b) in self.lighter
+
+    def is_never_faster(self, a: Value | None, b: Value | None) -> bool:
+        """Whether `a` surely is no faster than `b`, all else equal."""
+        return a == b or (a, b) in self.slower
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How a workload is trained: one value per axis, as a flat JSON object with sorted keys."""
+
+    items: tuple[tuple[str, Value], ...]
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Config:
+        """A config of checked values."""
+        return cls(tuple(sorted(values.items())))
+
+    def __getitem__(self, name: str) -> Value:
+        for key, value in self.items:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def get(self, name: str) -> Value | None:
+        """The axis's value, or None where the axis does not apply."""
+        for key, value in self.items:
+            if key == name:
+                return value
+        return None
+
+    def text(self, name: str) -> str:
+        """The value of an axis whose values are names."""
+        return str(self[name])
+
+    def number(self, name: str) -> int:
+        """The value of a numeric axis."""
+        return int(self[name])
+
+    def replace(self, **changes: Value) -> Config:
+        """The same config with other values."""
+        return Config.of({**dict(self.items), **changes})
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, _ in self.items)
+
+    @property
+    def key(self) -> str:
+        """A digest that is equal exactly for equal configs."""
+        return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Value]:
+        """As a JSON object."""
+        return dict(self.items)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Config:
+        """The inverse of `to_json`, for data that was checked before it was written."""
+        return cls.of(dict(data))
+
+    def __str__(self) -> str:
+        return ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.items)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lattice:
+    """The valid configs of a search, with the partial order that the axes' orders give."""
+
+    axes: tuple[Axis, ...]
+    configs: tuple[Config, ...]
+
+    def is_lighter_or_equal(self, a: Config, b: Config) -> bool:
+        """Whether `a` surely needs no more memory than `b` (reflexive, antisymmetric, transitive)."""
+        return all(axis.is_lighter_or_equal(a.get(axis.name), b.get(axis.name)) for axis in self.axes)
+
+    def above(self, config: Config) -> tuple[Config, ...]:
+        """The configs that need at least the memory of `config`, itself not included."""
+        return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(config, c))
+
+    def is_never_faster(self, a: Config, b: Config) -> bool:
+        """Whether `a` surely is no faster than `b`: equal but for axes where a's value only costs time."""
+        return all(axis.is_never_faster(a.get(axis.name), b.get(axis.name)) for axis in self.axes)

@@ -1,0 +1,20 @@
+"""The Python API: one function per thing a user can do. The command line and the server only call these."""
+
+from __future__ import annotations
+
+from autofit.operations.answers import frontier, recommend
+from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
+from autofit.operations.searching import SearchResult, preview, search
+from autofit.operations.single_trial import trial
+
+__all__ = [
+    "SearchRequest",
+    "SearchResult",
+    "WorkloadOptions",
+    "frontier",
+    "hub_id",
+    "preview",
+    "recommend",
+    "search",
+    "trial",
+]

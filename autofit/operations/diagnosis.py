@@ -1,0 +1,122 @@
+"""What `autofit doctor` checks: everything a trial needs, each with the command that mends it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autofit.errors import AutofitError, EnvironmentLacks
+from autofit.hardware import Hardware, Stack
+from autofit.operations.requests import WorkloadOptions
+from autofit.trial.site import detect
+from autofit.units import GIB, format_bytes
+
+MINIMUM_DISK = GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: str
+    """`ok`, `optional` (absent, and only some techniques need it) or `missing`."""
+    found: str
+    remedy: str = ""
+
+    def to_json(self) -> dict[str, str]:
+        """As a JSON object."""
+        return asdict(self)
+
+
+def diagnose(*, store: str | None, device: str, with_ray: bool) -> list[Check]:
+    """Look at everything that a search needs here; never raises for what is missing."""
+    try:
+        hardware, stack = detect(device)
+    except EnvironmentLacks as error:
+        return [Check(name="device", state="missing", found=str(error), remedy=error.remedy)]
+    checks = [
+        Check(
+            name="device",
+            state="ok",
+            found=f"{hardware.name}: {hardware.device_name}, {format_bytes(hardware.memory_bytes)}",
+        ),
+        *_libraries(hardware, stack),
+        _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
+        _disk(),
+        _attempt("trial", lambda: _trial(device), "the message says which library fails"),
+    ]
+    if with_ray:
+        checks.append(_attempt("ray", lambda: _ray(device), "pip install 'ray>=2.50'"))
+    return checks
+
+
+def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
+    found = stack.to_json()
+    gpu = hardware.kind == "cuda"
+    rows = [("torch", True, ""), ("transformers", True, ""), ("peft", True, "pip install peft")]
+    rows.append(("bitsandbytes", True, "pip install bitsandbytes"))
+    rows.append(("deepspeed", False, "pip install deepspeed"))
+    if gpu:
+        rows += [
+            ("liger_kernel", False, "pip install 'autofit[cuda]'"),
+            ("flash_attn", False, "pip install flash-attn"),
+        ]
+    checks = []
+    for name, needed, remedy in rows:
+        version: Any = found[name]
+        state = "ok" if version else "missing" if needed else "optional"
+        checks.append(Check(name=name, state=state, found=version or "not installed", remedy="" if version else remedy))
+    return checks
+
+
+def _attempt(name: str, check: Callable[[], str], remedy: str) -> Check:
+    try:
+        return Check(name=name, state="ok", found=check())
+    except EnvironmentLacks as error:
+        return Check(name=name, state="missing", found=str(error), remedy=error.remedy)
+    except (AutofitError, OSError) as error:
+        return Check(name=name, state="missing", found=str(error), remedy=remedy)
+
+
+def _store(url: str | None) -> str:
+    from autofit.store import Store
+
+    with Store.open(url) as opened:
+        return f"{opened.count()} trials"
+
+
+def _disk() -> Check:
+    import tempfile
+
+    folder = tempfile.gettempdir()
+    free = shutil.disk_usage(folder).free
+    state = "ok" if free >= MINIMUM_DISK else "missing"
+    remedy = "" if state == "ok" else f"free some space in {folder}"
+    return Check(name="disk", state=state, found=f"{format_bytes(free)} free in {folder}", remedy=remedy)
+
+
+def _trial(device: str) -> str:
+    """The smallest real trial: shows that children start, train and report."""
+    from autofit.operations.single_trial import trial
+    from autofit.outcome import Fits
+    from autofit.techniques import complete
+
+    options = WorkloadOptions(model="smollm2-135m", seq_len=16, global_batch=1)
+    done = trial(options, complete({"precision": "bf16", "method": "lora"}), device=device)
+    if not isinstance(done.outcome, Fits):
+        raise EnvironmentLacks(f"a small trial ended with {done.outcome.kind}", remedy=done.outcome.reason)
+    return f"a small trial ran in {done.seconds:.1f} s"
+
+
+def _ray(device: str) -> str:
+    from autofit.workers.ray_pool import RayPool
+
+    pool = RayPool(device=device)
+    try:
+        hardware, _ = pool.site()
+        return f"{pool.size} worker on {hardware.name}"
+    finally:
+        pool.close()

@@ -1,0 +1,114 @@
+"""What a user asks for, as values: the same options in every command that takes them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autofit.catalog.models import Model, load, names
+from autofit.errors import UsageError
+from autofit.hardware import Hardware, Stack
+from autofit.techniques import Job
+from autofit.workload import Goal, Workload
+
+CPU_SHARE = 0.8
+"""Share of the host's memory that a CPU trial may take unless told: the rest is the system's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """The workload options of the command line."""
+
+    model: str
+    seq_len: int = 2048
+    global_batch: int = 64
+    lora_dropout: float = 0.0
+    devices: int = 1
+    seed: int = 0
+
+    def resolve(self) -> tuple[Model, Workload]:
+        """The model's architecture, and the workload; raises `UsageError` for what cannot be trained."""
+        model = load(self.model)
+        longest = model.config.get("max_position_embeddings")
+        if isinstance(longest, int) and self.seq_len > longest:
+            raise UsageError(f"seq-len {self.seq_len} is longer than the {longest} positions of {model.name}")
+        return model, Workload(
+            model=model.name,
+            model_digest=model.digest,
+            seq_len=self.seq_len,
+            global_batch=self.global_batch,
+            lora_dropout=self.lora_dropout,
+            devices=self.devices,
+            seed=self.seed,
+        )
+
+    def job(self, site: tuple[Hardware, Stack]) -> Job:
+        """The job on the given hardware and stack."""
+        model, workload = self.resolve()
+        return Job(model=model, workload=workload, hardware=site[0], stack=site[1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """One search."""
+
+    workload: WorkloadOptions
+    goal: Goal = field(default_factory=Goal)
+    space: str | None = None
+    """Name or file of the search space; None for the hardware's default."""
+    hardware: str = "auto"
+    device: str = "auto"
+    memory_limit_bytes: int | None = None
+    max_trials: int | None = None
+    time_budget_seconds: float | None = 600.0
+    workers: int | None = None
+    ray_address: str | None = None
+    in_place: bool = False
+    """Run trials without Ray."""
+    store: str | None = None
+    fresh: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_trials is not None and self.max_trials < 1:
+            raise UsageError(f"max-trials is {self.max_trials}: it must be at least 1")
+        if self.in_place and self.workers not in (None, 1):
+            raise UsageError("--in-place runs one trial at a time: leave --workers out")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers is {self.workers}: it must be at least 1")
+
+    def question(self, job: Job, memory_limit: int, lattice_digest: str) -> dict[str, Any]:
+        """What makes two searches ask the same, as JSON: equal questions have equal answers."""
+        return {
+            "goal": asdict(self.goal),
+            "hardware": job.hardware.key,
+            "stack": job.stack.key,
+            "workload": job.workload.key,
+            "memory_limit_bytes": memory_limit,
+            "lattice": lattice_digest,
+        }
+
+
+def memory_limit(asked: int | None, hardware: Hardware) -> int:
+    """The limit in bytes that is enforced on trials; raises `UsageError` for more than the device has."""
+    if asked is None:
+        return int(hardware.memory_bytes * CPU_SHARE) if hardware.kind == "cpu" else hardware.memory_bytes
+    if asked > hardware.memory_bytes:
+        from autofit.units import format_bytes
+
+        raise UsageError(
+            f"memory-limit {format_bytes(asked)} is more than the {format_bytes(hardware.memory_bytes)} "
+            f"of {hardware.name}"
+        )
+    return asked
+
+
+def hub_id(model: str) -> str:
+    """What a trainer loads the weights from: the catalog's hub id, or the folder or hub id that the user named."""
+    if model.lower() in names():
+        return load(model).source.partition(",")[0]
+    path = Path(model).expanduser()
+    if path.name == "config.json" and path.is_file():
+        path = path.parent
+    # Absolute, because a trainer takes a bare `name/folder` for a repository of the hub.
+    return str(path.resolve()) if path.exists() else model

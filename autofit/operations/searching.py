@@ -1,0 +1,262 @@
+"""A search from the user's request to the recommendation."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autofit.catalog.hardware import Card, card, fitting
+from autofit.errors import EnvironmentLacks, NothingFits
+from autofit.estimate.floor import floor_bytes
+from autofit.frontier import Frontier, Point, Recommendation
+from autofit.lattice import Config
+from autofit.operations.answers import recommendation
+from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
+from autofit.operations.requests import SearchRequest, memory_limit
+from autofit.outcome import Crashed, Diverged, Fits, TimedOut, Trial
+from autofit.store import Store
+from autofit.techniques import Job
+from autofit.trial.site import detect
+from autofit.units import format_bytes
+from autofit.workers.pool import Pool
+
+if TYPE_CHECKING:
+    # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
+    from autofit.search.loop import Progress, Search
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchResult:
+    """How a search ended."""
+
+    search_id: str
+    recommendation: Recommendation
+    frontier: Frontier
+    trials: int
+    """Trials that this search ran, verification included."""
+    out_of_memory: int
+    ruled_out: int
+    answered_from_store: int
+    seconds: float
+    stopped_because: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "search_id": self.search_id,
+            "recommendation": self.recommendation.to_json(),
+            "frontier": self.frontier.to_json(),
+            "trials": self.trials,
+            "out_of_memory": self.out_of_memory,
+            "ruled_out": self.ruled_out,
+            "answered_from_store": self.answered_from_store,
+            "seconds": self.seconds,
+            "stopped_because": self.stopped_because,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request with everything resolved, before anything runs."""
+
+    job: Job
+    narrowed: Narrowed
+    space: str
+    memory_limit_bytes: int
+
+    def floor(self, config: Config) -> int:
+        """The least memory that `config` can need, bytes."""
+        return floor_bytes(config, self.job)
+
+
+def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
+    """Resolve a request; raises for whatever is wrong with it before a worker starts."""
+    site = pool.site() if pool is not None else detect(request.device)
+    job = request.workload.job(site)
+    if request.hardware not in ("auto", job.hardware.name):
+        card(request.hardware)  # names the nearest if there is no such card
+        raise EnvironmentLacks(
+            f"this machine has {job.hardware.name}, not {request.hardware}",
+            remedy="run the search there, or give --ray-address of a cluster that has it",
+        )
+    limit = memory_limit(request.memory_limit_bytes, job.hardware)
+    space = request.space or default_space(job.hardware)
+    narrowed = narrow(load_space(space), request.goal, job)
+    prepared = Prepared(job=job, narrowed=narrowed, space=space, memory_limit_bytes=limit)
+    _check_floor(prepared)
+    return prepared
+
+
+def _check_floor(prepared: Prepared) -> None:
+    """Raise `NothingFits` if no config's weights, gradients and states fit, saying what would hold the smallest."""
+    smallest = min(prepared.narrowed.lattice.configs, key=prepared.floor)
+    least = prepared.floor(smallest)
+    if least <= prepared.memory_limit_bytes:
+        return
+    cards: tuple[Card, ...] = fitting(least)
+    where = f"it would fit {cards[0].name} ({format_bytes(cards[0].memory_bytes)})" if cards else "no card holds it"
+    raise NothingFits(
+        f"{prepared.job.model.name} cannot fit {format_bytes(prepared.memory_limit_bytes)}: the smallest config needs "
+        f"at least {format_bytes(least)} for weights, gradients and states alone ({smallest}); {where}"
+    )
+
+
+def preview(request: SearchRequest) -> dict[str, Any]:
+    """What a search would walk, without running anything."""
+    prepared = prepare(request)
+    lattice = prepared.narrowed.lattice
+    over = sum(prepared.floor(c) > prepared.memory_limit_bytes for c in lattice.configs)
+    return {
+        "hardware": prepared.job.hardware.to_json(),
+        "workload": prepared.job.workload.to_json(),
+        "space": prepared.space,
+        "memory_limit_bytes": prepared.memory_limit_bytes,
+        "configs": len(lattice.configs),
+        "ruled_out_by_floor": over,
+        "beyond_goal": prepared.narrowed.beyond_goal,
+        "unsupported": prepared.narrowed.unsupported,
+    }
+
+
+def search(request: SearchRequest, report: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
+    """Search for the fastest config that fits.
+
+    Every trial is committed as it ends: interrupted or killed, the same request goes on from there. Raises
+    `NothingFits` if nothing does, `EnvironmentLacks` if the machine cannot run trials.
+    """
+    started = time.monotonic()
+    pool = open_pool(request) if request.ray_address is not None else None
+    try:
+        prepared = prepare(request, pool)
+        with Store.open(request.store) as store:
+            return _run(request, prepared, store, pool, report, started)
+    finally:
+        if pool is not None:
+            pool.close()
+
+
+def open_pool(request: SearchRequest) -> Pool:
+    """The workers that the request asks for."""
+    if request.in_place:
+        from autofit.workers.in_place import InPlacePool
+
+        return InPlacePool(device=request.device)
+    from autofit.workers.ray_pool import RayPool
+
+    accelerator = None
+    if request.ray_address is not None and request.hardware != "auto":
+        accelerator = card(request.hardware).ray_accelerator_type
+    return RayPool(address=request.ray_address, workers=request.workers, device=request.device, accelerator=accelerator)
+
+
+def _run(
+    request: SearchRequest,
+    prepared: Prepared,
+    store: Store,
+    pool: Pool | None,
+    report: Callable[[Progress], None],
+    started: float,
+) -> SearchResult:
+    from autofit.search.loop import Limits, Search
+
+    job = prepared.job
+    question = request.question(job, prepared.memory_limit_bytes, prepared.narrowed.digest)
+    answered = None if request.fresh else _already_answered(store, question, request)
+    search_id = answered or uuid.uuid4().hex
+    if answered is None:
+        store.begin_search(
+            search_id,
+            hardware=job.hardware,
+            stack=job.stack,
+            workload=job.workload,
+            request={"question": question, "max_trials": request.max_trials, "seconds": request.time_budget_seconds},
+        )
+    found = Search(
+        job=job,
+        lattice=prepared.narrowed.lattice,
+        methods=request.goal.methods,
+        limits=Limits(
+            memory_bytes=prepared.memory_limit_bytes,
+            max_trials=request.max_trials,
+            seconds=request.time_budget_seconds,
+        ),
+        floor=prepared.floor,
+        known=store.known(hardware_key=job.hardware.key, stack_key=job.stack.key, workload_key=job.workload.key),
+        open_pool=(lambda: pool) if pool is not None else (lambda: open_pool(request)),
+        save=lambda trial: store.add(trial, search_id=search_id),
+        report=report,
+        fresh=request.fresh,
+        answer_only=answered is not None,
+    )
+    status = "failed"
+    try:
+        found.run()
+        status = "done"
+        result = _result(request, prepared, found, search_id, time.monotonic() - started)
+    except KeyboardInterrupt:
+        status = "interrupted"
+        raise
+    finally:
+        if answered is None:
+            store.end_search(search_id, status, {"stopped_because": found.progress.stopped_because})
+    return result
+
+
+def _already_answered(store: Store, question: dict[str, Any], request: SearchRequest) -> str | None:
+    """The id of a search that ended and has asked the same with at least this budget; None if there is none."""
+    for earlier in store.searches():
+        asked = earlier.request
+        if earlier.status != "done" or asked.get("question") != question:
+            continue
+        if _at_least(asked["max_trials"], request.max_trials) and _at_least(
+            asked["seconds"], request.time_budget_seconds
+        ):
+            return earlier.search_id
+    return None
+
+
+def _at_least(spent: float | None, asked: float | None) -> bool:
+    return spent is None or (asked is not None and spent >= asked)
+
+
+def _result(request: SearchRequest, prepared: Prepared, found: Search, search_id: str, seconds: float) -> SearchResult:
+    knowledge = found.knowledge
+    trials: list[Trial] = list(knowledge.trials.values())
+    _check_any_fits(trials)
+    frontier = Frontier.of(
+        [
+            Point(config=t.config, measurement=t.outcome.measurement, trial_id=t.trial_id)
+            for t in trials
+            if isinstance(t.outcome, Fits)
+        ],
+        hardware=prepared.job.hardware,
+        workload=prepared.job.workload,
+        stack=prepared.job.stack,
+        trials=len(trials),
+        out_of_memory=knowledge.out_of_memory,
+    )
+    return SearchResult(
+        search_id=search_id,
+        recommendation=recommendation(frontier, memory_limit_bytes=prepared.memory_limit_bytes, goal=request.goal),
+        frontier=frontier,
+        trials=found.progress.done,
+        out_of_memory=found.progress.out_of_memory,
+        ruled_out=found.progress.ruled_out,
+        answered_from_store=found.progress.from_store,
+        seconds=seconds,
+        stopped_because=found.progress.stopped_because,
+    )
+
+
+def _check_any_fits(trials: list[Trial]) -> None:
+    """Raise `NothingFits` with what failed, if trials failed otherwise than for memory and none has fitted."""
+    failed = [t.outcome for t in trials if isinstance(t.outcome, Crashed | TimedOut | Diverged)]
+    if failed and not any(isinstance(t.outcome, Fits) for t in trials):
+        last = failed[-1]
+        raise NothingFits(
+            f"no trial has fitted, and {len(failed)} of {len(trials)} failed for another reason, the last: "
+            f"{last.kind.replace('_', ' ')}: {last.reason}; `autofit doctor` may say more"
+        )

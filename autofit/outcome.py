@@ -1,0 +1,218 @@
+"""What a trial ends with: typed outcomes, each with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
+
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.workload import Workload
+
+PHASES = ("forward", "backward", "optimizer")
+"""The phases of a training step, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds of one optimizer step of the whole global batch, composed from timed micro-steps and updates."""
+
+    median: float
+    p95: float
+    relative_spread: float
+    """(p95 - p5) / median over the repeats; differences within it are ties."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a trial that fits has shown. Bytes are per device; tokens per second are the whole group's."""
+
+    tokens_per_second: float
+    step_seconds: StepSeconds
+    mfu: float | None
+    """Model FLOP utilisation in 0..1 against the dense bf16 peak; None where the peak is not known."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    """What the driver shows: reserved plus context; on the CPU the child's own peak resident memory."""
+    host_peak_bytes: int
+    """Peak resident memory of the trial's process."""
+    host_baseline_bytes: int
+    """Of which was there before the trial began: interpreter and imports."""
+    phase_peaks: Mapping[str, int]
+    """Peak of each phase in bytes: allocated on an accelerator, own resident memory on the CPU."""
+    losses: tuple[float, ...]
+    """Loss of every optimizer step that ran, warm-up included, in nats per token."""
+    reference_loss: float | None
+    """Loss of the first step's batch by the plain forward pass, in nats per token; None where it was not taken."""
+    steps: int
+    """Timed repeats."""
+    setup_seconds: float
+    """From the request to the first timed step: building, warm-up, compilation."""
+    overhead_seconds: float
+    """From the request to the first forward, building the step apart: what the trial's machinery costs."""
+    leak_bytes_per_step: int = 0
+    """Memory that stayed behind at each further step; 0 where it did not grow steadily."""
+    expandable_segments: bool = False
+    """Whether the allocator's expandable segments were on."""
+    stopped_early: bool = False
+    """Whether timing stopped after the first repeats, because a measured config beats this one beyond doubt."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object; `loss` sums up `losses`."""
+        data = asdict(self)
+        data["loss"] = {"first": self.losses[0], "last": self.losses[-1]}
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """The inverse of `to_json`."""
+        fields = {k: v for k, v in data.items() if k != "loss"}
+        fields["step_seconds"] = StepSeconds(**fields["step_seconds"])
+        fields["losses"] = tuple(fields["losses"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """The config trained within the limit."""
+
+    kind: ClassVar[str] = "fits"
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """An allocation failed, or the kernel killed the trial for its memory."""
+
+    kind: ClassVar[str] = "out_of_memory"
+    reason: str
+    phase: str | None = None
+    """`build`, `forward`, `backward` or `optimizer`: where it failed."""
+    requested_bytes: int | None = None
+    """The request that failed, where the allocator names it."""
+    signal: str | None = None
+    """The signal that ended the trial, for a kill by the kernel."""
+    host: bool = False
+    """Whether host memory ran out rather than the accelerator's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut:
+    """The trial did not end within its deadline and was killed."""
+
+    kind: ClassVar[str] = "timed_out"
+    reason: str
+    deadline_seconds: float
+    phase: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crashed:
+    """The trial ended in any other way than by a result."""
+
+    kind: ClassVar[str] = "crashed"
+    reason: str
+    phase: str | None = None
+    signal: str | None = None
+    exit_code: int | None = None
+    stderr_tail: str = ""
+    """The last lines that the trial wrote to standard error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    """The loss is not finite, or not what the same mathematics gives without the technique."""
+
+    kind: ClassVar[str] = "diverged"
+    reason: str
+    losses: tuple[float | None, ...] = ()
+    """Loss of each step; None where it was not finite (JSON has no NaN)."""
+    reference_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """The config cannot work here, known before anything ran."""
+
+    kind: ClassVar[str] = "unsupported"
+    reason: str
+
+
+Outcome = Fits | OutOfMemory | TimedOut | Crashed | Diverged | Unsupported
+_KINDS: dict[str, type[Any]] = {c.kind: c for c in (Fits, OutOfMemory, TimedOut, Crashed, Diverged, Unsupported)}
+OUTCOME_KINDS = tuple(_KINDS)
+"""The names of the outcomes in JSON."""
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """`{"outcome": kind, "measurement": ...}` or `{"outcome": kind, "reason": ..., evidence}`."""
+    if isinstance(outcome, Fits):
+        return {"outcome": outcome.kind, "measurement": outcome.measurement.to_json()}
+    return {"outcome": outcome.kind, **asdict(outcome)}
+
+
+def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
+    """The inverse of `outcome_to_json`; raises `ValueError` for a kind that does not exist."""
+    fields = dict(data)
+    kind = fields.pop("outcome", None)
+    if kind == Fits.kind:
+        return Fits(measurement=Measurement.from_json(fields["measurement"]))
+    if kind not in _KINDS:
+        raise ValueError(f"no such outcome: {kind!r}")
+    if "losses" in fields:
+        fields["losses"] = tuple(fields["losses"])
+    outcome: Outcome = _KINDS[kind](**fields)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One real run of one config, as it is stored."""
+
+    config: Config
+    workload: Workload
+    hardware: Hardware
+    stack: Stack
+    memory_limit_bytes: int
+    """The limit that was enforced on the trial's device memory."""
+    outcome: Outcome
+    seconds: float
+    """Wall time of the whole trial, set-up included."""
+    recorded_at: str
+    """When it ended, ISO 8601 in UTC."""
+    trial_id: int | None = field(default=None, compare=False)
+    """Its number in the store; None before it is stored."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object with the keys of `autofit trial --json` first."""
+        body = outcome_to_json(self.outcome)
+        return {
+            "outcome": body.pop("outcome"),
+            "config": self.config.to_json(),
+            "hardware": self.hardware.to_json(),
+            "stack": self.stack.to_json(),
+            "workload": self.workload.to_json(),
+            **body,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "seconds": self.seconds,
+            "recorded_at": self.recorded_at,
+            "trial_id": self.trial_id,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trial:
+        """The inverse of `to_json`."""
+        fields = dict(data)
+        own = {
+            "config": Config.from_json(fields.pop("config")),
+            "hardware": Hardware.from_json(fields.pop("hardware")),
+            "stack": Stack.from_json(fields.pop("stack")),
+            "workload": Workload.from_json(fields.pop("workload")),
+            "memory_limit_bytes": fields.pop("memory_limit_bytes"),
+            "seconds": fields.pop("seconds"),
+            "recorded_at": fields.pop("recorded_at"),
+            "trial_id": fields.pop("trial_id", None),
+        }
+        return cls(**own, outcome=outcome_from_json(fields))

@@ -1,0 +1,130 @@
+"""How trials become rows: the numbering of attempts, and what counts as an exact repeat."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, func, insert, select, text
+
+from autofit.outcome import Trial, outcome_to_json
+from autofit.store.rows import Values, keep, read_outcome, storable, trial_values
+from autofit.store.tables import TrialRow
+
+# Far below the parameters that one statement may have (SQLite: 32,766), and enough to make statements few.
+_CHUNK = 500
+
+Identity = tuple[str, str, str, str, int]
+"""Keys of hardware, stack, workload and config, and the memory limit in bytes."""
+T = TypeVar("T")
+
+
+def add(connection: Connection, trial: Trial, search_id: str | None) -> int:
+    """Adds a storable `trial` as the next attempt of its identity; returns its id.
+
+    Raises `IntegrityError` where another process takes the same number at the same time.
+    """
+    values = trial_values(trial) | keep(connection, trial.hardware, trial.stack, trial.workload)
+    last = connection.scalar(
+        select(func.max(TrialRow.attempt)).where(
+            TrialRow.hardware_key == values["hardware_key"],
+            TrialRow.stack_key == values["stack_key"],
+            TrialRow.workload_key == values["workload_key"],
+            TrialRow.config_key == values["config_key"],
+            TrialRow.memory_limit_bytes == values["memory_limit_bytes"],
+        )
+    )
+    row = insert(TrialRow).values(**values, attempt=(last or 0) + 1, search_id=search_id)
+    return int(connection.execute(row.returning(TrialRow.id)).scalar_one())
+
+
+def add_new(connection: Connection, trials: Iterable[Trial]) -> tuple[int, int]:
+    """Adds those trials that are not there yet, each as the next attempt.
+
+    Returns how many were added and how many repeated: a repeat has the same identity, time and outcome.
+    Nobody else writes meanwhile.
+    """
+    if connection.dialect.name == "postgresql":
+        # An iterator is read once, so that a conflict in its middle could not be tried again.
+        # The tables in the order in which every writer takes them.
+        connection.execute(text("LOCK TABLE hardware, stacks, workloads, trials IN SHARE ROW EXCLUSIVE MODE"))
+    added = repeated = 0
+    kept: dict[tuple[object, ...], dict[str, str]] = {}
+    for chunk in _chunks(map(storable, trials), _CHUNK):
+        rows = [_row(connection, trial, kept) for trial in chunk]
+        attempts, seen = _present(connection, rows)
+        new: list[Values] = []
+        for row in rows:
+            identity, mark = _identity(row), _mark(row["recorded_at"], row["evidence"])
+            if mark in seen[identity]:
+                repeated += 1
+                continue
+            seen[identity].add(mark)
+            attempts[identity] += 1
+            new.append({**row, "attempt": attempts[identity], "search_id": None})
+        if new:
+            connection.execute(insert(TrialRow), new)
+        added += len(new)
+    return added, repeated
+
+
+def _row(connection: Connection, trial: Trial, kept: dict[tuple[object, ...], dict[str, str]]) -> Values:
+    values = trial_values(trial)
+    context = (trial.hardware, trial.stack, trial.workload)
+    if context not in kept:
+        kept[context] = keep(connection, *context)
+    return values | kept[context]
+
+
+def _identity(row: Values) -> Identity:
+    return (
+        row["hardware_key"],
+        row["stack_key"],
+        row["workload_key"],
+        row["config_key"],
+        row["memory_limit_bytes"],
+    )
+
+
+def _mark(recorded_at: str, evidence: dict[str, Any]) -> tuple[str, str]:
+    return recorded_at, json.dumps(evidence, sort_keys=True)
+
+
+def _present(
+    connection: Connection, rows: Sequence[Values]
+) -> tuple[dict[Identity, int], dict[Identity, set[tuple[str, str]]]]:
+    """Of the identities in `rows`: the last attempt's number, and the marks of all attempts."""
+    attempts: dict[Identity, int] = defaultdict(int)
+    seen: dict[Identity, set[tuple[str, str]]] = defaultdict(set)
+    by_context: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+    for row in rows:
+        by_context[_identity(row)[:3]].add(row["config_key"])
+    for context, configs in by_context.items():
+        query = select(
+            TrialRow.config_key,
+            TrialRow.memory_limit_bytes,
+            TrialRow.attempt,
+            TrialRow.recorded_at,
+            TrialRow.evidence,
+        ).where(
+            TrialRow.hardware_key == context[0],
+            TrialRow.stack_key == context[1],
+            TrialRow.workload_key == context[2],
+            TrialRow.config_key.in_(configs),
+        )
+        for config_key, limit, attempt, recorded_at, evidence in connection.execute(query):
+            identity: Identity = (*context, config_key, limit)
+            attempts[identity] = max(attempts[identity], attempt)
+            # Read and written again, so that an outcome of an older form is the same as today's.
+            outcome = read_outcome(evidence, f"attempt {attempt} of config {config_key}")
+            seen[identity].add(_mark(recorded_at, outcome_to_json(outcome)))
+    return attempts, seen
+
+
+def _chunks(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    iterator = iter(items)
+    while chunk := list(islice(iterator, size)):
+        yield chunk

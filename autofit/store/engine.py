@@ -1,0 +1,139 @@
+"""Connections to a store's database: how they are set up, and how reading and writing begin and end."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.exc import DBAPIError
+
+from autofit.errors import StoreError
+from autofit.store.address import Address
+from autofit.store.failures import is_conflict, translated
+
+BUSY_SECONDS = 30.0
+"""How long a SQLite connection waits for another's lock; `?timeout=SECONDS` in the URL changes it."""
+CONNECT_SECONDS = 10
+"""How long a PostgreSQL server may take to answer; `?connect_timeout=SECONDS` in the URL changes it."""
+CONFLICT_SECONDS = 60.0
+"""How long a write is tried again while other processes write the same rows."""
+
+T = TypeVar("T")
+
+
+def to_text(value: object) -> str:
+    """`value` as JSON text; raises `ValueError` for NaN and infinity, which JSON has not."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+class Database:
+    """A store's database. Threads may share it; a forked child may not use its parent's."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        with translated(address):
+            self.engine = _sqlite(address) if address.is_sqlite else _postgresql(address)
+        # PostgreSQL must be told to show one state to all statements of a read, SQLite that a write begins.
+        reading = {} if address.is_sqlite else {"isolation_level": "REPEATABLE READ"}
+        writing = {"begin": "BEGIN IMMEDIATE"} if address.is_sqlite else {}
+        self._reader = self.engine.execution_options(**reading)
+        self._writer = self.engine.execution_options(**writing)
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection that sees one state of the store; raises `StoreError`."""
+        with translated(self.address), self._reader.connect() as connection:
+            yield connection
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A connection whose changes are all kept at the end, or none; raises `StoreError`."""
+        with translated(self.address), self._writer.begin() as connection:
+            yield connection
+
+    def commit(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns, its changes kept; it is called again where another process came first.
+
+        Raises `StoreError`.
+        """
+        deadline = time.monotonic() + CONFLICT_SECONDS
+        with translated(self.address):
+            while True:
+                try:
+                    with self._writer.begin() as connection:
+                        return work(connection)
+                except DBAPIError as error:
+                    if not is_conflict(error) or time.monotonic() > deadline:
+                        raise
+                time.sleep(random.uniform(0.001, 0.02))
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self.engine.dispose()
+
+
+def _from_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise StoreError(f"the store holds text that is not JSON: {error}", remedy="restore it from a backup") from None
+
+
+def _engine(address: Address, **options: Any) -> Engine:
+    return create_engine(address.url, json_serializer=to_text, json_deserializer=_from_text, **options)
+
+
+def _postgresql(address: Address) -> Engine:
+    connect = {} if "connect_timeout" in address.url.query else {"connect_timeout": CONNECT_SECONDS}
+    # A search lasts longer than a server's patience with idle connections: look before each use.
+    return _engine(address, pool_pre_ping=True, connect_args=connect)
+
+
+def _sqlite(address: Address) -> Engine:
+    wait = {} if "timeout" in address.url.query else {"timeout": BUSY_SECONDS}
+    engine = _engine(address, connect_args=wait)
+
+    @event.listens_for(engine, "do_connect")
+    def connect(_dialect: Any, _record: Any, args: list[Any], options: dict[str, Any]) -> sqlite3.Connection:
+        return _open_sqlite(address, args, options)
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A reader that turns writer cannot wait for a lock, so that writers say at once what they are.
+        connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
+
+    return engine
+
+
+def _open_sqlite(address: Address, args: list[Any], options: dict[str, Any]) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(*args, **options)
+    try:
+        connection.execute("PRAGMA schema_version").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if not _is_at_rest(address, error):
+            raise
+        uri = f"file:{quote(str(address.path))}?mode=ro&immutable=1"
+        connection = sqlite3.connect(uri, **{**options, "uri": True})
+    # Transactions are begun by the engine's `begin` alone: the driver would begin them too late.
+    connection.isolation_level = None
+    connection.execute("PRAGMA foreign_keys = ON")
+    connection.execute("PRAGMA synchronous = NORMAL")
+    return connection
+
+
+def _is_at_rest(address: Address, error: sqlite3.OperationalError) -> bool:
+    """Whether the file fails to open only because its folder is read-only, and nobody is writing to it."""
+    name = str(error.sqlite_errorname)
+    if address.path is None or not name.startswith(("SQLITE_CANTOPEN", "SQLITE_READONLY")):
+        return False
+    log = address.path.with_name(address.path.name + "-wal")
+    return os.access(address.path, os.R_OK) and not (log.exists() and log.stat().st_size)

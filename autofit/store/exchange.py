@@ -1,0 +1,148 @@
+"""Trials as JSON lines, to carry them from one store to another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields
+from functools import cache
+from typing import TYPE_CHECKING, Any, get_args
+
+from autofit import __version__
+from autofit.errors import UsageError, unknown
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.outcome import Outcome, Trial
+from autofit.store.engine import to_text
+from autofit.store.rows import trial_values
+from autofit.store.store import Store
+from autofit.workload import Workload
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+SCHEMA = 1
+"""The form of the lines; the first line says it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportReport:
+    """What an import did."""
+
+    added: int
+    """Trials that were not in the store."""
+    repeated: int
+    """Trials that were there already, with the same time and outcome."""
+
+
+def export_lines(store: Store) -> Iterator[str]:
+    """The store as lines of JSON, each with its newline: a header, then one trial a line, oldest first.
+
+    Numbers of trials are left out, because another store gives its own; searches are not carried.
+    Raises `StoreError`.
+    """
+    yield to_text({"schema": SCHEMA, "autofit": __version__}) + "\n"
+    for trial in store.stream():
+        body = trial.to_json()
+        del body["trial_id"]
+        yield to_text(body) + "\n"
+
+
+def import_lines(store: Store, lines: Iterable[str]) -> ImportReport:
+    """Adds the trials of `lines` that the store does not hold yet: all of them, or none where a line is bad.
+
+    Blank lines are passed over. Raises `UsageError` with the number of a bad line and what is wrong with it,
+    and `StoreError`.
+    """
+    added, repeated = store.add_new(_trials(lines))
+    return ImportReport(added=added, repeated=repeated)
+
+
+def _trials(lines: Iterable[str]) -> Iterator[Trial]:
+    begun = False
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            body = json.loads(line, parse_constant=_no_constant)
+            if not isinstance(body, dict):
+                raise ValueError("it is not a JSON object")
+            if begun:
+                yield _trial(body)
+            else:
+                _check_header(body)
+        except (ValueError, UsageError) as error:
+            raise UsageError(f"line {number} cannot be imported: {error}") from None
+        begun = True
+    if not begun:
+        raise UsageError('there is nothing to import: the first line must be {"schema": 1, ...}')
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _check_header(body: dict[str, Any]) -> None:
+    if "schema" not in body:
+        raise ValueError('the first line must be {"schema": 1, ...}, as `autofit db export` writes it')
+    if body["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {body['schema']!r}, this autofit {__version__} reads {SCHEMA}")
+
+
+def _trial(body: dict[str, Any]) -> Trial:
+    """The trial of one line, every field of its declared type; raises `ValueError` or `UsageError`."""
+    given = {key: value for key, value in body.items() if key != "trial_id"}
+    kinds: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Outcome)}
+    outcome = given.get("outcome")
+    if not isinstance(outcome, str) or outcome not in kinds:
+        raise unknown("outcome", outcome, kinds)
+    trial = Trial(
+        config=_config(given),
+        hardware=_checked(Hardware, given, "hardware"),
+        stack=_checked(Stack, given, "stack"),
+        workload=_checked(Workload, given, "workload"),
+        memory_limit_bytes=_checked(int, given, "memory_limit_bytes"),
+        seconds=_checked(float, given, "seconds"),
+        recorded_at=_checked(str, given, "recorded_at"),
+        outcome=_checked(kinds[outcome], {"": given}, ""),
+    )
+    own = {field.name for value in (trial, trial.outcome) for field in fields(value)}
+    for name in given.keys() - own:
+        raise ValueError(f"{name!r} is no field of a trial that ends with {outcome}")
+    try:
+        # Types are right by now; this refuses a key that nothing here would keep.
+        Trial.from_json(given)
+    except TypeError as error:
+        said = str(error).replace(".__init__() got an unexpected keyword argument", " has no field")
+        raise ValueError(said) from None
+    trial_values(trial)
+    return trial
+
+
+def _config(given: dict[str, Any]) -> Config:
+    values = _checked(dict[str, Any], given, "config")
+    for name, value in values.items():
+        if not isinstance(value, str | int):
+            raise ValueError(f"config.{name} is {value!r}: not a name, a whole number, true or false")
+    return Config.of(values)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # only imports check types, and pydantic takes its time to be imported
+
+    return TypeAdapter(kind)
+
+
+def _checked(kind: Any, given: dict[str, Any], name: str) -> Any:
+    """The field as a value of `kind`, strictly by JSON's types; raises `ValueError` with the place."""
+    if name not in given:
+        raise ValueError(f"{name} is missing")
+    from pydantic import ValidationError
+
+    try:
+        return _adapter(kind).validate_json(to_text(given[name]), strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in (name, *first["loc"]) if part != "")
+        raise ValueError(f"{where}: {first['msg'][:1].lower()}{first['msg'][1:]}") from None

@@ -1,0 +1,203 @@
+"""Values as rows and rows as values: the one place that knows which column holds what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Row, Select, insert, select
+
+from autofit.errors import StoreError
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.outcome import Fits, Outcome, Trial, outcome_from_json, outcome_to_json
+from autofit.store.engine import to_text
+from autofit.store.tables import Base, HardwareRow, StackRow, TrialRow, WorkloadRow
+from autofit.techniques import family
+from autofit.workload import METHODS, Workload, digest
+
+V = TypeVar("V", Hardware, Stack, Workload)
+Values = dict[str, Any]
+"""A row's columns by name."""
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_LARGEST = 2**63 - 1
+
+
+def now() -> str:
+    """The time as it is stored: ISO 8601 in UTC, with microseconds."""
+    return datetime.now(UTC).isoformat()
+
+
+def hardware_digest(hardware: Hardware) -> str:
+    """Identifies the whole value; `Hardware.key` leaves out what changes neither memory nor speed."""
+    return digest(hardware.to_json())
+
+
+def keep(connection: Connection, hardware: Hardware, stack: Stack, workload: Workload) -> dict[str, str]:
+    """Stores the values that are not yet there; returns the columns that refer to them.
+
+    Every writer comes this way, in this order of tables, so that no two wait for each other.
+    """
+    refers = {
+        "hardware_digest": hardware_digest(hardware),
+        "stack_key": stack.key,
+        "workload_key": workload.key,
+    }
+    rows: tuple[tuple[type[Base], str, Values], ...] = (
+        (HardwareRow, "digest", {"key": hardware.key, "name": hardware.name, "body": hardware.to_json()}),
+        (StackRow, "key", {"body": stack.to_json()}),
+        (WorkloadRow, "key", {"model": workload.model, "body": workload.to_json()}),
+    )
+    for (table, column, values), key in zip(rows, refers.values(), strict=True):
+        primary = table.__table__.c[column]
+        if connection.scalar(select(primary).where(primary == key)) is None:
+            connection.execute(insert(table).values({column: key, **values}))
+    return refers
+
+
+def check_text(text: str, what: str) -> str:
+    """`text` if every database can hold it; raises `ValueError`."""
+    if "\0" in text or _SURROGATE.search(text):
+        raise ValueError(f"{what} holds a character that no database keeps: {text!r}")
+    return text
+
+
+def storable(trial: Trial) -> Trial:
+    """`trial` with U+FFFD for what is no Unicode in its outcome: output of a process may be any bytes."""
+    if isinstance(trial.outcome, Fits):
+        return trial
+    evidence = outcome_to_json(trial.outcome)
+    texts = {name: value for name, value in evidence.items() if isinstance(value, str)}
+    if not any(map(_SURROGATE.search, texts.values())):
+        return trial
+    mended = {name: _SURROGATE.sub("\ufffd", value) for name, value in texts.items()}
+    return replace(trial, outcome=outcome_from_json({**evidence, **mended}))
+
+
+def trial_values(trial: Trial) -> Values:
+    """The columns of `trial` itself: not its attempt, its search, or its rows in other tables.
+
+    Raises `ValueError` for what a store cannot hold: NaN and infinity, a time without its zone, a config
+    without a method, integers beyond 64 bits.
+    """
+    evidence = outcome_to_json(trial.outcome)
+    try:
+        to_text([evidence, trial.seconds, trial.config.to_json(), trial.hardware.to_json()])
+    except ValueError:
+        raise ValueError("a number is NaN or infinite, which JSON has not") from None
+    method = trial.config.get("method")
+    if method not in METHODS:
+        raise ValueError(f"the config's method is {method!r}, not one of {', '.join(METHODS)}")
+    if datetime.fromisoformat(trial.recorded_at).tzinfo is None:
+        raise ValueError(f"recorded_at {trial.recorded_at!r} has no time zone")
+    check_text(trial.workload.model, "the model's name")
+    check_text(trial.hardware.name, "the hardware's name")
+    measured = trial.outcome.measurement if isinstance(trial.outcome, Fits) else None
+    values = {
+        "hardware_key": trial.hardware.key,
+        "config_key": trial.config.key,
+        "memory_limit_bytes": trial.memory_limit_bytes,
+        "method": method,
+        "family": family(trial.config),
+        "outcome": trial.outcome.kind,
+        "device_bytes": measured and measured.device_bytes,
+        "peak_allocated_bytes": measured and measured.peak_allocated_bytes,
+        "tokens_per_second": measured and measured.tokens_per_second,
+        "seconds": trial.seconds,
+        "recorded_at": trial.recorded_at,
+        "config": trial.config.to_json(),
+        "evidence": evidence,
+    }
+    for name, value in values.items():
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            raise ValueError(f"{name} is {value}: beyond 64 bits")
+    return values
+
+
+class Reader:
+    """Reads trials. Remembers the few hardware, stack and workload values that all of them share."""
+
+    def __init__(self) -> None:
+        self._hardware: dict[str, Hardware] = {}
+        self._stacks: dict[str, Stack] = {}
+        self._workloads: dict[str, Workload] = {}
+
+    def hardware(self, connection: Connection, key: str) -> Hardware:
+        """The hardware whose whole value has this digest."""
+        query = select(HardwareRow.body).where(HardwareRow.digest == key)
+        return _value(connection, query, key, self._hardware, Hardware.from_json)
+
+    def stack(self, connection: Connection, key: str) -> Stack:
+        """The stack of this key."""
+        query = select(StackRow.body).where(StackRow.key == key)
+        return _value(connection, query, key, self._stacks, Stack.from_json)
+
+    def workload(self, connection: Connection, key: str) -> Workload:
+        """The workload of this key."""
+        query = select(WorkloadRow.body).where(WorkloadRow.key == key)
+        return _value(connection, query, key, self._workloads, Workload.from_json)
+
+    def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:
+        """The trial of a row of `TRIAL_COLUMNS`; raises `StoreError` where the row makes no sense."""
+        try:
+            return Trial(
+                config=Config.from_json(row.config),
+                workload=self.workload(connection, row.workload_key),
+                hardware=self.hardware(connection, row.hardware_digest),
+                stack=self.stack(connection, row.stack_key),
+                memory_limit_bytes=row.memory_limit_bytes,
+                outcome=read_outcome(row.evidence, f"trial {row.id}"),
+                seconds=row.seconds,
+                recorded_at=row.recorded_at,
+                trial_id=row.id,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _unreadable(f"trial {row.id}", error) from None
+
+
+TRIAL_COLUMNS = (
+    TrialRow.id,
+    TrialRow.hardware_digest,
+    TrialRow.stack_key,
+    TrialRow.workload_key,
+    TrialRow.memory_limit_bytes,
+    TrialRow.seconds,
+    TrialRow.recorded_at,
+    TrialRow.config,
+    TrialRow.evidence,
+)
+"""What `Reader.trial` needs."""
+
+
+def _value(
+    connection: Connection,
+    query: Select[dict[str, Any]],
+    key: str,
+    known: dict[str, V],
+    read: Callable[[Mapping[str, Any]], V],
+) -> V:
+    if key not in known:
+        body = connection.scalar(query)
+        try:
+            known[key] = read(body or {})
+        except (TypeError, ValueError) as error:
+            raise _unreadable(f"value {key}", error) from None
+    return known[key]
+
+
+def read_outcome(evidence: Mapping[str, Any], what: str) -> Outcome:
+    """The outcome of a row's evidence; raises `StoreError` where it makes no sense."""
+    try:
+        return outcome_from_json(evidence)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _unreadable(what, error) from None
+
+
+def _unreadable(what: str, error: Exception) -> StoreError:
+    return StoreError(
+        f"{what} of the store cannot be read: {error}", remedy="look at the store with `autofit db check`"
+    )

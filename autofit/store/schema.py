@@ -1,0 +1,221 @@
+"""The schema's revision: creating a new store, refusing one of another schema, upgrading, checking."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, MetaData, Table, func, inspect, select, text
+
+from autofit import __version__
+from autofit.errors import StoreError
+from autofit.store.address import Address
+from autofit.store.engine import BUSY_SECONDS, Database
+from autofit.store.failures import translated
+from autofit.store.tables import TABLES
+
+REVISIONS = ("0001",)
+"""Every revision, oldest first. Opening a store compares with it, to spare the import of Alembic."""
+
+_SCRIPTS = Path(__file__).parent / "migrations"
+_VERSIONS = "alembic_version"
+_LOCK = 0x6175746F666974  # "autofit", as PostgreSQL's advisory locks are numbers.
+# Alembic keeps the migration under way in a global.
+_MIGRATING = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReport:
+    """What `autofit db check` found."""
+
+    store: str
+    """Where the store is, without any password."""
+    kind: str
+    """`sqlite` or `postgresql`."""
+    revision: str | None
+    """The store's schema; None where the database is empty or damaged."""
+    newest: str
+    """The schema that this autofit reads and writes."""
+    problems: tuple[str, ...]
+    """What is wrong, one line each."""
+    counts: dict[str, int]
+    """Rows of each table."""
+
+    def to_json(self) -> dict[str, object]:
+        """As a JSON object."""
+        return {**asdict(self), "sound": self.sound}
+
+    @property
+    def sound(self) -> bool:
+        """Whether the store can be used as it is."""
+        return not self.problems and self.revision == self.newest
+
+
+def prepare(database: Database, *, create: bool) -> None:
+    """Makes sure that the database holds the newest schema; creates it in an empty one if `create` is set.
+
+    Raises `StoreError` for every other database.
+    """
+    _find_file(database.address, create=create)
+    with database.read() as connection:
+        found = _look(connection)
+    if found.revision == REVISIONS[-1]:
+        return
+    if not (found.is_empty and create):
+        raise _refusal(found, database.address)
+    _migrate(database)
+
+
+def upgrade(url: str | None = None) -> str:
+    """Brings the store to the newest schema, all or nothing, and creates it where there is none.
+
+    Returns the revision. Raises `StoreError`; a store of a newer autofit stays as it is.
+    """
+    with _opened(url, create=True) as database:
+        with database.read() as connection:
+            found = _look(connection)
+        if not found.is_empty and found.revision not in REVISIONS:
+            raise _refusal(found, database.address)
+        _migrate(database)
+    return REVISIONS[-1]
+
+
+def check(url: str | None = None) -> StoreReport:
+    """Looks through a store without changing it: its schema, its integrity where SQLite can tell, its rows.
+
+    Raises `StoreError` where it cannot even be read.
+    """
+    with _opened(url, create=False) as database, database.read() as connection:
+        problems = _damage(connection) if database.address.is_sqlite else []
+        # A damaged file fails again where its tables are read.
+        found = None if problems else _look(connection)
+        if found and found.revision != REVISIONS[-1]:
+            problems.append(str(_refusal(found, database.address)))
+        return StoreReport(
+            store=str(database.address),
+            kind=connection.dialect.name,
+            revision=found.revision if found else None,
+            newest=REVISIONS[-1],
+            problems=tuple(problems),
+            counts=_counts(connection, found.tables) if found else {},
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    revision: str | None
+    tables: frozenset[str]
+    is_empty: bool
+
+
+@contextmanager
+def _opened(url: str | None, *, create: bool) -> Iterator[Database]:
+    address = Address.of(url)
+    _find_file(address, create=create)
+    with closing(Database(address)) as database:
+        yield database
+
+
+def _find_file(address: Address, *, create: bool) -> None:
+    """Makes the file's folder, or refuses a file that is not there: SQLite would create an empty one."""
+    if address.path is None or address.path.exists():
+        return
+    if not create:
+        raise _absent(address)
+    try:
+        address.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the store's folder {address.path.parent} cannot be made: {error.strerror}",
+            remedy="name another store with --store or AUTOFIT_STORE",
+        ) from None
+
+
+def _look(connection: Connection) -> _Found:
+    tables = frozenset(inspect(connection).get_table_names())
+    revision = None
+    if _VERSIONS in tables:
+        revision = connection.scalar(text(f"SELECT version_num FROM {_VERSIONS}"))
+    # A server's database is commonly shared; a file with other tables is some other program's.
+    ours = tables if connection.dialect.name == "sqlite" else tables & {*TABLES, _VERSIONS}
+    return _Found(revision=revision, tables=tables, is_empty=not ours)
+
+
+def _migrate(database: Database) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    if database.address.is_sqlite:
+        _use_log(database)
+    with _MIGRATING, database.write() as connection:
+        if not database.address.is_sqlite:
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+        if _look(connection).revision == REVISIONS[-1]:
+            return
+        config = Config()
+        config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _use_log(database: Database) -> None:
+    """Turns on SQLite's write-ahead log, which lets readers go on beside a writer and stays on for good."""
+    deadline = time.monotonic() + BUSY_SECONDS
+    with translated(database.address):
+        while True:
+            # SQLite does not wait by itself here, and refuses within a transaction.
+            with closing(database.engine.raw_connection()) as connection:
+                try:
+                    connection.cursor().execute("PRAGMA journal_mode = WAL").close()
+                    return
+                except sqlite3.OperationalError as error:
+                    busy = str(error.sqlite_errorname).startswith("SQLITE_BUSY")
+                    if not busy or time.monotonic() > deadline:
+                        raise
+            time.sleep(0.05)
+
+
+def _damage(connection: Connection) -> list[str]:
+    found = connection.scalars(text("PRAGMA integrity_check(20)"))
+    damage = [" ".join(line.split()) for line in found if line != "ok"]
+    if damage:
+        return damage
+    broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(20)
+    lost = [f"row {number} of {table} refers to a row of {other} that is lost" for table, number, other, _ in broken]
+    return lost
+
+
+def _counts(connection: Connection, tables: frozenset[str]) -> dict[str, int]:
+    ours = [Table(name, MetaData()) for name in TABLES if name in tables]
+    return {t.name: connection.scalar(select(func.count()).select_from(t)) or 0 for t in ours}
+
+
+def _absent(address: Address) -> StoreError:
+    return StoreError(
+        f"there is no store at {address}",
+        remedy="run `autofit search` first, or name another store with --store or AUTOFIT_STORE",
+    )
+
+
+def _refusal(found: _Found, address: Address) -> StoreError:
+    if found.is_empty:
+        return _absent(address)
+    if found.revision is None:
+        return StoreError(
+            f"the database at {address} holds tables of another program",
+            remedy="name another store with --store or AUTOFIT_STORE",
+        )
+    if found.revision in REVISIONS:
+        return StoreError(
+            f"the store {address} has the older schema {found.revision}, this autofit uses {REVISIONS[-1]}",
+            remedy="autofit db upgrade",
+        )
+    return StoreError(
+        f"the store {address} has schema {found.revision}, newer than autofit {__version__} knows",
+        remedy="pip install --upgrade autofit",
+    )

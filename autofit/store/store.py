@@ -1,0 +1,293 @@
+"""The store of trials and searches: everything that was ever measured, and what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import ColumnElement, Connection, Select, func, select
+
+from autofit.frontier import Frontier, Point
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.outcome import Fits, OutOfMemory, Trial
+from autofit.store import attempts, ranking, schema, searches
+from autofit.store.address import Address
+from autofit.store.engine import Database
+from autofit.store.rows import TRIAL_COLUMNS, Reader, storable
+from autofit.store.searches import Search
+from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
+from autofit.workload import Workload
+
+_AT_ONCE = 500
+
+
+class Store:
+    """Trials and searches in SQLite or PostgreSQL.
+
+    Every method works on the newest committed state and raises `StoreError` where the database fails. What a
+    method returns is a value: changing it changes nothing here. Threads may share a store, and any number of
+    processes one database; a forked child opens its own.
+    """
+
+    def __init__(self, database: Database) -> None:
+        """A store in a database whose schema is the newest; `open` makes sure of it."""
+        self._database = database
+        self._reader = Reader()
+
+    @classmethod
+    def open(cls, url: str | None = None, *, create: bool = True) -> Self:
+        """The store at `url`: a path ending in .db, `sqlite:///PATH` or `postgresql://...`.
+
+        None stands for the environment variable AUTOFIT_STORE, then for SQLite in the user's data folder. An
+        empty database becomes a store if `create` is set. Raises `UsageError` for a URL that is not
+        understood, and `StoreError` where the store is absent, unreachable, locked, damaged, or of another
+        schema.
+        """
+        database = Database(Address.of(url))
+        try:
+            schema.prepare(database, create=create)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        """Where the store is, without any password."""
+        return str(self._database.address)
+
+    def add(self, trial: Trial, *, search_id: str | None = None) -> Trial:
+        """Keeps `trial` for good, before it returns, and returns it with its `trial_id`.
+
+        A further trial of the same hardware, stack, workload, config and memory limit is its next attempt.
+        In texts of its outcome, what is no Unicode becomes U+FFFD.
+        Raises `ValueError` for a trial that JSON or SQL cannot hold, and `UsageError` for a search that does
+        not exist.
+        """
+
+        trial = storable(trial)
+
+        def work(connection: Connection) -> int:
+            if search_id is not None and not searches.exists(connection, search_id):
+                raise searches.no_search(search_id)
+            return attempts.add(connection, trial, search_id)
+
+        return replace(trial, trial_id=self._database.commit(work))
+
+    def add_new(self, trials: Iterable[Trial]) -> tuple[int, int]:
+        """Keeps all of `trials`, or none if one of them raises; returns how many were added and repeated.
+
+        A trial that is here already, with the same time and outcome, is not added again. Others that write
+        wait meanwhile. Raises `ValueError` as `add` does.
+        """
+        with self._database.write() as connection:
+            return attempts.add_new(connection, trials)
+
+    def trial(self, trial_id: int) -> Trial | None:
+        """The trial of this number, or None."""
+        with self._database.read() as connection:
+            found = connection.execute(select(*TRIAL_COLUMNS).where(TrialRow.id == trial_id)).one_or_none()
+            return None if found is None else self._reader.trial(connection, found)
+
+    def trials(
+        self,
+        *,
+        hardware_key: str | None = None,
+        stack_key: str | None = None,
+        workload_key: str | None = None,
+        model: str | None = None,
+        outcome: str | None = None,
+        search_id: str | None = None,
+        limit: int | None = None,
+        offset: int = 0,
+        newest_first: bool = False,
+    ) -> list[Trial]:
+        """The trials that meet every condition given, all attempts, oldest first.
+
+        `model` is the workload's model, `outcome` the outcome's kind; `limit` and `offset` count trials.
+        """
+        conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id)
+        order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
+        query = select(*TRIAL_COLUMNS).where(*conditions).order_by(order)
+        if limit is not None or offset:
+            # The page is found by an index alone, so that the rows before it are never read.
+            page = select(TrialRow.id).where(*conditions).order_by(order).limit(limit).offset(offset or None)
+            query = select(*TRIAL_COLUMNS).where(TrialRow.id.in_(page)).order_by(order)
+        return list(self._read_trials(query))
+
+    def count(
+        self,
+        *,
+        hardware_key: str | None = None,
+        stack_key: str | None = None,
+        workload_key: str | None = None,
+        model: str | None = None,
+        outcome: str | None = None,
+        search_id: str | None = None,
+    ) -> int:
+        """How many trials meet every condition given, all attempts."""
+        conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id)
+        with self._database.read() as connection:
+            return connection.scalar(select(func.count(TrialRow.id)).where(*conditions)) or 0
+
+    def stream(self) -> Iterator[Trial]:
+        """Every trial, oldest first, from one state of the store, without holding them all in memory."""
+        return self._read_trials(select(*TRIAL_COLUMNS).order_by(TrialRow.id))
+
+    def known(self, *, hardware_key: str, stack_key: str, workload_key: str) -> dict[Config, list[Trial]]:
+        """All attempts of each config that was tried, oldest first; configs in order of their first trial."""
+        grouped: dict[Config, list[Trial]] = {}
+        for trial in self.trials(hardware_key=hardware_key, stack_key=stack_key, workload_key=workload_key):
+            grouped.setdefault(trial.config, []).append(trial)
+        return grouped
+
+    def frontier(
+        self,
+        *,
+        hardware_key: str,
+        stack_key: str,
+        workload_key: str,
+        allowed: Callable[[Config], bool] = lambda config: True,
+    ) -> Frontier | None:
+        """The frontier of the latest fitting attempt of each config; None where nothing was tried.
+
+        `allowed` must answer the same for all configs of a family (`techniques.family`).
+        `trials` and `out_of_memory` count all attempts.
+        """
+        context = ranking.of_context(hardware_key, stack_key, workload_key)
+        with self._database.read() as connection:
+            last = select(func.max(TrialRow.id)).where(*context).scalar_subquery()
+            newest = connection.scalar(select(TrialRow.hardware_digest).where(TrialRow.id == last))
+            if newest is None:
+                return None
+            counts = ranking.counts(connection, context)
+            ids = ranking.undominated(connection, context)
+            points = [_point(trial) for trial in self._by_id(connection, ids) if allowed(trial.config)]
+            return Frontier.of(
+                points,
+                hardware=self._reader.hardware(connection, newest),
+                workload=self._reader.workload(connection, workload_key),
+                stack=self._reader.stack(connection, stack_key),
+                trials=sum(counts.values()),
+                out_of_memory=counts.get(OutOfMemory.kind, 0),
+            )
+
+    def hardware(self) -> list[Hardware]:
+        """The hardware that trials ran on, one per key, newest used first."""
+        newest = select(func.max(TrialRow.id)).group_by(TrialRow.hardware_key)
+        query = select(TrialRow.hardware_digest).where(TrialRow.id.in_(newest)).order_by(TrialRow.id.desc())
+        with self._database.read() as connection:
+            return [self._reader.hardware(connection, key) for key in connection.scalars(query).all()]
+
+    def stacks(self, hardware_key: str, workload_key: str) -> list[Stack]:
+        """The stacks that trials of this hardware and workload ran on, newest used first."""
+        query = (
+            select(TrialRow.stack_key)
+            .where(TrialRow.workload_key == workload_key, TrialRow.hardware_key == hardware_key)
+            .group_by(TrialRow.stack_key)
+            .order_by(func.max(TrialRow.id).desc())
+        )
+        with self._database.read() as connection:
+            return [self._reader.stack(connection, key) for key in connection.scalars(query).all()]
+
+    def workloads(self, *, model: str | None = None, hardware_key: str | None = None) -> list[Workload]:
+        """The workloads that were tried, of one model or on one hardware where given, newest used first."""
+        query = (
+            select(TrialRow.workload_key)
+            .where(*_conditions(hardware_key, None, None, model, None, None))
+            .group_by(TrialRow.workload_key)
+            .order_by(func.max(TrialRow.id).desc())
+        )
+        with self._database.read() as connection:
+            return [self._reader.workload(connection, key) for key in connection.scalars(query).all()]
+
+    def begin_search(
+        self,
+        search_id: str,
+        *,
+        hardware: Hardware,
+        stack: Stack,
+        workload: Workload,
+        request: Mapping[str, Any],
+    ) -> None:
+        """Stores a search as running; one that is here already goes on, with the new request and no result.
+
+        Raises `UsageError` where that one searched another hardware, stack or workload.
+        """
+        self._database.commit(lambda c: searches.begin(c, search_id, hardware, stack, workload, request))
+
+    def end_search(self, search_id: str, status: str, result: Mapping[str, Any] | None) -> None:
+        """Stores that a search is `done`, `interrupted` or `failed`, and what it answered, as a JSON object.
+
+        Raises `UsageError` for another status, and for a search that does not exist.
+        """
+        self._database.commit(lambda c: searches.end(c, search_id, status, result))
+
+    def search(self, search_id: str) -> Search | None:
+        """The search of this id, or None."""
+        found = self._read_searches(select(SearchRow).where(SearchRow.search_id == search_id))
+        return found[0] if found else None
+
+    def searches(self) -> list[Search]:
+        """Every search, newest begun first."""
+        order = (SearchRow.started_at.desc(), SearchRow.search_id)
+        return self._read_searches(select(SearchRow).order_by(*order))
+
+    def _read_searches(self, query: Select[*tuple[Any, ...]]) -> list[Search]:
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+            return [searches.read(connection, self._reader, row) for row in rows]
+
+    def _read_trials(self, query: Select[*tuple[Any, ...]]) -> Iterator[Trial]:
+        query = query.execution_options(yield_per=_AT_ONCE)
+        with self._database.read() as connection, connection.execute(query) as rows:
+            for row in rows:
+                yield self._reader.trial(connection, row)
+
+    def _by_id(self, connection: Connection, ids: list[int]) -> Iterator[Trial]:
+        for start in range(0, len(ids), _AT_ONCE):
+            part = ids[start : start + _AT_ONCE]
+            query = select(*TRIAL_COLUMNS).where(TrialRow.id.in_(part)).order_by(TrialRow.id)
+            for row in connection.execute(query).all():
+                yield self._reader.trial(connection, row)
+
+
+def _point(trial: Trial) -> Point:
+    assert isinstance(trial.outcome, Fits)
+    return Point(config=trial.config, measurement=trial.outcome.measurement, trial_id=trial.trial_id)
+
+
+def _conditions(
+    hardware_key: str | None,
+    stack_key: str | None,
+    workload_key: str | None,
+    model: str | None,
+    outcome: str | None,
+    search_id: str | None,
+) -> list[ColumnElement[bool]]:
+    given = (
+        (TrialRow.hardware_key, hardware_key),
+        (TrialRow.stack_key, stack_key),
+        (TrialRow.workload_key, workload_key),
+        (TrialRow.outcome, outcome),
+        (TrialRow.search_id, search_id),
+    )
+    conditions = [column == value for column, value in given if value is not None]
+    if model is not None:
+        of_model = select(WorkloadRow.key).where(WorkloadRow.model == model)
+        conditions.append(TrialRow.workload_key.in_(of_model))
+    return conditions

@@ -1,0 +1,117 @@
+"""The lattice's axes: one file per technique, and this registry of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autofit.errors import UsageError, unknown
+from autofit.lattice import Axis, Config, Value
+from autofit.techniques.attention import Attention
+from autofit.techniques.checkpointing import Checkpointing
+from autofit.techniques.compilation import Compilation
+from autofit.techniques.job import Job
+from autofit.techniques.loss import Loss
+from autofit.techniques.method import Method
+from autofit.techniques.micro_batch import MicroBatch
+from autofit.techniques.offload import Offload
+from autofit.techniques.optimizer import Optimizer
+from autofit.techniques.precision import Precision
+from autofit.techniques.rank import Rank
+from autofit.techniques.sharding import Sharding
+from autofit.techniques.targets import Targets
+from autofit.techniques.technique import Technique
+from autofit.workload import Effect
+
+TECHNIQUES: tuple[Technique, ...] = (
+    Method(),
+    Rank(),
+    Targets(),
+    Precision(),
+    MicroBatch(),
+    Checkpointing(),
+    Optimizer(),
+    Attention(),
+    Loss(),
+    Compilation(),
+    Offload(),
+    Sharding(),
+)
+"""In the order in which they take part in a build."""
+
+AXES: tuple[Axis, ...] = tuple(t.axis for t in TECHNIQUES)
+
+
+def unsupported(config: Config, job: Job) -> str | None:
+    """Why `config` cannot work for `job`; None where it can. Nothing is run to find out."""
+    for technique in TECHNIQUES:
+        if technique.applies(config):
+            reason = technique.unsupported(config, job)
+            if reason is not None:
+                return reason
+    return None
+
+
+def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None = None) -> Config:
+    """A full config from the given values; absent axes take `defaults`, then the plain recipe.
+
+    Raises `UsageError` for an unknown axis or value, and for `rank` or `targets` with method `full`.
+    """
+    axes = {axis.name: axis for axis in AXES}
+    for name in values:
+        if name not in axes:
+            raise unknown("axis", name, axes)
+    known = {name: axes[name].check(value) for name, value in values.items()}
+    filled: dict[str, Value] = {}
+    for technique in TECHNIQUES:
+        name = technique.axis.name
+        if name != "method" and not technique.applies(Config.of(filled)):
+            if name in known:
+                raise UsageError(f"{name} does not apply to method {filled['method']}: leave it out")
+            continue
+        fallback = (defaults or {}).get(name, technique.axis.recipe)
+        value = known.get(name, fallback)
+        if value is not None:
+            filled[name] = value
+    return Config.of(filled)
+
+
+def parse(text: str) -> dict[str, object]:
+    """The values that `axis=value,axis=value` spells; raises `UsageError` naming the nearest valid ones."""
+    axes = {axis.name: axis for axis in AXES}
+    values: dict[str, object] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals:
+            raise UsageError(f"config {part!r} is not understood: write axis=value, such as micro_batch=4")
+        if name not in axes:
+            raise unknown("axis", name, axes)
+        if name in values:
+            raise UsageError(f"config names {name} twice")
+        values[name] = axes[name].parse(value)
+    return values
+
+
+def family(config: Config) -> str:
+    """What configs must share to train alike: the values of every axis that changes more than rounding order.
+
+    Within a family, a config that is dominated is of no use to anyone, whatever the user allows.
+    """
+    axes = [axis for axis in AXES if axis.numeric or any(e is not Effect.EXACT for e in axis.effects.values())]
+    return ",".join(f"{a.name}={config[a.name]}" for a in axes if a.name in config and a.name != "micro_batch")
+
+
+def changes(config: Config) -> tuple[str, ...]:
+    """What `config` changes against the plain recipe beyond rounding order, one sentence each."""
+    found = []
+    for axis in AXES:
+        value = config.get(axis.name)
+        if value is None:
+            continue
+        effect = axis.effect(value)
+        if effect is not Effect.EXACT:
+            what = "the training itself" if effect is Effect.TRAINING else "numerical precision"
+            found.append(f"{axis.name}={value} instead of {axis.recipe} changes {what}")
+    return tuple(found)
+
+
+__all__ = ["AXES", "TECHNIQUES", "Job", "Technique", "changes", "complete", "family", "parse", "unsupported"]

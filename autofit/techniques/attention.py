@@ -1,0 +1,45 @@
+"""The attention kernel."""
+
+from __future__ import annotations
+
+from autofit.catalog.models import shape
+from autofit.lattice import Axis, Config
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+
+_IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+"""transformers' names."""
+
+
+class Attention(Technique):
+    """`sdpa`: torch's choice of fused kernel. `flash`: the flash-attn package. `eager`: scores as a tensor."""
+
+    axis = Axis(
+        name="attention",
+        values=("sdpa", "flash", "eager"),
+        recipe="sdpa",
+        lighter=frozenset({("sdpa", "eager"), ("flash", "eager")}),
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["attention"] == "sdpa" and not shape(job.model).sdpa:
+            return f"attention=sdpa is not there for {job.model.name}, whose scores are capped: use eager"
+        if config["attention"] != "flash":
+            return None
+        if job.hardware.kind != "cuda":
+            return "attention=flash needs a CUDA device"
+        if job.stack.flash_attn is None:
+            return "attention=flash needs the flash-attn package, which is not installed here; sdpa has the same kernel"
+        if config["precision"] == "fp32":
+            return "attention=flash computes in 16 bits only"
+        if _is_older(job.hardware.capability, 8.0):
+            return f"attention=flash needs compute capability 8.0, {job.hardware.name} has {job.hardware.capability}"
+        return None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        plan.attention = _IMPLEMENTATIONS[config.text("attention")]
+
+
+def _is_older(capability: str | None, first: float) -> bool:
+    """Whether an NVIDIA compute capability is below `first`; a gfx name, as AMD's devices have, is not."""
+    return capability is not None and capability[0].isdecimal() and float(capability) < first

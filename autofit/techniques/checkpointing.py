@@ -1,0 +1,104 @@
+"""Activation checkpointing: which activations are kept for the backward pass, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from autofit.lattice import Axis, Config, chain, closure
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+
+
+class Checkpointing(Technique):
+    """Decoder layers whose activations are recomputed (Chen et al. 2016), through transformers' own layer hook.
+
+    `full`: every layer. `every-N`: every N-th layer. `selective`: every layer, but outputs of matrix products and
+    attention are kept. `offload`: every layer, its saved input in pinned host memory. `none`: no recomputation.
+    """
+
+    axis = Axis(
+        name="checkpointing",
+        values=("offload", "full", "every-2", "every-4", "selective", "none"),
+        recipe="none",
+        # Whether every-4 or selective is lighter depends on the architecture: no claim.
+        lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
+        slower=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["checkpointing"] == "offload" and job.hardware.kind == "cpu":
+            return "checkpointing=offload moves activations to host memory, where a CPU's activations already are"
+        return None
+
+    def on_model(self, config: Config, plan: Plan, model: Any) -> None:
+        value = config.text("checkpointing")
+        if value != "none":
+            every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
+            enable(model, every_n_layers=every, function=checkpoint_function(value))
+
+
+def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> None:
+    """Checkpoint every `every_n_layers`-th decoder layer, the first included.
+
+    The flag and function are those that transformers' layers read, in every version since 4.53.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} does not support activation checkpointing")
+    for index, layer in enumerate(layers):
+        if index % every_n_layers == 0:
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = function
+
+
+def checkpoint_function(value: str) -> Callable[..., Any]:
+    """What a checkpointed layer's forward is called through."""
+    from torch.utils.checkpoint import checkpoint
+
+    if value == "selective":
+        return partial(checkpoint, use_reentrant=False, context_fn=_selective_contexts)
+    if value == "offload":
+        return _offloaded_checkpoint
+    return partial(checkpoint, use_reentrant=False)
+
+
+def _offloaded_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    """A checkpoint whose saved input waits in pinned host memory."""
+    import torch
+    from torch.autograd.graph import save_on_cpu
+    from torch.utils.checkpoint import checkpoint
+
+    with save_on_cpu(pin_memory=torch.cuda.is_available()):
+        return checkpoint(function, *args, use_reentrant=False)
+
+
+def _selective_contexts() -> Any:
+    """Contexts of a checkpoint that keeps the outputs of `_kept_operations` and recomputes the rest."""
+    from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+    return create_selective_checkpoint_contexts(_kept_operations())  # type: ignore[no-untyped-call]
+
+
+def _kept_operations() -> list[Any]:
+    """Matrix products and attention: nearly all the arithmetic of a layer, for part of its activations."""
+    import torch
+
+    aten = torch.ops.aten
+    kept = [
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._grouped_mm.default,  # experts
+    ]
+    with suppress(AttributeError):  # registered when bitsandbytes is imported
+        kept.append(torch.ops.bitsandbytes.gemm_4bit.default)
+    return kept

@@ -1,0 +1,19 @@
+"""What a config is judged and built for: a model's architecture, the workload, and the site that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autofit.catalog.models import Model
+from autofit.hardware import Hardware, Stack
+from autofit.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything about a training run but its config."""
+
+    model: Model
+    workload: Workload
+    hardware: Hardware
+    stack: Stack

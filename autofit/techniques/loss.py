@@ -1,0 +1,37 @@
+"""How the cross-entropy over the vocabulary is computed."""
+
+from __future__ import annotations
+
+from autofit.catalog.models import shape
+from autofit.lattice import Axis, Config, chain
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+
+
+class Loss(Technique):
+    """`full`: all logits at once, as transformers does. `chunked`: a few rows at a time. `fused`: Liger's kernel."""
+
+    axis = Axis(
+        name="loss",
+        values=("fused", "chunked", "full"),
+        recipe="full",
+        lighter=chain("fused", "chunked", "full"),
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["loss"] != "full" and config["method"] == "full" and shape(job.model).head_bias:
+            return (
+                f"loss={config['loss']} does not train the bias that the output head of {job.model.name} has: use full"
+            )
+        if config["loss"] != "fused":
+            return None
+        if job.hardware.kind not in ("cuda", "xpu"):
+            return "loss=fused needs an accelerator that Triton compiles for; chunked does the same on the CPU"
+        if job.stack.liger_kernel is None:
+            return "loss=fused needs the liger-kernel package, which is not installed here"
+        return None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        from autofit.techniques import cross_entropy
+
+        plan.loss = cross_entropy.KERNELS[config.text("loss")]

@@ -1,0 +1,51 @@
+"""Training method: every weight, adapters on a frozen base (LoRA), or adapters on a 4-bit base (QLoRA)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autofit.catalog.models import shape
+from autofit.lattice import Axis, Config
+from autofit.techniques import adapters, quantisation
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+from autofit.workload import Effect
+
+
+class Method(Technique):
+    """`full`, `lora` (Hu et al. 2021), `qlora`: nf4 with double quantisation (Dettmers et al. 2023)."""
+
+    axis = Axis(
+        name="method",
+        values=("qlora", "lora", "full"),
+        effects={"qlora": Effect.TRAINING, "lora": Effect.TRAINING, "full": Effect.EXACT},
+        recipe="full",
+        # LoRA against full is no claim: with small models and large batches the adapters' activations outweigh
+        # the gradients and states that they save.
+        lighter=frozenset({("qlora", "lora")}),
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["method"] != "qlora":
+            return None
+        if job.stack.bitsandbytes is None:
+            return "qlora needs bitsandbytes, which is not installed here"
+        if job.hardware.kind not in ("cpu", "cuda", "xpu"):
+            return f"bitsandbytes has no 4-bit kernels for {job.hardware.kind}"
+        if shape(job.model).experts:
+            return (
+                f"qlora cannot quantise the experts of {job.model.name}: bitsandbytes quantises Linear layers, and "
+                "transformers keeps experts as stacked tensors"
+            )
+        return None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        if config["method"] != "full":
+            plan.lora_dropout = job.workload.lora_dropout
+
+    def on_skeleton(self, config: Config, plan: Plan, model: Any) -> Any:
+        if config["method"] == "qlora":
+            quantisation.replace_linears(model, compute_dtype=plan.compute_dtype)
+        if config["method"] != "full":
+            model = adapters.add(model, plan)
+        return model

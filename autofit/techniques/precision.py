@@ -1,0 +1,34 @@
+"""Number formats of weights, arithmetic, gradients and optimizer states."""
+
+from __future__ import annotations
+
+from autofit.lattice import Axis, Config
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+from autofit.workload import Effect
+
+
+class Precision(Technique):
+    """`bf16`: all in bf16. `bf16-mixed`, `fp16-mixed`: fp32 master weights under autocast; frozen weights in 16 bits.
+
+    Mixed precision after Micikevicius et al. 2017. Frozen weights need no master copy, so adapters alone are fp32.
+    """
+
+    axis = Axis(
+        name="precision",
+        values=("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
+        effects={"bf16": Effect.NUMERICS, "fp16-mixed": Effect.NUMERICS, "fp32": Effect.NUMERICS},
+        recipe="bf16-mixed",
+        # Mixed against fp32 is no claim: autocast keeps 16-bit copies of all weights, which at a small batch
+        # outweigh the halved activations.
+        lighter=frozenset({("bf16", "bf16-mixed"), ("bf16", "fp16-mixed"), ("bf16", "fp32")}),
+    )
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        import torch
+
+        value = config["precision"]
+        plan.trained_dtype = torch.bfloat16 if value == "bf16" else torch.float32
+        plan.compute_dtype = {"fp16-mixed": torch.float16, "fp32": torch.float32}.get(str(value), torch.bfloat16)
+        plan.autocast = value in ("bf16-mixed", "fp16-mixed")
+        plan.loss_scaling = value == "fp16-mixed"

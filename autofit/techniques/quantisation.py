@@ -1,0 +1,49 @@
+"""A 4-bit base: bitsandbytes' Linear4bit in place of the decoder's Linear layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+
+def replace_linears(model: Any, *, compute_dtype: torch.dtype) -> None:
+    """Replace, on the meta device, every Linear layer but the output head; nf4 with double quantisation.
+
+    The head stays in 16 bits, as transformers' own quantiser keeps it.
+    """
+    import bitsandbytes as bnb
+    import torch
+    from torch import nn
+
+    head = model.get_output_embeddings()
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if type(child) is not nn.Linear or child is head:
+                continue
+            with torch.device("meta"):
+                four_bit = bnb.nn.Linear4bit(
+                    child.in_features,
+                    child.out_features,
+                    bias=child.bias is not None,
+                    compute_dtype=compute_dtype,
+                    compress_statistics=True,
+                    quant_type="nf4",
+                )
+            if child.bias is not None:
+                four_bit.bias = child.bias
+            # Otherwise the first forward in eval mode repacks the weights for inference, for good: on CPUs with
+            # avx512_bf16 that format has no backward, and gradients would silently stop here.
+            four_bit.support_avx512bf16_for_cpu = False
+            setattr(parent, name, four_bit)
+
+
+def materialise(layer: Any, *, device: torch.device, dtype: torch.dtype, std: float) -> None:
+    """Quantise random weights into `layer`, one layer at a time, so that the 16-bit base never exists as a whole."""
+    import bitsandbytes as bnb
+    import torch
+
+    weight = torch.empty(layer.out_features, layer.in_features, dtype=dtype, device=device).normal_(0.0, std)
+    packed = bnb.nn.Params4bit(weight, requires_grad=False, compress_statistics=True, quant_type="nf4", module=layer)
+    layer.weight = packed._quantize(device)

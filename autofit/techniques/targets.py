@@ -1,0 +1,34 @@
+"""Which Linear layers get adapters."""
+
+from __future__ import annotations
+
+from autofit.catalog.models import shape
+from autofit.lattice import Axis, Config, chain
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+from autofit.workload import Effect
+
+
+class Targets(Technique):
+    """`attention`: the q, k, v and o projections; `all-linear`: every Linear layer but the head, and what peft counts
+    as one: in a mixture of experts the router and the stacked experts."""
+
+    axis = Axis(
+        name="targets",
+        values=("attention", "all-linear"),
+        effects={"attention": Effect.TRAINING},
+        recipe="all-linear",
+        lighter=chain("attention", "all-linear"),
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["targets"] == "all-linear" and job.workload.lora_dropout > 0 and shape(job.model).experts:
+            return "peft has no lora-dropout on stacked experts: use targets=attention or --lora-dropout 0"
+        return None
+
+    def applies(self, config: Config) -> bool:
+        return config["method"] != "full"
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        if self.applies(config):
+            plan.targets = config.text("targets")

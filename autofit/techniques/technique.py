@@ -1,0 +1,92 @@
+"""What every technique is: one axis, when its values are valid, and how they alter the build of a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from autofit.lattice import Axis, Config
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from autofit.techniques.job import Job
+
+    LossKernel = Callable[[torch.Tensor, "Head", torch.Tensor], torch.Tensor]
+    """(hidden [tokens, hidden_size], head, labels [tokens]) -> sum of the cross-entropy in nats, fp32 scalar."""
+    OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
+    """From the module to the optimizer of its trainable parameters."""
+
+MAX_GRADIENT_NORM = 1.0
+"""Gradients are clipped to this norm, as trainers do by default: it is part of a step's time."""
+IGNORE_INDEX = -100
+"""The label of a position without a target, as in torch.nn.CrossEntropyLoss."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Head:
+    """The projection from hidden states to logits, with what some architectures do to the logits."""
+
+    weight: torch.Tensor
+    """[vocabulary, hidden_size]."""
+    bias: torch.Tensor | None = None
+    softcap: float | None = None
+    """Gemma 2: logits become softcap * tanh(logits / softcap)."""
+    scale: float = 1.0
+    """Factor on the logits (Cohere multiplies, Granite divides)."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Plan:
+    """The decisions that the techniques make before anything is built; `training.build` carries them out."""
+
+    device: torch.device
+    trained_dtype: torch.dtype
+    """Of the parameters that the optimizer updates: the master weights."""
+    compute_dtype: torch.dtype
+    """Of matrix products, and of parameters that are frozen."""
+    autocast: bool = False
+    """Whether compute_dtype is reached by autocast because the trained weights are wider."""
+    loss_scaling: bool = False
+    """Whether gradients are scaled against fp16 underflow."""
+    attention: str = "sdpa"
+    """transformers' name of the attention implementation."""
+    micro_batch: int = 1
+    """Sequences per forward on one device."""
+    rank: int | None = None
+    targets: str | None = None
+    lora_dropout: float = 0.0
+    loss: LossKernel | None = None
+    optimizer: OptimizerFactory | None = None
+    compile: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Technique:
+    """One axis. A subclass overrides only the stages it takes part in; they run in this order.
+
+    1. `plan`: set fields of the plan. 2. `on_skeleton`: alter the model while it is on the meta device.
+    3. `on_model`: alter the model when its weights exist.
+    """
+
+    axis: ClassVar[Axis]
+
+    def applies(self, config: Config) -> bool:
+        """Whether a config must have this axis."""
+        return True
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        """Why this axis's value cannot work in `config` for `job`, in one sentence; None where it can."""
+        return None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        """Set what this axis decides."""
+
+    def on_skeleton(self, config: Config, plan: Plan, model: Any) -> Any:
+        """The model (meta device) with this technique applied."""
+        return model
+
+    def on_model(self, config: Config, plan: Plan, model: Any) -> None:
+        """Alter the model, whose parameters now hold values on the device."""

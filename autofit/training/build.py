@@ -1,0 +1,73 @@
+"""Builds a training step from a config: the techniques decide, this file carries it out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from autofit.catalog.models import Model, architecture
+from autofit.lattice import Config
+from autofit.techniques import TECHNIQUES, Job
+from autofit.techniques.technique import Plan
+from autofit.training.engine import LocalEngine
+from autofit.training.loss_module import LossModule
+from autofit.training.step import TrainingStep
+from autofit.training.weights import materialise, unwrap
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autofit.techniques.technique import LossKernel, OptimizerFactory
+
+
+def make_plan(config: Config, job: Job, device: torch.device) -> Plan:
+    """What the config's techniques decide, for a step on `device`."""
+    plan = Plan(device=device, trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
+    for technique in TECHNIQUES:
+        if technique.applies(config):
+            technique.plan(config, job, plan)
+    return plan
+
+
+def make_skeleton(config: Config, plan: Plan, model: Model) -> nn.Module:
+    """The model on the meta device: every shape and dtype is final, nothing has storage."""
+    from transformers import AutoModelForCausalLM
+
+    full = config["method"] == "full"
+    with torch.device("meta"):
+        skeleton: Any = AutoModelForCausalLM.from_config(
+            architecture(model),
+            dtype=plan.trained_dtype if full else plan.compute_dtype,
+            attn_implementation=plan.attention,
+        )
+    for technique in TECHNIQUES:
+        if technique.applies(config):
+            skeleton = technique.on_skeleton(config, plan, skeleton)
+    return cast("nn.Module", skeleton)
+
+
+def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
+    """The training step of `config`, with random weights on `device`; seed torch before for repeatable weights.
+
+    The config must be supported (`techniques.unsupported` says so); raises what torch raises when memory runs out.
+    """
+    plan = make_plan(config, job, device)
+    model = make_skeleton(config, plan, job.model)
+    materialise(model, device=device)
+    for technique in TECHNIQUES:
+        if technique.applies(config):
+            technique.on_model(config, plan, model)
+    module = LossModule(model, cast("LossKernel", plan.loss))
+    module.train()
+    if plan.compile:
+        module.compile_decoder()
+    engine = LocalEngine(module, cast("OptimizerFactory", plan.optimizer), loss_scaling=plan.loss_scaling)
+    return TrainingStep(
+        module=module,
+        engine=engine,
+        device=device,
+        micro_batch=plan.micro_batch,
+        autocast=plan.compute_dtype if plan.autocast else None,
+        vocabulary=int(unwrap(model).config.get_text_config().vocab_size),
+    )

@@ -1,0 +1,59 @@
+"""The root module of a training step: tokens and labels in, the loss out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from autofit.techniques.technique import Head
+from autofit.training.weights import unwrap
+
+if TYPE_CHECKING:
+    from autofit.techniques.technique import LossKernel
+
+
+class LossModule(nn.Module):
+    """A causal language model with its loss.
+
+    It is the root that a sharding engine wraps, so that all parameters, the head's included, are used inside one
+    forward.
+    """
+
+    def __init__(self, model: nn.Module, loss: LossKernel) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+        causal_lm = unwrap(model)
+        decoder = getattr(causal_lm, causal_lm.base_model_prefix, None) or causal_lm.model
+        self._decoder = [decoder]  # in a list: registered once, as a part of `model`
+        self._config = causal_lm.config.get_text_config()
+
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Summed cross-entropy in nats, fp32 scalar. tokens and labels [sequences, seq_len]; labels are shifted."""
+        decoded = self._decoder[0](input_ids=tokens, use_cache=False)
+        hidden: torch.Tensor = decoded.last_hidden_state
+        return self._loss(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
+
+    def head(self) -> Head:
+        """The projection to logits, with the scale and softcap that the architecture's config names."""
+        projection: Any = unwrap(self.model).get_output_embeddings()
+        scale = float(getattr(self._config, "logit_scale", None) or 1.0)
+        divisor = float(getattr(self._config, "logits_scaling", None) or 1.0)
+        return Head(
+            weight=projection.weight,
+            bias=getattr(projection, "bias", None),
+            softcap=getattr(self._config, "final_logit_softcapping", None),
+            scale=scale / divisor,
+        )
+
+    def compile_decoder(self) -> None:
+        """Compile the decoder in place; the loss kernel stays as it is written."""
+        self._decoder[0].compile()
+
+    def plain_loss(self, tokens: torch.Tensor, labels: torch.Tensor, loss: LossKernel) -> torch.Tensor:
+        """The forward pass without compilation and without this module's own loss kernel, for comparison."""
+        decoder = self._decoder[0]
+        hidden = decoder.forward(input_ids=tokens, use_cache=False).last_hidden_state
+        return loss(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))

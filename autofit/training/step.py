@@ -1,0 +1,115 @@
+"""One optimizer step: forwards and backwards over the micro-batches, then the update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+
+from autofit.techniques.chunked_cross_entropy import chunked_cross_entropy
+from autofit.techniques.technique import IGNORE_INDEX
+from autofit.training.engine import Engine
+from autofit.training.loss_module import LossModule
+
+PhaseObserver = Callable[[str], AbstractContextManager[None]]
+"""Called with the name of a phase (`forward`, `backward`, `optimizer`); the phase runs inside what it returns."""
+
+
+def unobserved(phase: str) -> AbstractContextManager[None]:
+    """Observes nothing."""
+    return nullcontext()
+
+
+class TrainingStep:
+    """A training step built from a config.
+
+    The loss is normalised by the targets of the whole optimizer step over all ranks, so that neither accumulation
+    nor uneven padding changes the gradient.
+    """
+
+    def __init__(
+        self,
+        *,
+        module: LossModule,
+        engine: Engine,
+        device: torch.device,
+        micro_batch: int,
+        autocast: torch.dtype | None,
+        vocabulary: int,
+    ) -> None:
+        self.module = module
+        self.engine = engine
+        self.device = device
+        self.micro_batch = micro_batch
+        self.vocabulary = vocabulary
+        self._autocast = autocast
+
+    def run(self, tokens: torch.Tensor, observe: PhaseObserver = unobserved) -> torch.Tensor:
+        """One optimizer step on `tokens` [sequences, seq_len]; the mean loss in nats per token, before the update.
+
+        The number of sequences must be a multiple of the micro-batch.
+        """
+        micro_batches = list(self.split(tokens))
+        targets = sum(int((labels != IGNORE_INDEX).sum()) for _, labels in micro_batches) * self.engine.ranks
+        total = torch.zeros((), device=self.device)
+        for index, (inputs, labels) in enumerate(micro_batches):
+            total += self.micro_step(inputs, labels, targets, last=index == len(micro_batches) - 1, observe=observe)
+        with observe("optimizer"):
+            self.engine.update()
+        return total
+
+    def micro_step(
+        self,
+        inputs: torch.Tensor,
+        labels: torch.Tensor,
+        targets: int,
+        *,
+        last: bool,
+        observe: PhaseObserver = unobserved,
+    ) -> torch.Tensor:
+        """Forward and backward of one micro-batch; its share of the step's mean loss, detached.
+
+        `targets` is the number of targets of the whole optimizer step.
+        """
+        with observe("forward"), self.precision():
+            loss: torch.Tensor = self.engine.root(inputs, labels) / targets
+        with observe("backward"):
+            self.engine.backward(loss, last=last)
+        return loss.detach()
+
+    def update(self, observe: PhaseObserver = unobserved) -> None:
+        """The optimizer's part alone."""
+        with observe("optimizer"):
+            self.engine.update()
+
+    def split(self, tokens: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """The micro-batches of `tokens` [sequences, seq_len], each with its shifted labels."""
+        for part in torch.split(tokens, self.micro_batch):
+            labels = torch.full_like(part, IGNORE_INDEX)
+            labels[:, :-1] = part[:, 1:]
+            yield part, labels
+
+    @torch.no_grad()
+    def reference_loss(self, tokens: torch.Tensor) -> float:
+        """Mean loss in nats per token by the plain forward: no compilation, no checkpointing, no custom kernel.
+
+        The logits are taken a few rows at a time, so that the reference never needs more memory than training does.
+        """
+        total, targets = 0.0, 0
+        training = self.module.training
+        self.module.eval()  # checkpointing and dropout act in training mode only
+        for row in torch.split(tokens, 1):
+            ((inputs, labels),) = self.split(row)
+            with self.precision():
+                total += float(self.module.plain_loss(inputs, labels, chunked_cross_entropy))
+            targets += int((labels != IGNORE_INDEX).sum())
+        self.module.train(training)
+        return total / targets
+
+    def precision(self) -> AbstractContextManager[None]:
+        """The autocast context of the forward pass, if the config's precision needs one."""
+        if self._autocast is None:
+            return nullcontext()
+        context: AbstractContextManager[None] = torch.autocast(self.device.type, self._autocast)
+        return context

@@ -1,0 +1,1 @@
+"""Runs one config for real: a fresh child process, a measurement, a typed outcome."""

@@ -1,0 +1,296 @@
+"""The warm parent: a process that never touches the device, has the heavy imports loaded, and forks a child per trial.
+
+Run as `python -m autofit.trial.host [--entry module:function]`. One JSON request per line on standard input, one JSON
+answer per line on standard output. It owns deadline and classification, kills the whole process group of a trial, and
+ends with everything it started when its standard input closes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import importlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from autofit.outcome import Outcome, outcome_from_json, outcome_to_json
+from autofit.trial import classify
+
+DEFAULT_ENTRY = "autofit.trial.child:run"
+FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
+"""Signs that this process had initialised the driver before the fork; the host then starts children anew instead."""
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+
+Entry = Callable[[Mapping[str, Any], int, float], None]
+
+
+@dataclass(slots=True)
+class _Child:
+    pid: int
+    events: int
+    """Read end of the pipe."""
+    output: Path
+    phase: str = "start"
+    room: int | None = None
+    """Bytes that were left of the memory limit when the phase began; None without a limit."""
+    result: Outcome | None = None
+    pending: bytes = b""
+
+
+class Host:
+    """Runs one trial at a time."""
+
+    def __init__(self, entry: str, *, spawn: bool) -> None:
+        self._entry = entry
+        self._spawn = spawn
+        self._preloaded: set[str] = set()
+        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+    def preload(self, model_type: str | None) -> None:
+        """Import what children need. Nothing here may start a thread pool or touch a device."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for module in ("autofit.trial.measure", "peft", "transformers.optimization"):
+                importlib.import_module(module)
+            if os.environ.get("AUTOFIT_DEVICE_KIND", "cpu") == "cpu":
+                # On a GPU machine this import asks the driver for the device's capability: children do it there.
+                with contextlib.suppress(ImportError):
+                    importlib.import_module("bitsandbytes")
+            if model_type is not None and model_type not in self._preloaded:
+                self._preloaded.add(model_type)
+                with contextlib.suppress(Exception):  # the child's own attempt says what is wrong
+                    from transformers import AutoModelForCausalLM
+                    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+                    AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
+
+    def run(self, data: Mapping[str, Any], stdin: int) -> tuple[Outcome, float]:
+        """The outcome of one request and its seconds. Raises `EOFError` if standard input closes meanwhile."""
+        asked_at = time.monotonic()
+        kills = classify.kernel_oom_kills()
+        child = self._start(data, asked_at)
+        deadline = float(data.get("deadline_seconds", 600.0))
+        try:
+            finished = self._listen(child, asked_at + deadline, stdin)
+            status = self._end(child, kill=not finished)
+            outcome = child.result
+            if not finished and outcome is None:
+                outcome = classify.timed_out(deadline_seconds=deadline, phase=child.phase)
+            if outcome is None:
+                outcome = classify.ended_without_result(
+                    status=status,
+                    phase=child.phase,
+                    room=child.room,
+                    stderr=_tail(child.output),
+                    kernel_oom_kills=classify.kernel_oom_kills() - kills,
+                    host_is_device=data.get("hardware", {}).get("kind", "cpu") == "cpu",
+                )
+        finally:
+            self._end(child, kill=True)
+            child.output.unlink(missing_ok=True)
+        if not self._spawn and any(sign in getattr(outcome, "stderr_tail", "") for sign in FORK_FAILURES):
+            self._spawn = True
+            return self.run(data, stdin)
+        return outcome, time.monotonic() - asked_at
+
+    def _start(self, data: Mapping[str, Any], asked_at: float) -> _Child:
+        read_end, write_end = os.pipe()
+        descriptor, name = tempfile.mkstemp(prefix="autofit-trial-")
+        if self._spawn:
+            os.set_inheritable(write_end, True)
+            command = [sys.executable, "-m", "autofit.trial.spawned", self._entry, str(write_end), str(asked_at)]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=descriptor,
+                stderr=descriptor,
+                close_fds=True,
+                pass_fds=(write_end,),
+                start_new_session=True,
+            )
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps(data).encode())
+            pid = process.pid
+            process.returncode = 0  # waited for by pid here, not by Popen
+        else:
+            pid = os.fork()
+            if pid == 0:
+                os.close(read_end)
+                self._become_child(data, write_end, descriptor, asked_at)
+        os.close(write_end)
+        os.close(descriptor)
+        return _Child(pid=pid, events=read_end, output=Path(name))
+
+    def _become_child(self, data: Mapping[str, Any], events: int, output: int, asked_at: float) -> NoReturn:
+        """In the forked child: a session of its own, output to a file, then the entry function."""
+        code = 1
+        try:
+            os.setsid()
+            die_with_parent()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            load_entry(self._entry)(data, events, asked_at)
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)  # no finalisers: they belong to the parent's copies
+
+    def _listen(self, child: _Child, deadline: float, stdin: int) -> bool:
+        """Read events until the child closes its pipe or has sent a result; False once the deadline has passed."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.events, selectors.EVENT_READ)
+            selector.register(stdin, selectors.EVENT_READ)
+            while child.result is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return False
+                for key, _ in selector.select(timeout=min(left, 1.0)):
+                    if key.fd == stdin:
+                        # Nothing is sent while a trial runs: readable means closed, or a word to stop.
+                        raise EOFError
+                    chunk = os.read(child.events, 65536)
+                    if not chunk:
+                        return True
+                    _take(child, chunk)
+                if _has_died(child.pid):
+                    # A grandchild may hold the pipe open: what the child wrote is there by now.
+                    os.set_blocking(child.events, False)
+                    with contextlib.suppress(BlockingIOError):
+                        while chunk := os.read(child.events, 65536):
+                            _take(child, chunk)
+                    return True
+        return True
+
+    def _end(self, child: _Child, *, kill: bool) -> int:
+        """Reap the child, killing its whole group; its exit status, or minus the signal. Safe to call twice."""
+        if child.pid == 0:
+            return 0
+        if not kill:
+            _wait_a_little(child.pid)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGKILL)
+        _, status = os.waitpid(child.pid, 0)
+        child.pid = 0
+        os.close(child.events)
+        _reap_orphans()
+        return os.waitstatus_to_exitcode(status)
+
+
+def _take(child: _Child, chunk: bytes) -> None:
+    *lines, child.pending = (child.pending + chunk).split(b"\n")
+    for line in lines:
+        try:
+            event = json.loads(line)
+            child.phase = event.get("phase", child.phase)
+            child.room = event.get("room", child.room)
+            if "result" in event:
+                child.result = outcome_from_json(event["result"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            continue  # a broken event is no result; the exit status speaks then
+
+
+def _has_died(pid: int) -> bool:
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def _wait_a_little(pid: int) -> None:
+    """Let a child that has answered exit by itself, so that its exit status is its own."""
+    until = time.monotonic() + 2.0
+    while time.monotonic() < until and not _has_died(pid):
+        time.sleep(0.002)
+
+
+def _reap_orphans() -> None:
+    """Kill and reap grandchildren that left the group: as their subreaper, this process inherits them."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while True:
+        try:
+            orphans = [int(pid) for pid in children.read_text().split()]
+        except OSError:
+            return
+        if not orphans:
+            return
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+
+
+def _tail(path: Path, size: int = 8192) -> str:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - size))
+        return file.read().decode(errors="replace")
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere orphans go to init
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, so that no trial outlives a killed host."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def load_entry(spelled: str) -> Entry:
+    """The function that `module:function` names."""
+    module, _, function = spelled.partition(":")
+    entry: Entry = getattr(importlib.import_module(module), function)
+    return entry
+
+
+def main() -> None:
+    """Serve requests until standard input closes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--entry", default=DEFAULT_ENTRY)
+    parser.add_argument("--spawn", action="store_true", help="start every child anew instead of forking")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it closes our input
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not mix with answers
+    host = Host(arguments.entry, spawn=arguments.spawn)
+    if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
+        host.preload(None)
+    buffered = b""
+    while True:
+        while b"\n" not in buffered:
+            chunk = os.read(0, 1 << 16)
+            if not chunk:
+                return
+            buffered += chunk
+        line, _, buffered = buffered.partition(b"\n")
+        request = json.loads(line)
+        if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
+            host.preload(request["model"]["config"].get("model_type"))
+        try:
+            outcome, seconds = host.run(request, 0)
+        except EOFError:
+            return
+        answers.write(json.dumps({"outcome": outcome_to_json(outcome), "seconds": seconds}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

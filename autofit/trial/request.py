@@ -1,0 +1,73 @@
+"""What a trial is asked to do, as one JSON object that any machine of a cluster understands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autofit.catalog.models import Model
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.techniques import Job
+from autofit.workload import Workload
+
+DEADLINE_SECONDS = 600.0
+"""A trial that has not ended by then is killed; compilation of a large model is the slowest thing it must allow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A measured config that a trial is compared with while it runs."""
+
+    device_bytes: int
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRequest:
+    """One config to run."""
+
+    job: Job
+    config: Config
+    memory_limit_bytes: int
+    deadline_seconds: float = DEADLINE_SECONDS
+    rivals: tuple[Rival, ...] = ()
+    """Configs that make this one hopeless if one of them is both lighter and much faster."""
+    snapshot: str | None = None
+    """File for PyTorch's memory snapshot."""
+    profile: str | None = None
+    """File for a profiler trace of one step."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "model": {**asdict(self.job.model), "config": dict(self.job.model.config)},
+            "workload": self.job.workload.to_json(),
+            "hardware": self.job.hardware.to_json(),
+            "stack": self.job.stack.to_json(),
+            "config": self.config.to_json(),
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "deadline_seconds": self.deadline_seconds,
+            "rivals": [asdict(r) for r in self.rivals],
+            "snapshot": self.snapshot,
+            "profile": self.profile,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TrialRequest:
+        """The inverse of `to_json`."""
+        return cls(
+            job=Job(
+                model=Model(**data["model"]),
+                workload=Workload.from_json(data["workload"]),
+                hardware=Hardware.from_json(data["hardware"]),
+                stack=Stack.from_json(data["stack"]),
+            ),
+            config=Config.from_json(data["config"]),
+            memory_limit_bytes=data["memory_limit_bytes"],
+            deadline_seconds=data["deadline_seconds"],
+            rivals=tuple(Rival(**r) for r in data["rivals"]),
+            snapshot=data["snapshot"],
+            profile=data["profile"],
+        )

@@ -1,0 +1,127 @@
+"""The other end of the warm parent: start it, send requests, get outcomes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from types import TracebackType
+from typing import IO
+
+from autofit.outcome import Crashed, Outcome, outcome_from_json
+from autofit.trial.host import DEFAULT_ENTRY
+from autofit.trial.request import TrialRequest
+
+ALLOCATOR = "expandable_segments:True"
+"""Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
+
+
+class TrialRunner:
+    """Runs trials one after the other in fresh children of one warm parent; one runner per device.
+
+    Used from one thread. A parent that dies is started again for the next trial.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str = "cpu",
+        device_index: int | None = None,
+        entry: str = DEFAULT_ENTRY,
+        spawn: bool | None = None,
+    ) -> None:
+        self._environment = {
+            **os.environ,
+            "AUTOFIT_DEVICE_KIND": kind,
+            # Both spellings: the first is read by torch 2.9 and later, the second by those before.
+            "PYTORCH_ALLOC_CONF": ALLOCATOR,
+            "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,
+            # Lets torch see devices through NVML, without initialising the driver in the parent.
+            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONWARNINGS": "ignore",
+        }
+        if device_index is not None:
+            self._environment["CUDA_VISIBLE_DEVICES"] = str(device_index)
+        start_anew = spawn if spawn is not None else os.environ.get("AUTOFIT_START") == "spawn"
+        self._command = [sys.executable, "-m", "autofit.trial.host", "--entry", entry]
+        if start_anew:
+            self._command.append("--spawn")
+        self._process: subprocess.Popen[str] | None = None
+        self._complaints: IO[bytes] | None = None
+        """Standard error of the parent: evidence if it cannot even start."""
+
+    def start(self) -> None:
+        """Start the parent now, so that its imports overlap with other work."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
+            self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the parent runs)
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                text=True,
+                start_new_session=True,
+            )
+
+    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
+        """The outcome of `request` and the trial's wall seconds. Never raises for what happens to the trial."""
+        self.start()
+        process = self._process
+        assert process is not None and process.stdin is not None and process.stdout is not None
+        try:
+            process.stdin.write(json.dumps(request.to_json()) + "\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except (BrokenPipeError, ValueError):  # the parent has died, or `close` was called meanwhile
+            answer = ""
+        if not answer:
+            return self._parent_died(process), 0.0
+        data = json.loads(answer)
+        return outcome_from_json(data["outcome"]), data["seconds"]
+
+    def _parent_died(self, process: subprocess.Popen[str]) -> Crashed:
+        status = process.wait()
+        lines: list[str] = []
+        if self._complaints is not None:
+            self._complaints.seek(0)
+            lines = self._complaints.read().decode(errors="replace").splitlines()
+        self.close()
+        return Crashed(
+            reason=f"the trial's parent process ended with status {status}",
+            exit_code=status,
+            stderr_tail="\n".join(lines[-20:]),
+        )
+
+    def close(self) -> None:
+        """End the parent and whatever trial it runs."""
+        process, self._process = self._process, None
+        complaints, self._complaints = self._complaints, None
+        if complaints is not None:
+            complaints.close()
+        if process is None:
+            return
+        assert process.stdin is not None and process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+    def __enter__(self) -> TrialRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,47 @@
+"""Trials on this machine without Ray: for tests, debugging, and `autofit trial`."""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+
+from autofit.hardware import Hardware, Stack
+from autofit.outcome import Outcome
+from autofit.trial.request import TrialRequest
+from autofit.trial.runner import TrialRunner
+from autofit.trial.site import detect
+from autofit.workers.pool import Completed
+
+
+class InPlacePool:
+    """One trial at a time, in a child of this process."""
+
+    size = 1
+
+    def __init__(self, *, device: str = "auto", runner: TrialRunner | None = None) -> None:
+        self._site = detect(device)
+        self._runner = runner or TrialRunner(kind=self._site[0].kind)
+        self._runner.start()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autofit-trial")
+        self._running: dict[Future[tuple[Outcome, float]], TrialRequest] = {}
+
+    def site(self) -> tuple[Hardware, Stack]:
+        """This machine."""
+        return self._site
+
+    def submit(self, request: TrialRequest) -> None:
+        """Start `request`."""
+        self._running[self._thread.submit(self._runner.run, request)] = request
+
+    def wait(self, timeout: float) -> list[Completed]:
+        """The trials that ended."""
+        done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
+        completed = []
+        for future in done:
+            outcome, seconds = future.result()
+            completed.append(Completed(request=self._running.pop(future), outcome=outcome, seconds=seconds))
+        return completed
+
+    def close(self) -> None:
+        """Kill what runs."""
+        self._runner.close()
+        self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,42 @@
+"""What a search asks of whoever runs its trials."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from autofit.hardware import Hardware, Stack
+from autofit.outcome import Outcome
+from autofit.trial.request import TrialRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A request that has been run."""
+
+    request: TrialRequest
+    outcome: Outcome
+    seconds: float
+    """Wall time of the trial, its share of the machinery included."""
+
+
+class Pool(Protocol):
+    """Runs trials on one or more devices of one kind. Used from one thread.
+
+    A trial's failure is an outcome, never an exception; an exception means that the pool itself cannot go on.
+    """
+
+    size: int
+    """Trials that run at the same time: one per device."""
+
+    def site(self) -> tuple[Hardware, Stack]:
+        """The device and the library versions that trials will meet."""
+
+    def submit(self, request: TrialRequest) -> None:
+        """Start `request` on an idle worker; at most `size` may be under way."""
+
+    def wait(self, timeout: float) -> list[Completed]:
+        """The trials that ended within `timeout` seconds; possibly none."""
+
+    def close(self) -> None:
+        """Kill what runs and free the workers."""

@@ -1,0 +1,66 @@
+"""The `make search` job, timed: first run, second run from the store, and the same under a tighter limit.
+
+    python benchmarks/main_job.py [--out FILE]
+
+Takes about ten minutes on 2 cores. Prints one JSON document: per run its seconds (whole process), trials, outcomes and
+recommendation, with hardware and stack. Run nothing else meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+JOB = ["--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4"]
+
+
+def run(store: Path, limit: str) -> dict[str, Any]:
+    """One search as a user runs it; seconds are those of the whole process."""
+    command = [sys.executable, "-m", "autofit.cli.main", "search", *JOB, "--memory-limit", limit, "--json"]
+    started = time.monotonic()
+    done = subprocess.run([*command, "--store", str(store)], stdout=subprocess.PIPE, text=True, check=True)
+    seconds = time.monotonic() - started
+    answer = json.loads(done.stdout)
+    recommended = answer["recommendation"]
+    return {
+        "memory_limit": limit,
+        "seconds": round(seconds, 1),
+        "trials": answer["trials"],
+        "out_of_memory": answer["out_of_memory"],
+        "ruled_out": answer["ruled_out"],
+        "answered_from_store": answer["answered_from_store"],
+        "stopped_because": answer["stopped_because"],
+        "config": recommended["config"],
+        "tokens_per_second": round(recommended["measurement"]["tokens_per_second"], 1),
+        "device_bytes": recommended["measurement"]["device_bytes"],
+        "hardware": answer["frontier"]["hardware"]["name"],
+        "stack": answer["frontier"]["stack"],
+    }
+
+
+def main() -> None:
+    """Run the three searches in one fresh store and print what they took."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store.db"
+        runs = {
+            "first": run(store, "2GiB"),
+            "second": run(store, "2GiB"),
+            "tight": run(Path(folder) / "tight.db", "1GiB"),
+        }
+    text = json.dumps(runs, indent=2)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

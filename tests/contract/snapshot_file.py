@@ -1,0 +1,34 @@
+"""Snapshots of the faces: what is compared, how a difference is told, and how a new one is written on purpose."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "snapshots"
+UPDATE = "AUTOFIT_UPDATE_SNAPSHOTS"
+"""Environment variable that, when set, writes the snapshots anew: changing one is a decision."""
+ABSENT = "absent"
+
+
+def check(name: str, found: dict[str, Any]) -> None:
+    """Fails with every difference between `found` and the snapshot `name`, one line each."""
+    path = FOLDER / name
+    if os.environ.get(UPDATE):
+        path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    changes = differences(json.loads(path.read_text()), json.loads(json.dumps(found)))
+    told = "\n".join(changes)
+    assert not changes, f"{name} has changed; if that is meant, run this test with {UPDATE}=1:\n{told}"
+
+
+def differences(before: Any, after: Any, where: str = "") -> list[str]:
+    """What differs between two JSON values, each as `path: before -> after`."""
+    if isinstance(before, dict) and isinstance(after, dict):
+        found = []
+        for key in sorted(before.keys() | after.keys()):
+            inner = f"{where} > {key}" if where else key
+            found += differences(before.get(key, ABSENT), after.get(key, ABSENT), inner)
+        return found
+    return [] if before == after else [f"{where}: {json.dumps(before)} -> {json.dumps(after)}"]

@@ -1,0 +1,208 @@
+"""The command line's face: every command with its options, against a snapshot and against the design."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import snapshot_file
+import typer
+
+from autofit.cli.main import app
+
+PROGRAM = str(Path(sys.executable).with_name("autofit"))
+
+WORKLOAD = {"--model", "--seq-len", "--global-batch", "--lora-dropout", "--devices", "--seed"}
+DESIGN: dict[str, set[str]] = {
+    "search": {
+        *WORKLOAD,
+        *("--method", "--min-rank", "--allow", "--space", "--hardware", "--device", "--memory-limit", "--max-trials"),
+        *("--time-budget", "--workers", "--ray-address", "--store", "--fresh", "--dry-run", "--json"),
+    },
+    "trial": {*WORKLOAD, "--memory-limit", "--config", "--snapshot", "--profile", "--json"},
+    "frontier": {*WORKLOAD, "--hardware", "--json", "--html", "--png"},
+    "recommend": {*WORKLOAD, "--hardware", "--memory-limit", "--method", "--format", "-o"},
+    "serve": {"--host", "--port", "--store"},
+    "models": {"--json"},
+    "hardware": {"--json"},
+    "spaces": {"--json"},
+    "doctor": {"--json"},
+    "db upgrade": {"--store"},
+    "db check": {"--store"},
+    "db export": {"--store", "FILE"},
+    "db import": {"--store", "FILE"},
+}
+"""What DESIGN.md's command line promises, for the commands that exist so far."""
+DEFAULTS = {
+    ("search", "--seq-len"): 2048,
+    ("search", "--global-batch"): 64,
+    ("search", "--method"): "any",
+    ("search", "--min-rank"): 8,
+    ("search", "--allow"): "numerics",
+    ("search", "--hardware"): "auto",
+    ("search", "--device"): "auto",
+    ("search", "--time-budget"): "10m",
+    ("search", "--seed"): 0,
+    ("search", "--lora-dropout"): 0.0,
+    ("search", "--devices"): 1,
+    ("serve", "--host"): "127.0.0.1",
+    ("serve", "--port"): 8000,
+}
+FORMATS = ("json", "transformers", "trl")
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Every command that runs something, with its full name."""
+    waiting: list[tuple[str, Any]] = [("", typer.main.get_command(app))]
+    while waiting:
+        name, found = waiting.pop()
+        if hasattr(found, "commands"):
+            waiting += [(f"{name} {inner}".strip(), command) for inner, command in found.commands.items()]
+        if name == "" or not hasattr(found, "commands"):
+            yield name, found
+
+
+def parameters(command: Any) -> Iterator[tuple[str, Any]]:
+    """Every parameter of a command with the names that a user writes; for an argument its metavariable."""
+    for parameter in command.params:
+        names = [*parameter.opts, *parameter.secondary_opts]
+        if parameter.param_type_name == "argument":
+            names = [str(parameter.name).upper()]
+        yield " ".join(sorted(names)), parameter
+
+
+def described(command: Any, parameter: Any) -> dict[str, Any]:
+    """What a script that uses a parameter relies on."""
+    default = parameter.default
+    return {
+        "required": parameter.required,
+        "default": default if isinstance(default, str | int | float | bool) else None,
+        "type": type_of(command, parameter),
+        "range": [parameter.min, parameter.max],
+        "flag": getattr(parameter, "is_flag", False),
+        "many": parameter.multiple or parameter.nargs != 1,
+    }
+
+
+def type_of(command: Any, parameter: Any) -> str:
+    """The annotation of the function's parameter; empty for typer's own options."""
+    hint = get_type_hints(command.callback).get(parameter.name, "")
+    return getattr(hint, "__name__", str(hint)) if isinstance(hint, type) else str(hint)
+
+
+def face() -> dict[str, Any]:
+    """The whole command line as JSON."""
+    return {
+        name or "autofit": {n: described(command, p) for n, p in parameters(command)} for name, command in commands()
+    }
+
+
+def names_of(command: str) -> set[str]:
+    return {name for names in face()[command] for name in names.split()}
+
+
+def test_nothing_of_the_command_line_has_changed() -> None:
+    snapshot_file.check("cli.json", face())
+
+
+def test_a_difference_is_named() -> None:
+    before = {"search": {"--seed": {"default": 0}}}
+    after = {"search": {"--seed": {"default": 1}, "--new": {"default": None}}}
+    assert snapshot_file.differences(before, after) == [
+        'search > --new: "absent" -> {"default": null}',
+        "search > --seed > default: 0 -> 1",
+    ]
+
+
+@pytest.mark.parametrize("command", DESIGN)
+def test_the_design_is_kept(command: str) -> None:
+    assert DESIGN[command] - names_of(command) == set()
+
+
+def test_no_command_is_missing_or_unknown() -> None:
+    assert set(face()) - {"autofit"} == set(DESIGN)
+
+
+def test_defaults_are_the_designs() -> None:
+    found = face()
+    assert {(c, o): found[c][o]["default"] for c, o in DEFAULTS} == DEFAULTS
+
+
+def test_an_option_means_the_same_everywhere() -> None:
+    shared: dict[str, dict[str, Any]] = {}
+    for name, command in commands():
+        for option, parameter in parameters(command):
+            if option in WORKLOAD | {"--method", "--allow", "--min-rank", "--store", "--json", "--hardware"}:
+                shared.setdefault(option, {})[name] = described(command, parameter)
+    assert {option: found for option, found in shared.items() if len(set(map(str, found.values()))) > 1} == {}
+
+
+def test_the_model_is_required_and_nothing_else_but_a_trials_config() -> None:
+    required = {(c, o) for c, options in face().items() for o, p in options.items() if p["required"]}
+    assert {(c, o) for c, o in required if o != "FILE"} == {
+        ("search", "--model"),
+        ("trial", "--model"),
+        ("trial", "--config"),
+        ("frontier", "--model"),
+        ("recommend", "--model"),
+    }
+
+
+def test_formats_of_a_recommendation() -> None:
+    from autofit import export
+
+    assert tuple(export.FORMATS) == FORMATS
+    form = dict(parameters(dict(commands())["recommend"]))["--format"]
+    assert all(name in form.help for name in FORMATS)
+
+
+@pytest.mark.parametrize("command", [*DESIGN, "", "db"])
+def test_help_fits_a_terminal_and_gives_examples(command: str) -> None:
+    done = subprocess.run(
+        [PROGRAM, *command.split(), "--help"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    if command in ("search", "trial", "frontier", "recommend", "serve"):
+        assert "Examples:\n" in done.stdout
+        assert f"  autofit {command}" in done.stdout
+
+
+def completed(words: str, shell: str = "bash") -> list[str]:
+    """What the shell offers after `words`, the last of which is being typed."""
+    typed = words.split(" ")
+    environment = {
+        **os.environ,
+        "_AUTOFIT_COMPLETE": f"complete_{shell}",
+        "COMP_WORDS": words,
+        "COMP_CWORD": str(len(typed) - 1),
+    }
+    done = subprocess.run([PROGRAM], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+def test_completion_script_for_bash() -> None:
+    by_option = subprocess.run([PROGRAM, "--show-completion", "bash"], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "_AUTOFIT_COMPLETE": "source_bash"}
+    by_variable = subprocess.run([PROGRAM], capture_output=True, text=True, check=True, env=environment)
+    assert "complete -o default -F _autofit_completion autofit" in by_option.stdout
+    assert by_option.stdout.strip() == by_variable.stdout.strip()
+    subprocess.run(["bash", "-n"], input=by_option.stdout, text=True, check=True)
+
+
+def test_completion_of_models() -> None:
+    assert completed("autofit search --model smol") == ["smollm2-1.7b", "smollm2-135m", "smollm2-360m"]
+    assert "llama-3.1-8b" in completed("autofit recommend --model ")
+
+
+def test_completion_of_hardware_spaces_and_commands() -> None:
+    assert "h100-80g" in completed("autofit frontier --hardware h1")
+    assert completed("autofit search --space smo") == ["smoke"]
+    assert set(completed("autofit s")) == {"search", "serve", "spaces"}

@@ -1,0 +1,404 @@
+"""The Kubernetes manifests render, agree with autofit's own commands, variables and routes, and with one another."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from autofit import __version__, space
+from autofit.api.app import create_app
+from autofit.api.server import TOKEN_VARIABLE
+from autofit.catalog import hardware, models
+from autofit.cli.main import app
+from autofit.store import Store
+from autofit.store.address import ENVIRONMENT, Address
+from autofit.units import parse_bytes, parse_duration
+from autofit.workload import METHODS, Effect
+
+ROOT = Path(__file__).parents[2]
+K8S = ROOT / "k8s"
+README = (K8S / "README.md").read_text()
+PART, COMPONENT, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/component", "app.kubernetes.io/name"
+VARIANTS = ("base", *sorted(f"overlays/{folder.name}" for folder in (K8S / "overlays").iterdir()))
+SEARCHES = {"base": "autofit-search", "overlays/h100": "autofit-search", "overlays/cpu-smoke": "autofit-smoke"}
+
+Object = dict[str, Any]
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("kubectl") is None, reason="kubectl is not installed: the manifests cannot be rendered"
+)
+
+
+@functools.cache
+def render(variant: str) -> tuple[Object, ...]:
+    done = subprocess.run(["kubectl", "kustomize", str(K8S / variant)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert not done.stderr, "kustomize warns of what it will refuse one day"
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def objects(variant: str) -> tuple[Object, ...]:
+    return render(variant)
+
+
+def of_kind(objects: tuple[Object, ...], kind: str) -> list[Object]:
+    return [o for o in objects if o["kind"] == kind]
+
+
+def the(objects: tuple[Object, ...], kind: str, name: str) -> Object:
+    (found,) = (o for o in of_kind(objects, kind) if o["metadata"]["name"] == name)
+    return found
+
+
+def ray_job(objects: tuple[Object, ...]) -> Object:
+    (found,) = of_kind(objects, "RayJob")
+    return found
+
+
+def templates(objects: tuple[Object, ...]) -> dict[str, Object]:
+    """The pod templates by component."""
+    found = [o["spec"]["template"] for o in objects if o["kind"] in ("Deployment", "StatefulSet")]
+    job = ray_job(objects)["spec"]
+    found.append(job["submitterPodTemplate"])
+    found.append(job["rayClusterSpec"]["headGroupSpec"]["template"])
+    found += [group["template"] for group in job["rayClusterSpec"]["workerGroupSpecs"]]
+    return {template["metadata"]["labels"][COMPONENT]: template for template in found}
+
+
+def containers(template: Object) -> Iterator[Object]:
+    yield from template["spec"].get("initContainers", [])
+    yield from template["spec"]["containers"]
+
+
+def all_containers(objects: tuple[Object, ...]) -> Iterator[Object]:
+    for template in templates(objects).values():
+        yield from containers(template)
+
+
+def selects(selector: Object, template: Object) -> bool:
+    labels = template["metadata"]["labels"]
+    plain = selector.get("matchLabels", selector)
+    expressions = selector.get("matchExpressions", [])
+    assert all(e["operator"] == "In" for e in expressions)
+    return all(labels.get(k) == v for k, v in plain.items()) and all(
+        labels.get(e["key"]) in e["values"] for e in expressions
+    )
+
+
+def parsed(arguments: list[str]) -> tuple[str, dict[str, Any]]:
+    """The command's name and its options, as autofit's own command line reads them; raises for what it refuses."""
+    command: Any = typer.main.get_command(app)
+    path: list[str] = []
+    while hasattr(command, "commands"):
+        path.append(arguments[0])
+        command, arguments = command.commands[arguments[0]], arguments[1:]
+    return " ".join(path), command.make_context(path[-1], list(arguments)).params
+
+
+def words(shell_text: str, environment: dict[str, str]) -> list[str]:
+    """The words that a shell makes of a command."""
+    done = subprocess.run(
+        ["/bin/bash", "-ce", f"printf '%s\\0' {shell_text}"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split("\0")[:-1]
+
+
+def search_words(objects: tuple[Object, ...], **changed: str) -> list[str]:
+    """What runs on the head: KubeRay's submitter expands the entrypoint, and Ray gives it to a shell once more."""
+    submitter = templates(objects)["ray-submitter"]["spec"]["containers"][0]
+    (source,) = submitter["envFrom"]
+    options = the(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
+    submitted = words(ray_job(objects)["spec"]["entrypoint"], {**options, **changed})
+    return words(shlex.join(submitted), {})
+
+
+def test_every_variant_is_listed() -> None:
+    assert set(VARIANTS) == set(SEARCHES)
+
+
+def test_every_object_has_namespace_and_labels(objects: tuple[Object, ...]) -> None:
+    namespace = yaml.safe_load((K8S / "namespace.yaml").read_text())["metadata"]["name"]
+    for o in objects:
+        assert o["metadata"]["namespace"] == namespace, o["metadata"]["name"]
+        assert o["metadata"]["labels"][PART] == "autofit", o["metadata"]["name"]
+    for template in templates(objects).values():
+        assert template["metadata"]["labels"][PART] == "autofit"
+
+
+def test_deleting_a_variant_leaves_the_measurements(objects: tuple[Object, ...]) -> None:
+    assert not of_kind(objects, "Namespace") and not of_kind(objects, "PersistentVolumeClaim")
+    policy = the(objects, "StatefulSet", "autofit-postgres")["spec"].get("persistentVolumeClaimRetentionPolicy", {})
+    assert policy.get("whenDeleted", "Retain") == "Retain"
+
+
+def test_pods_meet_the_restricted_standard(objects: tuple[Object, ...]) -> None:
+    for template in templates(objects).values():
+        pod = template["spec"]
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        assert pod["securityContext"]["runAsUser"] >= 999
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert not pod.get("hostNetwork") and not pod.get("hostPID")
+        assert not any("hostPath" in volume for volume in pod.get("volumes", []))
+        for container in containers(template):
+            own = container["securityContext"]
+            assert own["allowPrivilegeEscalation"] is False
+            assert own["capabilities"] == {"drop": ["ALL"]}
+            assert not {"privileged", "runAsUser", "runAsNonRoot"} & set(own)
+
+
+def test_servers_have_a_read_only_root_and_room_for_scratch(objects: tuple[Object, ...]) -> None:
+    for component in ("api", "store"):
+        for container in containers(templates(objects)[component]):
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+    for container in containers(templates(objects)["api"]):
+        if container["image"].startswith("autofit"):
+            assert {m["mountPath"] for m in container["volumeMounts"]} == {"/tmp", "/home/autofit"}
+
+
+def test_containers_say_what_they_need(objects: tuple[Object, ...]) -> None:
+    for container in all_containers(objects):
+        assert {"cpu", "memory"} <= set(container["resources"]["requests"]), container["name"]
+        assert "memory" in container["resources"]["limits"], container["name"]
+
+
+def test_mounts_have_their_volumes(objects: tuple[Object, ...]) -> None:
+    claims = the(objects, "StatefulSet", "autofit-postgres")["spec"]["volumeClaimTemplates"]
+    claimed = {claim["metadata"]["name"] for claim in claims}
+    for component, template in templates(objects).items():
+        volumes = {v["name"] for v in template["spec"].get("volumes", [])}
+        volumes |= claimed if component == "store" else set()
+        mounted = {m["name"] for c in containers(template) for m in c.get("volumeMounts", [])}
+        assert mounted == volumes, component
+
+
+def test_images_are_of_one_version(objects: tuple[Object, ...]) -> None:
+    for container in all_containers(objects):
+        image, _, tag = container["image"].rpartition(":")
+        assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), container["image"]
+        if image.endswith("autofit"):
+            assert tag == __version__
+    assert len({c["image"] for c in all_containers(objects)}) == 2
+
+
+def test_commands_are_autofits_own(objects: tuple[Object, ...]) -> None:
+    found = {}
+    for container in all_containers(objects):
+        if container.get("command", [""])[0] == "autofit":
+            name, options = parsed(container["command"][1:])
+            found[name] = options
+    assert set(found) == {"serve", "db upgrade"}
+    assert found["serve"]["host"] == "0.0.0.0"
+
+
+def test_the_store_is_migrated_wherever_it_is_opened(objects: tuple[Object, ...]) -> None:
+    for component in ("api", "ray-head"):
+        first, second = templates(objects)[component]["spec"]["initContainers"]
+        assert (first["name"], second["name"]) == ("wait-for-store", "migrate")
+        assert "pg_isready" in first["command"][-1]
+        assert second["command"] == ["autofit", "db", "upgrade"]
+
+
+def test_the_search_is_one_that_autofit_takes(objects: tuple[Object, ...], variant: str) -> None:
+    program, *arguments = search_words(objects)
+    assert program == "autofit"
+    name, options = parsed(arguments)
+    assert name == "search"
+    assert options["model"] in models.names()
+    assert options["space"] is None or options["space"] in space.names()
+    assert options["hardware"] in ("auto", *(card.name for card in hardware.cards()))
+    assert options["method"] in ("any", *METHODS)
+    assert options["allow"] in {effect.label for effect in Effect}
+    assert options["memory_limit"] is None or parse_bytes(options["memory_limit"]) > 0
+    assert options["device"] == ("cpu" if variant == "overlays/cpu-smoke" else "cuda")
+    assert options["ray_address"] == "auto"
+    assert options["as_json"] is True
+    assert options["store"] is None, "the store's URL holds a password: it is in the environment alone"
+    assert options["fresh"] is False, "a retry must go on from the store"
+
+
+def test_an_option_left_empty_is_left_out_and_a_space_does_no_harm(objects: tuple[Object, ...]) -> None:
+    _, options = parsed(search_words(objects, MEMORY_LIMIT="24 GiB", TIME_BUDGET="", MAX_TRIALS="7")[1:])
+    assert options["memory_limit"] == "24 GiB"
+    assert options["time_budget"] == parsed(["search", "--model", "m"])[1]["time_budget"]
+    assert options["max_trials"] == 7
+
+
+def test_every_option_of_search_env_is_used(objects: tuple[Object, ...]) -> None:
+    (options,) = of_kind(objects, "ConfigMap")
+    used = set(re.findall(r'"\$\{(\w+)\}"', ray_job(objects)["spec"]["entrypoint"]))
+    assert set(options["data"]) == used
+
+
+def test_a_search_keeps_its_options_when_others_are_applied() -> None:
+    names = {of_kind(render(variant), "ConfigMap")[0]["metadata"]["name"] for variant in VARIANTS}
+    assert len(names) == len(VARIANTS)
+
+
+def test_the_ray_job_resumes_and_cleans_up(objects: tuple[Object, ...], variant: str) -> None:
+    job = ray_job(objects)
+    spec = job["spec"]
+    assert job["apiVersion"] == "ray.io/v1"
+    assert job["metadata"]["name"] == SEARCHES[variant]
+    assert spec["backoffLimit"] >= 1
+    assert spec["shutdownAfterJobFinishes"] is True
+    assert spec["ttlSecondsAfterFinished"] > 0
+    budget = parse_duration(parsed(search_words(objects)[1:])[1]["time_budget"])
+    assert spec["activeDeadlineSeconds"] >= budget + 3600
+
+
+def test_trials_land_on_workers_alone(objects: tuple[Object, ...], variant: str) -> None:
+    cluster = ray_job(objects)["spec"]["rayClusterSpec"]
+    head = cluster["headGroupSpec"]
+    assert head["rayStartParams"]["num-cpus"] == "0"
+    assert "nvidia.com/gpu" not in head["template"]["spec"]["containers"][0]["resources"]["limits"]
+    (group,) = cluster["workerGroupSpecs"]
+    assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    (worker,) = group["template"]["spec"]["containers"]
+    assert worker["resources"]["limits"].get("nvidia.com/gpu") == (None if variant == "overlays/cpu-smoke" else 1)
+    for template in (head["template"], group["template"]):
+        mount = {m["mountPath"]: m["name"] for m in template["spec"]["containers"][0]["volumeMounts"]}
+        shared = {v["name"]: v["emptyDir"] for v in template["spec"]["volumes"]}[mount["/dev/shm"]]
+        assert shared["medium"] == "Memory"
+        assert shared["sizeLimit"]
+
+
+def test_ray_asks_for_a_token(objects: tuple[Object, ...]) -> None:
+    assert ray_job(objects)["spec"]["rayClusterSpec"]["authOptions"] == {"mode": "token"}
+
+
+def test_h100_workers_ask_for_h100_nodes() -> None:
+    spec = templates(render("overlays/h100"))["ray-worker"]["spec"]
+    assert "H100" in spec["nodeSelector"]["nvidia.com/gpu.product"]
+    assert {t["key"] for t in spec["tolerations"]} == {"nvidia.com/gpu"}
+
+
+def test_kuberays_head_service_finds_the_head(objects: tuple[Object, ...]) -> None:
+    for component in ("ray-head", "ray-worker"):
+        labels = templates(objects)[component]["metadata"]["labels"]
+        assert not {NAME, "app.kubernetes.io/created-by"} & set(labels), "KubeRay's Service selects its own values"
+
+
+def test_ray_is_the_pinned_one(objects: tuple[Object, ...]) -> None:
+    constraints = ROOT / "constraints.txt"
+    pinned = metadata.version("ray")
+    if constraints.exists():
+        (pinned,) = re.findall(r"^ray(?:\[\w+\])?==(\S+)", constraints.read_text(), re.MULTILINE)
+    assert ray_job(objects)["spec"]["rayClusterSpec"]["rayVersion"] == pinned
+
+
+def test_variables_are_those_that_autofit_reads(objects: tuple[Object, ...]) -> None:
+    read_by = {"api": {ENVIRONMENT, TOKEN_VARIABLE}, "ray-head": {ENVIRONMENT}}
+    for component, template in templates(objects).items():
+        given = {e["name"] for c in containers(template) for e in c.get("env", []) if e["name"].startswith("AUTOFIT")}
+        assert given == read_by.get(component, set()), component
+
+
+def test_secrets_are_referenced_and_the_readme_makes_them(objects: tuple[Object, ...]) -> None:
+    assert not of_kind(objects, "Secret")
+    wanted = set()
+    for container in all_containers(objects):
+        for variable in container.get("env", []):
+            if re.search("STORE|TOKEN|PASSWORD", variable["name"]):
+                reference = variable["valueFrom"]["secretKeyRef"]
+                assert reference["key"] == variable["name"]
+                wanted.add((reference["name"], reference["key"]))
+    made = set()
+    for name, body in re.findall(
+        r"create secret generic (\S+) --from-env-file=/dev/stdin[^\n]*\n(.*?)EOF", README, re.S
+    ):
+        made |= {(name, line.partition("=")[0]) for line in body.splitlines()}
+    assert made == wanted
+
+
+def test_the_stores_url_is_that_of_the_server(objects: tuple[Object, ...]) -> None:
+    (url,) = set(re.findall(r"^AUTOFIT_STORE=(\S+)$", README, re.MULTILINE))
+    address = Address.of(url.replace("$password", "secret")).url
+    server = the(objects, "StatefulSet", "autofit-postgres")["spec"]
+    (container,) = server["template"]["spec"]["containers"]
+    values = {e["name"]: e.get("value") for e in container["env"]}
+    assert (address.username, address.database) == (values["POSTGRES_USER"], values["POSTGRES_DB"])
+    (mount,) = (m["mountPath"] for m in container["volumeMounts"] if m["name"] == "data")
+    assert values["PGDATA"].startswith(f"{mount}/")
+    service = the(objects, "Service", address.host or "")
+    assert service["metadata"]["name"] == server["serviceName"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["ports"][0]["port"] == address.port
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["exec"]["command"][0] == "pg_isready"
+
+
+def test_services_reach_their_pods(objects: tuple[Object, ...]) -> None:
+    for service in of_kind(objects, "Service"):
+        chosen = [t for t in templates(objects).values() if selects(service["spec"]["selector"], t)]
+        assert len(chosen) == 1
+        named = {p["name"]: p["containerPort"] for c in containers(chosen[0]) for p in c.get("ports", [])}
+        for port in service["spec"]["ports"]:
+            assert named[port["targetPort"]] == port["port"]
+
+
+def test_probes_ask_what_the_api_answers_without_a_token(objects: tuple[Object, ...], tmp_path: Path) -> None:
+    (container,) = templates(objects)["api"]["spec"]["containers"]
+    _, options = parsed(container["command"][1:])
+    assert {p["name"]: p["containerPort"] for p in container["ports"]} == {"http": options["port"]}
+    probes = [container[probe]["httpGet"] for probe in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert all(probe == {"path": "/healthz", "port": "http"} for probe in probes)
+    from fastapi.testclient import TestClient
+
+    with Store.open(str(tmp_path / "store.db")) as store, TestClient(create_app(store, token="t")) as client:
+        assert client.get(probes[0]["path"]).status_code == 200
+        assert client.get("/v1/trials").status_code == 401
+
+
+@pytest.mark.parametrize(
+    ("policy", "allowed"),
+    [("autofit-store", {"api", "ray-head"}), ("autofit-ray", {"ray-head", "ray-worker", "ray-submitter"})],
+)
+def test_only_who_needs_them_reaches_store_and_ray(objects: tuple[Object, ...], policy: str, allowed: set[str]) -> None:
+    spec = the(objects, "NetworkPolicy", policy)["spec"]
+    pods = templates(objects)
+    protected = {component for component, template in pods.items() if selects(spec["podSelector"], template)}
+    assert protected == ({"store"} if policy == "autofit-store" else {"ray-head", "ray-worker"})
+    sources = [peer for rule in spec["ingress"] for peer in rule["from"] if "namespaceSelector" not in peer]
+    assert {c for c, t in pods.items() if any(selects(s["podSelector"], t) for s in sources)} == allowed
+
+
+def test_the_image_is_built_from_files_that_are_there(objects: tuple[Object, ...]) -> None:
+    dockerfile = (K8S / "Dockerfile").read_text()
+    ignored = (K8S / "Dockerfile.dockerignore").read_text().split()
+    copied = {name for line in re.findall(r"^COPY (.+) \S+$", dockerfile, re.MULTILINE) for name in line.split()}
+    assert ignored[0] == "*"
+    assert {entry[1:] for entry in ignored if entry.startswith("!")} == copied
+    assert [name for name in sorted(copied) if not (ROOT / name).exists()] == []
+    assert "latest" not in dockerfile
+    (user,) = re.findall(r"^USER (\d+):", dockerfile, re.MULTILINE)
+    runs_as = {t["spec"]["securityContext"]["runAsUser"] for c, t in templates(objects).items() if c != "store"}
+    assert runs_as == {int(user)}
+
+
+def test_the_readme_names_what_exists(objects: tuple[Object, ...]) -> None:
+    for path in re.findall(r"k8s/[\w./-]*\w", README):
+        assert (ROOT / path).exists(), path
+    assert set(re.findall(r"\b(?:job|rayjob)[ /](autofit-\w+)", README)) <= set(SEARCHES.values())
+    assert f"autofit:{__version__}" in README

@@ -1,0 +1,59 @@
+"""Jobs and trial requests of a real but tiny Llama, for tests that run trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autofit.catalog.models import Model
+from autofit.lattice import Config
+from autofit.techniques import Job, complete
+from autofit.trial.request import TrialRequest
+from autofit.trial.site import cpu, installed_stack
+from autofit.workload import Workload
+
+GIB = 1024**3
+
+
+def tiny_model(*, vocabulary: int = 512, hidden: int = 64, layers: int = 2) -> Model:
+    """A Llama with grouped queries and tied embeddings, some hundred thousand parameters."""
+    config: dict[str, Any] = {
+        "model_type": "llama",
+        "hidden_size": hidden,
+        "intermediate_size": 2 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": vocabulary,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": True,
+    }
+    return Model(name="tiny", config=config, source="tests", parameters=None)
+
+
+def tiny_job(model: Model | None = None, *, seq_len: int = 32, global_batch: int = 4, **workload: Any) -> Job:
+    """A job on this machine's CPU."""
+    model = model or tiny_model()
+    return Job(
+        model=model,
+        workload=Workload(
+            model=model.name, model_digest=model.digest, seq_len=seq_len, global_batch=global_batch, **workload
+        ),
+        hardware=cpu(),
+        stack=installed_stack(),
+    )
+
+
+def tiny_request(
+    config: Config | None = None,
+    *,
+    job: Job | None = None,
+    memory_limit_bytes: int = 2 * GIB,
+    **request: Any,
+) -> TrialRequest:
+    """A request that takes about a second."""
+    return TrialRequest(
+        job=job or tiny_job(),
+        config=config or complete({}),
+        memory_limit_bytes=memory_limit_bytes,
+        **request,
+    )

@@ -1,0 +1,28 @@
+"""A client of the real application over a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from unit.operations.made_trials import fill
+
+from autofit.api.app import create_app
+from autofit.store import Store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    """A SQLite store with ten trials."""
+    with Store.open(str(tmp_path / "store.db")) as opened:
+        fill(opened)
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[TestClient]:
+    """A client of a server without a token."""
+    with TestClient(create_app(store), raise_server_exceptions=False) as opened:
+        yield opened

@@ -1,0 +1,168 @@
+"""What the server answers: the documents of the design, key by key, from a store of hand-made trials."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from unit.operations.made_trials import GIB, MADE, MODEL, fits, make_trial
+
+from autofit.operations import WorkloadOptions
+from autofit.store import Store
+
+WORKLOAD = {"model": MODEL, "seq_len": 128, "global_batch": 4}
+
+TRIAL_KEYS = {"outcome", "config", "hardware", "stack", "workload"}
+TRIAL_KEYS_BESIDES = {"memory_limit_bytes", "seconds", "recorded_at", "trial_id"}
+MEASUREMENT_KEYS = {
+    *("tokens_per_second", "step_seconds", "mfu", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"),
+    *("host_peak_bytes", "phase_peaks", "loss", "steps", "setup_seconds"),
+}
+MEASUREMENT_KEYS_BESIDES = {
+    *("host_baseline_bytes", "losses", "reference_loss", "overhead_seconds", "leak_bytes_per_step"),
+    *("expandable_segments", "stopped_early"),
+}
+FRONTIER_KEYS = {"hardware", "workload", "stack", "points", "trials", "out_of_memory"}
+POINT_KEYS = {"config", "measurement", "trial_id"}
+RECOMMENDATION_KEYS = {
+    *("config", "provenance", "measurement", "headroom_bytes", "changes_training", "alternatives"),
+}
+RECOMMENDATION_KEYS_BESIDES = {"trial_id", "memory_limit_bytes", "hardware", "workload", "stack"}
+ALTERNATIVE_KEYS = {*POINT_KEYS, "role", "over_limit_bytes", "speedup"}
+
+
+def get(client: TestClient, path: str, **query: Any) -> Any:
+    """The JSON of a request that succeeds."""
+    answer = client.get(path, params=query)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["content-type"] == "application/json"
+    return answer.json()
+
+
+def test_health(client: TestClient) -> None:
+    assert get(client, "/healthz")["status"] == "ok"
+
+
+def test_a_recommendation_has_the_designs_keys(client: TestClient) -> None:
+    answer = get(client, "/v1/recommendation", **WORKLOAD)
+    assert set(answer) == RECOMMENDATION_KEYS | RECOMMENDATION_KEYS_BESIDES
+    assert set(answer["measurement"]) == MEASUREMENT_KEYS | MEASUREMENT_KEYS_BESIDES
+    assert set(answer["measurement"]["step_seconds"]) == {"median", "p95", "relative_spread"}
+    assert set(answer["measurement"]["loss"]) == {"first", "last"}
+    assert answer["provenance"] == "measured"
+    assert all(set(a) == ALTERNATIVE_KEYS for a in answer["alternatives"])
+
+
+def test_the_fastest_of_the_most_faithful_method_is_recommended(client: TestClient) -> None:
+    answer = get(client, "/v1/recommendation", **WORKLOAD)
+    assert answer["config"]["method"] == "full"
+    assert answer["measurement"]["tokens_per_second"] == 4000.0
+    assert answer["memory_limit_bytes"] == 80 * GIB
+    assert answer["headroom_bytes"] == 40 * GIB
+    assert answer["changes_training"] == ["precision=bf16 instead of bf16-mixed changes numerical precision"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "method", "speed"),
+    [("39GiB", "full", 2000.0), ("40GiB", "full", 4000.0), ("9.9GiB", "lora", 2600.0), ("2.5GiB", "qlora", 700.0)],
+)
+def test_a_memory_limit_decides(client: TestClient, limit: str, method: str, speed: float) -> None:
+    answer = get(client, "/v1/recommendation", **WORKLOAD, memory_limit=limit)
+    assert (answer["config"]["method"], answer["measurement"]["tokens_per_second"]) == (method, speed)
+    assert answer["headroom_bytes"] == answer["memory_limit_bytes"] - answer["measurement"]["device_bytes"] >= 0
+
+
+def test_the_alternatives_of_a_recommendation(client: TestClient) -> None:
+    answer = get(client, "/v1/recommendation", **WORKLOAD, memory_limit="30GiB")
+    found = {(a["role"], a["config"]["method"]): a for a in answer["alternatives"]}
+    faster = found["faster, does not fit", "full"]
+    assert (faster["over_limit_bytes"], faster["speedup"]) == (10 * GIB, 2.0)
+    lighter = found["lighter", "full"]
+    assert (lighter["over_limit_bytes"], lighter["speedup"]) == (-20 * GIB, 0.5)
+    assert found["other method", "lora"]["measurement"]["tokens_per_second"] == 2600.0
+    assert found["other method", "qlora"]["measurement"]["tokens_per_second"] == 700.0
+    assert len(found) == len(answer["alternatives"]) == 4
+
+
+def test_a_goal_decides(client: TestClient) -> None:
+    exact = get(client, "/v1/recommendation", **WORKLOAD, allow="exact")
+    assert exact["measurement"]["tokens_per_second"] == 2000.0
+    assert exact["changes_training"] == []
+    assert get(client, "/v1/recommendation", **WORKLOAD, method="lora")["config"]["rank"] == 8
+    assert get(client, "/v1/recommendation", **WORKLOAD, method="lora", min_rank=9)["config"]["rank"] == 64
+
+
+def test_the_frontier_has_the_designs_keys(client: TestClient) -> None:
+    answer = get(client, "/v1/frontier", **WORKLOAD)
+    assert set(answer) == FRONTIER_KEYS
+    assert all(set(point) == POINT_KEYS for point in answer["points"])
+    assert (answer["trials"], answer["out_of_memory"]) == (len(MADE), 1)
+
+
+def test_the_frontier_is_sorted_by_memory(client: TestClient) -> None:
+    points = get(client, "/v1/frontier", **WORKLOAD)["points"]
+    found = [(p["config"]["method"], p["measurement"]["device_bytes"] // GIB) for p in points]
+    assert found == [("qlora", 2), ("lora", 3), ("lora", 8), ("full", 10), ("full", 20), ("full", 40)]
+
+
+def test_the_frontier_of_one_method(client: TestClient) -> None:
+    points = get(client, "/v1/frontier", **WORKLOAD, method="lora")["points"]
+    assert {p["config"]["method"] for p in points} == {"lora"}
+
+
+def test_the_frontier_within_a_goal(client: TestClient) -> None:
+    exact = get(client, "/v1/frontier", **WORKLOAD, allow="exact")["points"]
+    assert {p["config"]["precision"] for p in exact} == {"bf16-mixed"}
+    high = get(client, "/v1/frontier", **WORKLOAD, min_rank=64)["points"]
+    assert {p["config"].get("rank") for p in high} == {None, 64}
+
+
+def test_hardware_by_name(client: TestClient, store: Store) -> None:
+    assert get(client, "/v1/frontier", **WORKLOAD, hardware="h100-80g")["hardware"]["name"] == "h100-80g"
+    # The only hardware that was measured is meant where none is named.
+    assert get(client, "/v1/frontier", **WORKLOAD)["hardware"]["name"] == "h100-80g"
+
+
+def test_a_model_in_other_letters_is_the_same(client: TestClient) -> None:
+    assert get(client, "/v1/frontier", **{**WORKLOAD, "model": "SmolLM2-135M"})["trials"] == len(MADE)
+
+
+def test_trials_have_the_designs_keys(client: TestClient) -> None:
+    answer = get(client, "/v1/trials")
+    assert set(answer) == {"trials", "total"}
+    by_outcome = {trial["outcome"]: trial for trial in answer["trials"]}
+    fitting, failed, crash = by_outcome["fits"], by_outcome["out_of_memory"], by_outcome["crashed"]
+    assert set(fitting) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | {"measurement"}
+    assert set(fitting["measurement"]) == MEASUREMENT_KEYS | MEASUREMENT_KEYS_BESIDES
+    evidence = {"reason", "phase", "requested_bytes", "signal", "host"}
+    assert set(failed) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | evidence
+    assert (failed["phase"], failed["requested_bytes"]) == ("backward", 2 * GIB)
+    assert set(crash) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | {"reason", "phase", "signal", "exit_code", "stderr_tail"}
+
+
+def test_trials_are_paged_newest_first(client: TestClient) -> None:
+    whole = get(client, "/v1/trials")
+    assert whole["total"] == len(whole["trials"]) == len(MADE)
+    ids = [trial["trial_id"] for trial in whole["trials"]]
+    assert ids == sorted(ids, reverse=True)
+    pages = [get(client, "/v1/trials", limit=4, offset=offset) for offset in range(0, 12, 4)]
+    assert [len(page["trials"]) for page in pages] == [4, 4, len(MADE) - 8]
+    assert [trial["trial_id"] for page in pages for trial in page["trials"]] == ids
+    assert {page["total"] for page in pages} == {len(MADE)}
+    assert get(client, "/v1/trials", offset=1000) == {"trials": [], "total": len(MADE)}
+
+
+def test_trials_of_a_model_and_an_outcome(client: TestClient, store: Store) -> None:
+    other = WorkloadOptions(model="qwen3-8b", seq_len=2048, global_batch=16)
+    job = other.job((store.hardware()[0], store.trials()[0].stack))
+    store.add(make_trial({}, fits(60, 900), job=job))
+    assert get(client, "/v1/trials", model="qwen3-8b")["total"] == 1
+    assert get(client, "/v1/trials", model=MODEL)["total"] == len(MADE)
+    found = get(client, "/v1/trials", model=MODEL, outcome="out_of_memory")
+    assert (found["total"], [t["outcome"] for t in found["trials"]]) == (1, ["out_of_memory"])
+
+
+def test_the_document_and_its_page(client: TestClient) -> None:
+    assert get(client, "/openapi.json")["openapi"].startswith("3.")
+    assert client.get("/docs").status_code == 200

@@ -1,0 +1,163 @@
+"""The accelerators' rows are complete and plausible, and drivers' device names find the right one."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+
+import pytest
+
+from autofit.catalog.hardware import TOLERANCE, Card, card, cards, fitting, match
+from autofit.errors import UsageError
+from autofit.units import GIB, MIB
+
+NAMES = {
+    "h200", "h100-80g", "h100-pcie-80g", "a100-40g", "a100-80g", "b200", "l40s", "l4", "a10g", "rtx-3090", "rtx-4090",
+    "rtx-5090", "t4", "v100-16g", "v100-32g", "mi300x", "apple-m2-max", "apple-m3-max", "apple-m4-max",
+}  # fmt: skip
+
+every_card = pytest.mark.parametrize("known", cards(), ids=lambda known: known.name)
+
+
+def test_the_catalog_has_each_card_once() -> None:
+    assert len(cards()) == len(NAMES)
+    assert {known.name for known in cards()} == NAMES
+
+
+@every_card
+def test_figures_are_in_their_unit(known: Card) -> None:
+    assert isinstance(known.memory_bytes, int) and isinstance(known.marketed_memory_bytes, int)
+    assert 14 * GIB < known.memory_bytes < 200 * GIB
+    assert 1e11 < known.bandwidth_bytes_per_second < 1e13
+    assert all(5e12 < peak < 1e16 for peak in known.peak_flops.values())
+    for link in (known.interconnect, known.host_link):
+        assert link is None or 1e10 <= link.bytes_per_second <= 1e12
+
+
+@every_card
+def test_reachable_memory_is_less_than_marketed(known: Card) -> None:
+    share = known.memory_bytes / known.marketed_memory_bytes
+    assert share == 0.75 if known.unified_memory else 1 - TOLERANCE < share < 1
+
+
+@every_card
+def test_formats_agree_with_features_and_order(known: Card) -> None:
+    peaks = known.peak_flops
+    assert {"fp32", "fp16"} <= set(peaks) <= {"fp32", "tf32", "fp16", "bf16", "fp8"}
+    assert ("bf16" in peaks) == known.bf16
+    assert ("fp8" in peaks) == known.fp8
+    assert known.training_peak_flops == peaks["bf16" if known.bf16 else "fp16"]
+    ordered = [peaks[f] for f in ("fp32", "tf32", "bf16", "fp8") if f in peaks]
+    assert ordered == sorted(ordered)
+    # Dense figures: a sparse one among them would be twice the next narrower step.
+    if known.fp8:
+        assert peaks["fp8"] / peaks["bf16"] == pytest.approx(2, rel=0.03)
+
+
+@every_card
+def test_capability_decides_the_features(known: Card) -> None:
+    if known.vendor != "nvidia":
+        assert known.capability == ("gfx942" if known.vendor == "amd" else known.capability)
+        return
+    capability = float(known.capability)
+    assert known.bf16 == known.flash == (capability >= 8.0)
+    assert known.fp8 == (capability >= 8.9)
+
+
+@every_card
+def test_vendor_decides_the_kind(known: Card) -> None:
+    assert known.kind == {"nvidia": "cuda", "amd": "cuda", "apple": "mps"}[known.vendor]
+    assert known.unified_memory == (known.vendor == "apple") == (known.host_link is None)
+    assert known.source
+
+
+@every_card
+def test_a_row_is_a_value(known: Card) -> None:
+    assert pickle.loads(pickle.dumps(known)) == known
+    assert hash(known) == hash(card(known.name))
+    assert json.loads(json.dumps(known.to_json()))["memory_bytes"] == known.memory_bytes
+    assert all(re.compile(pattern) for pattern in known.device_names)
+
+
+def test_ray_knows_its_names() -> None:
+    constants = vars(pytest.importorskip("ray.util.accelerators.accelerators"))
+    valid = {value for name, value in constants.items() if not name.startswith("_")}
+    assert {known.ray_accelerator_type for known in cards()} - {None} <= valid
+
+
+@pytest.mark.parametrize(
+    ("device_name", "memory_mebibytes", "name"),
+    [
+        # as the driver (NVML) and as torch report the same card
+        ("NVIDIA H200", 143771, "h200"),
+        ("NVIDIA H200", 143156, "h200"),
+        ("NVIDIA H100 80GB HBM3", 81559, "h100-80g"),
+        ("NVIDIA H100 80GB HBM3", 81090, "h100-80g"),
+        ("NVIDIA H100 PCIe", 81559, "h100-pcie-80g"),
+        ("NVIDIA A100-SXM4-40GB", 40960, "a100-40g"),
+        ("A100-SXM4-40GB", 40536, "a100-40g"),
+        ("NVIDIA A100-PCIE-40GB", 40960, "a100-40g"),
+        ("NVIDIA A100-SXM4-80GB", 81920, "a100-80g"),
+        ("NVIDIA A100 80GB PCIe", 81920, "a100-80g"),
+        ("NVIDIA B200", 183359, "b200"),
+        ("NVIDIA L40S", 46068, "l40s"),
+        ("NVIDIA L4", 23034, "l4"),
+        ("NVIDIA A10G", 23028, "a10g"),
+        ("NVIDIA GeForce RTX 3090", 24576, "rtx-3090"),
+        ("GeForce RTX 3090", 24268, "rtx-3090"),
+        ("NVIDIA GeForce RTX 4090", 24564, "rtx-4090"),
+        ("NVIDIA GeForce RTX 5090", 32607, "rtx-5090"),
+        ("Tesla T4", 15360, "t4"),
+        ("Tesla V100-SXM2-16GB", 16384, "v100-16g"),
+        ("Tesla V100-PCIE-32GB", 32510, "v100-32g"),
+        ("AMD Instinct MI300X", 196592, "mi300x"),
+        ("Apple M2 Max", 32 * 1024, "apple-m2-max"),
+        ("Apple M3 Max", 128 * 1024, "apple-m3-max"),
+        ("Apple M4 Max", 64 * 1024, "apple-m4-max"),
+    ],
+)
+def test_device_names_find_their_card(device_name: str, memory_mebibytes: int, name: str) -> None:
+    found = match(device_name, memory_mebibytes * MIB)
+    assert found is not None and found.name == name
+
+
+@pytest.mark.parametrize(
+    ("device_name", "memory_mebibytes"),
+    [
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", 4864),
+        ("NVIDIA A100-SXM4-40GB MIG 7g.40gb", 40192),
+        ("GRID A100-40C", 40960),
+        ("NVIDIA A100-SXM-64GB", 65536),
+        ("NVIDIA H100 NVL", 95830),
+        ("NVIDIA H200 NVL", 143771),
+        ("NVIDIA GB200", 189471),
+        ("NVIDIA L4", 11517),
+        ("NVIDIA L40", 46068),
+        ("NVIDIA A10", 23028),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 16376),
+        ("NVIDIA GeForce RTX 3090 Ti", 24564),
+        ("NVIDIA T400", 2048),
+        ("AMD Instinct MI300X", 24576),
+        ("Apple M3 Pro", 36864),
+        ("", 0),
+    ],
+)
+def test_other_devices_find_none(device_name: str, memory_mebibytes: int) -> None:
+    assert match(device_name, memory_mebibytes * MIB) is None
+
+
+def test_card_by_name() -> None:
+    assert card("H100-80G") is card("h100-80g")
+    with pytest.raises(UsageError, match=r"unknown hardware 'h100-80gb': did you mean h100-80g"):
+        card("h100-80gb")
+
+
+def test_fitting_goes_from_small_to_large() -> None:
+    sizes = [known.memory_bytes for known in fitting(0)]
+    assert sizes == sorted(sizes) and len(sizes) == len(cards())
+    assert fitting(20 * GIB)[0].name == "l4"
+    assert {known.name for known in fitting(130 * GIB)} == {"h200", "b200", "mi300x"}
+    exact = card("a100-40g").memory_bytes
+    assert card("a100-40g") in fitting(exact) and card("a100-40g") not in fitting(exact + 1)
+    assert fitting(1024 * GIB) == ()

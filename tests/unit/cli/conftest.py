@@ -1,0 +1,81 @@
+"""The program in this very process: its arguments in, its exit code and its two streams out."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.operations.made_trials import fill
+from unit.operations.made_world import World
+
+from autofit.cli import main as program
+from autofit.operations import searching
+from autofit.store import Store
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        """What --json printed: one document, and nothing else on standard output."""
+        return json.loads(self.out)
+
+
+Autofit = Callable[..., Done]
+
+
+@pytest.fixture
+def store_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The store that commands use which name none; it is not there yet."""
+    path = tmp_path / "store.db"
+    monkeypatch.setenv("AUTOFIT_STORE", str(path))
+    return path
+
+
+@pytest.fixture
+def filled(store_file: Path) -> Path:
+    """The same with hand-made trials in it."""
+    with Store.open(str(store_file)) as store:
+        fill(store)
+    return store_file
+
+
+@pytest.fixture
+def autofit(
+    store_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Iterator[Autofit]:
+    """Runs `autofit` with the arguments given, in an empty folder."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["autofit", *arguments])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            program.main()
+        out, err = capfd.readouterr()
+        assert isinstance(ended.value.code, int)
+        return Done(ended.value.code, out, err)
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Workers without a device."""
+    made = World()
+    monkeypatch.setattr(searching, "open_pool", made.open_pool)
+    return made

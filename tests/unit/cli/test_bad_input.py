@@ -1,0 +1,331 @@
+"""Bad input: one clear line on standard error, the right exit code, nothing on standard output, nothing lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+from unit.cli.conftest import Autofit, Done
+from unit.operations.made_trials import MADE
+
+from autofit.store import Store
+from autofit.trial.site import detect
+
+MODEL = ("--model", "smollm2-135m")
+SMALL = (*MODEL, "--seq-len", "128", "--global-batch", "4", "--device", "cpu")
+ASKED = (*MODEL, "--seq-len", "128", "--global-batch", "4")
+
+
+def check(done: Done, code: int, *parts: str) -> None:
+    """One line, and the exit code."""
+    assert done.code == code, done.err
+    assert done.out == ""
+    lines = done.err.splitlines()
+    assert len(lines) == 1, done.err
+    assert lines[0].startswith("autofit: ")
+    for part in parts:
+        assert part in lines[0]
+
+
+WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
+    # names
+    "model": (("search", "--model", "smolm2-135m"), 2, ("unknown model 'smolm2-135m'", "did you mean smollm2-135m")),
+    "model of a recommendation": (("recommend", "--model", "llama3-8b"), 2, ("did you mean", "llama-3.1-8b")),
+    "model of a frontier": (("frontier", "--model", ""), 2, ("unknown model ''",)),
+    "model of a trial": (
+        ("trial", "--model", "qwen-8b", "--config", "method=full"),
+        2,
+        ("unknown model 'qwen-8b'", "qwen3-8b"),
+    ),
+    "space": (("search", *SMALL, "--space", "smok"), 2, ("unknown search space 'smok'", "did you mean smoke")),
+    "method": (("search", *SMALL, "--method", "qlra"), 2, ("unknown method 'qlra'", "did you mean qlora")),
+    "allow": (("search", *SMALL, "--allow", "numeric"), 2, ("did you mean numerics",)),
+    "device": (("search", *SMALL[:-1], "gpu"), 2, ("unknown device 'gpu'",)),
+    "hardware": (("search", *SMALL, "--hardware", "h100"), 2, ("unknown hardware 'h100'", "h100-80g")),
+    "method of a recommendation": (("recommend", *ASKED, "--method", "lara"), 2, ("did you mean lora",)),
+    "method of a frontier": (("frontier", *ASKED, "--method", "lara"), 2, ("did you mean lora",)),
+    "format": (("recommend", *ASKED, "--format", "jsn"), 2, ("unknown format 'jsn'", "did you mean json")),
+    "format of a later release": (("recommend", *ASKED, "--format", "axolotl"), 2, ("axolotl", "later release")),
+    "axis": (
+        ("trial", *ASKED, "--config", "microbatch=4"),
+        2,
+        ("unknown axis 'microbatch'", "did you mean micro_batch"),
+    ),
+    "value": (("trial", *ASKED, "--config", "optimizer=adam"), 2, ("unknown value of optimizer 'adam'", "adamw")),
+    "value that is no number": (("trial", *ASKED, "--config", "micro_batch=four"), 2, ("micro_batch", "whole number")),
+    "axis twice": (("trial", *ASKED, "--config", "method=full,method=lora"), 2, ("names method twice",)),
+    "axis that does not apply": (
+        ("trial", *ASKED, "--config", "method=full,rank=8"),
+        2,
+        ("rank does not apply to method full",),
+    ),
+    "words that are no pairs": (("trial", *ASKED, "--config", "full,lora=1"), 2, ("write axis=value",)),
+    # units
+    "limit without a unit": (("search", *SMALL, "--memory-limit", "2"), 2, ("has no unit", "2GiB")),
+    "limit of an unknown unit": (("search", *SMALL, "--memory-limit", "2Gigs"), 2, ("'2Gigs' is not understood",)),
+    "limit of nothing": (("search", *SMALL, "--memory-limit", ""), 2, ("memory size ''",)),
+    "limit of zero": (("search", *SMALL, "--memory-limit", "0GiB"), 2, ("is zero",)),
+    "negative limit": (("search", *SMALL, "--memory-limit", "-2GiB"), 2, ("'-2GiB' is not understood",)),
+    "limit of a recommendation": (("recommend", *ASKED, "--memory-limit", "24"), 2, ("24GiB",)),
+    "empty limit of a recommendation": (("recommend", *ASKED, "--memory-limit", ""), 2, ("memory size ''",)),
+    "limit of a trial": (("trial", *ASKED, "--config", "method=full", "--memory-limit", "2"), 2, ("2GiB",)),
+    "time without a unit": (("search", *SMALL, "--time-budget", "10"), 2, ("has no unit", "10m")),
+    "time of an unknown unit": (("search", *SMALL, "--time-budget", "10 parsecs"), 2, ("is not understood",)),
+    "time of zero": (("search", *SMALL, "--time-budget", "0s"), 2, ("is zero",)),
+    "deadline": (("trial", *ASKED, "--config", "method=full", "--deadline", "10"), 2, ("has no unit",)),
+    # numbers
+    "sequence": (("search", *MODEL, "--seq-len", "1", "--device", "cpu"), 2, ("seq-len is 1",)),
+    "sequence beyond the model": (("search", *MODEL, "--seq-len", "9000"), 2, ("longer than the 8192 positions",)),
+    "batch": (("search", *MODEL, "--global-batch", "0"), 2, ("global-batch is 0",)),
+    "batch and devices": (
+        ("search", *MODEL, "--global-batch", "6", "--devices", "4"),
+        2,
+        ("global-batch 6 is not a multiple of 4 devices",),
+    ),
+    "dropout": (("search", *SMALL, "--lora-dropout", "1"), 2, ("lora-dropout is 1.0",)),
+    "rank": (("search", *SMALL, "--min-rank", "0"), 2, ("min-rank is 0",)),
+    "rank of a recommendation": (("recommend", *ASKED, "--min-rank", "0"), 2, ("min-rank is 0",)),
+    "trials": (("search", *SMALL, "--max-trials", "0"), 2, ("max-trials is 0",)),
+    "workers": (("search", *SMALL, "--workers", "0"), 2, ("workers is 0",)),
+    "workers in place": (("search", *SMALL, "--in-place", "--workers", "2"), 2, ("one trial at a time",)),
+    # what this machine cannot do
+    "more memory than there is": (("search", *SMALL, "--memory-limit", "900TiB"), 2, ("is more than the",)),
+    "trial with more memory than there is": (
+        ("trial", *SMALL, "--config", "method=full", "--memory-limit", "900TiB"),
+        2,
+        ("is more than the",),
+    ),
+    "a limit below the bare weights": (
+        ("search", *SMALL, "--memory-limit", "64MiB"),
+        3,
+        ("smollm2-135m cannot fit 64 MiB", "the smallest config needs at least", "it would fit "),
+    ),
+    "a model too big for the limit": (
+        ("search", "--model", "llama-3.1-70b", "--device", "cpu", "--memory-limit", "2GiB"),
+        3,
+        ("llama-3.1-70b cannot fit 2.00 GiB", "the smallest config needs at least", "method=qlora", "it would fit "),
+    ),
+    "a device that is not measured yet": (("search", *SMALL[:-1], "mps"), 4, ("mps", "--device cpu")),
+    "hardware that is elsewhere": (("search", *SMALL, "--hardware", "h100-80g"), 4, ("not h100-80g", "--ray-address")),
+    # files
+    "space's file": (("search", *SMALL, "--space", "nowhere.yaml"), 2, ("nowhere.yaml: no such file",)),
+    "config's file": (("trial", *ASKED, "--config", "nowhere.json"), 2, ("nowhere.json", "No such file")),
+    "model's folder": (("search", "--model", "./nowhere"), 2, ("nowhere", "no such file")),
+    "model's file": (("search", "--model", "nowhere.json"), 2, ("nowhere.json", "no such file")),
+    "file to import": (("db", "import", "nowhere.jsonl"), 2, ("nowhere.jsonl",)),
+    "store": (("recommend", *ASKED, "--store", "ftp://somewhere/x"), 2, ("not supported", "sqlite:///PATH")),
+    # what is not known
+    "nothing measured": (
+        ("recommend", "--model", "llama-3.1-8b"),
+        4,
+        ("is not measured on", "run: autofit search --model llama-3.1-8b --seq-len 2048 --global-batch 64"),
+    ),
+    "no frontier": (("frontier", "--model", "llama-3.1-8b", "--json"), 4, ("is not measured on",)),
+    "hardware without measurements": (("frontier", *ASKED, "--hardware", "h10-80g"), 2, ("did you mean h100-80g",)),
+    "nothing fits": (
+        ("recommend", *ASKED, "--memory-limit", "1GiB", "--format", "json"),
+        3,
+        ("nothing that was measured fits 1.00 GiB", "the closest takes 2.00 GiB"),
+    ),
+}
+"""Arguments, exit code, and what the one line holds."""
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_input_is_told_in_one_line(autofit: Autofit, filled: Path, case: str) -> None:
+    arguments, code, parts = WRONG[case]
+    check(autofit(*arguments), code, *parts)
+    with Store.open(str(filled)) as store:
+        assert store.count() == len(MADE), "nothing that was measured is lost"
+        assert store.searches() == []
+
+
+@pytest.mark.parametrize("case", [c for c, (words, *_) in WRONG.items() if words[0] in ("search", "trial")])
+def test_with_json_nothing_is_printed_either(autofit: Autofit, filled: Path, case: str) -> None:
+    arguments, code, parts = WRONG[case]
+    check(autofit(*arguments, "--json"), code, *parts)
+
+
+CLICKS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "no such command": (("serch",), "No such command 'serch'"),
+    "no such option": (("search", "--modle", "x"), "No such option: --modle"),
+    "a required option": (("search",), "Missing option '--model'"),
+    "a trial's config": (("trial", "--model", "smollm2-135m"), "Missing option '--config'"),
+    "no number": (("search", *MODEL, "--seq-len", "many"), "Invalid value for '--seq-len'"),
+    "no value": (("search", "--model"), "requires an argument"),
+    "a port": (("serve", "--port", "99999"), "Invalid value for '--port'"),
+    "an argument too many": (("models", "llama"), "unexpected extra argument"),
+    "a file to export to": (("db", "export"), "Missing argument 'file'"),
+}
+
+
+@pytest.mark.parametrize("case", CLICKS)
+def test_wrong_usage(autofit: Autofit, case: str) -> None:
+    arguments, part = CLICKS[case]
+    done = autofit(*arguments)
+    assert (done.code, done.out) == (2, "")
+    assert part in done.err
+    assert "Traceback" not in done.err
+
+
+def model_folder(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+    return folder
+
+
+BAD_MODELS: Mapping[str, tuple[str, str]] = {
+    "architecture": ('{"model_type": "gpt-17", "hidden_size": 64}', "does not know the architecture 'gpt-17'"),
+    "no architecture": ('{"hidden_size": 64}', "has no model_type"),
+    "no language model": ('{"model_type": "vit"}', "no causal language model of the architecture 'vit'"),
+    "not JSON": ('{"model_type": ', "is not valid JSON"),
+    "a list": ("[1, 2]", "holds a JSON list"),
+    "wrong types": ('{"model_type": "llama", "hidden_size": "wide"}', "transformers refuses"),
+    "wrong shapes": (
+        json.dumps({**tiny_model().config, "hidden_size": 65, "num_attention_heads": 4}),
+        "hidden",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD_MODELS)
+def test_a_bad_config_json(autofit: Autofit, tmp_path: Path, case: str) -> None:
+    text, part = BAD_MODELS[case]
+    folder = model_folder(tmp_path / "bad", text)
+    check(autofit("search", "--model", str(folder), *SMALL[2:], "--dry-run", "--json"), 2, part)
+
+
+def test_code_of_a_model_is_never_executed(autofit: Autofit, tmp_path: Path) -> None:
+    config = {**tiny_model().config, "model_type": "mine", "auto_map": {"AutoConfig": "configuration_mine.Mine"}}
+    folder = model_folder(tmp_path / "mine", json.dumps(config))
+    (folder / "configuration_mine.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
+    check(autofit("search", "--model", str(folder), *SMALL[2:]), 2, "auto_map", "never executed")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_folder_without_a_config(autofit: Autofit, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    check(autofit("search", "--model", "./empty"), 2, "the folder has no config.json")
+
+
+SPACES: Mapping[str, tuple[str, str]] = {
+    "axis": (
+        "axes:\n  method: [full]\n  optimiser: [adamw]\n",
+        "space.yaml:3: unknown axis 'optimiser': did you mean optimizer",
+    ),
+    "value": ("axes:\n  method: [ful]\n", "space.yaml:2: unknown value of method 'ful': did you mean full"),
+    "section": ("axis:\n  method: [full]\n", "space.yaml:1: unknown section 'axis': did you mean axes?"),
+    "no YAML": ("axes: [\n", "space.yaml:2: not valid YAML"),
+    "empty": ("", "space.yaml:1: the file is empty"),
+    "batch": (
+        "axes:\n  method: [full]\n  micro_batch: [3]\n",
+        "no micro_batch of it (3) divides the batch of 4",
+    ),
+    "unsupported": (
+        "axes:\n  method: [full]\ndefaults:\n  sharding: zero3\n",
+        "space space has no config for this search: sharding=zero3",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPACES)
+def test_a_bad_space(autofit: Autofit, tmp_path: Path, case: str) -> None:
+    text, part = SPACES[case]
+    (tmp_path / "space.yaml").write_text(text)
+    check(autofit("search", *SMALL, "--space", "space.yaml", "--json"), 2, part)
+
+
+CONFIGS: Mapping[str, tuple[str, str]] = {
+    "not JSON": ("method=full", "config file config.json is not JSON"),
+    "not an object": ("[1]", "must hold one JSON object"),
+    "axis": ('{"microbatch": 1}', "unknown axis 'microbatch': did you mean micro_batch"),
+    "value": ('{"micro_batch": "4"}', "unknown value of micro_batch '4'"),
+    "inner config": ('{"config": [1]}', "must hold one JSON object"),
+    "inner number": ('{"config": 5}', "must hold one JSON object"),
+    "inner text": ('{"config": "method=full"}', "must hold one JSON object"),
+    "bytes": ("\udcff", "config.json"),
+}
+
+
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_bad_config_file(autofit: Autofit, tmp_path: Path, case: str) -> None:
+    text, part = CONFIGS[case]
+    (tmp_path / "config.json").write_bytes(text.encode(errors="surrogateescape"))
+    check(autofit("trial", *ASKED, "--config", "config.json", "--json"), 2, part)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ("micro_batch=3", "micro_batch 3 does not divide the 4 sequences"),
+        ("sharding=zero3", "later release"),
+        ("offload=nvme", "later release"),
+        ("attention=flash", "flash"),
+        ("loss=fused", "fused"),
+    ],
+)
+def test_a_config_that_cannot_work_is_an_outcome_with_its_reason(
+    autofit: Autofit, store_file: Path, config: str, reason: str
+) -> None:
+    done = autofit("trial", *SMALL, "--config", config, "--json")
+    assert (done.code, done.err) == (2, "")
+    assert done.document["outcome"] == "unsupported"
+    assert reason in done.document["reason"]
+    done = autofit("trial", *SMALL, "--config", config)
+    assert done.code == 2
+    assert f"unsupported: {done.out.split('unsupported: ')[1]}" in done.out and reason in done.out
+    with Store.open(str(store_file)) as store:
+        assert store.count() == 0
+
+
+@pytest.mark.skipif(os.path.exists("/dev/nvidia0") or os.path.exists("/dev/kfd"), reason="there is an accelerator")
+def test_an_accelerator_that_is_not_here(autofit: Autofit) -> None:
+    check(autofit("search", *ASKED, "--device", "cuda"), 4, "no CUDA or ROCm device is found", "nvidia-smi")
+
+
+@pytest.mark.timeout(60)
+def test_a_cluster_that_does_not_answer(autofit: Autofit) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    check(autofit("search", *SMALL, "--ray-address", address), 4, address, "--ray-address")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("recommend", *ASKED, "-o", "nowhere/sft.yaml"),
+        ("frontier", *ASKED, "--html", "nowhere/chart.html"),
+        ("frontier", *ASKED, "--png", "nowhere/chart.png"),
+        ("db", "export", "nowhere/trials.jsonl"),
+    ],
+)
+def test_a_file_that_cannot_be_written(autofit: Autofit, filled: Path, arguments: tuple[str, ...]) -> None:
+    check(autofit(*arguments), 2, arguments[-1], "cannot be written: No such file or directory")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "there is nothing to import"),
+        ("not JSON\n", "line 1 cannot be imported"),
+        ('{"schema": 99}\n', "line 1 cannot be imported"),
+        ('{"schema": 1, "autofit": "0.1.0"}\n{"outcome": "fits"}\n', "line 2 cannot be imported"),
+        ("\udcff\n", "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_imported(autofit: Autofit, filled: Path, text: str, part: str) -> None:
+    (filled.parent / "trials.jsonl").write_bytes(text.encode(errors="surrogateescape"))
+    check(autofit("db", "import", "trials.jsonl"), 2, part)
+    with Store.open(str(filled)) as store:
+        assert store.count() == len(MADE)
+
+
+def test_the_hardware_at_hand_is_named_where_nothing_is_measured(autofit: Autofit) -> None:
+    here, _ = detect()
+    check(autofit("frontier", *ASKED), 4, f"not measured on {here.name} yet")

@@ -1,0 +1,307 @@
+"""What commands print and write where all is well: tables for people, one JSON document for programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from unit.cli.conftest import Autofit
+from unit.operations.made_trials import HARDWARE, MADE, OPTIONS, crashed, make_job
+from unit.operations.made_world import World
+
+from autofit import __version__, operations
+from autofit.catalog.models import names
+from autofit.operations import diagnosis
+from autofit.store import Store
+from autofit.trial.site import detect
+
+ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
+SEARCH = ("search", *ASKED, "--device", "cpu", "--memory-limit", "2GiB")
+
+
+def test_a_search_prints_one_document(autofit: Autofit, world: World, store_file: Path) -> None:
+    done = autofit(*SEARCH, "--json")
+    assert done.code == 0
+    result = done.document
+    assert result["trials"] == len(world.pools[0].submitted)
+    assert result["recommendation"]["provenance"] == "measured"
+    # Progress goes to standard error: a line a trial where it is no terminal.
+    lines = done.err.splitlines()
+    assert len(lines) >= result["trials"]
+    assert all("trials done" in line and "out of memory" in line for line in lines)
+    assert f"{result['trials']} trials done" in lines[-1]
+    with Store.open(str(store_file)) as store:
+        assert store.count() == result["trials"]
+
+
+def test_a_search_prints_a_table_and_a_recommendation(autofit: Autofit, world: World) -> None:
+    done = autofit(*SEARCH)
+    assert done.code == 0
+    here, _ = detect("cpu")
+    assert done.out.startswith(f"Frontier of {here.name} for smollm2-135m:\n")
+    assert "Recommended for smollm2-135m, 128 tokens x 4 sequences a step" in done.out
+    assert " of headroom" in done.out
+    assert "ruled out without running" in done.out
+    again = autofit(*SEARCH)
+    assert again.code == 0
+    assert "0 trials (0 out of memory)" in again.out
+    assert len(world.pools) == 1
+
+
+def test_progress_says_how_much_is_left_and_what_is_best(autofit: Autofit, world: World) -> None:
+    done = autofit(*SEARCH, "--time-budget", "5m")
+    last = done.err.splitlines()[-1]
+    assert "tokens/s at" in last
+    assert last.endswith(" left")
+
+
+def test_a_dry_run_runs_nothing(autofit: Autofit, world: World, store_file: Path) -> None:
+    done = autofit(*SEARCH, "--dry-run", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert done.document["configs"] == 264
+    text = autofit(*SEARCH, "--dry-run")
+    assert (text.code, text.err) == (0, "")
+    assert "nothing is run" in text.out and "264" in text.out
+    assert world.pools == []
+    assert not store_file.exists()
+
+
+def test_an_interrupt_ends_with_130_and_says_that_it_goes_on(autofit: Autofit, world: World, store_file: Path) -> None:
+    def interrupt() -> None:
+        if len(world.pools[0].submitted) == 4:
+            raise KeyboardInterrupt
+
+    world.on_wait = interrupt
+    done = autofit(*SEARCH, "--json")
+    assert (done.code, done.out) == (130, "")
+    last = done.err.splitlines()[-1]
+    assert last.startswith("autofit: interrupted; what was measured is stored")
+    assert "Traceback" not in done.err
+    world.on_wait = lambda: None
+    rest = autofit(*SEARCH, "--json")
+    assert rest.code == 0
+    assert rest.document["answered_from_store"] == 3
+
+
+def test_a_search_whose_trials_all_crash_says_so(autofit: Autofit, world: World) -> None:
+    world.special = lambda request: crashed()
+    done = autofit(*SEARCH, "--max-trials", "3", "--json")
+    assert done.code in (3, 4)
+    assert done.out == ""
+    assert "out of memory" not in done.err.splitlines()[-1]
+
+
+def test_what_nobody_foresaw_is_no_clean_ending(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: object, **options: object) -> None:
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr(operations, "search", fail)
+    with pytest.raises(ZeroDivisionError):
+        autofit(*SEARCH)
+
+
+def test_the_frontier_as_a_table(autofit: Autofit, filled: Path) -> None:
+    done = autofit("frontier", *ASKED)
+    assert (done.code, done.err) == (0, "")
+    lines = done.out.splitlines()
+    assert lines[0].split() == ["memory", "tokens/s", "spread", "config"]
+    assert [line.split()[0] for line in lines[1:]] == ["2.00", "3.00", "8.00", "10.00", "20.00", "40.00"]
+    assert "qlora, r8" in lines[1] and "full, bf16, micro-batch 4" in lines[-1]
+
+
+def test_the_frontier_as_json(autofit: Autofit, filled: Path) -> None:
+    done = autofit("frontier", *ASKED, "--json")
+    assert (done.code, done.err) == (0, "")
+    assert (done.document["trials"], len(done.document["points"])) == (len(MADE), 6)
+    one = autofit("frontier", *ASKED, "--json", "--method", "lora").document["points"]
+    assert {p["config"]["method"] for p in one} == {"lora"}
+    exact = autofit("frontier", *ASKED, "--json", "--allow", "exact").document["points"]
+    assert {p["config"]["precision"] for p in exact} == {"bf16-mixed"}
+
+
+def test_charts_are_written(autofit: Autofit, filled: Path, tmp_path: Path) -> None:
+    done = autofit("frontier", *ASKED, "--html", "chart.html", "--png", "chart.png", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert done.document["trials"] == len(MADE)
+    assert (tmp_path / "chart.html").read_text().lower().count("<html") == 1
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_recommendation_for_people(autofit: Autofit, filled: Path) -> None:
+    done = autofit("recommend", *ASKED, "--memory-limit", "30GiB")
+    assert (done.code, done.err) == (0, "")
+    assert "2,000 tokens/s" in done.out
+    assert "20.00 GiB of 30.00 GiB: 10.00 GiB of headroom" in done.out
+    assert "trains exactly as the plain recipe does" in done.out
+    assert "faster, does not fit: 4,000 tokens/s (2.00x), 40.00 GiB, 10.00 GiB over the limit" in done.out
+    assert done.out.count("other method: ") == 2
+    assert "lighter: 1,000 tokens/s" in done.out
+
+
+@pytest.mark.parametrize("form", ["json", "transformers", "trl"])
+def test_a_recommendation_for_a_trainer(autofit: Autofit, filled: Path, tmp_path: Path, form: str) -> None:
+    done = autofit("recommend", *ASKED, "--format", form)
+    assert done.code == 0
+    assert done.out.endswith("\n")
+    # Notes for the reader are no part of what a trainer reads.
+    assert all(line.startswith("autofit: ") for line in done.err.splitlines())
+    written = autofit("recommend", *ASKED, "--format", form, "-o", "answer")
+    assert (written.code, written.out) == (0, "")
+    assert (tmp_path / "answer").read_text() == done.out
+    if form == "json":
+        assert json.loads(done.out)["provenance"] == "measured"
+    else:
+        assert "HuggingFaceTB/SmolLM2-135M" in done.out
+
+
+def test_the_goal_of_a_recommendation(autofit: Autofit, filled: Path) -> None:
+    done = autofit("recommend", *ASKED, "--method", "lora", "--min-rank", "64", "--format", "json")
+    assert done.document["config"]["rank"] == 64
+    done = autofit("recommend", *ASKED, "--allow", "exact", "--format", "json")
+    assert done.document["changes_training"] == []
+
+
+def test_models(autofit: Autofit) -> None:
+    done = autofit("models", "--json")
+    assert (done.code, done.err) == (0, "")
+    assert [m["name"] for m in done.document] == list(names())
+    assert all(m["parameters"] > 0 and m["source"] for m in done.document)
+    table = autofit("models")
+    assert "smollm2-135m" in table.out and "134,515,008" in table.out
+
+
+def test_hardware(autofit: Autofit) -> None:
+    done = autofit("hardware", "--json")
+    assert (done.code, done.err) == (0, "")
+    here, stack = detect()
+    assert done.document["here"] == {"hardware": here.to_json(), "stack": stack.to_json()}
+    assert {"h100-80g", "a100-40g", "rtx-4090", "t4"} <= {c["name"] for c in done.document["cards"]}
+    table = autofit("hardware")
+    assert f"This machine: {here.name}" in table.out
+
+
+def test_spaces(autofit: Autofit) -> None:
+    done = autofit("spaces", "--json")
+    assert (done.code, done.err) == (0, "")
+    sizes = {s["name"]: s["configs"] for s in done.document}
+    assert sizes["smoke"] == 8 and sizes["single-gpu"] >= 2000
+    smaller = {s["name"]: s["configs"] for s in autofit("spaces", "--global-batch", "4", "--json").document}
+    assert smaller["single-gpu"] < sizes["single-gpu"]
+    assert "smoke" in autofit("spaces").out
+
+
+def test_spaces_of_a_batch_that_one_of_them_cannot_divide(autofit: Autofit) -> None:
+    """One space without a config for this batch is no reason to say nothing of the others."""
+    done = autofit("spaces", "--global-batch", "7", "--json")
+    assert done.code == 0
+    assert {s["name"] for s in done.document} >= {"cpu", "single-gpu", "smoke"}
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A doctor who believes that trials and Ray work."""
+    monkeypatch.setattr(diagnosis, "_trial", lambda device: "a small trial ran in 1.0 s")
+    monkeypatch.setattr(diagnosis, "_ray", lambda device: "1 worker")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_healthy_machine(autofit: Autofit) -> None:
+    done = autofit("doctor", "--device", "cpu", "--json")
+    assert (done.code, done.err) == (0, "")
+    states = {c["name"]: c["state"] for c in done.document}
+    assert {"device", "torch", "transformers", "store", "disk", "trial", "ray"} <= set(states)
+    assert set(states.values()) <= {"ok", "optional"}
+    assert "ray" not in {c["name"] for c in autofit("doctor", "--no-ray", "--json").document}
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("arguments", "name", "part"),
+    [
+        (("--store", "a-file/store.db"), "store", "a-file"),
+        (("--store", "ftp://x"), "store", "not supported"),
+        (("--device", "mps"), "device", "mps"),
+    ],
+)
+def test_what_is_missing_ends_the_doctor_with_4(
+    autofit: Autofit, tmp_path: Path, arguments: tuple[str, ...], name: str, part: str
+) -> None:
+    (tmp_path / "a-file").write_text("no folder")
+    done = autofit("doctor", "--device", "cpu", *arguments, "--json")
+    assert (done.code, done.err) == (4, "")
+    missing = {c["name"]: c for c in done.document if c["state"] == "missing"}
+    assert set(missing) == {name}
+    assert part in missing[name]["found"]
+    assert missing[name]["remedy"]
+
+
+def test_an_unknown_device_is_wrong_usage_for_the_doctor_too(autofit: Autofit) -> None:
+    done = autofit("doctor", "--device", "gpu", "--no-ray")
+    assert (done.code, done.out) == (2, "")
+    assert "unknown device 'gpu'" in done.err
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_library_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware, stack = detect("cpu")
+    without = type(stack)(**{**stack.to_json(), "peft": None, "deepspeed": None})
+    monkeypatch.setattr(diagnosis, "detect", lambda device: (hardware, without))
+    done = autofit("doctor", "--device", "cpu", "--json")
+    assert done.code == 4
+    states = {c["name"]: (c["state"], c["remedy"]) for c in done.document}
+    assert states["peft"] == ("missing", "pip install peft")
+    assert states["deepspeed"] == ("optional", "pip install deepspeed")
+
+
+def test_the_store_travels(autofit: Autofit, filled: Path, tmp_path: Path) -> None:
+    assert autofit("db", "check").code == 0
+    report = autofit("db", "check", "--json")
+    assert (report.code, report.err) == (0, "")
+    exported = autofit("db", "export", "trials.jsonl")
+    assert (exported.code, exported.out) == (0, f"{len(MADE)} trials written to trials.jsonl\n")
+    imported = autofit("db", "import", "trials.jsonl", "--store", "other.db")
+    assert (imported.code, imported.out) == (0, f"{len(MADE)} trials added, 0 were there already\n")
+    again = autofit("db", "import", "trials.jsonl", "--store", "other.db")
+    assert again.out == f"0 trials added, {len(MADE)} were there already\n"
+    mine = autofit("recommend", *ASKED, "--format", "json").document
+    theirs = autofit("recommend", *ASKED, "--format", "json", "--store", "other.db").document
+    assert mine["measurement"] == theirs["measurement"]
+
+
+def test_a_store_is_brought_to_the_newest_schema(autofit: Autofit, store_file: Path) -> None:
+    done = autofit("db", "upgrade")
+    assert done.code == 0
+    assert done.out.startswith("the store is at schema ")
+    assert store_file.exists()
+
+
+def test_reading_commands_create_no_store(autofit: Autofit, store_file: Path) -> None:
+    """A question to a store that is not there, through a misspelt path, must not leave an empty one behind."""
+    autofit("db", "check")
+    assert not store_file.exists()
+
+
+def test_version(autofit: Autofit) -> None:
+    done = autofit("--version")
+    assert (done.code, done.out, done.err) == (0, f"{__version__}\n", "")
+
+
+def test_a_reader_who_leaves_is_no_error(store_file: Path) -> None:
+    program = f"{sys.executable} -m autofit.cli.main"
+    done = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {program} models --json | head -c 1; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "AUTOFIT_STORE": str(store_file)},
+        timeout=60,
+    )
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+
+
+def test_made_trials_are_of_the_job_that_is_asked_for() -> None:
+    assert make_job().workload == OPTIONS.resolve()[1]
+    assert HARDWARE.name == "h100-80g"

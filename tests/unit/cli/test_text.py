@@ -1,0 +1,148 @@
+"""Lines for people: configs, progress and trials in words."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from unit.operations.made_trials import crashed, fits, make_trial, out_of_memory
+
+from autofit.cli.live import ProgressDisplay, block, line
+from autofit.cli.output import columns
+from autofit.cli.tables import frontier_table, recommendation_text, short, trial_text
+from autofit.frontier import Frontier, Point
+from autofit.operations.answers import recommendation
+from autofit.outcome import Fits
+from autofit.search.loop import Progress
+from autofit.techniques import complete
+from autofit.units import GIB
+from autofit.workload import Goal
+
+CONFIG = complete({"method": "lora", "rank": 16, "micro_batch": 4})
+
+
+def best() -> Point:
+    return Point(config=CONFIG, measurement=fits(3, 1234.5).measurement, trial_id=1)
+
+
+def test_columns_are_aligned() -> None:
+    text = columns([("name", "size"), ("a", "1"), ("bcdefg", "100")], right=frozenset({1}))
+    assert text == "name    size\na          1\nbcdefg   100"
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "full, bf16-mixed, micro-batch 1, ckpt none, adamw, loss full"),
+        (
+            {"method": "lora", "rank": 16, "targets": "attention", "compile": True},
+            "lora, r16, bf16-mixed, micro-batch 1, ckpt none, adamw, loss full, targets attention, compile",
+        ),
+        ({"attention": "eager"}, "full, bf16-mixed, micro-batch 1, ckpt none, adamw, loss full, attention eager"),
+        ({"offload": "nvme", "sharding": "zero3"}, "full, bf16-mixed, micro-batch 1, ckpt none, adamw, loss full, "
+         "offload nvme, sharding zero3"),
+    ],
+)  # fmt: skip
+def test_a_config_in_short(values: dict[str, object], words: str) -> None:
+    assert short(complete(values)) == words
+
+
+def test_progress_in_a_line() -> None:
+    progress = Progress(candidates=264)
+    assert line(progress) == "0 trials done, 0 out of memory, 0 of 264 ruled out"
+    progress = Progress(
+        candidates=264,
+        done=12,
+        out_of_memory=3,
+        failed=1,
+        ruled_out=48,
+        from_store=5,
+        running=(CONFIG,),
+        best=best(),
+        left_seconds=185.0,
+    )
+    assert line(progress) == (
+        "12 trials done, 1 running, 3 out of memory, 1 failed, 48 of 264 ruled out, 5 from the store, "
+        "best 1,234 tokens/s at 3.00 GiB, 3 m 05 s left"
+    )
+
+
+def test_progress_beyond_the_budget_has_nothing_left() -> None:
+    assert line(Progress(candidates=1, left_seconds=-3.0)).endswith("0.0 s left")
+
+
+def test_progress_as_a_block() -> None:
+    progress = Progress(candidates=264, running=(CONFIG,), best=best())
+    lines = block(progress).splitlines()
+    assert lines[1] == f"  best     {short(CONFIG)}"
+    assert lines[2] == f"  running  {short(CONFIG)}"
+    progress.verifying = True
+    assert block(progress).splitlines()[2].startswith("  verifying ")
+
+
+def test_where_it_is_no_terminal_a_line_is_printed_for_a_trial(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = Progress(candidates=8)
+    with ProgressDisplay() as display:
+        for done in (0, 0, 1, 1, 2):
+            progress.done = done
+            display(progress)
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert [text.split()[0] for text in found.err.splitlines()] == ["0", "1", "2"]
+
+
+def test_on_a_terminal_one_block_is_kept_up_to_date(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    with ProgressDisplay() as display:
+        display(Progress(candidates=8, done=3, best=best()))
+    found = capsys.readouterr()
+    assert found.out == ""
+    assert "3 trials done" in re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", found.err)
+
+
+def test_an_empty_frontier() -> None:
+    trial = make_trial({}, out_of_memory())
+    empty = Frontier.of(
+        [], hardware=trial.hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=1
+    )
+    assert frontier_table(empty) == "nothing that was measured fits"
+
+
+def test_a_trial_that_fits_in_words() -> None:
+    text = trial_text(make_trial({}, fits(3, 1234.5)))
+    assert "1,234.5" in text and "3.00 GiB" in text and "40.0%" in text
+    assert "10.8000 -> 10.1000 over 3 steps" in text
+    assert "leak" not in text
+
+
+def test_a_leak_and_an_unknown_peak_are_said() -> None:
+    outcome = fits(3, 1234.5)
+    leaking = Fits(measurement=replace(outcome.measurement, leak_bytes_per_step=2 * GIB, mfu=None))
+    text = trial_text(make_trial({}, leaking))
+    assert "2.00 GiB more at every step" in text
+    assert "unknown peak" in text
+
+
+def test_a_recommendation_warns_of_a_leak() -> None:
+    trial = make_trial({}, fits(3, 1234.5))
+    assert isinstance(trial.outcome, Fits)
+    point = Point(
+        config=trial.config, measurement=replace(trial.outcome.measurement, leak_bytes_per_step=GIB), trial_id=1
+    )
+    frontier = Frontier.of(
+        [point], hardware=trial.hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=0
+    )
+    answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
+    assert "warning: memory grew by 1.00 GiB at every step" in recommendation_text(answer)
+
+
+def test_a_trial_that_failed_in_words() -> None:
+    assert "out of memory: tried to allocate 2.00 GiB" in trial_text(make_trial({}, out_of_memory()))
+    text = trial_text(make_trial({}, crashed()))
+    assert text.endswith("crashed: killed by SIGSEGV\nSegmentation fault")

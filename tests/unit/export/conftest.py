@@ -1,0 +1,36 @@
+"""Fixtures that every test of the exporters shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from export_samples import sample
+
+from autofit.lattice import Config
+
+
+@pytest.fixture(scope="session")
+def sampled() -> list[Config]:
+    """See `export_samples.sample`."""
+    return sample()
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Exported scripts and trl's parser set environment variables: put them back."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny matrix products on several threads mostly wait for one another."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,127 @@
+"""Recommendations made by hand, and a sample of the lattice that holds every pair of values."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.frontier import Point, Recommendation
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config, Value
+from autofit.outcome import Measurement, StepSeconds
+from autofit.workload import Workload
+
+AXES: Mapping[str, tuple[Value, ...]] = {
+    "method": ("qlora", "lora", "full"),
+    "rank": (8, 64),
+    "targets": ("attention", "all-linear"),
+    "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
+    "micro_batch": (1, 2, 8),
+    "checkpointing": ("offload", "full", "every-2", "every-4", "selective", "none"),
+    "optimizer": (
+        "sgd",
+        "adafactor",
+        "lion-8bit",
+        "adamw-8bit",
+        "paged-adamw-8bit",
+        "lion",
+        "adamw",
+        "adamw-foreach",
+    ),
+    "attention": ("sdpa", "flash", "eager"),
+    "loss": ("fused", "chunked", "full"),
+    "compile": (False, True),
+    "offload": ("nvme", "params", "optimizer", "none"),
+    "sharding": ("zero3", "fsdp", "zero2", "zero1", "ddp", "none"),
+}
+"""The design's axes, with a few values of the numeric ones."""
+
+PLAIN: Mapping[str, Value] = {
+    "method": "full",
+    "precision": "bf16-mixed",
+    "micro_batch": 2,
+    "checkpointing": "none",
+    "optimizer": "adamw",
+    "attention": "sdpa",
+    "loss": "full",
+    "compile": False,
+    "offload": "none",
+    "sharding": "none",
+}
+
+
+def make_config(**values: Value) -> Config:
+    """The plain recipe with other values; adapters get a rank and targets."""
+    filled = {**PLAIN, **values}
+    if filled["method"] == "full":
+        filled = {k: v for k, v in filled.items() if k not in ("rank", "targets")}
+    else:
+        filled = {"rank": 16, "targets": "all-linear", **filled}
+    return Config.of(filled)
+
+
+def make_recommendation(
+    config: Config | None = None, *, expandable_segments: bool = False, **workload: Any
+) -> Recommendation:
+    """What a search would give for `config`, with invented but possible figures."""
+    measurement = Measurement(
+        tokens_per_second=12345.6,
+        step_seconds=StepSeconds(median=1.25, p95=1.3, relative_spread=0.02),
+        mfu=0.41,
+        peak_allocated_bytes=40 * 2**30,
+        peak_reserved_bytes=42 * 2**30,
+        device_bytes=43 * 2**30,
+        host_peak_bytes=3 * 2**30,
+        host_baseline_bytes=2**30,
+        phase_peaks={"forward": 1, "backward": 2, "optimizer": 3},
+        losses=(10.0, 9.5),
+        reference_loss=10.0,
+        steps=5,
+        setup_seconds=9.0,
+        overhead_seconds=0.5,
+        expandable_segments=expandable_segments,
+    )
+    return Recommendation(
+        point=Point(config=config or make_config(), measurement=measurement, trial_id=17),
+        memory_limit_bytes=80 * 2**30,
+        headroom_bytes=37 * 2**30,
+        changes_training=(),
+        alternatives=(),
+        hardware=Hardware(
+            name="h100-80g",
+            kind="cuda",
+            device_name="NVIDIA H100 80GB HBM3",
+            memory_bytes=80 * 2**30,
+            count=8,
+        ),
+        workload=Workload(
+            **{"model": "llama-3.1-8b", "model_digest": "0" * 16, "seq_len": 2048, "global_batch": 64, **workload}
+        ),
+        stack=Stack(python="3.12", torch="2.11.0+cu130", transformers="5.17.0", peft="0.19.0"),
+    )
+
+
+def sample() -> list[Config]:
+    """Several hundred configs that hold every pair of values of every two axes (a pair may need an adapter)."""
+    choose = random.Random(0)
+    configs: dict[Config, None] = {}
+    seen: set[frozenset[tuple[str, Value]]] = set()
+
+    def add(forced: Mapping[str, Value]) -> None:
+        values = {axis: choose.choice(options) for axis, options in AXES.items()}
+        if forced.keys() & {"rank", "targets"}:
+            values["method"] = choose.choice(("lora", "qlora"))
+        config = make_config(**{**values, **forced})
+        configs[config] = None
+        seen.update(frozenset(pair) for pair in itertools.combinations(config.items, 2))
+
+    for (a, xs), (b, ys) in itertools.combinations(AXES.items(), 2):
+        for x, y in itertools.product(xs, ys):
+            possible = x != "full" or b not in ("rank", "targets") or a != "method"
+            if possible and frozenset({(a, x), (b, y)}) not in seen:
+                add({a: x, b: y})
+    while len(configs) < 300:
+        add({})
+    return list(configs)

@@ -1,0 +1,121 @@
+"""The registry of formats, the tables' completeness, the JSON document and the header."""
+
+from __future__ import annotations
+
+import ast
+import json
+
+import pytest
+from export_samples import AXES, make_config, make_recommendation
+
+from autofit import export as package
+from autofit.errors import UsageError
+from autofit.export import FORMATS, LATER, export, transformers_format, trl_format
+from autofit.export.document import collect, merge, settings
+from autofit.lattice import Config
+
+TABLES = {"transformers": transformers_format.TABLE, "trl": trl_format.TABLE}
+
+
+def test_design_is_the_registry_of_techniques() -> None:
+    from autofit.techniques import AXES as KNOWN
+
+    assert set(AXES) == {axis.name for axis in KNOWN}
+    for axis in KNOWN:
+        assert axis.numeric or set(AXES[axis.name]) == set(axis.values), axis.name
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_axis_has_a_line_in_every_table(name: str) -> None:
+    assert set(TABLES[name]) == set(AXES)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_value_is_emitted_or_noted(name: str) -> None:
+    """Changing one axis changes the settings, or a note names the value."""
+    for axis, values in AXES.items():
+        method = "qlora" if axis in ("rank", "targets") else "full"
+        seen = []
+        for value in values:
+            config = make_config(**{"method": method, axis: value})
+            made = collect(TABLES[name], make_recommendation(config))
+            assert (made.sections, made.notes) not in seen or (axis, value) == ("sharding", "none"), (axis, value)
+            seen.append((made.sections, made.notes))
+
+
+def test_unknown_axis_is_noted_and_absent_one_too() -> None:
+    config = Config.of({"method": "full", "precision": "bf16", "rotation": "hadamard"})
+    notes = collect(trl_format.TABLE, make_recommendation(config)).notes
+    assert any(note.startswith("rotation=hadamard:") for note in notes)
+    assert any(note.startswith("checkpointing: the config does not name it") for note in notes)
+    assert not any(note.startswith(("rank", "targets")) for note in notes)
+    assert "CHECKPOINTING" not in FORMATS["transformers"](make_recommendation(config), "x").text
+
+
+@pytest.mark.parametrize("axis", ["precision", "checkpointing", "optimizer", "attention", "loss", "targets"])
+@pytest.mark.parametrize("name", TABLES)
+def test_unknown_value_is_refused(name: str, axis: str) -> None:
+    config = make_config(method="lora", **{axis: "newer"})
+    with pytest.raises(UsageError, match=f"unknown value of {axis} 'newer'"):
+        FORMATS[name](make_recommendation(config), "x")
+
+
+def test_merge_refuses_two_values_of_one_key() -> None:
+    with pytest.raises(AssertionError, match=r"training\.lr"):
+        merge(settings(training={"lr": 1}), settings(training={"lr": 2}))
+
+
+def test_formats_to_come_are_said_to_come() -> None:
+    for name in LATER:
+        with pytest.raises(UsageError, match="later release: use json, transformers, trl"):
+            export(make_recommendation(), format=name, source="x")
+    with pytest.raises(UsageError, match="unknown format 'tlr': did you mean trl"):
+        export(make_recommendation(), format="tlr", source="x")
+
+
+def test_exported_names() -> None:
+    assert set(package.__all__) == {"FORMATS", "LATER", "Export", "check_format", "export"}
+    assert list(FORMATS) == ["json", "transformers", "trl"]
+
+
+def test_json_is_the_contract() -> None:
+    recommendation = make_recommendation(expandable_segments=True)
+    made = export(recommendation, format="json", source="some/model")
+    assert json.loads(made.text) == json.loads(json.dumps(recommendation.to_json()))
+    assert (made.suffix, made.notes) == (".json", ())
+    assert made.text.startswith('{\n  "config": {')
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_header_says_where_the_numbers_come_from(name: str) -> None:
+    made = export(make_recommendation(make_config(loss="fused", offload="params")), format=name, source="org/model")
+    comments = "".join(line for line in made.text.splitlines(keepends=True) if line.startswith("#"))
+    for expected in ("12,346 tokens/s", "43.00 GiB", "37.00 GiB", "NVIDIA H100 80GB HBM3", "org/model", "trial 17"):
+        assert expected in comments
+    assert all(note in comments for note in made.notes)
+    assert any(note.startswith("offload=params") for note in made.notes)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_names_from_outside_stay_inside_the_comment(name: str) -> None:
+    hostile = "x\nimport os; os.abort()\r\x85\u2028'\"\\"
+    made = export(make_recommendation(model=hostile), format=name, source=hostile)
+    if name == "transformers":
+        body = ast.parse(made.text).body
+        values = {ast.unparse(n.targets[0]): n.value for n in body if isinstance(n, ast.Assign)}
+        assert ast.literal_eval(values["SOURCE"]) == hostile
+        assert "os" not in {n.names[0].name for n in body if isinstance(n, ast.Import)}
+    else:
+        import yaml
+
+        assert yaml.safe_load(made.text)["model_name_or_path"] == hostile
+
+
+def test_choices_that_trials_make_too() -> None:
+    from autofit.techniques.checkpointing import _kept_operations
+
+    kept = [str(operation) for operation in _kept_operations()]
+    for operation in kept:
+        assert f"torch.ops.{operation}" in transformers_format.SELECTIVE
+    of_torch = [operation for operation in kept if operation.startswith("aten.")]
+    assert transformers_format.SELECTIVE.count("torch.ops.aten.") == len(of_torch)

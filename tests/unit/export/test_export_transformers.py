@@ -1,0 +1,160 @@
+"""Exported scripts, executed on the installed transformers and peft: the objects are what the config says."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from export_samples import make_config, make_recommendation
+from transformers import training_args as training_args_module
+
+from autofit.export import Export, export
+from autofit.frontier import Recommendation
+from autofit.lattice import Config
+
+OPTIM = {
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "lion-8bit": "lion_8bit",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "lion": "lion_32bit",
+    "adamw": "adamw_torch_fused",
+    "adamw-foreach": "adamw_torch",
+}
+CHECKPOINTING: dict[str, dict[str, Any]] = {
+    "full": {"use_reentrant": False},
+    "every-2": {"use_reentrant": False, "every_n_layers": 2},
+    "every-4": {"use_reentrant": False, "every_n_layers": 4},
+    "offload": {"use_reentrant": False, "offload": True},
+}
+
+
+def run(made: Export, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The script's names, after running it as a module of its own where bf16 is said to be there."""
+    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+    names: dict[str, Any] = {"__name__": "exported"}
+    exec(compile(made.text, "exported.py", "exec"), names)
+    return names
+
+
+def make(recommendation: Recommendation, source: str = "org/model") -> Export:
+    return export(recommendation, format="transformers", source=source)
+
+
+def check_training(config: Config, args: Any, recommendation: Recommendation) -> None:
+    workload = recommendation.workload
+    assert args.per_device_train_batch_size == config["micro_batch"]
+    steps = args.per_device_train_batch_size * args.gradient_accumulation_steps * workload.devices
+    assert steps == workload.global_batch
+    assert args.bf16 is (config["precision"] == "bf16-mixed")
+    assert args.fp16 is (config["precision"] == "fp16-mixed")
+    assert args.optim.value == OPTIM[config.text("optimizer")]
+    assert args.torch_compile is config["compile"]
+    assert args.use_liger_kernel is (config["loss"] == "fused")
+    assert args.auto_find_batch_size is False
+    if config["loss"] == "fused":
+        assert [k for k, on in args.liger_kernel_config.items() if on] == ["fused_linear_cross_entropy"]
+    value = config.text("checkpointing")
+    assert args.activation_checkpointing is (value != "none")
+    if value in CHECKPOINTING:
+        assert args.activation_checkpointing_kwargs == CHECKPOINTING[value]
+
+
+def check_model(config: Config, kwargs: dict[str, Any]) -> None:
+    bits16 = torch.float16 if config["precision"] == "fp16-mixed" else torch.bfloat16
+    wide = config["precision"] == "fp32" or (config["method"] == "full" and config["precision"] != "bf16")
+    assert kwargs["dtype"] is (torch.float32 if wide else bits16)
+    expected = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}[config.text("attention")]
+    assert kwargs["attn_implementation"] == expected
+    quantisation = kwargs.get("quantization_config")
+    assert (quantisation is not None) is (config["method"] == "qlora")
+    if quantisation is not None:
+        assert quantisation.load_in_4bit and quantisation.bnb_4bit_use_double_quant
+        assert quantisation.bnb_4bit_quant_type == "nf4"
+        assert quantisation.bnb_4bit_compute_dtype is kwargs["dtype"]
+
+
+def check_adapter(config: Config, adapter: Any, dropout: float) -> None:
+    assert (adapter is None) is (config["method"] == "full")
+    if adapter is None:
+        return
+    assert (adapter.r, adapter.lora_alpha) == (config["rank"], 2 * config.number("rank"))
+    assert (adapter.lora_dropout, adapter.bias, adapter.task_type) == (dropout, "none", "CAUSAL_LM")
+    attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert adapter.target_modules == (attention if config["targets"] == "attention" else "all-linear")
+
+
+def test_objects_are_what_the_config_says(sampled: list[Config], monkeypatch: pytest.MonkeyPatch) -> None:
+    for index, config in enumerate(sampled):
+        recommendation = make_recommendation(config, devices=2 if index % 3 else 1, lora_dropout=index % 2 / 10)
+        names = run(make(recommendation), monkeypatch)
+        check_training(config, names["training_args"], recommendation)
+        check_model(config, names["model_kwargs"])
+        check_adapter(config, names["peft_config"], recommendation.workload.lora_dropout)
+        assert names["SOURCE"] == "org/model"
+        assert names["SEQ_LEN"] == 2048
+
+
+def test_scripts_are_clean(sampled: list[Config], tmp_path: Path) -> None:
+    """No unused import, no undefined name."""
+    for index, config in enumerate(sampled[:120]):
+        made = make(make_recommendation(config, expandable_segments=index % 2 == 0))
+        (tmp_path / f"script{index}.py").write_text(made.text)
+    command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9", "--no-cache", str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    os.environ.pop("PYTORCH_ALLOC_CONF", None)
+    run(make(make_recommendation()), monkeypatch)
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    made = make(make_recommendation(expandable_segments=True))
+    run(made, monkeypatch)
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert made.text.index("PYTORCH_ALLOC_CONF") < made.text.index("import torch")
+
+
+def test_cpu_is_named_only_where_it_was_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    gpu = make_recommendation()
+    assert "use_cpu" not in make(gpu).text
+    cpu = replace(gpu, hardware=replace(gpu.hardware, kind="cpu"))
+    assert run(make(cpu), monkeypatch)["training_args"].use_cpu is True
+
+
+def test_older_name_of_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transformers without activation_checkpointing gets gradient_checkpointing."""
+    fields = dict(training_args_module.TrainingArguments.__dataclass_fields__)
+    del fields["activation_checkpointing"]
+    monkeypatch.setattr(training_args_module.TrainingArguments, "__dataclass_fields__", fields)
+    made = make(make_recommendation(make_config(checkpointing="every-2")))
+    tree = ast.parse(made.text)
+    assert any(isinstance(node, ast.If) for node in tree.body)
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(training_args_module.TrainingArguments, "__init__", lambda self, **given: seen.update(given))
+    run(made, monkeypatch)
+    assert seen["gradient_checkpointing"] is True
+    assert seen["gradient_checkpointing_kwargs"]["every_n_layers"] == 2
+    assert "activation_checkpointing" not in seen
+    assert "transformers >= 5.17" in made.text
+
+
+def test_notes_name_what_differs() -> None:
+    def notes(**values: Any) -> tuple[str, ...]:
+        return make(make_recommendation(make_config(**values))).notes
+
+    assert notes() == ()
+    assert notes(checkpointing="selective", loss="fused", method="qlora", compile=True, sharding="ddp") == ()
+    assert notes(optimizer="adamw-8bit") == ()
+    for axis, value in {"loss": "chunked", "offload": "nvme", "sharding": "zero3"}.items():
+        (note,) = notes(**{axis: value})
+        assert note.startswith(f"{axis}={value}: ")

@@ -1,0 +1,198 @@
+"""Exported YAML, read by trl's own parser as `trl sft --config` does, and a tiny model trained with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from export_samples import make_config, make_recommendation
+from tokenizers import Tokenizer, models
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import training_args as training_args_module
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from autofit.export import export
+from autofit.frontier import Recommendation
+from autofit.lattice import Config, Value
+
+trl = pytest.importorskip("trl")
+
+OPTIM = {
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "lion-8bit": "lion_8bit",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "lion": "lion_32bit",
+    "adamw": "adamw_torch_fused",
+    "adamw-foreach": "adamw_torch",
+}
+CHECKPOINTING: dict[str, Any] = {
+    "none": None,
+    "full": {"use_reentrant": False},
+    "every-2": {"use_reentrant": False, "every_n_layers": 2},
+    "every-4": {"use_reentrant": False, "every_n_layers": 4},
+    "offload": {"use_reentrant": False, "offload": True},
+    "selective": {"use_reentrant": False, "selective": True},
+}
+
+
+@pytest.fixture(autouse=True)
+def bf16_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parser builds the arguments, which ask the GPU for bf16."""
+    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+
+
+def parse(recommendation: Recommendation, file: Path, source: str = "org/model") -> tuple[Any, Any]:
+    """SFTConfig and ModelConfig; every key is known to one of them."""
+    file.write_text(export(recommendation, format="trl", source=source).text)
+    parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
+    _, training, model = parser.parse_args_and_config(["--config", str(file)], fail_with_unknown_args=True)
+    return training, model
+
+
+def check_training(config: Config, args: Any, recommendation: Recommendation) -> None:
+    workload = recommendation.workload
+    assert (args.max_length, args.packing) == (workload.seq_len, True)
+    assert args.packing_strategy == ("bfd" if config["attention"] == "flash" else "wrapped")
+    assert args.per_device_train_batch_size == config["micro_batch"]
+    steps = args.per_device_train_batch_size * args.gradient_accumulation_steps * workload.devices
+    assert steps == workload.global_batch
+    assert args.bf16 is (config["precision"] == "bf16-mixed")
+    assert args.fp16 is (config["precision"] == "fp16-mixed")
+    assert args.optim.value == OPTIM[config.text("optimizer")]
+    assert args.torch_compile is config["compile"]
+    assert (args.loss_type, args.use_liger_kernel, args.activation_offloading) == ("nll", False, False)
+    value = config.text("checkpointing")
+    assert args.activation_checkpointing is args.gradient_checkpointing is (value != "none")
+    assert args.activation_checkpointing_kwargs == CHECKPOINTING[value]
+
+
+def check_model(config: Config, args: Any, dropout: float) -> None:
+    method = config["method"]
+    bits16 = "float16" if config["precision"] == "fp16-mixed" else "bfloat16"
+    wide = config["precision"] == "fp32" or (method == "full" and config["precision"] != "bf16")
+    assert args.dtype == ("float32" if wide else bits16)
+    expected = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}[config.text("attention")]
+    assert args.attn_implementation == expected
+    quantisation = trl.get_quantization_config(args)
+    assert (quantisation is not None) is (method == "qlora")
+    if quantisation is not None:
+        assert quantisation.bnb_4bit_use_double_quant and quantisation.bnb_4bit_quant_type == "nf4"
+        assert quantisation.bnb_4bit_compute_dtype is getattr(torch, args.dtype)
+    adapter = trl.get_peft_config(args)
+    assert (adapter is not None) is (method != "full")
+    if adapter is not None:
+        assert (adapter.r, adapter.lora_alpha) == (config["rank"], 2 * config.number("rank"))
+        assert (adapter.lora_dropout, adapter.bias) == (dropout, "none")
+        attention = {"q_proj", "k_proj", "v_proj", "o_proj"}
+        assert adapter.target_modules == (attention if config["targets"] == "attention" else "all-linear")
+
+
+def test_trl_reads_what_the_config_says(sampled: list[Config], tmp_path: Path) -> None:
+    for index, config in enumerate(sampled):
+        recommendation = make_recommendation(config, devices=2 if index % 3 else 1, lora_dropout=index % 2 / 10)
+        training, model = parse(recommendation, tmp_path / "config.yaml")
+        assert model.model_name_or_path == "org/model"
+        check_training(config, training, recommendation)
+        check_model(config, model, recommendation.workload.lora_dropout)
+
+
+def test_values_that_sft_turns_on_by_default_are_stated() -> None:
+    text = export(make_recommendation(make_config(precision="bf16")), format="trl", source="x").text
+    stated = yaml.safe_load(text)
+    for key in ("gradient_checkpointing", "bf16", "fp16", "use_peft", "load_in_4bit", "torch_compile"):
+        assert stated[key] is False
+    assert "learning_rate" not in stated
+
+
+def test_environment(tmp_path: Path) -> None:
+    os.environ.pop("PYTORCH_ALLOC_CONF", None)
+    parse(make_recommendation(), tmp_path / "a.yaml")
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+    parse(make_recommendation(expandable_segments=True), tmp_path / "b.yaml")
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_launch_fixes_the_number_of_processes() -> None:
+    for devices in (1, 4):
+        text = export(make_recommendation(devices=devices), format="trl", source="x").text
+        assert f"trl sft --config THIS_FILE --num_processes {devices}\n" in text
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a Llama of four small layers and a tokenizer."""
+    folder = str(tmp_path_factory.mktemp("tiny"))
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=64, num_hidden_layers=4, **sizes)).save_pretrained(folder)
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(64)}, unk_token="w0"))
+    PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2").save_pretrained(folder)
+    return folder
+
+
+def train(source: str, folder: Path, **values: Value) -> Any:
+    """What `trl sft` does with the file, on sequences of sixteen tokens."""
+    from datasets import Dataset
+
+    recommendation = make_recommendation(make_config(micro_batch=2, **values), seq_len=16, global_batch=4)
+    recommendation = replace(recommendation, hardware=replace(recommendation.hardware, kind="cpu"))
+    args, model = parse(recommendation, folder / "config.yaml", source)
+    args.output_dir, args.max_steps, args.save_strategy = str(folder), 1, "no"
+    args.model_init_kwargs = {"attn_implementation": model.attn_implementation, "dtype": model.dtype}
+    trainer = trl.SFTTrainer(
+        model=model.model_name_or_path,
+        args=args,
+        train_dataset=Dataset.from_dict({"input_ids": [list(range(2, 50))] * 8}),
+        quantization_config=trl.get_quantization_config(model),
+        peft_config=trl.get_peft_config(model),
+    )
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_dtypes_and_shapes_are_those_measured_or_noted(tiny: str, tmp_path: Path, method: str, precision: str) -> None:
+    trainer = train(tiny, tmp_path, method=method, precision=precision)
+    (trained,) = {p.dtype for p in trainer.model.parameters() if p.requires_grad}
+    measured = torch.bfloat16 if precision == "bf16" else torch.float32
+    recommendation = make_recommendation(make_config(method=method, precision=precision))
+    notes = export(recommendation, format="trl", source="x").notes
+    assert (trained is not measured) is any(note.startswith(f"precision={precision}") for note in notes)
+    batch = next(iter(trainer.get_train_dataloader()))
+    assert batch["input_ids"].shape == (2, 16)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("value", ["full", "every-2", "selective", "none"])
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_checkpointing_reaches_the_layers(tiny: str, tmp_path: Path, method: str, value: str) -> None:
+    trainer = train(tiny, tmp_path, method=method, checkpointing=value)
+    layers = [m for m in trainer.model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    expected = {"none": [False] * 4, "every-2": [True, False] * 2}.get(value, [True] * 4)
+    assert [layer.gradient_checkpointing for layer in layers] == expected
+    if value == "selective":
+        recommendation = make_recommendation(make_config(method=method, checkpointing=value))
+        dropped = any("under adapters" in note for note in export(recommendation, format="trl", source="x").notes)
+        assert ("context_fn" not in layers[0]._gradient_checkpointing_func.keywords) is dropped
+
+
+def test_notes_name_what_differs() -> None:
+    def notes(**values: Value) -> list[str]:
+        made = export(make_recommendation(make_config(**{"loss": "chunked", **values})), format="trl", source="x")
+        return [note.partition(":")[0] for note in made.notes]
+
+    assert notes() == []
+    assert notes(loss="full") == ["loss=full"]
+    assert notes(loss="fused") == ["loss=fused"]
+    assert notes(checkpointing="selective") == ["checkpointing=selective"]
+    assert notes(optimizer="lion-8bit") == []  # trials keep the states of embeddings in 32 bits as Trainer does
+    assert notes(sharding="fsdp", offload="params") == ["offload=params", "sharding=fsdp"]
+    assert notes(method="qlora", precision="bf16", compile=True, checkpointing="every-4") == []

@@ -1,0 +1,31 @@
+"""Whole searches without a device: workers that look outcomes up in a world made by formula."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from unit.search.made_truth import FakePool, Truth
+
+from autofit.operations import SearchRequest
+from autofit.operations.searching import prepare
+from autofit.outcome import Outcome
+from autofit.trial.request import TrialRequest
+from autofit.trial.site import detect
+
+
+class World:
+    """Every pool that was opened, and how trials of the next ones end."""
+
+    def __init__(self) -> None:
+        self.pools: list[FakePool] = []
+        self.special: Callable[[TrialRequest], Outcome | None] = lambda request: None
+        self.on_wait: Callable[[], None] = lambda: None
+
+    def open_pool(self, request: SearchRequest) -> FakePool:
+        """What stands in for `searching.open_pool`."""
+        job = request.workload.job(detect("cpu"))
+        lattice = prepare(replace(request, memory_limit_bytes=None, hardware="auto")).narrowed.lattice
+        truth = Truth(job, lattice, seed=1)
+        self.pools.append(FakePool(truth, special=self.special, on_wait=self.on_wait))
+        return self.pools[-1]

@@ -1,0 +1,185 @@
+"""From a space and a goal to the lattice that is searched: what is left out, why, and what is told about it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from unit.operations.made_trials import OPTIONS, STACK, make_job
+
+from autofit.errors import UsageError
+from autofit.hardware import Hardware
+from autofit.lattice import Config
+from autofit.operations.lattices import Narrowed, default_space, load_space, narrow, space_summaries, within
+from autofit.techniques import AXES, complete, unsupported
+from autofit.units import GIB
+from autofit.workload import METHODS, Effect, Goal
+
+CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
+SPACES = ("cpu", "full", "long-context", "lora", "qlora", "single-gpu", "smoke")
+
+
+@cache
+def narrowed(space: str, *, hardware: Hardware | None = None, **goal: object) -> Narrowed:
+    """The lattice of a built-in space for a goal; a value, so that tests may share it."""
+    job = make_job(OPTIONS, hardware=hardware) if hardware else make_job()
+    return narrow(load_space(space), Goal(**goal), job)  # type: ignore[arg-type]
+
+
+def methods(found: Narrowed) -> set[object]:
+    return {c["method"] for c in found.lattice.configs}
+
+
+def strongest(config: Config, *, besides: tuple[str, ...] = ("method",)) -> Effect:
+    return max(axis.effect(config[axis.name]) for axis in AXES if axis.name in config and axis.name not in besides)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("allow", list(Effect))
+def test_nothing_goes_further_than_allowed(space: str, allow: Effect) -> None:
+    if space in ("full", "qlora") and allow == Effect.EXACT:
+        pytest.skip("a space whose very point is another precision or optimizer")
+    found = narrowed(space, allow=allow)
+    assert found.lattice.configs
+    assert all(strongest(c) <= allow for c in found.lattice.configs)
+    assert len(set(found.lattice.configs)) == len(found.lattice.configs)
+
+
+@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("min_rank", [8, 32])
+def test_who_allows_more_gets_no_less(space: str, min_rank: int) -> None:
+    """Every config of a narrower goal is one of the wider goal: a permission takes nothing away."""
+    configs: list[set[Config]] = []
+    for allow in Effect:
+        try:
+            configs.append(set(narrowed(space, allow=allow, min_rank=min_rank).lattice.configs))
+        except UsageError:
+            configs.append(set())
+    assert configs[0] <= configs[1] <= configs[2]
+
+
+def test_the_cpu_space_by_what_is_allowed() -> None:
+    exact = narrowed("cpu", hardware=CPU, allow=Effect.EXACT)
+    assert {(c["precision"], c["optimizer"]) for c in exact.lattice.configs} == {("bf16-mixed", "adamw")}
+    numerics = narrowed("cpu", hardware=CPU)
+    assert {c["precision"] for c in numerics.lattice.configs} == {"bf16", "bf16-mixed", "fp32"}
+    assert {c["optimizer"] for c in numerics.lattice.configs} == {"adamw", "adamw-8bit"}
+    assert exact.beyond_goal == len(numerics.lattice.configs) - len(exact.lattice.configs)
+    assert numerics.beyond_goal == 0
+
+
+def test_another_optimizer_family_needs_the_permission_to_change_training() -> None:
+    families = {"sgd", "adafactor", "lion", "lion-8bit"}
+    assert not families & {c["optimizer"] for c in narrowed("full").lattice.configs}
+    assert families & {c["optimizer"] for c in narrowed("full", allow=Effect.TRAINING).lattice.configs}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_users_method_is_the_only_one(method: str) -> None:
+    found = narrowed("single-gpu", method=method)
+    assert methods(found) == {method}
+    every = narrowed("single-gpu")
+    assert methods(every) == set(METHODS)
+    assert found.lattice.configs == tuple(c for c in every.lattice.configs if c["method"] == method)
+
+
+@pytest.mark.parametrize("space", ["single-gpu", "lora", "cpu"])
+@pytest.mark.parametrize("min_rank", [8, 12, 64])
+def test_the_rank_is_the_users_floor(space: str, min_rank: int) -> None:
+    """Higher ranks cost memory and time, and change the training: without leave they are not searched."""
+    found = narrowed(space, min_rank=min_rank)
+    assert {c.get("rank") for c in found.lattice.configs} <= {None, min_rank}
+    assert len(found.lattice.configs) == len(narrowed(space).lattice.configs)
+
+
+@pytest.mark.parametrize("min_rank", [8, 32])
+def test_ranks_are_searched_where_training_may_change(min_rank: int) -> None:
+    found = narrowed("lora", allow=Effect.TRAINING, min_rank=min_rank)
+    ranks = {c.number("rank") for c in found.lattice.configs}
+    assert len(ranks) > 1
+    assert min(ranks) == min_rank
+
+
+@pytest.mark.parametrize(
+    ("values", "goal", "inside"),
+    [
+        ({"method": "lora"}, Goal(), True),
+        ({"method": "lora", "rank": 64}, Goal(), True),
+        ({"method": "lora", "rank": 4}, Goal(), False),
+        ({"method": "lora", "rank": 8}, Goal(min_rank=16), False),
+        ({"method": "lora", "rank": 64}, Goal(method="qlora"), False),
+        ({"method": "lora"}, Goal(allow=Effect.EXACT), True),
+        ({"method": "full", "precision": "bf16"}, Goal(allow=Effect.EXACT), False),
+        ({"method": "full", "precision": "bf16"}, Goal(), True),
+        ({"method": "full", "optimizer": "sgd"}, Goal(), False),
+        ({"method": "full", "optimizer": "sgd"}, Goal(allow=Effect.TRAINING), True),
+        ({"method": "lora", "targets": "attention"}, Goal(), False),
+    ],
+)
+def test_within(values: dict[str, object], goal: Goal, inside: bool) -> None:
+    assert within(complete(values), goal) is inside
+
+
+def test_what_cannot_work_here_is_counted_by_its_reason() -> None:
+    without = replace(STACK, bitsandbytes=None)
+    job = make_job(stack=without)
+    found = narrow(load_space("single-gpu"), Goal(), job)
+    assert "qlora" not in methods(found)
+    assert any("bitsandbytes" in reason for reason in found.unsupported)
+    assert all(count > 0 for count in found.unsupported.values())
+    assert all(unsupported(c, job) is None for c in found.lattice.configs)
+
+
+def test_every_config_of_the_space_is_accounted_for() -> None:
+    found = narrowed("single-gpu", min_rank=8, method="full")
+    listed = list(load_space("single-gpu").configs(AXES, batch=OPTIONS.global_batch))
+    full = [c for c in listed if c["method"] == "full"]
+    unsupported_full = sum(found.unsupported.values())
+    beyond_full = sum(strongest(c) > Effect.NUMERICS for c in full)
+    assert len(found.lattice.configs) + unsupported_full + beyond_full == len(full)
+
+
+def test_where_nothing_is_left_the_most_frequent_reason_is_given() -> None:
+    job = make_job(stack=replace(STACK, bitsandbytes=None))
+    with pytest.raises(UsageError, match=r"space qlora has no config for this search: .*bitsandbytes"):
+        narrow(load_space("qlora"), Goal(), job)
+    with pytest.raises(UsageError, match="space qlora has no config for this search: the goal allows none"):
+        narrowed("qlora", method="full")
+
+
+def test_a_batch_that_no_micro_batch_divides(tmp_path: Path) -> None:
+    path = tmp_path / "even.yaml"
+    path.write_text("purpose: even\naxes:\n  method: [full]\n  micro_batch: [2, 4]\n")
+    job = make_job(replace(OPTIONS, global_batch=7))
+    with pytest.raises(UsageError, match=r"no micro_batch of it \(2, 4\) divides the batch of 7"):
+        narrow(load_space(str(path)), Goal(), job)
+
+
+def test_digests_tell_lattices_apart() -> None:
+    assert narrowed("cpu").digest == narrowed("cpu").digest
+    assert narrowed("cpu").digest != narrowed("cpu", allow=Effect.EXACT).digest
+    assert narrowed("cpu").digest != narrowed("smoke").digest
+
+
+def test_the_default_space_is_the_devices() -> None:
+    assert default_space(CPU) == "cpu"
+    assert default_space(make_job().hardware) == "single-gpu"
+
+
+def test_every_built_in_space_is_listed_with_its_size() -> None:
+    found = {s["name"]: s for s in space_summaries(64)}
+    assert set(found) >= {"cpu", "single-gpu", "full", "lora", "qlora", "long-context", "multi-gpu", "smoke"}
+    assert int(str(found["single-gpu"]["configs"])) >= 2000
+    assert all(s["purpose"] and int(str(s["configs"])) > 0 for s in found.values())
+
+
+@pytest.mark.parametrize("space", SPACES)
+def test_what_a_listing_counts_can_be_searched(space: str) -> None:
+    """`autofit spaces` counts valid configs: those that a search on the hardware it is meant for may walk."""
+    job = make_job(replace(OPTIONS, global_batch=64), hardware=CPU if space == "cpu" else make_job().hardware)
+    listed = list(load_space(space).configs(AXES, batch=64))
+    invalid = {reason for c in listed if (reason := unsupported(c, job)) is not None}
+    # Packages that are an option to install, and a release to come, are no matter of the space.
+    assert not [r for r in invalid if "not installed" not in r and "later release" not in r]

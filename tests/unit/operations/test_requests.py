@@ -1,0 +1,157 @@
+"""What a user asks for becomes a value, or is refused with one clear sentence."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+from unit.operations.made_trials import HARDWARE, OPTIONS, make_job
+
+from autofit.errors import UsageError
+from autofit.hardware import Hardware
+from autofit.operations import SearchRequest, WorkloadOptions, hub_id
+from autofit.operations.requests import CPU_SHARE, memory_limit
+from autofit.units import GIB
+from autofit.workload import Effect, Goal
+
+CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
+
+
+def test_options_become_a_workload() -> None:
+    model, workload = OPTIONS.resolve()
+    assert (workload.model, workload.model_digest) == (model.name, model.digest)
+    assert (workload.seq_len, workload.global_batch, workload.devices, workload.seed) == (128, 4, 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model": "smolm2-135m"}, "unknown model 'smolm2-135m': did you mean smollm2-135m"),
+        ({"model": ""}, "unknown model ''"),
+        ({"seq_len": 0}, "seq-len is 0: it must be at least 1"),
+        ({"seq_len": 1}, "a next-token loss needs at least 2 tokens"),
+        ({"seq_len": -5}, "seq-len is -5"),
+        ({"seq_len": 8193}, "seq-len 8193 is longer than the 8192 positions of smollm2-135m"),
+        ({"global_batch": 0}, "global-batch is 0"),
+        ({"devices": 0}, "devices is 0"),
+        ({"global_batch": 6, "devices": 4}, "global-batch 6 is not a multiple of 4 devices"),
+        ({"lora_dropout": 1.0}, "lora-dropout is 1.0"),
+        ({"lora_dropout": -0.1}, "lora-dropout is -0.1"),
+        ({"lora_dropout": float("nan")}, "lora-dropout is nan"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        replace(OPTIONS, **change).resolve()  # type: ignore[arg-type]
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "lara"}, "unknown method 'lara': did you mean lora"),
+        ({"min_rank": 0}, "min-rank is 0: it must be at least 1"),
+    ],
+)
+def test_a_goal_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        Goal(**change)  # type: ignore[arg-type]
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"max_trials": 0}, "max-trials is 0"),
+        ({"max_trials": -3}, "max-trials is -3"),
+        ({"workers": 0}, "workers is 0"),
+    ],
+)
+def test_a_search_that_makes_no_sense_is_refused(change: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        SearchRequest(workload=OPTIONS, **change)  # type: ignore[arg-type]
+    assert message in str(refused.value)
+
+
+def test_a_limit_is_what_was_asked() -> None:
+    assert memory_limit(3 * GIB, HARDWARE) == 3 * GIB
+    assert memory_limit(80 * GIB, HARDWARE) == 80 * GIB
+
+
+def test_without_a_limit_it_is_the_devices_memory() -> None:
+    assert memory_limit(None, HARDWARE) == 80 * GIB
+    # The rest of a host's memory is the system's.
+    assert memory_limit(None, CPU) == int(CPU_SHARE * 32 * GIB)
+
+
+def test_more_than_the_device_has_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"memory-limit 81.00 GiB is more than the 80.00 GiB of h100-80g"):
+        memory_limit(81 * GIB, HARDWARE)
+
+
+def test_equal_questions_are_equal() -> None:
+    job = make_job()
+    request = SearchRequest(workload=OPTIONS)
+    question = request.question(job, 10 * GIB, "lattice")
+    # As the store gives it back.
+    assert json.loads(json.dumps(question)) == question
+    more = replace(request, max_trials=5, time_budget_seconds=1.0, workers=3, fresh=True, store="elsewhere.db")
+    assert more.question(job, 10 * GIB, "lattice") == question
+
+
+@pytest.mark.parametrize(
+    "goal", [Goal(method="lora"), Goal(min_rank=16), Goal(allow=Effect.EXACT), Goal(allow=Effect.TRAINING)]
+)
+def test_another_goal_is_another_question(goal: Goal) -> None:
+    job = make_job()
+    request = SearchRequest(workload=OPTIONS)
+    assert replace(request, goal=goal).question(job, GIB, "l") != request.question(job, GIB, "l")
+
+
+def test_another_job_limit_or_lattice_is_another_question() -> None:
+    request = SearchRequest(workload=OPTIONS)
+    job = make_job()
+    questions = [
+        request.question(job, GIB, "lattice"),
+        request.question(job, 2 * GIB, "lattice"),
+        request.question(job, GIB, "another"),
+        request.question(make_job(replace(OPTIONS, seed=1)), GIB, "lattice"),
+        request.question(make_job(hardware=CPU), GIB, "lattice"),
+        request.question(make_job(stack=replace(job.stack, torch="2.14.0")), GIB, "lattice"),
+    ]
+    assert all(a != b for i, a in enumerate(questions) for b in questions[:i])
+
+
+def model_in(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(tiny_model().config))
+    return folder
+
+
+def test_the_hub_id_of_a_model_of_the_catalog() -> None:
+    assert hub_id("smollm2-135m") == "HuggingFaceTB/SmolLM2-135M"
+    assert hub_id("SmolLM2-135M") == "HuggingFaceTB/SmolLM2-135M"
+
+
+@pytest.mark.parametrize("name", ["small", "my,model"])
+@pytest.mark.parametrize("form", ["{folder}", "{folder}/", "{folder}/config.json"])
+@pytest.mark.parametrize("relative", [False, True])
+def test_a_trainer_loads_the_folder_that_the_user_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, form: str, relative: bool
+) -> None:
+    folder = model_in(tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    written = form.format(folder=f"./{name}" if relative else folder)
+    source = hub_id(written)
+    assert Path(source).resolve() == folder.resolve()
+    # A bare `name/config.json` would be taken for a repository of the hub.
+    assert Path(source).is_dir()
+
+
+def test_a_workload_of_a_folder_is_named_after_it(tmp_path: Path) -> None:
+    folder = model_in(tmp_path / "small")
+    _, workload = WorkloadOptions(model=str(folder), seq_len=64).resolve()
+    assert workload.model == "small"

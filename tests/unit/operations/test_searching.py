@@ -1,0 +1,338 @@
+"""A search from request to result, over workers that look outcomes up: what is asked, answered and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.operations.made_trials import MODEL, OPTIONS, crashed, out_of_memory
+from unit.operations.made_world import World
+
+from autofit import operations
+from autofit.catalog.hardware import card, cards
+from autofit.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.operations import SearchRequest, searching
+from autofit.operations.searching import Prepared, prepare
+from autofit.store import Store
+from autofit.trial.site import detect
+from autofit.units import GIB
+from autofit.workload import Effect, Goal
+
+RESULT_KEYS = {
+    *("search_id", "recommendation", "frontier", "trials", "out_of_memory", "ruled_out", "answered_from_store"),
+    "seconds",
+}
+RESULT_KEYS_BESIDES = {"stopped_because"}
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Workers without a device."""
+    made = World()
+    monkeypatch.setattr(searching, "open_pool", made.open_pool)
+    return made
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> SearchRequest:
+    """A search on this machine's processor."""
+    return SearchRequest(
+        workload=OPTIONS, device="cpu", memory_limit_bytes=2 * GIB, store=str(tmp_path / "store.db"), max_trials=200
+    )
+
+
+@pytest.fixture
+def store(request_: SearchRequest) -> Iterator[Store]:
+    """The search's store."""
+    with Store.open(request_.store) as opened:
+        yield opened
+
+
+def test_a_result_has_the_designs_keys(world: World, request_: SearchRequest, store: Store) -> None:
+    result = operations.search(request_)
+    body = result.to_json()
+    assert set(body) == RESULT_KEYS | RESULT_KEYS_BESIDES
+    assert body["trials"] == len(world.pools[0].submitted) == store.count()
+    assert body["out_of_memory"] == store.count(outcome="out_of_memory")
+    assert body["ruled_out"] > 0
+    assert body["answered_from_store"] == 0
+    assert body["seconds"] > 0
+    assert body["frontier"]["workload"] == body["recommendation"]["workload"] == OPTIONS.resolve()[1].to_json()
+    assert world.pools[0].closed == 1
+
+
+def test_the_recommendation_is_read_off_the_frontier(world: World, request_: SearchRequest, store: Store) -> None:
+    result = operations.search(request_)
+    answer = result.recommendation
+    assert answer.point.method == "full"
+    assert answer.point in result.frontier.points
+    assert answer.headroom_bytes == 2 * GIB - answer.point.measurement.device_bytes >= 0
+    # The same from the store, by whoever asks later.
+    later = operations.recommend(OPTIONS, memory_limit_bytes=2 * GIB, store=store)
+    assert later.point == answer.point
+
+
+def test_the_frontier_shows_what_fits(world: World, request_: SearchRequest) -> None:
+    result = operations.search(request_)
+    assert all(p.measurement.device_bytes <= 2 * GIB for p in result.frontier.points)
+    assert result.frontier.trials >= len(result.frontier.points)
+
+
+def test_a_search_is_kept_with_what_it_asked_and_how_it_ended(
+    world: World, request_: SearchRequest, store: Store
+) -> None:
+    result = operations.search(request_)
+    kept = store.search(result.search_id)
+    assert kept is not None
+    assert kept.status == "done"
+    assert kept.request["max_trials"] == 200
+    assert kept.result is not None and kept.result["stopped_because"] == result.stopped_because
+    assert store.count(search_id=result.search_id) == result.trials
+
+
+def test_the_same_question_is_answered_from_the_store(world: World, request_: SearchRequest, store: Store) -> None:
+    first = operations.search(request_)
+    again = operations.search(request_)
+    assert (again.trials, len(world.pools)) == (0, 1)
+    assert again.answered_from_store == len({t.config for t in store.trials()})
+    assert again.recommendation == first.recommendation
+    assert again.frontier.points == first.frontier.points
+    assert store.count() == first.trials
+    assert "spent" not in again.stopped_because, "nothing was spent"
+
+
+def test_an_answers_search_can_be_looked_up(world: World, request_: SearchRequest, store: Store) -> None:
+    operations.search(request_)
+    again = operations.search(request_)
+    assert store.search(again.search_id) is not None
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "answers"),
+    [
+        ({"max_trials": 3}, {"max_trials": 3}, True),
+        ({"max_trials": 3}, {"max_trials": 2}, True),
+        ({"max_trials": 3}, {"max_trials": 9}, False),
+        ({"max_trials": 3}, {"max_trials": None}, False),
+        ({"max_trials": 3, "time_budget_seconds": 600.0}, {"max_trials": 3, "time_budget_seconds": 60.0}, True),
+        ({"max_trials": 3, "time_budget_seconds": 60.0}, {"max_trials": 3, "time_budget_seconds": 600.0}, False),
+        ({"max_trials": 3, "time_budget_seconds": 60.0}, {"max_trials": 3, "time_budget_seconds": None}, False),
+        ({"max_trials": 3, "time_budget_seconds": None}, {"max_trials": 3}, True),
+        ({"max_trials": 3}, {"max_trials": 3, "memory_limit_bytes": 3 * GIB}, False),
+        ({"max_trials": 3}, {"max_trials": 3, "goal": Goal(allow=Effect.EXACT)}, False),
+        ({"max_trials": 3}, {"max_trials": 3, "goal": Goal(method="lora")}, False),
+        ({"max_trials": 3}, {"max_trials": 3, "space": "smoke"}, False),
+        ({"max_trials": 3}, {"max_trials": 3, "workload": replace(OPTIONS, seed=1)}, False),
+        ({"max_trials": 3}, {"max_trials": 3, "fresh": True}, False),
+        ({"max_trials": 3}, {"max_trials": 3, "workers": 1, "space": "cpu"}, True),
+    ],
+)
+def test_which_earlier_search_answers(
+    world: World, request_: SearchRequest, earlier: dict[str, object], later: dict[str, object], answers: bool
+) -> None:
+    operations.search(replace(request_, **earlier))  # type: ignore[arg-type]
+    operations.search(replace(request_, **later))  # type: ignore[arg-type]
+    assert len(world.pools) == (1 if answers else 2)
+
+
+def test_a_larger_budget_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
+    first = operations.search(replace(request_, max_trials=3))
+    known = {t.config for t in store.trials()}
+    more = operations.search(replace(request_, max_trials=50))
+    assert more.trials > 5
+    assert more.answered_from_store == len(known)
+    explored = [r.config for r in world.pools[1].submitted]
+    repeated = [c for c in explored if c in known]
+    assert len(repeated) <= 3, "only a winner is run again"
+    assert store.count() == first.trials + more.trials
+
+
+def test_fresh_measures_again(world: World, request_: SearchRequest, store: Store) -> None:
+    first = operations.search(request_)
+    again = operations.search(replace(request_, fresh=True))
+    assert again.answered_from_store == 0
+    assert again.trials > 10
+    assert store.count() == first.trials + again.trials
+    # What was measured last answers from then on.
+    assert operations.search(request_).trials == 0
+
+
+def test_an_interrupted_search_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
+    def interrupt() -> None:
+        if store.count() >= 5:
+            raise KeyboardInterrupt
+
+    world.on_wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        operations.search(request_)
+    assert world.pools[0].closed == 1
+    assert store.count() == 5
+    assert [s.status for s in store.searches()] == ["interrupted"]
+    world.on_wait = lambda: None
+    rest = operations.search(request_)
+    assert rest.answered_from_store == 5
+    assert rest.trials > 0
+    assert {s.status for s in store.searches()} == {"interrupted", "done"}
+
+
+def test_a_search_that_was_killed_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
+    """SIGKILL leaves the search as running: it is no answer."""
+    site = detect("cpu")
+    prepared = prepare(request_)
+    store.begin_search(
+        "killed",
+        hardware=site[0],
+        stack=site[1],
+        workload=prepared.job.workload,
+        request={
+            "question": request_.question(prepared.job, 2 * GIB, prepared.narrowed.digest),
+            "max_trials": None,
+            "seconds": None,
+        },
+    )
+    assert operations.search(request_).trials > 0
+
+
+def test_a_pool_that_fails_leaves_a_failed_search(world: World, request_: SearchRequest, store: Store) -> None:
+    def fail() -> None:
+        if store.count() >= 2:
+            raise EnvironmentLacks("the cluster is gone", remedy="start it again")
+
+    world.on_wait = fail
+    with pytest.raises(EnvironmentLacks, match="the cluster is gone"):
+        operations.search(request_)
+    assert world.pools[0].closed == 1
+    assert (store.count(), [s.status for s in store.searches()]) == (2, ["failed"])
+
+
+def test_where_nothing_fits_it_says_so_at_once_the_second_time(
+    world: World, request_: SearchRequest, store: Store
+) -> None:
+    world.special = lambda request: out_of_memory()
+    with pytest.raises(NothingFits, match=r"nothing that was measured fits 2.00 GiB: every trial ran out of memory"):
+        operations.search(request_)
+    assert world.pools[0].closed == 1
+    trials = store.count()
+    assert trials > 0
+    with pytest.raises(NothingFits, match="every trial ran out of memory"):
+        operations.search(request_)
+    assert (store.count(), len(world.pools)) == (trials, 1)
+
+
+def test_where_everything_crashes_memory_is_not_blamed(world: World, request_: SearchRequest) -> None:
+    world.special = lambda request: crashed()
+    with pytest.raises((NothingFits, EnvironmentLacks)) as told:
+        operations.search(replace(request_, max_trials=4))
+    assert "ran out of memory" not in str(told.value)
+    # The reason is in the trials: what the user must know is what crashed them.
+    assert "SIGSEGV" in str(told.value)
+
+
+def test_progress_is_reported(world: World, request_: SearchRequest) -> None:
+    seen: list[tuple[int, int]] = []
+    result = operations.search(request_, lambda p: seen.append((p.done, p.candidates)))
+    assert seen[0][0] == 0
+    assert seen[-1][0] == result.trials
+    assert {candidates for _, candidates in seen} == {264}
+
+
+def test_a_cluster_is_asked_for_its_site_and_left(world: World, request_: SearchRequest) -> None:
+    result = operations.search(replace(request_, ray_address="auto"))
+    assert len(world.pools) == 1
+    assert world.pools[0].closed >= 1
+    assert result.trials == len(world.pools[0].submitted)
+
+
+def test_a_cluster_is_left_where_the_request_is_wrong(world: World, request_: SearchRequest) -> None:
+    with pytest.raises(UsageError, match="unknown search space 'cpuu'"):
+        operations.search(replace(request_, ray_address="auto", space="cpuu"))
+    assert all(pool.closed for pool in world.pools)
+
+
+# What is refused before any worker starts.
+
+
+def check_refused(world: World, request: SearchRequest, kind: type[Exception], *parts: str) -> None:
+    with pytest.raises(kind) as refused:
+        operations.search(request)
+    assert all(part in str(refused.value) for part in parts), str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert world.pools == []
+    assert not Path(str(request.store)).exists()
+
+
+def test_wrong_names_are_refused(world: World, request_: SearchRequest) -> None:
+    check_refused(world, replace(request_, device="cdua"), UsageError, "unknown device 'cdua': did you mean cuda")
+    check_refused(world, replace(request_, hardware="h100-80"), UsageError, "did you mean h100-80g")
+    check_refused(world, replace(request_, space="cpuu"), UsageError, "unknown search space 'cpuu': did you mean cpu")
+    check_refused(world, replace(request_, workload=replace(OPTIONS, model="lama")), UsageError, "unknown model 'lama'")
+
+
+def test_hardware_that_is_elsewhere_is_refused(world: World, request_: SearchRequest) -> None:
+    here, _ = detect("cpu")
+    asked = replace(request_, hardware="h100-80g")
+    check_refused(world, asked, EnvironmentLacks, f"this machine has {here.name}, not h100-80g", "--ray-address")
+
+
+def test_the_hardware_that_is_here_may_be_named(world: World, request_: SearchRequest) -> None:
+    here, _ = detect("cpu")
+    assert operations.search(replace(request_, hardware=here.name, max_trials=1)).trials > 0
+
+
+def test_more_memory_than_there_is(world: World, request_: SearchRequest) -> None:
+    check_refused(world, replace(request_, memory_limit_bytes=2**60), UsageError, "is more than the")
+
+
+def test_a_limit_below_the_bare_weights(world: World, request_: SearchRequest) -> None:
+    asked = replace(request_, memory_limit_bytes=50 * 2**20)
+    check_refused(world, asked, NothingFits, "smollm2-135m cannot fit 50 MiB", "the smallest config needs at least")
+
+
+LARGE = replace(OPTIONS, model="llama-3.1-70b")
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora", "any"])
+def test_a_model_that_is_too_large_says_what_would_hold_it(
+    world: World, request_: SearchRequest, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = replace(request_, workload=LARGE, goal=Goal(method=method), memory_limit_bytes=4 * GIB)
+    with pytest.raises(NothingFits) as refused:
+        prepare(asked)
+    text = str(refused.value)
+    assert refused.value.exit_code == 3
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "_check_floor", lambda prepared: None)
+        prepared: Prepared = prepare(asked)
+    smallest = min(prepared.narrowed.lattice.configs, key=prepared.floor)
+    assert f"({smallest})" in text
+    holding = [c for c in cards() if c.memory_bytes >= prepared.floor(smallest)]
+    if holding:
+        named = min(holding, key=lambda c: (c.memory_bytes, c.bandwidth_bytes_per_second))
+        assert f"it would fit {named.name} (" in text
+    else:
+        assert "no card holds it" in text
+    if method == "qlora":
+        assert prepared.floor(smallest) > 35e9
+        assert card("a100-40g").name not in text or prepared.floor(smallest) <= card("a100-40g").memory_bytes
+
+
+def test_an_impossible_pool_is_refused_before_the_search_begins(request_: SearchRequest) -> None:
+    with pytest.raises(UsageError, match="--in-place runs one trial at a time"):
+        operations.search(replace(request_, in_place=True, workers=2))
+    assert not Path(str(request_.store)).exists()
+
+
+def test_a_preview_runs_nothing(world: World, request_: SearchRequest) -> None:
+    plan = operations.preview(request_)
+    assert world.pools == []
+    assert not Path(str(request_.store)).exists()
+    assert set(plan) == {
+        *("hardware", "workload", "space", "memory_limit_bytes", "configs", "ruled_out_by_floor", "beyond_goal"),
+        "unsupported",
+    }
+    assert (plan["space"], plan["configs"], plan["memory_limit_bytes"]) == ("cpu", 264, 2 * GIB)
+    assert 0 < plan["ruled_out_by_floor"] < 264
+    assert plan["workload"]["model"] == MODEL
+    assert operations.search(request_).ruled_out >= plan["ruled_out_by_floor"]

@@ -1,0 +1,267 @@
+"""A world to search in: memory and speed of every config of a real lattice by formula, and workers that look them up.
+
+The formulas stand in for the device only. They are products of the axes' effects with something on top that no such
+product explains, and memory never contradicts the lattice's order: what a search must cope with, and may rely on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from unit.operations.made_trials import fits, make_trial
+
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config, Lattice
+from autofit.operations.lattices import load_space, narrow
+from autofit.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.search.knowledge import verdict
+from autofit.search.loop import Limits, Progress, Search
+from autofit.techniques import Job
+from autofit.trial.request import TrialRequest
+from autofit.units import GIB
+from autofit.workers.pool import Completed
+from autofit.workload import METHODS, Goal, Workload
+
+PARAMETERS = 135e6
+WEIGHT_BYTES = {"qlora": 0.8, "lora": 2.1, "full": 4.0}
+"""Per parameter: weights and gradients in 16 bits; adapters next to nothing."""
+STATE_BYTES = {"adamw-8bit": 2.0, "adamw": 4.0}
+ACTIVATIONS = {"full": 0.25, "every-2": 0.5, "selective": 0.6, "none": 1.0}
+LOSSES = {"chunked": 0.6, "full": 1.0}
+PRECISIONS = {"bf16": (-0.1, 0.1), "bf16-mixed": (0.0, 0.3), "fp32": (0.2, 0.9)}
+"""Between which bounds a precision's effect on the logarithm of the step time is drawn."""
+WIDTHS = {"bf16": 1.0, "bf16-mixed": 1.25, "fp32": 1.9}
+
+
+def make_job(hardware: Hardware, stack: Stack, *, model: Any, global_batch: int = 4) -> Job:
+    """A job of any model on any site."""
+    workload = Workload(model=model.name, model_digest=model.digest, seq_len=128, global_batch=global_batch)
+    return Job(model=model, workload=workload, hardware=hardware, stack=stack)
+
+
+def cpu_lattice(job: Job, goal: Goal | None = None) -> Lattice:
+    """The lattice of the built-in space `cpu`."""
+    return narrow(load_space("cpu"), goal or Goal(), job).lattice
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Memory and step time of every config, without a device."""
+
+    job: Job
+    lattice: Lattice
+    seed: int
+    noise: float = 0.01
+    """Standard deviation of the logarithm of a measured step time."""
+    surprises: Mapping[tuple[str, object], float] = field(default_factory=dict)
+    """Effects that are not what anyone would expect: (axis, value) to the logarithm of the step time's factor."""
+
+    def uncertain(self, *parts: object) -> random.Random:
+        """A generator of its own for everything that has a name."""
+        text = "|".join(map(str, (self.seed, *parts)))
+        return random.Random(hashlib.sha256(text.encode()).digest())
+
+    def effect(self, axis: str, value: object, low: float, high: float) -> float:
+        """The logarithm by which a value changes the step time, drawn once for this world."""
+        drawn = self.uncertain(axis, value).uniform(low, high)
+        return self.surprises.get((axis, value), drawn)
+
+    def floor(self, config: Config) -> int:
+        """Weights, gradients and states: what a search knows beforehand."""
+        wide = 1.0 if config["precision"] == "bf16" or config["method"] != "full" else 1.6
+        states = STATE_BYTES[config.text("optimizer")] if config["method"] == "full" else 0.0
+        return int(PARAMETERS * (WEIGHT_BYTES[config.text("method")] * wide + states))
+
+    def memory(self, config: Config) -> int:
+        """Peak bytes: the floor and the activations."""
+        scale = math.exp(self.effect("memory", "all", -0.3, 0.3))
+        share = ACTIVATIONS[config.text("checkpointing")] * LOSSES[config.text("loss")]
+        share *= WIDTHS[config.text("precision")] * config.number("micro_batch") ** 0.9
+        adapters = {"qlora": 1.05, "lora": 1.1, "full": 1.0}[config.text("method")]
+        return self.floor(config) + int(0.35 * GIB * scale * share * adapters)
+
+    def seconds(self, config: Config) -> float:
+        """True seconds of a step."""
+        logarithm = self.effect("time", "all", -0.2, 0.2)
+        logarithm += {"full": 0.28, "every-2": 0.15, "selective": 0.12, "none": 0.0}[config.text("checkpointing")]
+        logarithm += self.effect("checkpointing", config["checkpointing"], -0.03, 0.03)
+        logarithm += self.effect("precision", config["precision"], *PRECISIONS[config.text("precision")])
+        logarithm += self.effect("method", config["method"], -0.3, 0.3)
+        logarithm += self.effect("optimizer", config["optimizer"], 0.0, 0.2)
+        logarithm += self.effect("loss", config["loss"], -0.03, 0.06)
+        logarithm -= self.effect("micro_batch", "doubling", 0.0, 0.15) * math.log2(config.number("micro_batch"))
+        # What no product of effects explains.
+        logarithm += self.uncertain("interaction", config["precision"], config["micro_batch"]).gauss(0, 0.03)
+        return math.exp(logarithm) * self.job.workload.tokens_per_step / 300.0
+
+    def measured(self, config: Config, attempt: int) -> Fits:
+        """What one run of a config that fits shows."""
+        seconds = self.seconds(config) * math.exp(self.uncertain("run", config, attempt).gauss(0, self.noise))
+        outcome = fits(self.memory(config) / GIB, self.job.workload.tokens_per_step / seconds)
+        steps = StepSeconds(median=seconds, p95=1.01 * seconds, relative_spread=0.02)
+        return Fits(measurement=replace(outcome.measurement, step_seconds=steps, device_bytes=self.memory(config)))
+
+    def outcome(self, config: Config, limit: int, attempt: int = 0) -> Outcome:
+        """How a run ends under a limit."""
+        if self.memory(config) > limit:
+            return OutOfMemory(reason="the allocation failed", phase="backward", requested_bytes=1)
+        return self.measured(config, attempt)
+
+    def trial(self, config: Config, limit: int, attempt: int = 0) -> Trial:
+        """A run as it is stored."""
+        return make_trial(config, self.outcome(config, limit, attempt), job=self.job, limit=limit)
+
+    def best(self, limit: int, methods: Sequence[str] = METHODS) -> Config | None:
+        """The fastest config that fits, of the most faithful method that has one."""
+        for method in methods:
+            fitting = [c for c in self.lattice.configs if c["method"] == method and self.memory(c) <= limit]
+            if fitting:
+                return min(fitting, key=self.seconds)
+        return None
+
+
+@dataclass
+class FakePool:
+    """Workers that look outcomes up; a trial takes no time but on the clock that is given."""
+
+    truth: Truth
+    size: int = 1
+    special: Callable[[TrialRequest], Outcome | None] = lambda request: None
+    """An outcome other than the truth's."""
+    on_wait: Callable[[], None] = lambda: None
+    checks: list[Callable[[TrialRequest], None]] = field(default_factory=list)
+    """Called with every request, before it is taken."""
+    submitted: list[TrialRequest] = field(default_factory=list)
+    returned: int = 0
+    waits: int = 0
+    closed: int = 0
+    most_at_once: int = 0
+    _running: list[TrialRequest] = field(default_factory=list)
+
+    def site(self) -> tuple[Hardware, Stack]:
+        """The job's own."""
+        return self.truth.job.hardware, self.truth.job.stack
+
+    def submit(self, request: TrialRequest) -> None:
+        """Take a request."""
+        assert not self.closed
+        for check in self.checks:
+            check(request)
+        self.submitted.append(request)
+        self._running.append(request)
+        assert len(self._running) <= self.size
+        self.most_at_once = max(self.most_at_once, len(self._running))
+
+    def wait(self, timeout: float) -> list[Completed]:
+        """Any one of those that run, or none yet."""
+        self.on_wait()
+        self.waits += 1
+        order = self.truth.uncertain("order", self.waits)
+        if not self._running or order.random() < 0.1:
+            return []
+        request = self._running.pop(order.randrange(len(self._running)))
+        self.returned += 1
+        outcome = self.special(request)
+        if outcome is None:
+            attempt = sum(r.config == request.config for r in self.submitted)
+            outcome = self.truth.outcome(request.config, request.memory_limit_bytes, attempt)
+        return [Completed(request=request, outcome=outcome, seconds=5.0)]
+
+    def close(self) -> None:
+        """Count it."""
+        self.closed += 1
+
+
+@dataclass
+class Run:
+    """A search over a world, with everything that it left behind."""
+
+    truth: Truth
+    limit: int
+    pool: FakePool
+    search: Search
+    saved: list[Trial] = field(default_factory=list)
+    opened: int = 0
+    reports: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    """Of each report: trials done, out of memory, ruled out, verifying."""
+
+    @property
+    def progress(self) -> Progress:
+        return self.search.progress
+
+    @property
+    def regret(self) -> float:
+        """How much longer a step of the winner truly takes than the best config's; 0.01 is 1 %."""
+        winner, best = self.search.winner(), self.truth.best(self.limit, self.search.methods)
+        assert winner is not None and best is not None
+        if winner.method != best["method"]:
+            return math.inf
+        return self.truth.seconds(winner.config) / self.truth.seconds(best) - 1.0
+
+    def known(self) -> dict[Config, list[Trial]]:
+        """What a store would know now."""
+        grouped: dict[Config, list[Trial]] = {}
+        for trial in self.saved:
+            grouped.setdefault(trial.config, []).append(trial)
+        return grouped
+
+
+def prepare(
+    truth: Truth,
+    limit: int,
+    *,
+    size: int = 1,
+    known: dict[Config, list[Trial]] | None = None,
+    methods: tuple[str, ...] = METHODS,
+    max_trials: int | None = None,
+    seconds: float | None = None,
+    fresh: bool = False,
+    special: Callable[[TrialRequest], Outcome | None] = lambda request: None,
+    on_wait: Callable[[], None] = lambda: None,
+    lattice: Lattice | None = None,
+) -> Run:
+    """A search that is ready to run, whose pool holds it to its promises."""
+    pool = FakePool(truth, size=size, special=special, on_wait=on_wait)
+
+    def open_pool() -> FakePool:
+        run.opened += 1
+        return pool
+
+    def save(trial: Trial) -> Trial:
+        run.saved.append(replace(trial, trial_id=len(run.saved) + 1))
+        return run.saved[-1]
+
+    def report(progress: Progress) -> None:
+        run.reports.append((progress.done, progress.out_of_memory, progress.ruled_out, progress.verifying))
+
+    search = Search(
+        job=truth.job,
+        lattice=lattice or truth.lattice,
+        methods=methods,
+        limits=Limits(memory_bytes=limit, max_trials=max_trials, seconds=seconds),
+        floor=truth.floor,
+        known=known or {},
+        open_pool=open_pool,
+        save=save,
+        report=report,
+        fresh=fresh,
+    )
+    run = Run(truth, limit, pool, search)
+
+    def keeps_promises(request: TrialRequest) -> None:
+        assert len(run.saved) == pool.returned, "a trial was asked for before the last outcomes were stored"
+        assert request.config not in search.knowledge.ruled_out, "a ruled-out config is run"
+        assert request.memory_limit_bytes == limit
+        if not search.progress.verifying:
+            again = [r for r in pool.submitted if r.config == request.config]
+            assert not again, "a config is run twice"
+            earlier = verdict((known or {}).get(request.config, ()), limit)
+            assert fresh or earlier is None, "the store has the answer"
+
+    pool.checks.append(keeps_promises)
+    return run

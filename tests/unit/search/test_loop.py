@@ -1,0 +1,493 @@
+"""The search loop over worlds whose truth is known: what it finds, what it runs for it, and how it ends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
+from unit.search.made_truth import Run, Truth, cpu_lattice, prepare
+
+from autofit.lattice import Config, Lattice
+from autofit.outcome import Diverged, Fits, Outcome, OutOfMemory, TimedOut
+from autofit.search import loop
+from autofit.search.loop import VERIFICATIONS
+from autofit.trial.request import TrialRequest
+
+NO_GAIN = "no untried config is expected to gain"
+SEEDS = range(6)
+SHARES = (0.15, 0.5, 0.9)
+"""Of the configs, how many fit: few full fine-tunings, about half of all, nearly all."""
+
+
+def limit_for(truth: Truth, share: float) -> int:
+    """The memory limit under which this share of the configs fits."""
+    memory = sorted(truth.memory(c) for c in truth.lattice.configs)
+    return memory[int(share * len(memory))]
+
+
+def searched(truth: Truth, share: float = 0.5, **options: object) -> Run:
+    run = prepare(truth, limit_for(truth, share), **options)  # type: ignore[arg-type]
+    run.search.run()
+    return run
+
+
+def check_counts(run: Run) -> None:
+    """The counts are those of what happened, and every config is in one state."""
+    progress, knowledge = run.progress, run.search.knowledge
+    outcomes = [trial.outcome for trial in run.saved]
+    assert progress.done == len(outcomes) == len(run.pool.submitted)
+    assert progress.out_of_memory == sum(isinstance(o, OutOfMemory) for o in outcomes)
+    assert progress.failed == sum(not isinstance(o, Fits | OutOfMemory) for o in outcomes)
+    assert progress.ruled_out == len(knowledge.ruled_out)
+    assert progress.candidates == len(run.search.lattice.configs)
+    measured, ruled_out, still_open = set(knowledge.trials), set(knowledge.ruled_out), set(knowledge.open)
+    assert not measured & ruled_out and not measured & still_open and not ruled_out & still_open
+    assert measured | ruled_out | still_open == set(run.search.lattice.configs)
+    assert not progress.verifying
+    assert progress.stopped_because
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("share", SHARES)
+def test_the_best_that_fits_is_found(lattice: Lattice, job: object, seed: int, share: float) -> None:
+    run = searched(Truth(make_job(), lattice, seed), share)
+    assert run.regret < 0.03
+    assert run.progress.done < 40
+    assert run.progress.stopped_because.startswith(NO_GAIN)
+    check_counts(run)
+
+
+SURPRISES: Mapping[str, Mapping[tuple[str, object], float]] = {
+    "bf16 is emulated, and fp32 twice as fast": {("precision", "fp32"): -0.7},
+    "mixed precision is fast": {("precision", "bf16-mixed"): -0.5},
+    "a larger micro-batch is slower": {("micro_batch", "doubling"): -0.3},
+    "chunking the loss is slow": {("loss", "chunked"): 0.5},
+    "8-bit states are fast": {("optimizer", "adamw-8bit"): -0.5},
+    "8-bit states are slow": {("optimizer", "adamw-8bit"): 1.0},
+    "checkpointing costs nothing": {("checkpointing", "full"): -0.28},
+}
+
+
+@pytest.mark.parametrize("surprise", SURPRISES)
+def test_a_machine_that_is_not_as_expected_is_understood(lattice: Lattice, surprise: str) -> None:
+    """What a practitioner would start from only steers: it must not hide what is twice as fast."""
+    runs = [searched(Truth(make_job(), lattice, seed, surprises=SURPRISES[surprise]), 0.9) for seed in range(3)]
+    assert max(run.regret for run in runs) < 0.06
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_promises_hold_with_several_workers(lattice: Lattice, size: int) -> None:
+    for seed in range(3):
+        run = searched(Truth(make_job(), lattice, seed), size=size)
+        assert run.pool.most_at_once == size
+        assert run.regret < 0.03
+        assert (run.opened, run.pool.closed) == (1, 1)
+        check_counts(run)
+
+
+LATTICE = cpu_lattice(make_job())
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    share=st.floats(0.0, 0.99),
+    size=st.integers(1, 4),
+    failures=st.sampled_from([0.0, 0.2, 0.6]),
+    max_trials=st.one_of(st.none(), st.integers(1, 30)),
+)
+def test_in_every_world_the_promises_hold(
+    seed: int, share: float, size: int, failures: float, max_trials: int | None
+) -> None:
+    truth = Truth(make_job(), LATTICE, seed)
+    run = prepare(truth, limit_for(truth, share), size=size, max_trials=max_trials or 80)
+    run.pool.special = failing(run, failures)
+    run.search.run()
+    check_counts(run)
+    assert run.pool.closed == 1
+    # Nothing that fits was ruled out.
+    assert all(truth.memory(c) > run.limit for c in run.search.knowledge.ruled_out)
+    counts = [report[:3] for report in run.reports]
+    assert all(all(a <= b for a, b in zip(x, y, strict=True)) for x, y in itertools.pairwise(counts))
+
+
+def failing(run: Run, share: float) -> Callable[[TrialRequest], Outcome | None]:
+    """Some trials fail in every way there is but out of memory."""
+
+    def special(request: TrialRequest) -> Outcome | None:
+        draw = run.truth.uncertain("failure", request.config)
+        if draw.random() >= share:
+            return None
+        return draw.choice(
+            [
+                crashed(),
+                TimedOut(reason="no end within 600 s", deadline_seconds=600.0),
+                Diverged(reason="the loss is not finite", losses=(10.8, None)),
+            ]
+        )
+
+    return special
+
+
+def test_crashes_time_outs_and_divergence_do_not_stop_it(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    run.pool.special = failing(run, 0.3)
+    run.search.run()
+    assert run.progress.failed > 0
+    assert run.progress.stopped_because.startswith(NO_GAIN)
+    failed = {t.config for t in run.saved if not isinstance(t.outcome, Fits | OutOfMemory)}
+    fitting = [c for c in truth.lattice.configs if truth.memory(c) <= run.limit and c["method"] == "full"]
+    best = min((c for c in fitting if c not in failed), key=truth.seconds)
+    winner = run.search.winner()
+    assert winner is not None
+    assert truth.seconds(winner.config) / truth.seconds(best) < 1.05
+    check_counts(run)
+
+
+def test_a_failure_that_nothing_survives_ends_the_search_soon(truth: Truth) -> None:
+    """A broken library crashes every trial: a hundred of them say no more than the first dozen."""
+    run = prepare(truth, limit_for(truth, 0.5))
+    run.pool.special = lambda request: crashed()
+    run.search.run()
+    assert run.search.winner() is None
+    assert run.progress.done <= 40
+
+
+def test_where_nothing_fits_it_ends_with_that(truth: Truth) -> None:
+    lightest = min(truth.memory(c) for c in truth.lattice.configs)
+    run = prepare(truth, lightest - 1)
+    run.search.run()
+    assert run.search.winner() is None
+    assert run.search.knowledge.open == ()
+    assert run.progress.stopped_because == "every config is measured or ruled out"
+    assert run.progress.done == run.progress.out_of_memory < 40
+    check_counts(run)
+
+
+def test_what_the_floor_excludes_never_runs(truth: Truth) -> None:
+    run = searched(truth, 0.15)
+    over = {c for c in truth.lattice.configs if truth.floor(c) > run.limit}
+    assert over
+    assert over <= set(run.search.knowledge.ruled_out)
+    assert not over & {r.config for r in run.pool.submitted}
+
+
+def test_a_lattice_of_one_is_measured_and_verified(truth: Truth) -> None:
+    one = Lattice(axes=truth.lattice.axes, configs=(truth.best(10**12) or truth.lattice.configs[0],))
+    run = searched(truth, 0.99, lattice=one)
+    assert [r.config for r in run.pool.submitted] == [one.configs[0]] * 2
+    assert run.progress.stopped_because == "every config is measured or ruled out"
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("max_trials", [1, 2, 5, 12])
+def test_the_trials_asked_for_are_the_most_that_run(truth: Truth, max_trials: int, size: int) -> None:
+    run = searched(truth, max_trials=max_trials, size=size)
+    assert explored(run) <= max_trials
+    assert run.progress.stopped_because == "the trials are spent"
+    assert run.progress.done <= max_trials + VERIFICATIONS
+    check_counts(run)
+
+
+def explored(run: Run) -> int:
+    """How many trials looked at something new."""
+    return len({r.config for r in run.pool.submitted})
+
+
+class Clock:
+    """Time that passes only where a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_the_time_asked_for_is_kept(truth: Truth, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr(loop, "time", clock)
+
+    def pass_time() -> None:
+        clock.now += 5.0
+
+    run = prepare(truth, limit_for(truth, 0.5), seconds=62.0, size=size, on_wait=pass_time)
+    begun: list[float] = []
+    run.pool.checks.append(lambda request: begun.append(clock.now - 1000.0))
+    run.search.run()
+    assert run.progress.stopped_because == "the time budget is spent"
+    late = [second for second in begun if second >= 62.0]
+    assert len(late) <= VERIFICATIONS
+    assert explored(run) == len(begun) - verifications(run)
+    assert run.progress.left_seconds is not None and run.progress.left_seconds <= 0
+
+
+def verifications(run: Run) -> int:
+    """How many trials repeated a config."""
+    return len(run.pool.submitted) - explored(run)
+
+
+def test_the_winner_is_run_once_more_without_rivals(truth: Truth) -> None:
+    run = searched(truth)
+    winner = run.search.winner()
+    assert winner is not None
+    again = [r for r in run.pool.submitted if r.config == winner.config]
+    assert len(again) == 2
+    # A rival would let the trial that must confirm stop early.
+    assert again[1].rivals == ()
+    last = [t for t in run.saved if t.config == winner.config][-1]
+    assert isinstance(last.outcome, Fits)
+    assert winner.measurement == last.outcome.measurement
+    assert winner.trial_id == last.trial_id
+    assert any(verifying for *_, verifying in run.reports)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_at_the_end_the_progress_is_that_of_the_end(lattice: Lattice, seed: int) -> None:
+    run = searched(Truth(make_job(), lattice, seed))
+    assert run.progress.running == ()
+    assert run.progress.best == run.search.winner()
+    assert run.reports[-1] == (run.progress.done, run.progress.out_of_memory, run.progress.ruled_out, False)
+
+
+def second_time(run: Run, change: Callable[[Fits], Outcome], times: int = 1) -> None:
+    """Change what the first configs that are run a second time show then."""
+    changed: set[Config] = set()
+
+    def special(request: TrialRequest) -> Outcome | None:
+        repeats = sum(r.config == request.config for r in run.pool.submitted)
+        if repeats < 2 or (len(changed) >= times and request.config not in changed):
+            return None
+        changed.add(request.config)
+        return change(run.truth.measured(request.config, repeats))
+
+    run.pool.special = special
+
+
+def slower(outcome: Fits) -> Fits:
+    m = outcome.measurement
+    steps = replace(m.step_seconds, median=1.5 * m.step_seconds.median, p95=1.5 * m.step_seconds.p95)
+    return Fits(measurement=replace(m, step_seconds=steps, tokens_per_second=m.tokens_per_second / 1.5))
+
+
+def test_a_winner_that_loses_when_verified_gives_way(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    second_time(run, slower)
+    run.search.run()
+    winner = run.search.winner()
+    assert winner is not None
+    repeated = [
+        r.config for i, r in enumerate(run.pool.submitted) if r.config in [q.config for q in run.pool.submitted[:i]]
+    ]
+    assert len(repeated) >= 2
+    assert repeated[0] != winner.config == repeated[-1]
+    assert run.regret < 0.1
+    check_counts(run)
+
+
+@pytest.mark.parametrize("outcome", [crashed(), out_of_memory()])
+def test_a_winner_that_fails_when_verified_is_not_recommended(truth: Truth, outcome: Outcome) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    second_time(run, lambda fitted: outcome)
+    run.search.run()
+    winner = run.search.winner()
+    failed = [t.config for t in run.saved if t.outcome == outcome]
+    assert winner is not None
+    assert failed and winner.config not in failed
+    check_counts(run)
+
+
+def test_verification_ends_where_every_winner_disappoints(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    second_time(run, slower, times=1000)
+    run.search.run()
+    assert verifications(run) <= VERIFICATIONS
+    assert run.search.winner() is not None
+
+
+def test_rivals_are_what_was_measured_of_the_method(truth: Truth) -> None:
+    run = searched(truth)
+    fitted: dict[tuple[int, float], str] = {}
+    for trial in run.saved:
+        if isinstance(trial.outcome, Fits):
+            m = trial.outcome.measurement
+            fitted[m.device_bytes, m.tokens_per_second] = trial.config.text("method")
+    with_rivals = [r for r in run.pool.submitted if r.rivals]
+    assert with_rivals
+    for request in with_rivals:
+        of = {fitted[rival.device_bytes, rival.tokens_per_second] for rival in request.rivals}
+        assert of == {request.config["method"]}
+
+
+def test_a_second_search_runs_nothing(truth: Truth) -> None:
+    first = searched(truth)
+    again = searched(truth, known=first.known())
+    assert (again.opened, again.progress.done) == (0, 0)
+    assert again.progress.from_store == explored(first)
+    assert again.search.winner() == first.search.winner()
+    assert set(again.search.knowledge.ruled_out) == set(first.search.knowledge.ruled_out)
+    check_counts_of_memory(again)
+
+
+def check_counts_of_memory(run: Run) -> None:
+    """`check_counts` for a search that the store answered."""
+    assert run.saved == []
+    assert run.progress.ruled_out == len(run.search.knowledge.ruled_out)
+    assert run.progress.stopped_because
+
+
+@pytest.mark.parametrize("after", [1, 4, 11])
+@pytest.mark.parametrize("size", [1, 3])
+def test_an_interrupted_search_goes_on(truth: Truth, after: int, size: int) -> None:
+    run = prepare(truth, limit_for(truth, 0.5), size=size)
+
+    def interrupt() -> None:
+        if len(run.saved) == after:
+            raise KeyboardInterrupt
+
+    run.pool.on_wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run.search.run()
+    assert run.pool.closed == 1
+    assert len(run.saved) == after == run.progress.done
+    rest = searched(truth, known=run.known(), size=size)
+    assert rest.progress.from_store == after
+    assert rest.regret < 0.03
+
+
+def test_an_interrupt_while_showing_progress_closes_the_pool_too(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+
+    def interrupt(progress: object) -> None:
+        if len(run.saved) == 2:
+            raise KeyboardInterrupt
+
+    run.search.report = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        run.search.run()
+    assert run.pool.closed == 1
+    assert len(run.saved) == 2
+
+
+def test_a_pool_that_fails_is_closed_and_the_error_seen(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+
+    def fail() -> None:
+        if len(run.saved) == 3:
+            raise RuntimeError("the cluster is gone")
+
+    run.pool.on_wait = fail
+    with pytest.raises(RuntimeError, match="the cluster is gone"):
+        run.search.run()
+    assert (run.pool.closed, len(run.saved)) == (1, 3)
+
+
+def test_fresh_measures_again(truth: Truth) -> None:
+    first = searched(truth)
+    again = searched(truth, known=first.known(), fresh=True)
+    assert again.progress.from_store == 0
+    assert again.progress.done > 10
+    check_counts(again)
+
+
+def test_answers_only_runs_nothing(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    run.search.answer_only = True
+    run.search.run()
+    assert (run.opened, run.progress.done) == (0, 0)
+
+
+def test_trials_under_a_higher_limit_answer_under_a_lower_one(truth: Truth) -> None:
+    wide = searched(truth, 0.9)
+    narrow = searched(truth, 0.5, known=wide.known())
+    assert narrow.progress.from_store > 0
+    assert narrow.regret < 0.03
+
+
+def test_trials_under_a_lower_limit_answer_under_a_higher_one_where_they_fitted(truth: Truth) -> None:
+    narrow = searched(truth, 0.5)
+    wide = searched(truth, 0.9, known=narrow.known())
+    assert wide.progress.from_store == len({t.config for t in narrow.saved if isinstance(t.outcome, Fits)})
+    assert wide.regret < 0.03
+
+
+def test_a_crash_is_not_repeated_under_the_same_limit(truth: Truth) -> None:
+    best = truth.best(limit_for(truth, 0.5))
+    assert best is not None
+    known = {best: [make_trial(best, crashed(), job=truth.job, limit=limit_for(truth, 0.5))]}
+    run = searched(truth, known=known)
+    assert best not in {r.config for r in run.pool.submitted}
+
+
+def test_what_was_measured_to_fit_is_not_forgotten(truth: Truth) -> None:
+    """A lighter config ran out of memory, once, for whatever reason: what fitted above it has still been seen."""
+    limit = limit_for(truth, 0.9)
+    heavy = truth.best(limit)
+    assert heavy is not None
+    light = heavy.replace(checkpointing="full", loss="chunked", micro_batch=1)
+    assert heavy in truth.lattice.above(light)
+    known = {
+        light: [make_trial(light, out_of_memory(), job=truth.job, limit=limit)],
+        heavy: [truth.trial(heavy, limit), truth.trial(heavy, limit, 1)],
+    }
+    run = searched(truth, 0.9, known=known)
+    assert heavy in run.search.knowledge.trials
+    winner = run.search.winner()
+    assert winner is not None and winner.config == heavy
+
+
+def test_the_methods_of_the_goal_are_ranked(truth: Truth) -> None:
+    lora = [c for c in truth.lattice.configs if c["method"] == "lora"]
+    only = Lattice(axes=truth.lattice.axes, configs=tuple(lora))
+    run = searched(truth, 0.5, lattice=only, methods=("lora",))
+    winner = run.search.winner()
+    assert winner is not None
+    fitting = [c for c in lora if truth.memory(c) <= run.limit]
+    assert truth.seconds(winner.config) / min(map(truth.seconds, fitting)) < 1.03
+
+
+def test_every_trial_says_how_it_was_run(truth: Truth) -> None:
+    run = searched(truth)
+    for trial, number in zip(run.saved, range(1, 1000), strict=False):
+        assert trial.trial_id == number
+        assert trial.memory_limit_bytes == run.limit
+        assert (trial.workload, trial.hardware, trial.stack) == (
+            truth.job.workload,
+            truth.job.hardware,
+            truth.job.stack,
+        )
+        assert trial.seconds == 5.0
+        assert trial.recorded_at.endswith("+00:00")
+
+
+def test_a_config_whose_loss_is_its_own_has_diverged(truth: Truth) -> None:
+    """An exact technique gives its family's loss; one that does not is no candidate, however fast."""
+    wrong = truth.best(limit_for(truth, 0.5))
+    assert wrong is not None
+
+    def special(request: TrialRequest) -> Outcome | None:
+        if request.config != wrong or not run.saved:
+            return None
+        m = truth.measured(request.config, 1).measurement
+        return Fits(measurement=replace(m, losses=(10.8, 9.0, 7.0)))
+
+    run = prepare(truth, limit_for(truth, 0.5), special=special)
+    run.search.run()
+    outcome = next(t.outcome for t in run.saved if t.config == wrong)
+    assert isinstance(outcome, Diverged)
+    assert "10.5" in outcome.reason and "9.0" in outcome.reason
+    winner = run.search.winner()
+    assert winner is not None and winner.config != wrong
+
+
+def test_unverified_figures_are_not_kept_from_the_frontier(truth: Truth) -> None:
+    run = searched(truth)
+    points = {p.config for p in run.search.knowledge.points()}
+    assert points == {t.config for t in run.saved if isinstance(t.outcome, Fits)}
+    assert fits(1, 1).measurement.device_bytes == 2**30

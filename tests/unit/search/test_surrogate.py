@@ -1,0 +1,111 @@
+"""The small model of memory and speed: it finds a truth of its own kind, and knows how much it knows."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from autofit.lattice import Config, Lattice
+from autofit.search.surrogate import NOISE, PRIOR_DOUBLING, LogLinear, Prediction
+
+FIGURES = ("time", "activations")
+
+
+def synthetic(config: Config, seed: int) -> float:
+    """The logarithm of a figure that is a product of the axes' effects."""
+    total = 2.0
+    for name, value in config.items:
+        if name == "micro_batch":
+            total += random.Random(f"{seed} doubling").uniform(-0.3, 0.6) * math.log2(config.number(name))
+        else:
+            total += random.Random(f"{seed} {name} {value}").gauss(0, 0.2)
+    return total
+
+
+def sample(lattice: Lattice, size: int, seed: int = 0) -> list[Config]:
+    return random.Random(seed).sample(lattice.configs, size)
+
+
+def errors(lattice: Lattice, figure: str, known: list[Config], seed: int) -> tuple[np.ndarray, Prediction]:
+    """What the model is off by for every config of the lattice, from noise-free figures of the known."""
+    model = LogLinear(lattice.axes, lattice.configs, figure)
+    found = model.predict([(c, synthetic(c, seed)) for c in known], lattice.configs)
+    return found.mean - np.array([synthetic(c, seed) for c in lattice.configs]), found
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+@pytest.mark.parametrize("seed", range(5))
+def test_a_log_linear_truth_is_recovered(lattice: Lattice, figure: str, seed: int) -> None:
+    off, _ = errors(lattice, figure, sample(lattice, 30), seed)
+    assert np.abs(off).mean() < 0.05
+    assert np.abs(off).max() < 0.15
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_the_error_becomes_smaller_with_every_dozen_of_trials(lattice: Lattice, figure: str) -> None:
+    found = [np.abs(errors(lattice, figure, sample(lattice, size), 1)[0]).mean() for size in (2, 12, 24, 96)]
+    assert found == sorted(found, reverse=True)
+    assert found[-1] < 0.02
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_deviations_shrink_down_to_the_noise(lattice: Lattice, figure: str) -> None:
+    configs = sample(lattice, 100)
+    earlier = None
+    for size in (0, 1, 5, 20, 100):
+        _, found = errors(lattice, figure, configs[:size], 1)
+        assert (found.deviation >= NOISE[figure]).all()
+        if earlier is not None:
+            assert (found.deviation <= earlier + 1e-9).all()
+        earlier = found.deviation
+    assert earlier is not None and earlier.max() < 2 * NOISE[figure]
+
+
+def test_deviations_are_honest(lattice: Lattice) -> None:
+    """Of truths that the prior can draw, about 95 % lie within two deviations."""
+    within = []
+    for seed in range(20):
+        off, found = errors(lattice, "time", sample(lattice, 15, seed), seed)
+        within.append((np.abs(off) < 2 * found.deviation).mean())
+    assert np.mean(within) > 0.9
+
+
+@pytest.mark.parametrize("figure", FIGURES)
+def test_without_trials_it_says_what_a_practitioner_would(lattice: Lattice, figure: str) -> None:
+    model = LogLinear(lattice.axes, lattice.configs, figure)
+    plain = next(c for c in lattice.configs if c["method"] == "full" and c["checkpointing"] == "none")
+    pair = (plain, plain.replace(checkpointing="full"))
+    mean = model.predict([], pair).mean
+    assert (mean[1] > mean[0]) == (figure == "time")
+    small, large = plain.replace(micro_batch=1), plain.replace(micro_batch=2)
+    mean = model.predict([], (small, large)).mean
+    assert mean[1] - mean[0] == pytest.approx(PRIOR_DOUBLING[figure])
+
+
+def test_what_was_measured_is_believed_up_to_the_noise(lattice: Lattice) -> None:
+    model = LogLinear(lattice.axes, lattice.configs, "time")
+    config = lattice.configs[0]
+    found = model.predict([(config, 1.5)], [config])
+    assert found.mean[0] == pytest.approx(1.5, abs=NOISE["time"])
+    assert found.deviation[0] < 2 * NOISE["time"]
+    twice = model.predict([(config, 1.5), (config, 1.5)], [config])
+    assert twice.deviation[0] < found.deviation[0]
+
+
+def test_trials_of_other_spaces_do_not_disturb(lattice: Lattice) -> None:
+    """A store may know configs with values that this lattice has not."""
+    model = LogLinear(lattice.axes, lattice.configs, "time")
+    foreign = lattice.configs[0].replace(attention="eager", rank=64)
+    found = model.predict([(foreign, 3.0)], lattice.configs)
+    assert np.isfinite(found.mean).all() and np.isfinite(found.deviation).all()
+
+
+def test_a_lattice_of_one_config_has_a_model() -> None:
+    from autofit.techniques import AXES, complete
+
+    config = complete({})
+    found = LogLinear(AXES, [config], "time").predict([(config, 0.5)], [config])
+    assert found.mean[0] == pytest.approx(0.5, abs=0.05)

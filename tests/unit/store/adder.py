@@ -1,0 +1,18 @@
+"""A process that adds one trial again and again: `adder.py URL COUNT`, the trial as JSON on standard input.
+
+Prints the id of each trial after the store has kept it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from autofit.outcome import Trial
+from autofit.store import Store
+
+if __name__ == "__main__":
+    trial = Trial.from_json(json.load(sys.stdin))
+    with Store.open(sys.argv[1]) as store:
+        for _ in range(int(sys.argv[2])):
+            print(store.add(trial).trial_id, flush=True)

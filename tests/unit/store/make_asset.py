@@ -1,0 +1,75 @@
+"""Writes a store of the newest schema to `assets/`, for the tests of all later schemas.
+
+Run it once for each new revision, when that is released: `python tests/unit/store/make_asset.py`. What is
+there already stands for stores that users have, and is never written again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pgserver
+from pgserver.postgres_server import get_server
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from conftest import CONFIG, OUTCOMES, WORKLOAD, a_trial, measured
+
+from autofit.store import Store, export_lines
+from autofit.store.schema import REVISIONS
+
+ASSETS = Path(__file__).with_name("assets")
+
+
+def fill(store: Store) -> None:
+    """Trials of every outcome, repeats, two workloads, and a search of each ending."""
+    times = (f"2026-01-01T00:00:{second:02}Z" for second in range(60))
+    trial = a_trial()
+    where = {"hardware": trial.hardware, "stack": trial.stack, "workload": trial.workload}
+    for status in ("running", "done", "interrupted", "failed"):
+        store.begin_search(status, **where, request={"space": "one-gpu"})  # type: ignore[arg-type]
+        if status != "running":
+            store.end_search(status, status, {"trials": 1} if status == "done" else None)
+    for rank, speed in ((8, 900.0), (16, 1000.5), (16, 1001.5), (32, 700.0)):
+        config = CONFIG.replace(rank=rank)
+        fits = measured(speed, rank * 2**30)
+        store.add(a_trial(config=config, outcome=fits, recorded_at=next(times)), search_id="done")
+    for number, outcome in enumerate(OUTCOMES):
+        config = CONFIG.replace(micro_batch=2**number)
+        store.add(a_trial(config=config, outcome=outcome, recorded_at=next(times)))
+    longer = replace(WORKLOAD, seq_len=4096)
+    store.add(a_trial(workload=longer, memory_limit_bytes=24 * 2**30, recorded_at=next(times)))
+
+
+def main() -> None:
+    """Writes the dumps of both kinds of database, and the trials as lines."""
+    ASSETS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "store.db"
+        with Store.open(str(path)) as store:
+            fill(store)
+            lines = "".join(export_lines(store))
+        with closing(sqlite3.connect(path)) as connection:
+            dump = "\n".join(connection.iterdump()) + "\n"
+        server = get_server(Path(folder) / "postgresql")
+        try:
+            with Store.open(server.get_uri()) as store:
+                fill(store)
+            tool = Path(pgserver.__file__).parent / "pginstall" / "bin" / "pg_dump"
+            command = [str(tool), "--inserts", "--no-owner", "--no-privileges", server.get_uri()]
+            dumped = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        finally:
+            server.cleanup()
+    for name, text in (("sqlite.sql", dump), ("postgresql.sql", dumped), ("jsonl", lines)):
+        with (ASSETS / f"{REVISIONS[-1]}.{name}").open("x") as file:
+            file.write(text)
+
+
+if __name__ == "__main__":
+    main()

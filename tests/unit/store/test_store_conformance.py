@@ -1,0 +1,293 @@
+"""What a store promises, on every kind of database."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autofit.errors import UsageError
+from autofit.hardware import Hardware
+from autofit.outcome import Crashed, Fits, Outcome, OutOfMemory, Trial
+from autofit.store import Store
+
+MakeTrial = Callable[..., Trial]
+
+
+def context(trial: Trial) -> dict[str, str]:
+    """The keys of a trial's hardware, stack and workload, as the store's methods take them."""
+    return {
+        "hardware_key": trial.hardware.key,
+        "stack_key": trial.stack.key,
+        "workload_key": trial.workload.key,
+    }
+
+
+class TestAdding:
+    """What is added comes back as it was."""
+
+    def test_gives_back_what_was_added(self, store: Store, make_trial: MakeTrial) -> None:
+        trial = make_trial()
+        added = store.add(trial)
+        assert added == trial
+        assert trial.trial_id is None
+        assert added.trial_id is not None
+        found = store.trial(added.trial_id)
+        assert found == trial
+        assert found is not None
+        assert found.to_json() == added.to_json()
+
+    def test_keeps_every_outcome_with_its_evidence(
+        self, store: Store, make_trial: MakeTrial, outcomes: tuple[Outcome, ...]
+    ) -> None:
+        added = [store.add(make_trial(outcome=outcome)) for outcome in outcomes]
+        assert store.trials() == added
+        assert tuple(trial.outcome for trial in store.trials()) == outcomes
+
+    def test_keeps_undecodable_output_as_unicode(self, store: Store, make_trial: MakeTrial) -> None:
+        raw = b"caf\xc3\xa9 \xff".decode(errors="surrogateescape")
+        added = store.add(make_trial(outcome=Crashed(reason="exit", stderr_tail=raw)))
+        assert added.outcome == Crashed(reason="exit", stderr_tail="caf\N{LATIN SMALL LETTER E WITH ACUTE} \ufffd")
+        assert store.trials() == [added]
+        assert store.add_new([added]) == (0, 1)
+
+    def test_keeps_numbers_to_the_last_digit(
+        self, store: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
+    ) -> None:
+        trial = make_trial(outcome=fits(0.1 + 0.2, 2**53 + 1), seconds=1e-300, memory_limit_bytes=2**62)
+        assert store.add(trial) == store.trials()[0] == trial
+        assert isinstance(store.trials()[0].seconds, float)
+
+    def test_keeps_each_repeat_as_an_attempt(self, store: Store, make_trial: MakeTrial) -> None:
+        attempts = [store.add(make_trial()) for _ in range(3)]
+        same = store.add(attempts[0])
+        assert store.trials() == [*attempts, same]
+        assert len({trial.trial_id for trial in store.trials()}) == 4
+
+    def test_keeps_hardware_that_shares_a_key(
+        self, store: Store, make_trial: MakeTrial, other_hardware: Hardware
+    ) -> None:
+        first, second = store.add(make_trial()), store.add(make_trial(hardware=other_hardware))
+        assert first.hardware.key == second.hardware.key
+        assert first.hardware != second.hardware
+        assert store.trials() == [first, second]
+        assert store.hardware() == [other_hardware]
+        store.add(first)
+        assert store.hardware() == [first.hardware]
+
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    def test_refuses_what_json_has_not(
+        self, store: Store, make_trial: MakeTrial, fits: Callable[..., Fits], value: float
+    ) -> None:
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            store.add(make_trial(outcome=fits(value)))
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            store.add(make_trial(seconds=value))
+        assert store.count() == 0
+        assert store.workloads() == []
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"recorded_at": "2026-01-01T00:00:00"}, "no time zone"),
+            ({"recorded_at": "yesterday"}, "isoformat"),
+            ({"memory_limit_bytes": 2**63}, "beyond 64 bits"),
+        ],
+    )
+    def test_refuses_what_sql_cannot_hold(
+        self, store: Store, make_trial: MakeTrial, changes: dict[str, Any], words: str
+    ) -> None:
+        with pytest.raises(ValueError, match=words):
+            store.add(make_trial(**changes))
+
+    def test_refuses_names_and_configs_that_cannot_be_asked_for(self, store: Store, make_trial: MakeTrial) -> None:
+        trial = make_trial()
+        for model in ("a\0b", "\udc80"):
+            with pytest.raises(ValueError, match="character"):
+                store.add(replace(trial, workload=replace(trial.workload, model=model)))
+        with pytest.raises(ValueError, match="method"):
+            store.add(replace(trial, config=trial.config.replace(method="prefix")))
+
+    def test_is_seen_at_once_by_another_store(self, store: Store, url: str, make_trial: MakeTrial) -> None:
+        with Store.open(url, create=False) as other:
+            added = store.add(make_trial())
+            assert other.trials() == [added]
+
+    def test_threads_may_share_a_store(self, store: Store, make_trial: MakeTrial) -> None:
+        trial = make_trial()
+        threads = [threading.Thread(target=lambda: [store.add(trial) for _ in range(5)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store.count() == 20
+
+
+class TestAsking:
+    """What can be asked of the trials."""
+
+    def test_an_empty_store_knows_nothing(self, store: Store, make_trial: MakeTrial) -> None:
+        where = context(make_trial())
+        assert store.trials() == []
+        assert store.trial(1) is None
+        assert store.count() == 0
+        assert store.known(**where) == {}
+        assert store.frontier(**where) is None
+        assert store.hardware() == []
+        assert store.workloads() == []
+        assert store.searches() == []
+        assert store.stacks(where["hardware_key"], where["workload_key"]) == []
+
+    def test_finds_trials_by_each_condition(self, store: Store, make_trial: MakeTrial) -> None:
+        first = store.add(make_trial())
+        faster = replace(first.hardware, name="h200-141g", memory_bytes=141 * 2**30)
+        newer = replace(first.stack, torch="2.14.0")
+        longer = replace(first.workload, seq_len=4096, model="smollm2-135m")
+        on_hardware = store.add(make_trial(hardware=faster, outcome=OutOfMemory(reason="")))
+        on_stack = store.add(make_trial(stack=newer))
+        of_workload = store.add(make_trial(workload=longer))
+        conditions: list[tuple[dict[str, str], list[Trial]]] = [
+            ({}, [first, on_hardware, on_stack, of_workload]),
+            ({"hardware_key": faster.key}, [on_hardware]),
+            ({"stack_key": newer.key}, [on_stack]),
+            ({"workload_key": longer.key}, [of_workload]),
+            ({"model": "smollm2-135m"}, [of_workload]),
+            ({"outcome": "out_of_memory"}, [on_hardware]),
+            ({"outcome": "fits", "hardware_key": faster.key}, []),
+            (context(first), [first]),
+        ]
+        for condition, expected in conditions:
+            assert store.trials(**condition) == expected  # type: ignore[arg-type]
+            assert store.count(**condition) == len(expected)
+
+    def test_pages_in_either_order(self, store: Store, make_trial: MakeTrial) -> None:
+        added = [store.add(make_trial()) for _ in range(5)]
+        assert store.trials(limit=2) == added[:2]
+        assert store.trials(limit=2, offset=3) == added[3:]
+        assert store.trials(offset=4) == added[4:]
+        assert store.trials(newest_first=True, limit=2, offset=1) == [added[3], added[2]]
+        assert store.trials(limit=0) == []
+
+    def test_groups_attempts_by_config(self, store: Store, make_trial: MakeTrial) -> None:
+        one = make_trial()
+        other = make_trial(config=one.config.replace(micro_batch=2))
+        elsewhere = make_trial(workload=replace(one.workload, seed=1))
+        tight = replace(one, memory_limit_bytes=2**30, outcome=OutOfMemory(reason=""))
+        stored = [store.add(trial) for trial in (one, other, elsewhere, one, tight)]
+        known = store.known(**context(one))
+        assert known == {one.config: [stored[0], stored[3], stored[4]], other.config: [stored[1]]}
+        assert [trial.trial_id for trial in known[one.config]] == [
+            stored[0].trial_id,
+            stored[3].trial_id,
+            stored[4].trial_id,
+        ]
+
+    def test_lists_what_was_used_newest_first(self, store: Store, make_trial: MakeTrial) -> None:
+        one = make_trial()
+        other = replace(
+            one,
+            hardware=replace(one.hardware, name="a100-80g"),
+            stack=replace(one.stack, torch="2.11.0"),
+            workload=replace(one.workload, seq_len=512),
+        )
+        mixed = replace(one, stack=other.stack)
+        for trial in (one, other, mixed):
+            store.add(trial)
+        assert store.hardware() == [one.hardware, other.hardware]
+        assert store.workloads() == [one.workload, other.workload]
+        assert store.workloads(model="no-such-model") == []
+        assert store.workloads(hardware_key=other.hardware.key) == [other.workload]
+        assert store.workloads(model=one.workload.model, hardware_key=one.hardware.key) == [one.workload]
+        assert store.stacks(one.hardware.key, one.workload.key) == [other.stack, one.stack]
+        assert store.stacks(other.hardware.key, one.workload.key) == []
+
+
+class TestSearches:
+    """Searches are kept beside their trials."""
+
+    REQUEST: dict[str, Any] = {"space": "one-gpu", "time_budget": 600.0, "allow": None}  # noqa: RUF012
+
+    def begin(self, store: Store, trial: Trial, search_id: str = "s1", **request: Any) -> None:
+        store.begin_search(
+            search_id,
+            hardware=trial.hardware,
+            stack=trial.stack,
+            workload=trial.workload,
+            request={**self.REQUEST, **request},
+        )
+
+    def test_runs_and_ends(self, store: Store, make_trial: MakeTrial) -> None:
+        trial = make_trial()
+        self.begin(store, trial)
+        running = store.search("s1")
+        assert running is not None
+        assert (running.status, running.result, running.ended_at) == ("running", None, None)
+        assert (running.hardware, running.stack, running.workload) == (
+            trial.hardware,
+            trial.stack,
+            trial.workload,
+        )
+        assert running.request == self.REQUEST
+        store.end_search("s1", "done", {"trials": 3})
+        done = store.search("s1")
+        assert done is not None
+        assert done == replace(running, status="done", result={"trials": 3}, ended_at=done.ended_at)
+        assert done.ended_at is not None
+        assert done.ended_at >= done.started_at
+        assert store.searches() == [done]
+        assert done.to_json()["status"] == "done"
+
+    def test_goes_on_after_an_interruption(self, store: Store, make_trial: MakeTrial) -> None:
+        trial = make_trial()
+        self.begin(store, trial)
+        store.end_search("s1", "interrupted", None)
+        first = store.search("s1")
+        self.begin(store, trial, time_budget=60.0)
+        again = store.search("s1")
+        assert first is not None
+        assert again is not None
+        assert again == replace(first, status="running", ended_at=None, request=again.request)
+        assert again.request["time_budget"] == 60.0
+
+    def test_a_search_keeps_to_what_it_searches(self, store: Store, make_trial: MakeTrial) -> None:
+        trial = make_trial()
+        self.begin(store, trial)
+        with pytest.raises(UsageError, match="another"):
+            self.begin(store, replace(trial, workload=replace(trial.workload, seed=9)))
+
+    def test_knows_the_trials_of_a_search(self, store: Store, make_trial: MakeTrial) -> None:
+        trial = make_trial()
+        self.begin(store, trial)
+        store.add(trial)
+        ours = store.add(trial, search_id="s1")
+        assert store.trials(search_id="s1") == [ours]
+        assert store.trials(search_id="s1")[0].trial_id == ours.trial_id
+        assert store.count(search_id="s1") == 1
+
+    def test_refuses_searches_that_do_not_exist(self, store: Store, make_trial: MakeTrial) -> None:
+        with pytest.raises(UsageError, match="no search 's9'"):
+            store.add(make_trial(), search_id="s9")
+        with pytest.raises(UsageError, match="no search 's9'"):
+            store.end_search("s9", "done", {})
+        assert store.search("s9") is None
+        assert store.count() == 0
+
+    def test_refuses_what_is_no_status_and_no_json(self, store: Store, make_trial: MakeTrial) -> None:
+        self.begin(store, make_trial())
+        with pytest.raises(UsageError, match="status"):
+            store.end_search("s1", "finished", {})
+        with pytest.raises(ValueError):
+            store.end_search("s1", "done", {"speed": math.nan})
+        with pytest.raises(ValueError):
+            self.begin(store, make_trial(), search_id="s2", time_budget=math.inf)
+        with pytest.raises(ValueError):
+            self.begin(store, make_trial(), search_id="s\0")
+
+    def test_lists_the_newest_first(self, store: Store, make_trial: MakeTrial) -> None:
+        for name in ("b", "a", "c"):
+            self.begin(store, make_trial(), search_id=name)
+        assert [search.search_id for search in store.searches()] == ["c", "a", "b"]

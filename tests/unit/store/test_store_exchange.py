@@ -1,0 +1,168 @@
+"""Trials carried from one store to another as lines, and lines that are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autofit import __version__
+from autofit.errors import UsageError
+from autofit.outcome import Fits, Outcome, Trial
+from autofit.store import ImportReport, Store, export_lines, import_lines
+
+MakeTrial = Callable[..., Trial]
+HEADER = json.dumps({"schema": 1, "autofit": __version__}) + "\n"
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[Store]:
+    """A second store."""
+    with Store.open(str(tmp_path / "other.db")) as store:
+        yield store
+
+
+def test_carries_every_trial_and_its_attempts(
+    store: Store, other: Store, make_trial: MakeTrial, outcomes: tuple[Outcome, ...]
+) -> None:
+    base = make_trial()
+    store.begin_search("s1", hardware=base.hardware, stack=base.stack, workload=base.workload, request={})
+    store.add(base, search_id="s1")
+    for outcome in outcomes:
+        store.add(make_trial(outcome=outcome))
+    store.add(make_trial(workload=replace(base.workload, seq_len=512)))
+    lines = list(export_lines(store))
+    assert json.loads(lines[0]) == {"schema": 1, "autofit": __version__}
+    assert all(line.endswith("\n") and line.count("\n") == 1 for line in lines)
+    assert all("trial_id" not in json.loads(line) for line in lines)
+    assert import_lines(other, iter(lines)) == ImportReport(added=7, repeated=0)
+    assert other.trials() == store.trials()
+    assert list(export_lines(other)) == lines
+    assert import_lines(other, lines) == ImportReport(added=0, repeated=7)
+    assert import_lines(store, lines) == ImportReport(added=0, repeated=7)
+    assert other.known(hardware_key=base.hardware.key, stack_key=base.stack.key, workload_key=base.workload.key) == {
+        base.config: store.trials(workload_key=base.workload.key)
+    }
+
+
+def test_carries_more_trials_than_one_chunk(store: Store, other: Store, make_trial: MakeTrial) -> None:
+    trials = [make_trial(config=make_trial().config.replace(micro_batch=n % 700 + 1)) for n in range(1300)]
+    assert other.add_new(trials) == (1300, 0)
+    assert import_lines(store, export_lines(other)) == ImportReport(added=1300, repeated=0)
+    assert list(store.stream()) == trials
+    assert store.add_new(trials) == (0, 1300)
+
+
+def test_adds_what_is_new_beside_what_is_not(
+    store: Store, make_trial: MakeTrial, outcomes: tuple[Outcome, ...]
+) -> None:
+    there, new = make_trial(), make_trial()
+    store.add(there)
+    same_time = replace(there, outcome=outcomes[0])
+    lines = [HEADER, "\n", *(json.dumps(trial.to_json()) for trial in (there, new, new, same_time))]
+    assert import_lines(store, lines) == ImportReport(added=2, repeated=2)
+    assert store.trials() == [there, new, same_time]
+    after = store.add(there)
+    assert store.trials()[-1].trial_id == after.trial_id
+
+
+def test_an_empty_store_is_carried_too(store: Store, other: Store) -> None:
+    assert import_lines(other, export_lines(store)) == ImportReport(added=0, repeated=0)
+
+
+def changed(body: dict[str, Any], path: str, value: object) -> str:
+    """The line of `body` with the value at `path` replaced, or removed where it is `...`."""
+    body = json.loads(json.dumps(body))
+    *outer, last = path.split(".")
+    inner = body
+    for name in outer:
+        inner = inner[name]
+    if value is ...:
+        del inner[last]
+    else:
+        inner[last] = value
+    return json.dumps(body)
+
+
+BAD: list[tuple[str, object, str]] = [
+    ("outcome", "fit", "unknown outcome 'fit': did you mean fits"),
+    ("outcome", ..., "unknown outcome None"),
+    ("config", ..., "config is missing"),
+    ("config", [], "config: "),
+    ("config.rank", 16.5, r"config.rank is 16.5"),
+    ("config.rank", None, r"config.rank is None"),
+    ("config.method", "prefix", "method is 'prefix'"),
+    ("hardware.kind", ..., "hardware.kind: field required"),
+    ("hardware.speed", 3, "Hardware has no field 'speed'"),
+    ("workload.seq_len", "2048", "workload.seq_len: input should be a valid integer"),
+    ("workload.seq_len", 0, "seq-len is 0"),
+    ("stack.torch", 2.13, "stack.torch: input should be a valid string"),
+    ("measurement", 3, "measurement: input should be an object"),
+    ("measurement.losses", "low", "measurement.losses: "),
+    ("measurement.phase_peaks.forward", "much", r"measurement.phase_peaks.forward: "),
+    ("measurement.tokens_per_second", float("nan"), "NaN is not JSON"),
+    ("measurement.tokens_per_second", float("inf"), "Infinity is not JSON"),
+    ("measurement.step_seconds.p95", True, "measurement.step_seconds.p95: "),
+    ("measurement.watts", 300, "Measurement has no field 'watts'"),
+    ("memory_limit_bytes", 1.5, "memory_limit_bytes: "),
+    ("memory_limit_bytes", 10**30, "beyond 64 bits"),
+    ("seconds", "12", "seconds: input should be a valid number"),
+    ("recorded_at", "today", "isoformat"),
+    ("recorded_at", 12, "recorded_at: "),
+    ("note", "mine", "'note' is no field of a trial that ends with fits"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "words"), BAD, ids=lambda part: str(part)[:30])
+def test_refuses_a_bad_line_and_all_others_with_it(
+    store: Store, make_trial: MakeTrial, path: str, value: object, words: str
+) -> None:
+    body = make_trial().to_json()
+    lines = [HEADER, "", json.dumps(body), changed(body, path, value)]
+    with pytest.raises(UsageError, match=f"line 4 cannot be imported: .*{words}") as refused:
+        import_lines(store, lines)
+    assert "\n" not in str(refused.value)
+    assert store.count() == 0
+    assert store.workloads() == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "nothing to import"),
+        (["\n"], "nothing to import"),
+        (["{}"], 'line 1 .*first line must be {"schema": 1'),
+        (['{"schema": 2}'], "line 1 .*its schema is 2"),
+        (["[1]"], "line 1 .*not a JSON object"),
+        (["trials"], "line 1 .*Expecting value"),
+        ([HEADER, "[]"], "line 2 .*not a JSON object"),
+        ([HEADER, '{"outcome": "fits"'], "line 2 .*delimiter"),
+        ([HEADER, '{"outcome": [1]}'], "line 2 .*unknown outcome"),
+    ],
+)
+def test_refuses_what_is_no_export(store: Store, lines: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        import_lines(store, lines)
+
+
+def test_numbers_become_the_type_they_are_declared_with(
+    store: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
+) -> None:
+    trial = make_trial(outcome=fits(1000.0))
+    text = changed(changed_body(trial, "workload.lora_dropout", 0), "measurement.tokens_per_second", 1000)
+    assert import_lines(store, [HEADER, text]).added == 1
+    found = store.trials()[0]
+    assert isinstance(found.workload.lora_dropout, float)
+    assert isinstance(found.outcome, Fits)
+    assert isinstance(found.outcome.measurement.tokens_per_second, float)
+    assert store.workloads()[0].key == replace(trial.workload, lora_dropout=0.0).key
+
+
+def changed_body(trial: Trial, path: str, value: object) -> dict[str, Any]:
+    """As `changed`, still a JSON object."""
+    body: dict[str, Any] = json.loads(changed(trial.to_json(), path, value))
+    return body

@@ -1,0 +1,175 @@
+"""Migrations give what the models say, old stores stay readable, a failed upgrade changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Engine, create_engine, inspect, text
+
+from autofit.errors import StoreError
+from autofit.outcome import Trial
+from autofit.store import Store, check, export_lines, import_lines, schema, upgrade
+from autofit.store.tables import TABLES, Base
+
+ASSETS = Path(__file__).with_name("assets")
+MIGRATIONS = Path(schema.__file__).with_name("migrations")
+
+
+def engine_of(url: str) -> Engine:
+    """A connection to the database behind the store's back."""
+    return create_engine(url.replace("postgresql://", "postgresql+psycopg://"))
+
+
+def load(url: str, revision: str) -> None:
+    """Fills an empty database with the dump of a store as that revision's autofit left it."""
+    if url.startswith("sqlite"):
+        with closing(sqlite3.connect(url.removeprefix("sqlite:///"))) as database:
+            database.executescript((ASSETS / f"{revision}.sqlite.sql").read_text())
+    else:
+        with psycopg.connect(url) as connection:
+            connection.execute((ASSETS / f"{revision}.postgresql.sql").read_bytes())
+
+
+def test_revisions_are_those_of_the_migrations() -> None:
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    scripts = ScriptDirectory.from_config(config).walk_revisions()
+    assert tuple(reversed([script.revision for script in scripts])) == schema.REVISIONS
+
+
+def test_migrations_give_what_the_models_say(store: Store, url: str) -> None:
+    engine = engine_of(url)
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
+
+
+def test_sqlite_is_set_up_for_many_readers_and_a_writer(sqlite_url: str) -> None:
+    with Store.open(sqlite_url) as store, store._database.read() as connection:
+        pragmas = {
+            name: connection.scalar(text(f"PRAGMA {name}"))
+            for name in ("journal_mode", "busy_timeout", "foreign_keys", "synchronous")
+        }
+    assert pragmas == {"journal_mode": "wal", "busy_timeout": 30_000, "foreign_keys": 1, "synchronous": 1}
+
+
+@pytest.mark.parametrize("revision", schema.REVISIONS)
+def test_reads_the_stores_of_every_revision(url: str, revision: str, tmp_path: Path) -> None:
+    load(url, revision)
+    assert check(url).revision == revision
+    assert upgrade(url) == schema.REVISIONS[-1]
+    assert check(url).sound
+    lines = (ASSETS / f"{revision}.jsonl").read_text().splitlines()
+    with Store.open(url) as store, Store.open(str(tmp_path / "new.db")) as fresh:
+        assert store.trials() == [Trial.from_json(json.loads(line)) for line in lines[1:]]
+        assert [search.status for search in store.searches()][::-1] == [
+            "running",
+            "done",
+            "interrupted",
+            "failed",
+        ]
+        assert import_lines(store, lines).added == 0
+        # Keys are digests of values: where a value has gained a field, a migration must have renewed them.
+        import_lines(fresh, export_lines(store))
+        for trial in store.trials():
+            context = {
+                "hardware_key": trial.hardware.key,
+                "stack_key": trial.stack.key,
+                "workload_key": trial.workload.key,
+            }
+            assert trial in store.known(**context)[trial.config]
+            assert points(store, **context) == points(fresh, **context)
+        store.add(store.trials()[0])
+
+
+def points(store: Store, **context: str) -> list[object]:
+    """The frontier's points without their numbers."""
+    frontier = store.frontier(**context)
+    assert frontier is not None
+    return [(point.config, point.measurement) for point in frontier.points]
+
+
+def test_checks_a_sound_store(store: Store, url: str, make_trial: Callable[..., Trial]) -> None:
+    store.add(make_trial())
+    report = check(url)
+    assert report.sound
+    assert report.kind in url
+    assert report.counts == {"hardware": 1, "stacks": 1, "workloads": 1, "searches": 0, "trials": 1}
+    assert (report.revision, report.problems) == (report.newest, ())
+
+
+def test_checks_what_rows_refer_to(sqlite_url: str, make_trial: Callable[..., Trial]) -> None:
+    with Store.open(sqlite_url) as store:
+        store.add(make_trial())
+    engine = engine_of(sqlite_url)
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM workloads"))
+    engine.dispose()
+    assert check(sqlite_url).problems == ("row 1 of trials refers to a row of workloads that is lost",)
+
+
+def test_upgrade_creates_a_store_and_is_repeatable(url: str) -> None:
+    assert upgrade(url) == schema.REVISIONS[-1]
+    assert upgrade(url) == schema.REVISIONS[-1]
+    with Store.open(url, create=False) as store:
+        assert store.count() == 0
+
+
+@pytest.fixture
+def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Makes autofit know one more revision; returns the file that its test writes."""
+    folder = tmp_path / "100%" / "migrations"
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(schema, "_SCRIPTS", folder)
+    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
+    return folder / "versions" / "0002_next.py"
+
+
+NEXT = """
+from alembic import op
+import sqlalchemy as sa
+
+revision, down_revision = "0002", "0001"
+
+def upgrade():
+    op.create_table("notes", sa.Column("id", sa.Integer, primary_key=True))
+    with op.batch_alter_table("trials") as batch:
+        batch.add_column(sa.Column("note", sa.String))
+"""
+
+
+def test_an_upgrade_keeps_every_trial(url: str, next_revision: Path) -> None:
+    load(url, "0001")
+    with pytest.raises(StoreError, match="autofit db upgrade"):
+        Store.open(url)
+    next_revision.write_text(NEXT)
+    before = (ASSETS / "0001.jsonl").read_text().splitlines()[1:]
+    assert upgrade(url) == "0002"
+    with Store.open(url) as store:
+        assert store.trials() == [Trial.from_json(json.loads(line)) for line in before]
+    assert check(url).sound
+
+
+def test_a_failed_upgrade_changes_nothing(url: str, next_revision: Path) -> None:
+    load(url, "0001")
+    next_revision.write_text(NEXT + '    op.execute("INSERT INTO nowhere VALUES (1)")\n')
+    before = check(url).counts
+    with pytest.raises(StoreError, match="nowhere"):
+        upgrade(url)
+    after = check(url)
+    assert (after.revision, after.counts) == ("0001", before)
+    engine = engine_of(url)
+    assert set(inspect(engine).get_table_names()) == {*TABLES, "alembic_version"}
+    engine.dispose()

@@ -1,0 +1,251 @@
+"""Chunked cross-entropy: torch's value and gradients, without all logits at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from autofit.techniques import chunked_cross_entropy as module
+from autofit.techniques.chunked_cross_entropy import chunk_rows, chunked_cross_entropy
+from autofit.techniques.cross_entropy import KERNELS, full_cross_entropy
+from autofit.techniques.technique import IGNORE_INDEX, Head
+
+TOKENS, HIDDEN, VOCABULARY = 50, 24, 200
+CHUNKS = (1, 7, 16, 50, 256)
+"""Rows per chunk: one, a divisor of nothing, a power of two, all, more than all."""
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the largest tensor that any operation makes; views of what it was given do not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        old = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)}
+        made = [
+            t for t in tree_leaves(out) if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in old
+        ]
+        self.largest = max([self.largest, *(t.numel() for t in made)])
+        return out
+
+
+def inputs(dtype: torch.dtype = torch.float32, *, bias: bool = False) -> tuple[torch.Tensor, Head, torch.Tensor]:
+    """Hidden states, a head and labels of which about a third are ignored; the same at every call."""
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(VOCABULARY, HIDDEN, generator=generator).mul(0.3).to(dtype).requires_grad_()
+    offset = torch.randn(VOCABULARY, generator=generator).to(dtype) if bias else None
+    labels = torch.randint(VOCABULARY, (TOKENS,), generator=generator)
+    labels[torch.rand(TOKENS, generator=generator) < 0.3] = IGNORE_INDEX
+    return hidden, Head(weight=weight, bias=offset), labels
+
+
+def torchs(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
+    """The definition, by torch's own cross-entropy."""
+    logits = torch.nn.functional.linear(hidden, head.weight, head.bias) * head.scale
+    if head.softcap is not None:
+        logits = head.softcap * (logits / head.softcap).tanh()
+    return torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def run(
+    kernel: Callable[..., torch.Tensor], hidden: torch.Tensor, head: Head, labels: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """The loss and the gradients of a sixtieth of it with respect to the hidden states and the head."""
+    loss = kernel(hidden, head, labels)
+    (loss / 60).backward()  # type: ignore[no-untyped-call]
+    return loss.detach(), hidden.grad, head.weight.grad
+
+
+@pytest.mark.parametrize("rows", CHUNKS)
+@pytest.mark.parametrize(("softcap", "scale"), itertools.product([None, 2.0, 30.0], [1.0, 0.25, 3.0]))
+@pytest.mark.parametrize("bias", [False, True])
+def test_value_and_gradients_are_torchs(
+    monkeypatch: pytest.MonkeyPatch, rows: int, softcap: float | None, scale: float, bias: bool
+) -> None:
+    monkeypatch.setattr(module, "chunk_rows", lambda *_: rows)
+    results = []
+    for kernel in (chunked_cross_entropy, torchs):
+        hidden, head, labels = inputs(bias=bias)
+        head.softcap, head.scale = softcap, scale
+        results.append(run(kernel, hidden, head, labels))
+    for found, expected in zip(*results, strict=True):
+        assert found is not None
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_other_kernel_for_all_devices_is_torchs_too() -> None:
+    for softcap, scale, bias in ((None, 1.0, False), (2.0, 0.25, True)):
+        results = []
+        for kernel in (full_cross_entropy, torchs):
+            hidden, head, labels = inputs(bias=bias)
+            head.softcap, head.scale = softcap, scale
+            results.append(run(kernel, hidden, head, labels))
+        torch.testing.assert_close(results[0], results[1])
+    assert KERNELS["full"] is full_cross_entropy
+    assert KERNELS["chunked"] is chunked_cross_entropy
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_sixteen_bit_weights_give_the_gradients_of_sixteen_bit_logits(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr(module, "chunk_rows", lambda *_: 16)
+    results = []
+    for kernel in (chunked_cross_entropy, torchs):
+        hidden, head, labels = inputs(dtype)
+        results.append(run(kernel, hidden, head, labels))
+    (loss, by_hidden, by_weight), (_, hidden_expected, weight_expected) = results
+    assert loss.dtype is torch.float32
+    assert by_hidden is not None and by_weight is not None
+    assert by_hidden.dtype is by_weight.dtype is dtype
+    torch.testing.assert_close(loss, results[1][0], rtol=1e-5, atol=0)
+    # Both round the gradient of the logits to 16 bits, one before the factor 1/60 and one after it, and one adds up
+    # chunks in 16 bits: a few units in the last of bf16's 8 or fp16's 11 bits.
+    error = 3 * torch.finfo(dtype).eps
+    for found, expected in ((by_hidden, hidden_expected), (by_weight, weight_expected)):
+        assert expected is not None
+        assert (found.float() - expected.float()).norm() < error * expected.float().norm()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_wide_weights_get_wide_gradients(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(module, "chunk_rows", lambda *_: 16)
+    results = []
+    for kernel in (chunked_cross_entropy, torchs):
+        hidden, head, labels = inputs()
+        with torch.autocast("cpu", dtype):
+            loss = kernel(hidden, head, labels)
+        (loss / 60).backward()  # type: ignore[no-untyped-call]
+        results.append((loss.detach(), hidden.grad, head.weight.grad))
+    assert results[0][0].dtype is torch.float32
+    torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=0)
+    for found, expected in zip(results[0][1:], results[1][1:], strict=True):
+        assert found is not None and expected is not None
+        assert found.dtype is torch.float32
+        assert (found - expected).norm() < 3 * torch.finfo(dtype).eps * expected.norm()
+
+
+def test_a_frozen_head_gets_no_gradient_and_no_memory_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "chunk_rows", lambda *_: 8)
+    hidden, head, labels = inputs()
+    expected = run(torchs, hidden, head, labels)[1]
+    hidden, head, labels = inputs()
+    head.weight.requires_grad_(False)
+    with Sizes() as sizes:
+        loss, by_hidden, by_weight = run(chunked_cross_entropy, hidden, head, labels)
+    assert by_weight is None
+    torch.testing.assert_close(by_hidden, expected, rtol=1e-5, atol=1e-6)
+    assert loss.isfinite()
+    assert sizes.largest == 8 * VOCABULARY
+
+
+def test_hidden_states_that_need_no_gradient_leave_the_heads_alone() -> None:
+    hidden, head, labels = inputs()
+    expected = run(torchs, hidden, head, labels)[2]
+    hidden, head, labels = inputs()
+    hidden.requires_grad_(False)
+    _, by_hidden, by_weight = run(chunked_cross_entropy, hidden, head, labels)
+    assert by_hidden is None
+    torch.testing.assert_close(by_weight, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_without_gradients_the_value_is_the_same_and_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "chunk_rows", lambda *_: 8)
+    hidden, head, labels = inputs()
+    with torch.no_grad(), Sizes() as sizes:
+        loss = chunked_cross_entropy(hidden, head, labels)
+    assert not loss.requires_grad
+    assert sizes.largest == 8 * VOCABULARY
+    torch.testing.assert_close(loss, torchs(hidden, head, labels).detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_batch_without_any_target_has_no_loss_and_no_gradient() -> None:
+    hidden, head, labels = inputs()
+    loss, by_hidden, by_weight = run(chunked_cross_entropy, hidden, head, torch.full_like(labels, IGNORE_INDEX))
+    assert float(loss) == 0.0
+    assert by_hidden is not None and not by_hidden.any()
+    assert by_weight is not None and not by_weight.any()
+
+
+def test_large_logits_stay_finite() -> None:
+    hidden, head, labels = inputs()
+    loss, by_hidden, by_weight = run(chunked_cross_entropy, (hidden.detach() * 1e4).requires_grad_(), head, labels)
+    assert loss.isfinite()
+    assert by_hidden is not None and by_hidden.isfinite().all()
+    assert by_weight is not None and by_weight.isfinite().all()
+
+
+def test_a_bias_is_trained_as_torch_does_or_refused() -> None:
+    hidden, head, labels = inputs(bias=True)
+    assert head.bias is not None
+    head.bias.requires_grad_()
+    run(torchs, hidden, head, labels)
+    expected, head.bias.grad = head.bias.grad, None
+    try:
+        run(chunked_cross_entropy, hidden, head, labels)
+    except ValueError as refusal:
+        assert "bias" in str(refusal)
+    else:
+        torch.testing.assert_close(head.bias.grad, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bias_that_could_be_trained_is_no_obstacle_where_nothing_is() -> None:
+    hidden, head, labels = inputs(bias=True)
+    assert head.bias is not None
+    head.bias.requires_grad_()
+    with torch.no_grad():
+        torch.testing.assert_close(chunked_cross_entropy(hidden, head, labels), torchs(hidden, head, labels))
+
+
+def test_a_weight_that_is_used_elsewhere_too_gets_both_gradients() -> None:
+    results = []
+    for kernel in (chunked_cross_entropy, torchs):
+        _, head, labels = inputs()
+        tokens = torch.arange(TOKENS)
+        embedded = torch.nn.functional.embedding(tokens, head.weight)
+        (kernel(embedded, head, labels) + head.weight.square().sum()).backward()
+        results.append(head.weight.grad)
+    torch.testing.assert_close(results[0], results[1], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kernel", [chunked_cross_entropy, full_cross_entropy], ids=["chunked", "full"])
+def test_only_the_chunked_kernel_never_holds_all_logits(
+    monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor]
+) -> None:
+    monkeypatch.setattr(module, "MIN_CHUNK", 4)
+    tokens, hidden_size, vocabulary = 256, 16, 512
+    hidden = torch.randn(tokens, hidden_size, requires_grad=True)
+    head = Head(weight=torch.randn(vocabulary, hidden_size, requires_grad=True), softcap=5.0)
+    with Sizes() as sizes:
+        (kernel(hidden, head, torch.randint(vocabulary, (tokens,))) / tokens).backward()  # type: ignore[no-untyped-call]
+    logits, largest_other = tokens * vocabulary, vocabulary * hidden_size
+    if kernel is full_cross_entropy:
+        assert sizes.largest == logits
+    else:
+        assert sizes.largest == largest_other == logits // 16
+
+
+@pytest.mark.parametrize(
+    ("tokens", "hidden_size", "vocabulary", "rows"),
+    [
+        (2048, 4096, 128_256, 256),  # an even share would be 65 rows: too few for fast matrix products
+        (65_536, 4096, 128_256, 4096),  # 2093, up to a power of two
+        (100, 4096, 128_256, 100),  # never more than there are
+        (65_536, 576, 49_152, 1024),
+        (8192, 4096, 1000, 8192),
+    ],
+)
+def test_a_chunk_is_about_as_large_as_all_hidden_states(
+    tokens: int, hidden_size: int, vocabulary: int, rows: int
+) -> None:
+    assert chunk_rows(tokens, hidden_size, vocabulary) == rows

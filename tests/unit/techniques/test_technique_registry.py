@@ -1,0 +1,241 @@
+"""Completing, reading and judging configs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from autofit.catalog.models import Model
+from autofit.errors import UsageError
+from autofit.hardware import Hardware
+from autofit.lattice import Value
+from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, parse, unsupported
+from autofit.workload import Effect
+from tests.tiny import COHERE, CPU_HARDWARE, CUDA_HARDWARE, GEMMA2, LLAMA, PHI, QWEN3_MOE, STACK, job, model
+
+FLASH = replace(STACK, flash_attn="2.8.3")
+LIGER = replace(STACK, liger_kernel="0.6.4")
+BARE = replace(STACK, bitsandbytes=None)
+T4 = replace(CUDA_HARDWARE, name="t4", capability="7.5", bf16=False)
+MI300X = replace(CUDA_HARDWARE, name="mi300x", device_name="AMD Instinct MI300X", capability="gfx942")
+MAC = Hardware(name="m3-max", kind="mps", device_name="Apple M3 Max", memory_bytes=64 * 2**30)
+XPU = Hardware(name="max-1550", kind="xpu", device_name="Intel Max 1550", memory_bytes=64 * 2**30)
+
+
+def test_every_axis_of_the_contract_is_there_once_in_its_order() -> None:
+    assert [axis.name for axis in AXES] == [
+        "method",
+        "rank",
+        "targets",
+        "precision",
+        "micro_batch",
+        "checkpointing",
+        "optimizer",
+        "attention",
+        "loss",
+        "compile",
+        "offload",
+        "sharding",
+    ]
+    assert tuple(technique.axis for technique in TECHNIQUES) == AXES
+
+
+def test_a_config_of_nothing_is_the_plain_recipe() -> None:
+    assert complete({}).to_json() == {
+        "method": "full",
+        "precision": "bf16-mixed",
+        "micro_batch": 1,
+        "checkpointing": "none",
+        "optimizer": "adamw",
+        "attention": "sdpa",
+        "loss": "full",
+        "compile": False,
+        "offload": "none",
+        "sharding": "none",
+    }
+
+
+def test_a_method_with_adapters_gets_rank_and_targets() -> None:
+    config = complete({"method": "lora"})
+    assert config["rank"] == 8
+    assert config["targets"] == "all-linear"
+
+
+def test_defaults_of_a_space_come_before_the_recipe_and_after_what_is_given() -> None:
+    defaults: dict[str, Value] = {"rank": 32, "micro_batch": 4, "loss": "chunked"}
+    config = complete({"method": "qlora", "micro_batch": 2}, defaults)
+    assert (config["rank"], config["micro_batch"], config["loss"]) == (32, 2, "chunked")
+    assert complete({}, defaults).get("rank") is None
+    assert complete({"rank": 16}, {"method": "lora"})["rank"] == 16
+
+
+@pytest.mark.parametrize("name", ["rank", "targets"])
+def test_an_adapter_axis_of_a_method_without_adapters_is_refused(name: str) -> None:
+    values = {"rank": 8, "targets": "attention"}
+    with pytest.raises(UsageError, match=f"{name} does not apply to method full: leave it out"):
+        complete({"method": "full", name: values[name]})
+
+
+def test_an_unknown_axis_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"unknown axis 'micro-batch': did you mean micro_batch\?"):
+        complete({"micro-batch": 4})
+
+
+def test_a_wrong_value_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UsageError, match=r"unknown value of checkpointing 'every-3': did you mean every-[24]"):
+        complete({"checkpointing": "every-3"})
+
+
+def test_text_spells_values_with_spaces_empty_parts_and_any_case() -> None:
+    assert parse(" method = LoRA, rank=16,,compile=True, micro_batch=4, ") == {
+        "method": "lora",
+        "rank": 16,
+        "compile": True,
+        "micro_batch": 4,
+    }
+    assert parse("") == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method", "config 'method' is not understood: write axis=value, such as micro_batch=4"),
+        ("methods=full", "unknown axis 'methods': did you mean method"),
+        ("method=ful", "unknown value of method 'ful': did you mean full"),
+        ("rank=8,rank=16", "config names rank twice"),
+        ("rank=", "unknown value of rank ''"),
+        ("=8", "unknown axis ''"),
+        ("compile=yes", "unknown value of compile 'yes': valid: false, true"),
+    ],
+)
+def test_text_that_is_wrong_is_refused_by_the_part_that_is(text: str, message: str) -> None:
+    with pytest.raises(UsageError) as refusal:
+        parse(text)
+    assert message in str(refusal.value)
+
+
+def test_changes_name_what_is_not_the_plain_recipe() -> None:
+    assert changes(complete({"checkpointing": "full", "micro_batch": 8, "loss": "chunked", "compile": True})) == ()
+    config = complete({"method": "lora", "optimizer": "adamw-8bit", "precision": "bf16", "targets": "attention"})
+    assert changes(config) == (
+        "method=lora instead of full changes the training itself",
+        "targets=attention instead of all-linear changes the training itself",
+        "precision=bf16 instead of bf16-mixed changes numerical precision",
+        "optimizer=adamw-8bit instead of adamw changes numerical precision",
+    )
+
+
+def test_the_plain_recipe_changes_nothing() -> None:
+    for axis in AXES:
+        if axis.values and axis.recipe is not None:
+            assert axis.effect(axis.recipe) is Effect.EXACT
+
+
+def test_a_family_shares_all_that_is_not_exact() -> None:
+    base = complete({"method": "lora", "rank": 16})
+    exact = base.replace(micro_batch=8, checkpointing="full", attention="eager", loss="chunked", compile=True)
+    assert family(exact) == family(base)
+    others = [
+        base.replace(rank=32),
+        base.replace(method="qlora"),
+        base.replace(targets="attention"),
+        base.replace(precision="bf16"),
+        base.replace(optimizer="adamw-8bit"),
+    ]
+    assert len({family(config) for config in [base, *others]}) == 6
+
+
+@pytest.mark.parametrize(
+    ("values", "job", "reason"),
+    [
+        ({"micro_batch": 3}, job(), "micro_batch 3 does not divide the 4 sequences"),
+        ({"micro_batch": 8}, job(), "micro_batch 8 does not divide the 4 sequences"),
+        ({"checkpointing": "offload"}, job(), "checkpointing=offload moves activations to host memory"),
+        ({"attention": "flash"}, job(), "attention=flash needs a CUDA device"),
+        ({"attention": "flash"}, job(hardware=CUDA_HARDWARE), "needs the flash-attn package"),
+        ({"attention": "flash", "precision": "fp32"}, job(hardware=CUDA_HARDWARE, stack=FLASH), "16 bits only"),
+        ({"attention": "flash"}, job(hardware=T4, stack=FLASH), "needs compute capability 8.0, t4 has 7.5"),
+        ({"loss": "fused"}, job(stack=LIGER), "needs an accelerator that Triton compiles for"),
+        ({"loss": "fused"}, job(hardware=CUDA_HARDWARE), "needs the liger-kernel package"),
+        ({"optimizer": "paged-adamw-8bit"}, job(), "pages states between a CUDA device and its host"),
+        ({"optimizer": "adamw-8bit"}, job(stack=BARE), "adamw-8bit needs bitsandbytes"),
+        ({"optimizer": "lion-8bit"}, job(stack=BARE), "lion-8bit needs bitsandbytes"),
+        ({"optimizer": "lion"}, job(stack=BARE), "lion needs bitsandbytes"),
+        ({"method": "qlora"}, job(stack=BARE), "qlora needs bitsandbytes"),
+        ({"method": "qlora"}, job(hardware=MAC), "no 4-bit kernels for mps"),
+        ({"method": "qlora"}, job(QWEN3_MOE), "qlora cannot quantise the experts of tiny-qwen3_moe"),
+        ({"offload": "optimizer"}, job(), "offload=optimizer is not built yet"),
+        ({"sharding": "zero3"}, job(), "sharding=zero3 is not built yet"),
+        ({}, job(devices=2), "training on several devices is not built yet"),
+    ],
+)
+def test_a_combination_that_cannot_work_is_refused_with_the_reason(
+    values: dict[str, Value], job: Job, reason: str
+) -> None:
+    refused = unsupported(complete(values), job)
+    assert refused is not None
+    assert reason in refused
+    assert "\n" not in refused
+
+
+@pytest.mark.parametrize(
+    ("values", "job"),
+    [
+        ({"micro_batch": 4}, job()),
+        ({"method": "qlora"}, job()),
+        ({"method": "qlora"}, job(hardware=XPU)),
+        ({"method": "lora"}, job(QWEN3_MOE)),
+        ({"optimizer": "lion-8bit"}, job()),
+        ({"attention": "flash"}, job(hardware=CUDA_HARDWARE, stack=FLASH)),
+        ({"loss": "fused"}, job(hardware=CUDA_HARDWARE, stack=LIGER)),
+        ({"checkpointing": "offload", "optimizer": "paged-adamw-8bit"}, job(hardware=CUDA_HARDWARE)),
+        ({"attention": "eager"}, job(GEMMA2)),
+        ({"method": "full", "loss": "full"}, job(PHI)),
+        ({"method": "lora", "loss": "chunked"}, job(PHI)),
+        ({"loss": "chunked"}, job(COHERE)),
+    ],
+)
+def test_a_combination_that_works_is_not_refused(values: dict[str, Value], job: Job) -> None:
+    assert unsupported(complete(values), job) is None
+
+
+@pytest.mark.parametrize("values", [{"method": method} for method in ("full", "lora", "qlora")])
+def test_a_kernel_that_cannot_softcap_scores_is_refused_for_a_model_that_does(values: dict[str, Value]) -> None:
+    # transformers raises when such a model is built with sdpa
+    assert unsupported(complete({**values, "attention": "sdpa"}), job(GEMMA2)) is not None
+
+
+@pytest.mark.parametrize("name", ["gemma-2-2b", "gemma-2-9b"])
+def test_models_of_the_catalog_with_softcapped_scores_are_known(name: str) -> None:
+    from autofit.catalog.models import load
+
+    assert unsupported(complete({"attention": "sdpa"}), job(load(name), hardware=CUDA_HARDWARE)) is not None
+    assert unsupported(complete({"attention": "eager"}), job(load(name), hardware=CUDA_HARDWARE)) is None
+
+
+def test_a_compute_capability_that_is_a_name_is_judged_without_failing() -> None:
+    # flash-attn supports AMD's CDNA accelerators
+    assert unsupported(complete({"attention": "flash"}), job(hardware=MI300X, stack=FLASH)) is None
+
+
+@pytest.mark.parametrize(
+    "mixture",
+    [
+        model("deepseek_v3", n_routed_experts=4, num_experts_per_tok=2, first_k_dense_replace=1),
+        model("ernie4_5_moe", moe_num_experts=4, moe_k=2),
+        model("mixtral", num_local_experts=4, num_experts_per_tok=2),
+    ],
+    ids=lambda mixture: mixture.config["model_type"],
+)
+def test_experts_are_recognised_under_every_name_they_have(mixture: Model) -> None:
+    refused = unsupported(complete({"method": "qlora"}), job(mixture))
+    assert refused is not None
+    assert "experts" in refused
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_experts": 0}, {"num_local_experts": None}])
+def test_a_dense_model_is_no_mixture(fields: dict[str, Any]) -> None:
+    dense = Model(name="dense", config={**LLAMA.config, **fields}, source="a test", parameters=None)
+    assert unsupported(complete({"method": "qlora"}), job(dense, hardware=CPU_HARDWARE)) is None

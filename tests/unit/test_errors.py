@@ -1,0 +1,87 @@
+"""Errors: the exit codes that scripts rely on, and the nearest names that people need."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.errors import (
+    AutofitError,
+    EnvironmentLacks,
+    Interrupted,
+    NothingFits,
+    StoreError,
+    UsageError,
+    unknown,
+)
+from autofit.lattice import Axis
+from autofit.techniques import AXES
+
+NAMED_AXES = [axis for axis in AXES if not axis.numeric]
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"),
+    [
+        (UsageError("wrong"), 2),
+        (NothingFits("too big"), 3),
+        (EnvironmentLacks("no compiler", remedy="apt install g++"), 4),
+        (StoreError("the store is locked", remedy="close the other program"), 4),
+        (Interrupted("stopped"), 130),
+    ],
+)
+def test_each_kind_of_error_has_its_exit_code(error: AutofitError, exit_code: int) -> None:
+    assert isinstance(error, AutofitError)
+    assert error.exit_code == exit_code
+
+
+def test_what_the_environment_lacks_is_said_with_its_remedy() -> None:
+    error = EnvironmentLacks("bitsandbytes is not installed", remedy="pip install bitsandbytes")
+    assert str(error) == "bitsandbytes is not installed (pip install bitsandbytes)"
+    assert error.remedy == "pip install bitsandbytes"
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_first() -> None:
+    error = unknown("optimizer", "adam-8bit", ["sgd", "adamw", "adamw-8bit", "lion-8bit"])
+    assert isinstance(error, UsageError)
+    assert str(error).startswith("unknown optimizer 'adam-8bit': did you mean adamw-8bit")
+    assert "sgd" not in str(error)
+
+
+def test_a_few_names_are_all_listed_where_none_is_near() -> None:
+    assert str(unknown("format", "zzz", ["json", "trl"])) == "unknown format 'zzz': valid: json, trl"
+
+
+def test_of_many_names_the_first_are_listed_where_none_is_near() -> None:
+    names = [f"name-{number:02d}" for number in range(20)]
+    message = str(unknown("model", "???", names))
+    assert message.endswith("name-11, ...")
+    assert "name-12" not in message
+
+
+def test_no_names_at_all_are_said_to_be_none() -> None:
+    assert str(unknown("search", 7, [])) == "unknown search 7: there are none"
+
+
+def test_truth_values_are_spelled_as_in_json() -> None:
+    assert str(unknown("value of compile", "yes", [False, True])).endswith("valid: false, true")
+
+
+@given(st.data(), st.sampled_from(NAMED_AXES))
+def test_a_name_with_one_letter_missing_is_recognised(data: st.DataObject, axis: Axis) -> None:
+    names = [str(value) for value in axis.values if len(str(value)) >= 4]
+    name = data.draw(st.sampled_from(names or ["none"]))
+    gone = data.draw(st.integers(0, len(name) - 1))
+    message = str(unknown("value", name[:gone] + name[gone + 1 :], [*names, "unlike-anything"]))
+    assert "did you mean" in message
+    assert name in message or len(names) > 3
+
+
+@given(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), st.lists(st.integers())),
+    st.lists(st.text(max_size=8), max_size=15),
+)
+def test_anything_at_all_can_be_unknown(given_name: object, names: list[str]) -> None:
+    message = str(unknown("thing", given_name, names))
+    assert message.startswith(f"unknown thing {given_name!r}: ")

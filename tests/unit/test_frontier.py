@@ -1,0 +1,223 @@
+"""The frontier against its definition, and the recommendation that is read off it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autofit.frontier import Frontier, Point, Recommendation, alternatives, choose, dominates, pareto
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.outcome import Measurement, StepSeconds
+from autofit.techniques import changes, complete
+from autofit.workload import METHODS, Workload
+
+HARDWARE = Hardware(name="cpu", kind="cpu", device_name="c", memory_bytes=2**34)
+STACK = Stack(python="3.11", torch="2.13", transformers="5.23")
+WORKLOAD = Workload(model="m", model_digest="0" * 16)
+
+
+def point(number: int, memory: int, speed: float, method: str = "full") -> Point:
+    """The measured config that has `number` as its micro-batch and trial id."""
+    measurement = Measurement(
+        tokens_per_second=speed,
+        step_seconds=StepSeconds(median=1.0, p95=1.0, relative_spread=0.0),
+        mfu=None,
+        peak_allocated_bytes=memory,
+        peak_reserved_bytes=memory,
+        device_bytes=memory,
+        host_peak_bytes=memory,
+        host_baseline_bytes=0,
+        phase_peaks={},
+        losses=(6.2,),
+        reference_loss=None,
+        steps=3,
+        setup_seconds=1.0,
+        overhead_seconds=0.1,
+    )
+    config: Config = complete({"method": method, "micro_batch": number})
+    return Point(config=config, measurement=measurement, trial_id=number)
+
+
+def memory(point: Point) -> int:
+    return point.measurement.device_bytes
+
+
+def speed(point: Point) -> float:
+    return point.measurement.tokens_per_second
+
+
+# Few distinct numbers, so that ties are frequent.
+SMALL = st.integers(1, 6)
+POINTS = st.lists(st.tuples(SMALL, SMALL, st.sampled_from(METHODS)), max_size=25).map(
+    lambda drawn: [point(number + 1, m, float(s), method) for number, (m, s, method) in enumerate(drawn)]
+)
+
+
+def quadratic(points: list[Point]) -> list[Point]:
+    """The frontier by comparing every pair; of points with the same memory and speed, the first."""
+    kept = []
+    for index, candidate in enumerate(points):
+        beaten = any(
+            memory(other) <= memory(candidate)
+            and speed(other) >= speed(candidate)
+            and (memory(other), speed(other)) != (memory(candidate), speed(candidate))
+            for other in points
+        )
+        repeated = any((memory(p), speed(p)) == (memory(candidate), speed(candidate)) for p in points[:index])
+        if not beaten and not repeated:
+            kept.append(candidate)
+    return sorted(kept, key=memory)
+
+
+@given(POINTS)
+def test_the_frontier_is_what_comparing_every_pair_leaves(points: list[Point]) -> None:
+    assert list(pareto(points)) == quadratic(points)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**40), st.floats(0.001, 1e6)), max_size=40))
+def test_the_frontier_of_points_that_hardly_tie(drawn: list[tuple[int, float]]) -> None:
+    points = [point(number + 1, m, s) for number, (m, s) in enumerate(drawn)]
+    assert list(pareto(points)) == quadratic(points)
+
+
+@given(POINTS)
+def test_memory_and_speed_rise_together_along_the_frontier(points: list[Point]) -> None:
+    for lighter, heavier in itertools.pairwise(pareto(points)):
+        assert memory(lighter) < memory(heavier)
+        assert speed(lighter) < speed(heavier)
+
+
+@given(POINTS)
+def test_the_frontier_of_a_frontier_is_itself(points: list[Point]) -> None:
+    assert pareto(pareto(points)) == pareto(points)
+
+
+@given(POINTS)
+def test_every_point_is_on_the_frontier_or_no_better_than_one_that_is(points: list[Point]) -> None:
+    front = pareto(points)
+    for p in points:
+        assert any(memory(f) <= memory(p) and speed(f) >= speed(p) for f in front)
+        assert not any(dominates(p, f) for f in front)
+
+
+@given(st.lists(st.tuples(SMALL, SMALL), min_size=3, max_size=3))
+def test_domination_is_a_strict_order(drawn: list[tuple[int, int]]) -> None:
+    a, b, c = (point(1, m, float(s)) for m, s in drawn)
+    assert not dominates(a, a)
+    assert not (dominates(a, b) and dominates(b, a))
+    assert dominates(a, c) or not (dominates(a, b) and dominates(b, c))
+
+
+@given(POINTS)
+def test_every_method_has_a_frontier_of_its_own(points: list[Point]) -> None:
+    frontier = Frontier.of(points, hardware=HARDWARE, workload=WORKLOAD, stack=STACK, trials=30, out_of_memory=5)
+    assert [memory(p) for p in frontier.points] == sorted(memory(p) for p in frontier.points)
+    for method in METHODS:
+        own = [p for p in points if p.method == method]
+        assert [p for p in frontier.points if p.method == method] == quadratic(own)
+    document = json.loads(json.dumps(frontier.to_json(), allow_nan=False))
+    assert list(document) == ["hardware", "workload", "stack", "points", "trials", "out_of_memory"]
+    assert [p["trial_id"] for p in document["points"]] == [p.trial_id for p in frontier.points]
+    assert all(list(p) == ["config", "measurement", "trial_id"] for p in document["points"])
+
+
+@given(POINTS, SMALL, st.permutations(METHODS))
+def test_the_choice_is_the_fastest_that_fits_of_the_first_method_that_has_one(
+    points: list[Point], limit: int, methods: list[str]
+) -> None:
+    chosen = choose(points, memory_limit_bytes=limit, methods=methods)
+    fitting = [p for p in points if memory(p) <= limit]
+    if chosen is None:
+        assert not fitting
+        return
+    before = methods[: methods.index(chosen.method)]
+    assert not any(p.method in before for p in fitting)
+    rivals = [p for p in fitting if p.method == chosen.method]
+    assert chosen in rivals
+    assert speed(chosen) == max(speed(p) for p in rivals)
+    assert memory(chosen) == min(memory(p) for p in rivals if speed(p) == speed(chosen))
+
+
+def test_a_method_that_was_not_asked_for_is_not_chosen() -> None:
+    points = [point(1, 5, 10.0, "lora"), point(2, 4, 99.0, "qlora")]
+    assert choose(points, memory_limit_bytes=9, methods=["full"]) is None
+    assert choose(points, memory_limit_bytes=9, methods=["full", "lora", "qlora"]) == points[0]
+    assert choose(points, memory_limit_bytes=4, methods=["full", "lora", "qlora"]) == points[1]
+
+
+def test_a_config_exactly_at_the_limit_fits() -> None:
+    assert choose([point(1, 5, 1.0)], memory_limit_bytes=5, methods=METHODS) is not None
+    assert choose([point(1, 6, 1.0)], memory_limit_bytes=5, methods=METHODS) is None
+
+
+def test_alternatives_are_the_next_faster_the_next_lighter_and_the_best_of_other_methods() -> None:
+    chosen = point(4, 10, 100.0)
+    points = [
+        point(1, 3, 50.0),
+        point(2, 8, 90.0),
+        point(3, 9, 80.0),  # lighter, and beaten by the one before
+        chosen,
+        point(5, 11, 95.0),  # does not fit, and is slower
+        point(6, 14, 130.0),
+        point(7, 20, 150.0),
+        point(8, 6, 120.0, "lora"),
+        point(9, 30, 400.0, "lora"),
+        point(10, 30, 500.0, "qlora"),
+    ]
+    found = alternatives(chosen, points, memory_limit_bytes=10)
+    assert [(a.role, a.point.trial_id, a.over_limit_bytes, a.speedup) for a in found] == [
+        ("faster, does not fit", 6, 4, 1.3),
+        ("lighter", 2, -2, 0.9),
+        ("other method", 8, -4, 1.2),
+    ]
+
+
+@given(POINTS, SMALL)
+def test_alternatives_are_what_their_roles_say(points: list[Point], limit: int) -> None:
+    chosen = choose(points, memory_limit_bytes=limit, methods=METHODS)
+    if chosen is None:
+        return
+    found = {(a.role, a.point.method): a for a in alternatives(chosen, points, memory_limit_bytes=limit)}
+    own = [p for p in points if p.method == chosen.method]
+    faster = [p for p in own if memory(p) > limit and speed(p) > speed(chosen)]
+    lighter = [p for p in own if memory(p) < memory(chosen)]
+    assert (("faster, does not fit", chosen.method) in found) == bool(faster)
+    assert (("lighter", chosen.method) in found) == bool(lighter)
+    if faster:
+        shown = found["faster, does not fit", chosen.method]
+        assert memory(shown.point) == min(memory(p) for p in faster)
+        assert shown.over_limit_bytes == memory(shown.point) - limit > 0
+    if lighter:
+        assert speed(found["lighter", chosen.method].point) == max(speed(p) for p in lighter)
+    for method in METHODS:
+        fitting = [p for p in points if p.method == method and memory(p) <= limit]
+        shown = found.get(("other method", method))
+        assert (shown is not None) == (bool(fitting) and method != chosen.method)
+        if shown is not None:
+            assert speed(shown.point) == max(speed(p) for p in fitting)
+    assert all(a.speedup == speed(a.point) / speed(chosen) for a in found.values())
+
+
+def test_a_recommendation_is_one_json_document() -> None:
+    points = [point(1, 4, 50.0), point(2, 9, 80.0), point(4, 12, 90.0), point(1, 2, 70.0, "qlora")]
+    chosen = choose(points, memory_limit_bytes=10, methods=METHODS)
+    assert chosen is not None
+    recommendation = Recommendation(
+        point=chosen,
+        memory_limit_bytes=10,
+        headroom_bytes=10 - memory(chosen),
+        changes_training=changes(chosen.config),
+        alternatives=alternatives(chosen, points, memory_limit_bytes=10),
+        hardware=HARDWARE,
+        workload=WORKLOAD,
+        stack=STACK,
+    )
+    document = json.loads(json.dumps(recommendation.to_json(), allow_nan=False))
+    assert document["config"] == chosen.config.to_json()
+    assert document["provenance"] == "measured"
+    assert document["headroom_bytes"] == 1
+    assert [a["role"] for a in document["alternatives"]] == ["faster, does not fit", "lighter", "other method"]

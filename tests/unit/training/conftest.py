@@ -1,0 +1,7 @@
+"""Fixtures of all tests that train tiny models."""
+
+from __future__ import annotations
+
+from tests.tiny import forgetful_bitsandbytes, one_thread
+
+__all__ = ["forgetful_bitsandbytes", "one_thread"]

@@ -1,0 +1,52 @@
+"""Arithmetic of a step, against counts by hand and by torch's own counter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from torch.utils.flop_counter import FlopCounterMode
+
+from autofit.catalog.models import Model, load, shape
+from autofit.training.flops import flops_per_token, mfu
+from tests.tiny import CUDA_HARDWARE, GEMMA2, LLAMA, LLAMA_TIED, built, config, job, rows
+
+
+@pytest.mark.parametrize("model", [LLAMA, LLAMA_TIED, GEMMA2], ids=["untied", "tied", "gemma2"])
+def test_a_full_step_costs_what_torch_counts(model: Model) -> None:
+    seq_len = 32
+    step = built(config(precision="fp32", micro_batch=2, attention="eager"), model, seq_len=seq_len)
+    with FlopCounterMode(display=False) as counter:
+        step.run(rows(2, seq_len=seq_len))
+    counted = counter.get_total_flops() / (2 * seq_len)
+    shaped = shape(model)
+    # Eager attention computes the masked half too, which the formula leaves out; the angles of rotary positions are
+    # one more small product.
+    masked = 12.0 * shaped.layers * shaped.attention_width * seq_len / 2
+    assert counted == pytest.approx(flops_per_token(shaped, seq_len=seq_len, full=True) + masked, rel=0.01)
+
+
+def test_llama_8b_costs_six_flops_per_weight_and_attention() -> None:
+    shaped = shape(load("llama-3.1-8b"))
+    matmul = 8_030_261_248 - 128_256 * 4096 - (2 * 32 + 1) * 4096
+    assert shaped.active_matmul_parameters == matmul
+    attention = 12 * 32 * 4096 * 2048 / 2
+    assert flops_per_token(shaped, seq_len=2048, full=True) == 6 * matmul + attention
+    assert flops_per_token(shaped, seq_len=2048, full=False) == 4 * matmul + attention
+
+
+def test_utilisation_is_the_share_of_the_peak_and_unknown_without_one() -> None:
+    asked = job(LLAMA, hardware=CUDA_HARDWARE)
+    needed = flops_per_token(shape(LLAMA), seq_len=16, full=True)
+    assert mfu(asked, config(), 989e12 / needed) == pytest.approx(1.0)
+    assert mfu(asked, config(), 0.4 * 989e12 / needed) == pytest.approx(0.4)
+    two = replace(asked, workload=replace(asked.workload, devices=2))
+    assert mfu(two, config(), 989e12 / needed) == pytest.approx(0.5)
+    assert mfu(job(LLAMA), config(), 1000.0) is None
+
+
+def test_adapters_save_the_gradients_of_frozen_weights() -> None:
+    asked = job(LLAMA, hardware=CUDA_HARDWARE)
+    full, lora = mfu(asked, config(), 1e6), mfu(asked, config(method="lora"), 1e6)
+    assert full is not None and lora is not None
+    assert 4 / 6 < lora / full < 1

@@ -1,0 +1,227 @@
+"""One optimizer step: one gradient however the batch is cut, phases in order, a reference that disturbs nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from autofit.catalog.models import Model
+from autofit.outcome import PHASES
+from autofit.techniques import unsupported
+from autofit.techniques.technique import IGNORE_INDEX
+from autofit.training.step import TrainingStep
+from tests.tiny import (
+    COHERE,
+    FAMILIES,
+    LLAMA,
+    PHI,
+    QWEN3_MOE,
+    VOCABULARY,
+    accumulate,
+    attention_of,
+    built,
+    config,
+    gradients,
+    job,
+    relative_error,
+    rows,
+    stir_adapters,
+)
+
+
+def uneven(step: TrainingStep, tokens: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Micro-batches whose rows have 15, 2, 9 and no targets."""
+    given = []
+    lengths = iter((15, 2, 9, 0))
+    for inputs, labels in step.split(tokens):
+        for row in labels:
+            row[next(lengths) :] = IGNORE_INDEX
+        given.append((inputs, labels))
+    return given
+
+
+@pytest.mark.parametrize("loss", ["full", "chunked"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_neither_accumulation_nor_uneven_padding_changes_the_gradient(method: str, loss: str) -> None:
+    found = []
+    for micro_batch in (4, 2, 1):
+        step = built(config(method=method, loss=loss, precision="fp32", micro_batch=micro_batch))
+        stir_adapters(step)
+        micro_batches = uneven(step, rows())
+        assert len(micro_batches) == 4 // micro_batch
+        targets = sum(int((labels != IGNORE_INDEX).sum()) for _, labels in micro_batches)
+        assert targets == 26
+        losses = [step.micro_step(inputs, labels, targets, last=False) for inputs, labels in micro_batches]
+        found.append((float(sum(losses)), gradients(step)))
+    for total, gradient in found[1:]:
+        assert total == pytest.approx(found[0][0], rel=1e-6)
+        assert relative_error(gradient, found[0][1]) < 1e-6
+
+
+def test_the_gradient_is_that_of_the_mean_over_all_targets() -> None:
+    step = built(config(precision="fp32", micro_batch=2))
+    for inputs, labels in uneven(step, rows()):
+        step.micro_step(inputs, labels, 26, last=False)
+    accumulated = gradients(step)
+    whole = built(config(precision="fp32", micro_batch=4))
+    ((inputs, labels),) = uneven(whole, rows())
+    logits = whole.module.model(input_ids=inputs).logits  # type: ignore[operator]
+    torch.nn.functional.cross_entropy(logits.reshape(-1, VOCABULARY), labels.reshape(-1)).backward()  # type: ignore[no-untyped-call]
+    assert relative_error(accumulated, gradients(whole)) < 1e-6
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 4])
+def test_a_run_returns_the_mean_loss_before_its_update(micro_batch: int) -> None:
+    step = built(config(precision="fp32", micro_batch=micro_batch))
+    expected = step.reference_loss(rows())
+    losses = [float(step.run(rows())) for _ in range(2)]
+    assert losses[0] == pytest.approx(expected, rel=1e-6)
+    assert losses[1] < losses[0]
+
+
+def test_a_share_of_the_loss_is_detached() -> None:
+    step = built(config(micro_batch=4))
+    inputs, labels = next(step.split(rows()))
+    share = step.micro_step(inputs, labels, 60, last=True)
+    assert not share.requires_grad
+    assert share.dtype is torch.float32 and share.shape == ()
+
+
+def test_split_shifts_labels_and_leaves_the_last_position_without_a_target() -> None:
+    step = built(config(micro_batch=2))
+    tokens = rows()
+    parts = list(step.split(tokens))
+    assert [inputs.shape for inputs, _ in parts] == [(2, 16), (2, 16)]
+    assert torch.equal(torch.cat([inputs for inputs, _ in parts]), tokens)
+    labels = torch.cat([labels for _, labels in parts])
+    assert torch.equal(labels[:, :-1], tokens[:, 1:])
+    assert (labels[:, -1] == IGNORE_INDEX).all()
+
+
+def test_each_phase_is_observed_as_it_runs() -> None:
+    seen: list[str] = []
+
+    @contextmanager
+    def observe(phase: str) -> Iterator[None]:
+        seen.append(phase)
+        yield
+        seen.append(f"{phase} ends")
+
+    def ended(*phases: str) -> list[str]:
+        return [mark for phase in phases for mark in (phase, f"{phase} ends")]
+
+    step = built(config(micro_batch=2))
+    step.run(rows(), observe)
+    assert seen == ended("forward", "backward", "forward", "backward", "optimizer")
+    assert set(PHASES) <= set(seen)
+    seen.clear()
+    inputs, labels = next(step.split(rows()))
+    step.micro_step(inputs, labels, 30, last=True, observe=observe)
+    assert seen == ended("forward", "backward")
+    step.update(observe)
+    assert seen[4:] == ended("optimizer")
+
+
+def test_an_interrupted_phase_is_seen_by_its_observer() -> None:
+    failures: list[str] = []
+
+    @contextmanager
+    def observe(phase: str) -> Iterator[None]:
+        try:
+            yield
+        except IndexError:
+            failures.append(phase)
+            raise
+
+    step = built(config(micro_batch=4))
+    with pytest.raises(IndexError):
+        step.run(torch.full((4, 16), VOCABULARY + 5), observe)
+    assert failures == ["forward"]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("loss", ["full", "chunked"])
+@pytest.mark.parametrize("checkpointing", ["none", "full"])
+def test_the_reference_is_the_loss_of_the_plain_forward(family: str, loss: str, checkpointing: str) -> None:
+    tiny = FAMILIES[family]
+    values = {"precision": "fp32", "micro_batch": 4, "attention": attention_of(tiny)}
+    plain = float(built(config(**values), tiny).run(rows()))
+    step = built(config(**values, loss=loss, checkpointing=checkpointing), tiny)
+    assert step.reference_loss(rows()) == pytest.approx(plain, rel=1e-6)
+
+
+def test_the_reference_leaves_dropout_out_and_puts_training_back() -> None:
+    values = {"method": "lora", "precision": "fp32", "micro_batch": 4}
+    without, with_dropout = built(config(**values)), built(config(**values), lora_dropout=0.5)
+    for step in (without, with_dropout):
+        stir_adapters(step)
+    expected = without.reference_loss(rows())
+    assert with_dropout.reference_loss(rows()) == pytest.approx(expected, rel=1e-6)
+    assert with_dropout.module.training
+    assert float(with_dropout.run(rows())) != pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp16-mixed", "fp32"])
+def test_the_reference_disturbs_nothing(method: str, precision: str) -> None:
+    found = []
+    for refer in (False, True):
+        step = built(config(method=method, precision=precision, micro_batch=2))
+        stir_adapters(step)
+        if refer:
+            step.reference_loss(rows(1))
+            assert not gradients(step)
+        torch.manual_seed(4)
+        accumulate(step, rows())
+        found.append(gradients(step))
+    assert relative_error(found[1], found[0]) == 0.0
+
+
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("tiny", [PHI, COHERE, QWEN3_MOE], ids=lambda tiny: tiny.name)
+def test_the_reference_can_be_taken_of_every_model_that_trains(tiny: Model, method: str) -> None:
+    asked = config(method=method, precision="fp32", micro_batch=4)
+    if unsupported(asked, job(tiny)) is not None:
+        pytest.skip("refused before anything runs")
+    step = built(asked, tiny)
+    reference = step.reference_loss(rows())
+    assert float(step.run(rows())) == pytest.approx(reference, rel=1e-6)
+
+
+def test_the_reference_reports_a_loss_that_is_not_finite() -> None:
+    step = built(config(precision="fp32", micro_batch=4))
+    with torch.no_grad():
+        step.module.head().weight[7, 7] = float("nan")
+    assert math.isnan(step.reference_loss(rows()))
+    assert math.isnan(float(step.run(rows())))
+
+
+def test_only_mixed_precision_needs_autocast() -> None:
+    for precision, dtype in (
+        ("bf16", None),
+        ("fp32", None),
+        ("bf16-mixed", torch.bfloat16),
+        ("fp16-mixed", torch.half),
+    ):
+        with built(config(precision=precision)).precision():
+            assert torch.is_autocast_enabled("cpu") is (dtype is not None)
+            assert dtype is None or torch.get_autocast_dtype("cpu") is dtype
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_step_knows_what_it_was_built_for() -> None:
+    step = built(config(micro_batch=2))
+    assert (step.micro_batch, step.vocabulary, step.device.type) == (2, VOCABULARY, "cpu")
+    assert step.engine.ranks == 1
+    assert step.engine.root is step.module
+    assert step.module.training
+
+
+def test_normalisation_counts_the_targets_of_all_ranks() -> None:
+    step, alone = (built(config(precision="fp32", micro_batch=4), LLAMA) for _ in range(2))
+    step.engine.ranks = 2
+    assert float(step.run(rows())) == pytest.approx(float(alone.run(rows())) / 2, rel=1e-6)

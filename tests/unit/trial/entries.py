@@ -1,0 +1,104 @@
+"""What a trial's child may do to its parent: entry functions for `TrialRunner(entry="entries:NAME")`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.trial import child
+
+
+def _phase(descriptor: int, name: str) -> None:
+    os.write(descriptor, (json.dumps({"phase": name}) + "\n").encode())
+
+
+def killed(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Dies as the kernel's out-of-memory killer ends a process."""
+    _phase(descriptor, "backward")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Never ends, and does not listen to SIGTERM."""
+    _phase(descriptor, "forward")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+
+
+def stubborn_grandchild(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Leaves a process behind that ignores SIGTERM, sits in a session of its own and holds the pipe open."""
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, pass_fds=(descriptor,))
+    print(f"grandchild {process.pid}", flush=True)
+    with open(os.environ["AUTOFIT_TEST_PID_FILE"], "w") as file:
+        file.write(str(process.pid))
+    os._exit(3)
+
+
+def segfault(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Reads address 0."""
+    print("about to fall", file=sys.stderr, flush=True)
+    ctypes.string_at(0)
+
+
+def garbage(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Prints what looks like answers, writes broken events, then really runs."""
+    print('{"outcome": {"outcome": "fits"}, "seconds": 0}' * 1000, flush=True)
+    os.write(descriptor, b'\xff\xfe not json\n{"result": {"outcome": "no such"}}\n[1, 2]\n')
+    child.run(data, descriptor, asked_at)
+
+
+def nan_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Trains to a loss that is not a number."""
+    from autofit.training.step import TrainingStep
+
+    original = TrainingStep.micro_step
+
+    def poisoned(self: TrainingStep, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) * float("nan")
+
+    TrainingStep.micro_step = poisoned  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)
+
+
+def wrong_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Trains with a loss kernel that is wrong by a tenth."""
+    from autofit.training.loss_module import LossModule
+
+    original = LossModule.forward
+
+    def wrong(self: LossModule, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) * 1.1
+
+    LossModule.forward = wrong  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)
+
+
+def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Keeps 16 MiB more at every step."""
+    import torch
+
+    from autofit.training.step import TrainingStep
+
+    kept = []
+    original = TrainingStep.update
+
+    def update(self: TrainingStep, *args: Any, **kwargs: Any) -> None:
+        kept.append(torch.ones(4 * 1024**2))
+        original(self, *args, **kwargs)
+
+    TrainingStep.update = update  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)
+
+
+def raises(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """A Python error outside the real child."""
+    raise RuntimeError("kaboom")

@@ -1,0 +1,153 @@
+"""Whatever a child does costs one trial and no more: its outcome is typed, and the next trial runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from jobs import tiny_job, tiny_model, tiny_request
+
+from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
+from autofit.techniques import complete
+from autofit.trial.runner import TrialRunner
+
+MIB = 1024**2
+
+
+@pytest.fixture
+def runner_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], TrialRunner]]:
+    """Runners whose children do something else than train."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    opened: list[TrialRunner] = []
+
+    def make(name: str) -> TrialRunner:
+        opened.append(TrialRunner(entry=f"entries:{name}"))
+        return opened[-1]
+
+    yield make
+    for runner in opened:
+        runner.close()
+
+
+def run(runner: TrialRunner, deadline: float = 120.0) -> Outcome:
+    return runner.run(tiny_request(deadline_seconds=deadline))[0]
+
+
+def test_limit_is_enforced_and_the_next_trial_runs() -> None:
+    job = tiny_job(tiny_model(vocabulary=32768, hidden=256), seq_len=512)
+    big = complete({"micro_batch": 4, "precision": "fp32"})
+    with TrialRunner() as runner:
+        outcome, _ = runner.run(tiny_request(big, job=job, memory_limit_bytes=200 * MIB))
+        assert isinstance(outcome, OutOfMemory), outcome
+        assert outcome.phase in ("forward", "backward", "optimizer")
+        assert outcome.requested_bytes is not None and outcome.requested_bytes > MIB
+        assert not outcome.host
+        assert isinstance(runner.run(tiny_request())[0], Fits)
+        larger, _ = runner.run(tiny_request(big, job=job))
+        assert isinstance(larger, Fits)
+        assert larger.measurement.device_bytes > 200 * MIB
+
+
+def test_sigkill_is_out_of_memory_with_the_signal(runner_of: Callable[[str], TrialRunner]) -> None:
+    outcome = run(runner_of("killed"))
+    assert isinstance(outcome, OutOfMemory)
+    assert (outcome.signal, outcome.phase) == ("SIGKILL", "backward")
+
+
+def test_hang_ends_at_the_deadline(runner_of: Callable[[str], TrialRunner]) -> None:
+    runner = runner_of("hang")
+    run(runner, deadline=1.0)  # the parent's own start is not the second trial's
+    started = time.monotonic()
+    outcome = run(runner, deadline=1.0)
+    assert time.monotonic() - started < 4.0
+    assert isinstance(outcome, TimedOut)
+    assert (outcome.deadline_seconds, outcome.phase) == (1.0, "forward")
+
+
+def test_no_grandchild_survives(
+    runner_of: Callable[[str], TrialRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    monkeypatch.setenv("AUTOFIT_TEST_PID_FILE", str(pid_file))
+    outcome = run(runner_of("stubborn_grandchild"))
+    assert isinstance(outcome, Crashed)
+    assert outcome.exit_code == 3
+    assert "grandchild" in outcome.stderr_tail
+    assert not Path(f"/proc/{pid_file.read_text()}").exists()
+
+
+def test_segfault_is_a_crash_with_signal_and_output(runner_of: Callable[[str], TrialRunner]) -> None:
+    outcome = run(runner_of("segfault"))
+    assert isinstance(outcome, Crashed)
+    assert outcome.signal == "SIGSEGV"
+    assert "about to fall" in outcome.stderr_tail
+
+
+def test_garbage_on_stdout_and_pipe_is_no_answer(runner_of: Callable[[str], TrialRunner]) -> None:
+    assert isinstance(run(runner_of("garbage")), Fits)
+
+
+def test_nan_loss_is_diverged(runner_of: Callable[[str], TrialRunner]) -> None:
+    outcome = run(runner_of("nan_loss"))
+    assert isinstance(outcome, Diverged)
+    assert outcome.losses == (None,)
+
+
+def test_wrong_loss_is_diverged_against_the_plain_forward(runner_of: Callable[[str], TrialRunner]) -> None:
+    outcome = run(runner_of("wrong_loss"))
+    assert isinstance(outcome, Diverged)
+    assert outcome.reference_loss is not None and outcome.losses[0] is not None
+    assert outcome.losses[0] == pytest.approx(1.1 * outcome.reference_loss, rel=1e-3)
+
+
+def test_leak_is_reported(runner_of: Callable[[str], TrialRunner]) -> None:
+    outcome = run(runner_of("leaking"))
+    assert isinstance(outcome, Fits)
+    assert outcome.measurement.leak_bytes_per_step == pytest.approx(16 * MIB, rel=0.3)
+
+
+def test_python_error_is_a_crash_and_costs_one_trial(runner_of: Callable[[str], TrialRunner]) -> None:
+    runner = runner_of("raises")
+    for _ in range(2):
+        outcome = run(runner)
+        assert isinstance(outcome, Crashed)
+        assert outcome.exit_code == 1
+        assert "kaboom" in outcome.stderr_tail
+
+
+def test_a_parent_that_dies_is_started_again() -> None:
+    with TrialRunner() as runner:
+        runner.start()
+        process = runner._process
+        assert process is not None
+        process.kill()
+        process.wait()
+        assert isinstance(runner.run(tiny_request())[0], Fits)
+
+
+def test_closing_ends_the_running_trial(runner_of: Callable[[str], TrialRunner]) -> None:
+    import threading
+
+    runner = runner_of("hang")
+    thread = threading.Thread(target=run, args=(runner,))
+    thread.start()
+    time.sleep(1.0)
+    process = runner._process
+    assert process is not None
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    (child,) = children.read_text().split()
+    runner.close()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert not os.path.exists(f"/proc/{child}")
+
+
+def test_spawned_children_measure_as_forked_ones_do() -> None:
+    with TrialRunner(spawn=True) as spawned, TrialRunner() as forked:
+        a, _ = spawned.run(tiny_request())
+        b, _ = forked.run(tiny_request())
+    assert isinstance(a, Fits) and isinstance(b, Fits)
+    assert a.measurement.losses[0] == pytest.approx(b.measurement.losses[0], rel=1e-5)

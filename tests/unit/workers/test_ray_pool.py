@@ -1,0 +1,163 @@
+"""Trials on real Ray: one worker on this machine, nothing beyond loopback, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from jobs import tiny_request
+
+from autofit.errors import EnvironmentLacks
+from autofit.outcome import Crashed, Fits
+from autofit.trial.site import cpu
+from autofit.workers.ray_pool import RayPool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RayPool]:
+    """A private Ray with its one CPU worker."""
+    pool = RayPool(device="cpu")
+    yield pool
+    pool.close()
+
+
+def completed(pool: RayPool, seconds: float = 120.0):  # type: ignore[no-untyped-def]
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if done := pool.wait(1.0):
+            return done
+    raise AssertionError("no trial ended")
+
+
+def ray_processes() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if "ray" in " ".join(command_line(p))]
+
+
+def command_line(process: psutil.Process) -> list[str]:
+    """Empty for one that has ended, also if nobody has waited for it yet."""
+    try:
+        return process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def actor_processes() -> list[psutil.Process]:
+    return [p for p in ray_processes() if "".join(command_line(p)[:1]).startswith("ray::TrialActor")]
+
+
+def actor_process() -> psutil.Process:
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        if found := actor_processes():
+            return found[0]
+        time.sleep(0.05)
+    raise AssertionError("no actor")
+
+
+def listening(process: psutil.Process) -> list[str]:
+    """Addresses that it accepts connections on; none once it has ended."""
+    try:
+        return [c.laddr.ip for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return []
+
+
+def test_one_worker_takes_the_whole_machine(pool: RayPool) -> None:
+    assert pool.size == 1
+    assert pool.site()[0].key == cpu().key
+
+
+def test_a_trial_runs_and_the_worker_is_free_again(pool: RayPool) -> None:
+    for _ in range(2):
+        pool.submit(tiny_request())
+        (done,) = completed(pool)
+        assert isinstance(done.outcome, Fits)
+        assert done.seconds > 0
+    assert pool.wait(0.0) == []
+
+
+def test_nothing_listens_beyond_loopback(pool: RayPool) -> None:
+    pool.site()
+    addresses = [ip for process in ray_processes() for ip in listening(process)]
+    assert addresses
+    assert {ip.removeprefix("::ffff:") for ip in addresses} <= {"127.0.0.1", "::1"}
+
+
+def test_a_lost_worker_is_replaced_and_its_trial_run_again(pool: RayPool) -> None:
+    pool.submit(tiny_request())
+    actor_process().send_signal(signal.SIGKILL)
+    (done,) = completed(pool)
+    assert isinstance(done.outcome, Fits)
+
+
+def test_a_worker_that_is_lost_twice_is_a_crash_of_the_trial(pool: RayPool) -> None:
+    pool.submit(tiny_request(deadline_seconds=60.0))
+    for _ in range(2):
+        victim = actor_process()
+        victim.send_signal(signal.SIGKILL)
+        until = time.monotonic() + 60
+        done = []
+        while not done and time.monotonic() < until:
+            done = pool.wait(0.2)
+            if any(actor.pid != victim.pid for actor in actor_processes()):
+                break
+    done = done or completed(pool)
+    assert isinstance(done[0].outcome, Crashed)
+    assert "lost" in done[0].outcome.reason
+    pool.submit(tiny_request())
+    assert isinstance(completed(pool)[0].outcome, Fits)
+
+
+def test_more_workers_than_machines_are_refused() -> None:
+    code = "from autofit.workers.ray_pool import RayPool; RayPool(device='cpu', workers=2)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "EnvironmentLacks" in done.stderr and "--workers 1" in done.stderr
+
+
+def test_an_address_that_does_not_answer_is_named() -> None:
+    code = "from autofit.workers.ray_pool import RayPool; RayPool(address='127.0.0.1:1')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    assert EnvironmentLacks.__name__ in done.stderr, done.stderr[-2000:]
+    assert "--ray-address" in done.stderr
+
+
+def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
+    """Ray's two agents are no part of this: they find out by themselves, within about a minute."""
+    code = (
+        "import time; from autofit.workers.ray_pool import RayPool; "
+        "pool = RayPool(device='cpu'); pool.site(); print('up', flush=True); time.sleep(600)"
+    )
+    environment = {**os.environ, "AUTOFIT_TEST_MARKER": str(tmp_path)}
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
+    assert driver.stdout is not None
+    assert driver.stdout.readline().strip() == "up"
+    assert any("autofit.trial.host" in line for line in left_by(tmp_path))
+    driver.kill()
+    driver.wait()
+    driver.stdout.close()
+    until = time.monotonic() + 30
+    while left_by(tmp_path) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert left_by(tmp_path) == []
+
+
+def left_by(marker: Path) -> list[str]:
+    """Command lines of the processes with the marker in their environment, Ray's agents apart."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                environment = (process / "environ").read_bytes().split(b"\0")
+                line = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+            except OSError:
+                continue
+            if f"AUTOFIT_TEST_MARKER={marker}".encode() in environment and "Agent" not in line:
+                found.append(line)
+    return found
