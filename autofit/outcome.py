@@ -20,8 +20,11 @@ class StepSeconds:
 
     median: float
     p95: float
-    relative_spread: float
-    """(p95 - p5) / median over the repeats; differences within it are ties."""
+    relative_spread: float | None
+    """Width of the median's 90 % confidence interval over the median; differences within it are ties.
+
+    None where a single repeat was timed.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,8 @@
     python benchmarks/trial_noise.py [--repeats 10] [--config axis=value,...] [--out FILE]
 
 Prints the median throughput of the first five trials against that of the other five and of the worst split of all
-into two fives, the spread each trial stored of itself, and the overhead (from the request to the first forward,
+into two fives, the spread each trial stored of itself and in how many trials that interval (half to either side) holds
+the median of all, and the overhead (from the request to the first forward,
 building the model apart) of all trials but the first. Run nothing else meanwhile.
 """
 
@@ -35,6 +36,12 @@ def worst_split(values: list[float]) -> float:
     return worst
 
 
+def covering(speeds: list[float], spreads: list[float]) -> float:
+    """Share of the trials whose stored interval holds the median of all: 0.9 if the stored spread is honest."""
+    middle = statistics.median(speeds)
+    return statistics.mean(abs(s - middle) <= s * spread / 2 for s, spread in zip(speeds, spreads, strict=True))
+
+
 def main() -> None:
     """Measure one config again and again."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -51,7 +58,7 @@ def main() -> None:
             assert isinstance(outcome, Fits), outcome
             measured = outcome.measurement
             speeds.append(measured.tokens_per_second)
-            spreads.append(measured.step_seconds.relative_spread)
+            spreads.append(measured.step_seconds.relative_spread or 0.0)
             overheads.append(measured.overhead_seconds)
             memory.append(measured.device_bytes)
     half = len(speeds) // 2
@@ -64,6 +71,7 @@ def main() -> None:
         "first_half_against_second": abs(first - other) / min(first, other),
         "worst_split": worst_split(speeds),
         "stored_spread_median": statistics.median(spreads),
+        "stored_intervals_that_hold_the_median": covering(speeds, spreads),
         "spread_across_trials": (max(speeds) - min(speeds)) / statistics.median(speeds),
         "device_bytes_spread": (max(memory) - min(memory)) / statistics.median(memory),
         "overhead_seconds_first": overheads[0],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autofit.cli.output import columns
 from autofit.frontier import Alternative, Frontier, Recommendation
 from autofit.lattice import Config
-from autofit.outcome import Fits, Trial
+from autofit.outcome import Fits, Measurement, Trial
 from autofit.units import format_bytes, format_duration
 
 _SHORT = {"method": "", "precision": "", "checkpointing": "ckpt ", "micro_batch": "micro-batch ", "optimizer": ""}
@@ -28,6 +28,12 @@ def short(config: Config) -> str:
     return ", ".join(words)
 
 
+def spread_text(measurement: Measurement) -> str:
+    """The spread of the step time; of a single repeat nothing is known."""
+    spread = measurement.step_seconds.relative_spread
+    return "unknown" if spread is None else f"{spread:.1%}"
+
+
 def frontier_table(frontier: Frontier) -> str:
     """The frontier's points, one line each, lightest first."""
     if not frontier.points:
@@ -39,7 +45,7 @@ def frontier_table(frontier: Frontier) -> str:
             (
                 format_bytes(m.device_bytes),
                 f"{m.tokens_per_second:,.0f}",
-                f"{m.step_seconds.relative_spread:.1%}",
+                spread_text(m),
                 short(point.config),
             )
         )
@@ -56,7 +62,7 @@ def recommendation_text(answer: Recommendation) -> str:
         f"  {answer.point.config}",
         "",
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
-        f"(spread {m.step_seconds.relative_spread:.1%} over {m.steps} repeats), {answer.provenance}",
+        f"(spread {spread_text(m)} over {m.steps} repeats), {answer.provenance}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}: "
         f"{format_bytes(answer.headroom_bytes)} of headroom",
     ]
@@ -90,7 +96,7 @@ def trial_text(trial: Trial) -> str:
     rows = [
         ("tokens/s", f"{m.tokens_per_second:,.1f}"),
         ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {m.steps} repeats"),
-        ("spread", f"{m.step_seconds.relative_spread:.1%}"),
+        ("spread", spread_text(m)),
         ("MFU", "unknown peak" if m.mfu is None else f"{m.mfu:.1%}"),
         ("device memory", format_bytes(m.device_bytes)),
         ("allocated", format_bytes(m.peak_allocated_bytes)),

@@ -25,9 +25,9 @@ def by_method(frontier: Frontier) -> dict[str, list[Point]]:
 
 
 def half_spread(point: Point) -> float:
-    """Half the spread of a point's throughput, tokens per second."""
+    """Half the spread of a point's throughput, tokens per second; 0 where it is not known."""
     m = point.measurement
-    return m.tokens_per_second * m.step_seconds.relative_spread / 2
+    return m.tokens_per_second * (m.step_seconds.relative_spread or 0.0) / 2
 
 
 def html(frontier: Frontier) -> str:
@@ -45,9 +45,7 @@ def html(frontier: Frontier) -> str:
             marker={"size": 9},
             error_y={
                 "type": "data",
-                "array": [
-                    p.measurement.tokens_per_second * p.measurement.step_seconds.relative_spread / 2 for p in points
-                ],
+                "array": [half_spread(p) for p in points],
                 "thickness": 1,
             },
             text=[str(p.config).replace(",", "<br>") for p in points],

@@ -16,11 +16,14 @@ from autofit.search.exactness import FamilyLosses
 from autofit.search.knowledge import Knowledge, verdict
 from autofit.search.sampler import Candidate
 from autofit.techniques import Job
+from autofit.trial.request import TIMING_SECONDS as VERIFICATION_SECONDS
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Pool
 
 WORTHWHILE_GAIN = 0.01
 """Expected relative gain below which an untried config is not worth its trial: the noise of a measurement."""
+TIMING_SECONDS = 4.0
+"""Time spent on the repeats of one trial: enough to rank. The winner is timed for longer when it is verified."""
 VERIFICATIONS = 3
 """Fresh runs spent at most on confirming the winner."""
 HOPELESS_FAILURES = 12
@@ -141,7 +144,7 @@ class Search:
         while True:
             while (candidate := self._next(len(in_flight))) is not None:
                 config = self._adviser.ask(candidate)
-                self._submit(config, self._rivals(config))
+                self._submit(config, TIMING_SECONDS, self._rivals(config))
                 in_flight.append(config)
             if not in_flight:
                 return
@@ -171,7 +174,7 @@ class Search:
             return None
         return candidate
 
-    def _submit(self, config: Config, rivals: tuple[Rival, ...]) -> None:
+    def _submit(self, config: Config, timing_seconds: float, rivals: tuple[Rival, ...] = ()) -> None:
         if self._pool is None:
             self._pool = self.open_pool()
         self._pool.submit(
@@ -180,6 +183,7 @@ class Search:
                 config=config,
                 memory_limit_bytes=self.limits.memory_bytes,
                 deadline_seconds=self.limits.deadline_seconds,
+                timing_seconds=timing_seconds,
                 rivals=rivals,
             )
         )
@@ -236,7 +240,7 @@ class Search:
             return False
         self._verifications += 1
         self.progress.verifying = True
-        self._submit(winner.config, rivals=())
+        self._submit(winner.config, VERIFICATION_SECONDS)
         in_flight = [winner.config]
         for trial in self._collect(in_flight):
             self.progress.ruled_out += self._adviser.tell(trial)

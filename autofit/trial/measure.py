@@ -18,13 +18,14 @@ from autofit.training.step import TrainingStep
 from autofit.trial import process_memory
 from autofit.trial.meter import Meter, meter_for
 from autofit.trial.recording import write_profile
+from autofit.trial.repeats import quantile, relative_spread
 from autofit.trial.request import TrialRequest
 
 MIN_REPEATS, MAX_REPEATS = 3, 30
 STEADY_SPREAD = 0.02
-"""Relative spread of step time at which timing ends before the budget."""
-TIMING_BUDGET_SECONDS = 4.0
-"""Time spent on repeats beyond the minimum."""
+"""Relative spread of step time at which timing ends before its budget is spent."""
+WARM_UP_STEPS = 2
+"""The first creates states and caches; in the second the host's allocator grows its heap, which took a sixth longer."""
 HOPELESS_FACTOR = 1.25
 """A rival that is lighter and faster by this factor after one repeat wins beyond the noise of one repeat."""
 LEAK_NOISE_BYTES = 4 * 1024**2
@@ -68,7 +69,8 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float) -> 
     reference = step.reference_loss(tokens[:1]) if job.workload.lora_dropout == 0 else None
 
     samples = _Samples()
-    _step(step, tokens, meter, progress, samples, accumulation)  # warm-up: states, caches, compilation
+    for _ in range(WARM_UP_STEPS):
+        _step(step, tokens, meter, progress, samples, accumulation)
     problem = _divergence(samples.losses, reference, request)
     if problem is not None:
         return problem
@@ -148,7 +150,9 @@ def _repeat(
             return
         if len(samples.step_seconds) < MIN_REPEATS:
             continue
-        if _spread(samples.step_seconds) <= STEADY_SPREAD or time.monotonic() - started > TIMING_BUDGET_SECONDS:
+        spread = relative_spread(samples.step_seconds)
+        assert spread is not None, "there are several repeats"
+        if spread <= STEADY_SPREAD or time.monotonic() - started > request.timing_seconds:
             return
 
 
@@ -157,19 +161,6 @@ def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float) -> bool:
     speed = request.job.workload.tokens_per_step / step_seconds
     memory = meter.reading().device
     return any(r.device_bytes <= memory and r.tokens_per_second >= HOPELESS_FACTOR * speed for r in request.rivals)
-
-
-def _quantile(values: list[float], share: float) -> float:
-    """Linear interpolation between order statistics (Hyndman and Fan 1996, type 7)."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
-
-
-def _spread(values: list[float]) -> float:
-    return (_quantile(values, 0.95) - _quantile(values, 0.05)) / _quantile(values, 0.5)
 
 
 def _divergence(losses: list[float], reference: float | None, request: TrialRequest) -> Diverged | None:
@@ -214,14 +205,14 @@ def _measurement(
 ) -> Measurement:
     job = request.job
     memory = meter.reading()
-    median = _quantile(samples.step_seconds, 0.5)
+    median = quantile(samples.step_seconds, 0.5)
     speed = job.workload.tokens_per_step / median
     return Measurement(
         tokens_per_second=speed,
         step_seconds=StepSeconds(
             median=median,
-            p95=_quantile(samples.step_seconds, 0.95),
-            relative_spread=_spread(samples.step_seconds),
+            p95=quantile(samples.step_seconds, 0.95),
+            relative_spread=relative_spread(samples.step_seconds),
         ),
         mfu=mfu(job, request.config, speed),
         peak_allocated_bytes=memory.peak_allocated,

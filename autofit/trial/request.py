@@ -14,6 +14,8 @@ from autofit.workload import Workload
 
 DEADLINE_SECONDS = 600.0
 """A trial that has not ended by then is killed; compilation of a large model is the slowest thing it must allow."""
+TIMING_SECONDS = 20.0
+"""Time spent on repeats, beyond the least number, until they agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,7 @@ class TrialRequest:
     config: Config
     memory_limit_bytes: int
     deadline_seconds: float = DEADLINE_SECONDS
+    timing_seconds: float = TIMING_SECONDS
     rivals: tuple[Rival, ...] = ()
     """Configs that make this one hopeless if one of them is both lighter and much faster."""
     snapshot: str | None = None
@@ -49,6 +52,7 @@ class TrialRequest:
             "config": self.config.to_json(),
             "memory_limit_bytes": self.memory_limit_bytes,
             "deadline_seconds": self.deadline_seconds,
+            "timing_seconds": self.timing_seconds,
             "rivals": [asdict(r) for r in self.rivals],
             "snapshot": self.snapshot,
             "profile": self.profile,
@@ -67,6 +71,7 @@ class TrialRequest:
             config=Config.from_json(data["config"]),
             memory_limit_bytes=data["memory_limit_bytes"],
             deadline_seconds=data["deadline_seconds"],
+            timing_seconds=data["timing_seconds"],
             rivals=tuple(Rival(**r) for r in data["rivals"]),
             snapshot=data["snapshot"],
             profile=data["profile"],
