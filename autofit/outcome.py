@@ -55,6 +55,10 @@ class Measurement:
     """From the request to the first timed step: building, warm-up, compilation."""
     overhead_seconds: float
     """From the request to the first forward, building the step apart: what the trial's machinery costs."""
+    gradient_norms: tuple[float, ...] = ()
+    """L2 norm of all gradients before clipping, one per optimizer step that ran, warm-up included."""
+    setup_peak_bytes: int = 0
+    """Peak while the step was built and checked, before the first training step: no part of the peaks above."""
     leak_bytes_per_step: int = 0
     """Memory that stayed behind at each further step; 0 where it did not grow steadily."""
     expandable_segments: bool = False
@@ -74,6 +78,7 @@ class Measurement:
         fields = {k: v for k, v in data.items() if k != "loss"}
         fields["step_seconds"] = StepSeconds(**fields["step_seconds"])
         fields["losses"] = tuple(fields["losses"])
+        fields["gradient_norms"] = tuple(fields.get("gradient_norms", ()))
         return cls(**fields)
 
 
@@ -122,6 +127,9 @@ class Crashed:
     exit_code: int | None = None
     stderr_tail: str = ""
     """The last lines that the trial wrote to standard error."""
+    transient: bool = False
+    """Whether the machinery failed rather than the config (a lost worker, a full disk, a device that others hold):
+    no answer for the next search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
