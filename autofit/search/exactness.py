@@ -1,37 +1,101 @@
-"""Whether exact techniques trained exactly: a trial's losses against those of a config that differs in nothing else."""
+"""Whether exact techniques trained exactly: a trial's losses and gradient against a config that differs in nothing else."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from autofit.lattice import Config
 from autofit.outcome import Diverged, Fits, Measurement, Trial
-from autofit.techniques import family
+from autofit.techniques import AXES, family
+from autofit.workload import Effect
 
 LOSS_TOLERANCE = {"fp32": 2e-3, "default": 2e-2}
 """Relative difference of a step's loss that rounding explains after a few updates. Adam's first steps go by the sign
 of each gradient, which rounding flips where a gradient is near zero: hence more than one step's rounding."""
+GRADIENT_TOLERANCE = {"fp32": 5e-3, "default": 5e-2}
+"""Relative difference of the first gradient's norm that rounding explains: it is taken before any update."""
 
 
-class FamilyLosses:
-    """The losses that each family of configs has shown. Trials of a family see the same tokens and weights."""
+class FamilyBaselines:
+    """The plainest trial of each family of configs. Trials of a family see the same tokens and weights.
+
+    Of two trials that disagree, the one with more techniques is wrong: techniques claim to be exact, the plain run
+    claims nothing.
+    """
 
     def __init__(self) -> None:
-        self._first: dict[str, tuple[Config, Measurement]] = {}
+        self._plainest: dict[str, Trial] = {}
+        self._refuted: list[Trial] = []
 
     def checked(self, trial: Trial) -> Trial:
-        """`trial`, with outcome `Diverged` if its losses are not those of its family; the first one sets them."""
-        if not isinstance(trial.outcome, Fits) or trial.workload.lora_dropout > 0:
+        """`trial`, with outcome `Diverged` if a plainer one of its family shows other losses or gradients."""
+        if not _comparable(trial):
             return trial
-        measurement = trial.outcome.measurement
-        config, known = self._first.setdefault(family(trial.config), (trial.config, measurement))
-        tolerance = LOSS_TOLERANCE.get(trial.config.text("precision"), LOSS_TOLERANCE["default"])
-        for step, (own, expected) in enumerate(zip(measurement.losses, known.losses, strict=False), start=1):
-            if abs(own - expected) > tolerance * abs(expected):
-                reason = (
-                    f"the loss of step {step} is {own:.4f}, and {expected:.4f} with {config}, which differs only in "
-                    f"exact techniques: more than the {tolerance:.1%} that rounding explains"
-                )
-                outcome = Diverged(reason=reason, losses=measurement.losses, reference_loss=expected)
-                return replace(trial, outcome=outcome)
+        baseline = self._plainest.setdefault(family(trial.config), trial)
+        if techniques(trial.config) >= techniques(baseline.config):
+            return against(trial, baseline)
+        self._plainest[family(trial.config)] = trial
+        refuted = against(baseline, trial)
+        if isinstance(refuted.outcome, Diverged):
+            self._refuted.append(refuted)
         return trial
+
+    def take_refuted(self) -> list[Trial]:
+        """Earlier trials that a plainer one has shown to be wrong since the last call, now `Diverged`."""
+        refuted, self._refuted = self._refuted, []
+        return refuted
+
+
+def techniques(config: Config) -> int:
+    """How many exact techniques a config uses; the micro-batch is none."""
+    exact = [a for a in AXES if not a.numeric and all(e is Effect.EXACT for e in a.effects.values())]
+    return sum(config.get(axis.name) not in (None, axis.recipe) for axis in exact)
+
+
+def against(trial: Trial, baseline: Trial) -> Trial:
+    """`trial`, with outcome `Diverged` if it differs from `baseline` by more than rounding."""
+    own, expected = _measurement(trial), _measurement(baseline)
+    precision = trial.config.text("precision")
+    reason = _other_gradient(own, expected, GRADIENT_TOLERANCE.get(precision, GRADIENT_TOLERANCE["default"]))
+    reason = reason or _other_loss(own, expected, LOSS_TOLERANCE.get(precision, LOSS_TOLERANCE["default"]))
+    if reason is None:
+        return trial
+    outcome = Diverged(
+        reason=f"{reason} of {baseline.config}, which differs only in exact techniques",
+        losses=own.losses,
+        reference_loss=expected.losses[0],
+    )
+    return replace(trial, outcome=outcome, trial_id=None)
+
+
+def _other_gradient(own: Measurement, expected: Measurement, tolerance: float) -> str | None:
+    first, known = first_finite(own.gradient_norms), first_finite(expected.gradient_norms)
+    if first is None or known is None or abs(first - known) <= tolerance * known:
+        return None
+    return f"the first gradient's norm is {first:.4g}, more than {tolerance:.1%} from the {known:.4g}"
+
+
+def _other_loss(own: Measurement, expected: Measurement, tolerance: float) -> str | None:
+    for step, (loss, known) in enumerate(zip(own.losses, expected.losses, strict=False), start=1):
+        if abs(loss - known) > tolerance * abs(known):
+            return f"the loss of step {step} is {loss:.4f}, more than {tolerance:.1%} from the {known:.4f}"
+    return None
+
+
+def first_finite(values: Sequence[float]) -> float | None:
+    """The first gradient that loss scaling did not overflow; the weights are still the initial ones there."""
+    return next((v for v in values if math.isfinite(v)), None)
+
+
+def _comparable(trial: Trial) -> bool:
+    return isinstance(trial.outcome, Fits) and trial.workload.lora_dropout == 0
+
+
+def _measurement(trial: Trial) -> Measurement:
+    assert isinstance(trial.outcome, Fits)
+    return trial.outcome.measurement
+
+
+FamilyLosses = FamilyBaselines

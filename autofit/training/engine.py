@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class Engine(Protocol):
     """The part of a training step that a sharding library replaces.
 
-    A DeepSpeed engine wraps `root` itself, synchronises gradients in `backward` and partitions states in `update`;
+    Gradients are summed over ranks, not averaged: the loss is already divided by the targets of all of them. A
+    DeepSpeed engine wraps `root` itself, synchronises gradients in `backward` and partitions states in `update`;
     one rank's engine is used from one thread.
     """
 
@@ -28,8 +29,11 @@ class Engine(Protocol):
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         """Add the gradients of `loss`; `last` says that the update follows, so that ranks synchronise only then."""
 
-    def update(self) -> None:
-        """One optimizer step; frees the gradients."""
+    def update(self) -> torch.Tensor:
+        """One optimizer step; frees the gradients. Their L2 norm over all ranks before clipping, fp32 scalar.
+
+        Not finite where loss scaling overflowed: then nothing was updated.
+        """
 
 
 class LocalEngine:
@@ -48,10 +52,11 @@ class LocalEngine:
         """Add the gradients of `loss`."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def update(self) -> None:
-        """One optimizer step; frees the gradients."""
+    def update(self) -> torch.Tensor:
+        """One optimizer step; frees the gradients. Their L2 norm before clipping, fp32 scalar."""
         self._scaler.unscale_(self.optimizer)
-        torch.nn.utils.clip_grad_norm_(self._trainable, MAX_GRADIENT_NORM)
+        norm = torch.nn.utils.clip_grad_norm_(self._trainable, MAX_GRADIENT_NORM)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
+        return norm.detach().float()

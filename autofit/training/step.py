@@ -16,9 +16,17 @@ PhaseObserver = Callable[[str], AbstractContextManager[None]]
 """Called with the name of a phase (`forward`, `backward`, `optimizer`); the phase runs inside what it returns."""
 
 
+Mark = Callable[[], None]
+"""Called at the borders of what can be timed: at the start, after each micro-batch, and after the update."""
+
+
 def unobserved(phase: str) -> AbstractContextManager[None]:
     """Observes nothing."""
     return nullcontext()
+
+
+def unmarked() -> None:
+    """Marks nothing."""
 
 
 class TrainingStep:
@@ -44,19 +52,23 @@ class TrainingStep:
         self.micro_batch = micro_batch
         self.vocabulary = vocabulary
         self._autocast = autocast
+        self.gradient_norm = torch.zeros(())
+        """L2 norm of the last update's gradients before clipping, fp32 scalar."""
 
-    def run(self, tokens: torch.Tensor, observe: PhaseObserver = unobserved) -> torch.Tensor:
+    def run(self, tokens: torch.Tensor, observe: PhaseObserver = unobserved, mark: Mark = unmarked) -> torch.Tensor:
         """One optimizer step on `tokens` [sequences, seq_len]; the mean loss in nats per token, before the update.
 
-        The number of sequences must be a multiple of the micro-batch.
+        The number of sequences must be a multiple of the micro-batch. Nothing here waits for the device.
         """
         micro_batches = list(self.split(tokens))
-        targets = sum(int((labels != IGNORE_INDEX).sum()) for _, labels in micro_batches) * self.engine.ranks
+        targets = tokens.shape[0] * (tokens.shape[1] - 1) * self.engine.ranks
         total = torch.zeros((), device=self.device)
+        mark()
         for index, (inputs, labels) in enumerate(micro_batches):
             total += self.micro_step(inputs, labels, targets, last=index == len(micro_batches) - 1, observe=observe)
-        with observe("optimizer"):
-            self.engine.update()
+            mark()
+        self.update(observe)
+        mark()
         return total
 
     def micro_step(
@@ -81,7 +93,7 @@ class TrainingStep:
     def update(self, observe: PhaseObserver = unobserved) -> None:
         """The optimizer's part alone."""
         with observe("optimizer"):
-            self.engine.update()
+            self.gradient_norm = self.engine.update()
 
     def split(self, tokens: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """The micro-batches of `tokens` [sequences, seq_len], each with its shifted labels."""

@@ -1,51 +1,39 @@
-"""The measurement: build the step, warm it up, time it phase by phase until the figure is steady."""
+"""The measurement: build the step, check it, warm it up, and time it until the figure is steady."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from autofit.outcome import Diverged, Fits, Measurement, Outcome, StepSeconds
+from autofit.outcome import Fits, Measurement, Outcome, StepSeconds
 from autofit.training.build import build
 from autofit.training.flops import mfu
 from autofit.training.step import TrainingStep
 from autofit.trial import process_memory
+from autofit.trial.classify import memory_failure
+from autofit.trial.divergence import divergence
 from autofit.trial.meter import Meter, meter_for
-from autofit.trial.recording import write_profile
+from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
 from autofit.trial.request import TrialRequest
+from autofit.trial.steps import Progress, Steps
 
 MIN_REPEATS, MAX_REPEATS = 3, 30
 STEADY_SPREAD = 0.02
 """Relative spread of step time at which timing ends before its budget is spent."""
-WARM_UP_STEPS = 2
+WARM_UP_UPDATES = 2
 """The first creates states and caches; in the second the host's allocator grows its heap, which took a sixth longer."""
+MAX_WARM_UPS = 20
+"""Steps after which a loss scale that still overflows is no longer the scale's fault."""
 HOPELESS_FACTOR = 1.25
 """A rival that is lighter and faster by this factor after one repeat wins beyond the noise of one repeat."""
 LEAK_NOISE_BYTES = 4 * 1024**2
 """Growth per step below this is the allocator's own."""
 LEAK_STEPS = 3
 """Growth must be seen this often in a row."""
-REFERENCE_TOLERANCE = {"fp32": 1e-3, "default": 2e-2}
-"""Relative difference of the first loss from the plain forward's that rounding can explain: bf16 keeps 8 bits."""
-
-Progress = Callable[[str], None]
-
-
-@dataclass(slots=True)
-class _Samples:
-    """What the repeats have shown."""
-
-    step_seconds: list[float] = field(default_factory=list)
-    losses: list[float] = field(default_factory=list)
-    in_use: list[int] = field(default_factory=list)
-    stopped_early: bool = False
 
 
 def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float) -> Outcome:
@@ -64,25 +52,36 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float) -> 
     step = build(request.config, job, meter.device)
     build_seconds = time.monotonic() - started
     tokens, accumulation = _batch(step, request)
-    overhead = time.monotonic() - asked_at - build_seconds
+    overhead_seconds = time.monotonic() - asked_at - build_seconds
     progress("forward")
-    reference = step.reference_loss(tokens[:1]) if job.workload.lora_dropout == 0 else None
+    reference = _reference_loss(step, tokens[:1], request)
+    meter.reset()  # a user's run has neither the building's temporaries nor this forward
 
-    samples = _Samples()
-    for _ in range(WARM_UP_STEPS):
-        _step(step, tokens, meter, progress, samples, accumulation)
-    problem = _divergence(samples.losses, reference, request)
+    steps = Steps(step, tokens, accumulation, meter, progress)
+    steps.warm_up(WARM_UP_UPDATES, MAX_WARM_UPS)
+    problem = divergence(request.config, steps.losses, steps.gradient_norms, reference)
     if problem is not None:
         return problem
-    samples.step_seconds.clear()
     setup_seconds = time.monotonic() - asked_at
-    _repeat(step, tokens, meter, progress, samples, accumulation, request)
-    problem = _divergence(samples.losses, reference, request)
+    stopped_early = _repeat(steps, meter, request)
+    steps.finish()
+    problem = divergence(request.config, steps.losses, steps.gradient_norms, reference)
     if problem is not None:
         return problem
-    measurement = _measurement(request, meter, samples, reference, host_before, setup_seconds, overhead)
+    measurement = _measurement(
+        request,
+        meter,
+        steps,
+        host_baseline_bytes=host_before,
+        reference_loss=reference,
+        setup_seconds=setup_seconds,
+        overhead_seconds=overhead_seconds,
+        stopped_early=stopped_early,
+    )
     if request.profile is not None:
         write_profile(request.profile, lambda: step.run(tokens))
+    if request.snapshot is not None:
+        memory_snapshot(request.snapshot, lambda: step.run(tokens))
     return Fits(measurement=measurement)
 
 
@@ -101,59 +100,33 @@ def _batch(step: TrainingStep, request: TrialRequest) -> tuple[torch.Tensor, int
     return row.expand(rows, -1).contiguous().to(step.device), accumulation
 
 
-def _step(
-    step: TrainingStep,
-    tokens: torch.Tensor,
-    meter: Meter,
-    progress: Progress,
-    samples: _Samples,
-    accumulation: int,
-) -> None:
-    """One optimizer step on at most two micro-batches; its time is composed to the whole accumulation."""
-
-    def observe(phase: str) -> Any:
-        progress(phase)
-        return meter.phase(phase)
-
-    micro_batches = list(step.split(tokens))
-    targets = sum(int((labels >= 0).sum()) for _, labels in micro_batches)
-    marks = [meter.mark()]
-    losses = []
-    for index, (inputs, labels) in enumerate(micro_batches):
-        last = index == len(micro_batches) - 1
-        losses.append(step.micro_step(inputs, labels, targets, last=last, observe=observe))
-        marks.append(meter.mark())
-    step.update(observe)
-    marks.append(meter.mark())
-    spans = [meter.seconds(a, b) for a, b in itertools.pairwise(marks)]
-    first, further, update = spans[0], spans[-2], spans[-1]
-    samples.step_seconds.append(first + (accumulation - 1) * further + update)
-    samples.losses.append(float(sum(losses)))
-    samples.in_use.append(meter.in_use())
+def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequest) -> float | None:
+    """The plain forward's loss; None where dropout makes it another, or where it alone runs out of memory."""
+    job = request.job
+    if job.workload.lora_dropout > 0:
+        return None
+    try:
+        return step.reference_loss(tokens)
+    except Exception as error:
+        if memory_failure(error, "forward", host_is_device=job.hardware.kind == "cpu") is None:
+            raise
+        return None
 
 
-def _repeat(
-    step: TrainingStep,
-    tokens: torch.Tensor,
-    meter: Meter,
-    progress: Progress,
-    samples: _Samples,
-    accumulation: int,
-    request: TrialRequest,
-) -> None:
-    """Timed steps until the spread is small, the budget is spent, or a rival has surely won."""
+def _repeat(steps: Steps, meter: Meter, request: TrialRequest) -> bool:
+    """Timed steps until the spread is small, the budget is spent, or a rival has surely won; whether one has."""
     started = time.monotonic()
-    while len(samples.step_seconds) < MAX_REPEATS:
-        _step(step, tokens, meter, progress, samples, accumulation)
-        if len(samples.step_seconds) == 1 and _hopeless(request, meter, samples.step_seconds[0]):
-            samples.stopped_early = True
-            return
-        if len(samples.step_seconds) < MIN_REPEATS:
+    if _hopeless(request, meter, steps.timed()):
+        return True
+    while len(steps.seconds) < MAX_REPEATS:
+        steps.timed()
+        if len(steps.seconds) < MIN_REPEATS:
             continue
-        spread = relative_spread(samples.step_seconds)
+        spread = relative_spread(steps.seconds)
         assert spread is not None, "there are several repeats"
         if spread <= STEADY_SPREAD or time.monotonic() - started > request.timing_seconds:
-            return
+            break
+    return False
 
 
 def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float) -> bool:
@@ -163,70 +136,36 @@ def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float) -> bool:
     return any(r.device_bytes <= memory and r.tokens_per_second >= HOPELESS_FACTOR * speed for r in request.rivals)
 
 
-def _divergence(losses: list[float], reference: float | None, request: TrialRequest) -> Diverged | None:
-    """The outcome of a loss that is not finite or not the plain forward's; None if all is well."""
-    evidence = tuple(x if math.isfinite(x) else None for x in losses)
-    if None in evidence:
-        return Diverged(
-            reason=f"the loss of step {evidence.index(None) + 1} is not finite",
-            losses=evidence,
-            reference_loss=reference,
-        )
-    if reference is None:
-        return None
-    precision = request.config.text("precision")
-    tolerance = REFERENCE_TOLERANCE.get(precision, REFERENCE_TOLERANCE["default"])
-    if not math.isfinite(reference) or abs(losses[0] - reference) > tolerance * abs(reference):
-        return Diverged(
-            reason=(
-                f"the first loss is {losses[0]:.4f}, the plain forward pass gives {reference:.4f}: more than the "
-                f"{tolerance:.1%} that rounding explains"
-            ),
-            losses=evidence,
-            reference_loss=reference if math.isfinite(reference) else None,
-        )
-    return None
-
-
 def leak(in_use: list[int]) -> int:
     """Bytes by which memory grew at every step, from what was in use after each; 0 where it did not always grow."""
     growth = [b - a for a, b in itertools.pairwise(in_use)]
     return min(growth) if len(growth) >= LEAK_STEPS and min(growth) > LEAK_NOISE_BYTES else 0
 
 
-def _measurement(
-    request: TrialRequest,
-    meter: Meter,
-    samples: _Samples,
-    reference: float | None,
-    host_before: int,
-    setup_seconds: float,
-    overhead_seconds: float,
-) -> Measurement:
+def _measurement(request: TrialRequest, meter: Meter, steps: Steps, **known: Any) -> Measurement:
+    """What the trial has shown; `known` are the fields that neither the steps nor the meter hold."""
     job = request.job
     memory = meter.reading()
-    median = quantile(samples.step_seconds, 0.5)
+    median = quantile(steps.seconds, 0.5)
     speed = job.workload.tokens_per_step / median
     return Measurement(
         tokens_per_second=speed,
         step_seconds=StepSeconds(
             median=median,
-            p95=quantile(samples.step_seconds, 0.95),
-            relative_spread=relative_spread(samples.step_seconds),
+            p95=quantile(steps.seconds, 0.95),
+            relative_spread=relative_spread(steps.seconds),
         ),
         mfu=mfu(job, request.config, speed),
         peak_allocated_bytes=memory.peak_allocated,
         peak_reserved_bytes=memory.peak_reserved,
         device_bytes=memory.device,
         host_peak_bytes=memory.host_peak,
-        host_baseline_bytes=host_before,
+        setup_peak_bytes=memory.setup_peak,
         phase_peaks=memory.phase_peaks,
-        losses=tuple(samples.losses),
-        reference_loss=reference,
-        steps=len(samples.step_seconds),
-        setup_seconds=setup_seconds,
-        overhead_seconds=overhead_seconds,
-        leak_bytes_per_step=leak(samples.in_use),
+        losses=tuple(steps.losses),
+        gradient_norms=tuple(steps.gradient_norms),
+        steps=len(steps.seconds),
+        leak_bytes_per_step=leak(steps.in_use),
         expandable_segments=job.hardware.kind == "cuda",
-        stopped_early=samples.stopped_early,
+        **known,
     )

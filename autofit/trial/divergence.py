@@ -1,0 +1,70 @@
+"""Whether a trial trained what it should have: its losses and gradients against the plain forward and themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autofit.lattice import Config
+from autofit.outcome import Diverged
+
+REFERENCE_TOLERANCE = {"fp32": 1e-5, "default": 2e-3}
+"""Relative difference of the first loss from the plain forward's that rounding explains: several times what the
+techniques' tests allow, which see 1e-6 in fp32 and 1e-3 in bf16."""
+FALLING_STEPS = 4
+"""Updates on one and the same batch after which its loss must have fallen."""
+
+
+def divergence(
+    config: Config, losses: Sequence[float], gradient_norms: Sequence[float], reference: float | None
+) -> Diverged | None:
+    """The outcome of a loss or gradient that is not what training gives; None if all is well.
+
+    `losses` and `gradient_norms` are those of every step so far; `reference` is the plain forward's loss of the first.
+    """
+    for reason in (
+        _not_finite(config, losses, gradient_norms),
+        _not_the_plain_loss(config, losses[0], reference),
+        _not_falling(config, losses),
+    ):
+        if reason is not None:
+            return Diverged(
+                reason=reason,
+                losses=tuple(x if math.isfinite(x) else None for x in losses),
+                reference_loss=reference if reference is not None and math.isfinite(reference) else None,
+            )
+    return None
+
+
+def _not_finite(config: Config, losses: Sequence[float], gradient_norms: Sequence[float]) -> str | None:
+    for step, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return f"the loss of step {step} is not finite"
+    # Loss scaling overflows on purpose, to find the largest scale that does not; the last step must be sound.
+    watched = gradient_norms[-1:] if config["precision"] == "fp16-mixed" else gradient_norms
+    if not all(math.isfinite(norm) for norm in watched):
+        return f"the gradient of step {len(losses)} is not finite"
+    if not any(gradient_norms):
+        return "the gradients are all zero"
+    return None
+
+
+def _not_the_plain_loss(config: Config, loss: float, reference: float | None) -> str | None:
+    if reference is None:
+        return None
+    tolerance = REFERENCE_TOLERANCE.get(config.text("precision"), REFERENCE_TOLERANCE["default"])
+    if math.isfinite(reference) and abs(loss - reference) <= tolerance * abs(reference):
+        return None
+    return (
+        f"the first loss is {loss:.5f}, the plain forward pass gives {reference:.5f}: more than the "
+        f"{tolerance:.2%} that rounding explains"
+    )
+
+
+def _not_falling(config: Config, losses: Sequence[float]) -> str | None:
+    """Every trial repeats one batch, so a gradient of the right sign and an update that happens must lower its loss."""
+    if len(losses) <= FALLING_STEPS or config["optimizer"] == "sgd":
+        return None  # a plain gradient step this small is lost in 16-bit weights
+    if min(losses[FALLING_STEPS:]) < losses[0]:
+        return None
+    return f"{len(losses) - 1} updates on one batch did not lower its loss of {losses[0]:.5f}"

@@ -1,0 +1,93 @@
+"""Of trials that should train alike, the one with more techniques is wrong, whichever came first."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from unit.operations.made_trials import fits, make_trial
+
+from autofit.outcome import Diverged, Fits, Trial
+from autofit.search.exactness import FamilyBaselines, techniques
+from autofit.techniques import Job, complete, parse
+
+PLAIN = "method=full,precision=bf16-mixed,checkpointing=none,loss=full"
+TRICKY = "method=full,precision=bf16-mixed,checkpointing=selective,loss=chunked"
+
+
+def trial(job: Job, config: str, **shown: Any) -> Trial:
+    """A trial that fits, with the losses and gradient norms given."""
+    made = fits(1.0, 100.0)
+    known = {"losses": (11.0, 10.9, 10.8), "gradient_norms": (2.0, 1.9, 1.8), **shown}
+    outcome = Fits(measurement=replace(made.measurement, **known))
+    return make_trial(complete(parse(config)), outcome, job=job, limit=2**40)
+
+
+def test_equal_losses_and_gradients_are_no_reason(job: Job) -> None:
+    family = FamilyBaselines()
+    for config in (TRICKY, PLAIN, TRICKY):
+        shown = trial(job, config, gradient_norms=(2.02, 1.9, 1.8))
+        assert family.checked(shown) is shown
+    assert family.take_refuted() == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        ({"gradient_norms": (4.0, 1.9, 1.8)}, "first gradient's norm is 4"),
+        ({"gradient_norms": (0.0, 0.0, 0.0)}, "first gradient's norm is 0"),
+        ({"losses": (11.0, 10.9, 11.9)}, "loss of step 3 is 11.9"),
+    ],
+)
+def test_the_trial_with_more_techniques_is_wrong_if_it_comes_second(
+    job: Job, shown: dict[str, Any], words: str
+) -> None:
+    family = FamilyBaselines()
+    family.checked(trial(job, PLAIN))
+    outcome = family.checked(trial(job, TRICKY, **shown)).outcome
+    assert isinstance(outcome, Diverged)
+    assert words in outcome.reason
+    assert "checkpointing=none" in outcome.reason
+    assert family.take_refuted() == []
+
+
+def test_the_trial_with_more_techniques_is_wrong_if_it_came_first(job: Job) -> None:
+    family = FamilyBaselines()
+    first = family.checked(trial(job, TRICKY, gradient_norms=(4.0, 1.9, 1.8)))
+    assert isinstance(first.outcome, Fits), "nothing is known yet"
+    plain = family.checked(trial(job, PLAIN))
+    assert isinstance(plain.outcome, Fits)
+    (refuted,) = family.take_refuted()
+    assert refuted.config == first.config
+    assert isinstance(refuted.outcome, Diverged)
+    assert family.take_refuted() == []
+
+
+def test_overflowed_gradients_of_loss_scaling_are_passed_over(job: Job) -> None:
+    family = FamilyBaselines()
+    family.checked(trial(job, PLAIN, gradient_norms=(math.inf, 2.0, 1.8)))
+    checked = family.checked(trial(job, TRICKY, gradient_norms=(math.inf, math.inf, 2.0)))
+    assert isinstance(checked.outcome, Fits)
+
+
+def test_families_are_not_compared(job: Job) -> None:
+    family = FamilyBaselines()
+    family.checked(trial(job, PLAIN))
+    other = trial(job, PLAIN + ",optimizer=adamw-8bit", losses=(3.0, 2.0, 1.0), gradient_norms=(9.0, 9.0, 9.0))
+    assert family.checked(other) is other
+
+
+def test_dropout_makes_every_run_another(job: Job) -> None:
+    family = FamilyBaselines()
+    noisy = replace(job, workload=replace(job.workload, lora_dropout=0.1))
+    family.checked(trial(noisy, PLAIN))
+    other = trial(noisy, TRICKY, losses=(9.0, 9.0, 9.0))
+    assert family.checked(other) is other
+
+
+def test_techniques_are_counted_against_the_plain_recipe() -> None:
+    assert techniques(complete(parse(PLAIN))) == 0
+    assert techniques(complete(parse(PLAIN + ",micro_batch=4,optimizer=adamw-8bit"))) == 0
+    assert techniques(complete(parse(TRICKY))) == 2

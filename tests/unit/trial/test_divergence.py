@@ -1,0 +1,59 @@
+"""What counts as diverged: not finite, not the plain loss, not falling."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from autofit.techniques import complete, parse
+from autofit.trial.divergence import divergence
+
+BF16 = complete(parse("method=full,precision=bf16"))
+FP32 = complete(parse("method=full,precision=fp32"))
+FP16 = complete(parse("method=full,precision=fp16-mixed"))
+SGD = complete(parse("method=full,precision=bf16,optimizer=sgd"))
+FALLING = [11.0, 10.99, 10.98, 10.97, 10.96, 10.95]
+NORMS = [2.0] * 6
+
+
+def test_a_falling_loss_near_the_reference_is_well() -> None:
+    assert divergence(BF16, FALLING, NORMS, 11.001) is None
+    assert divergence(FP32, FALLING, NORMS, 11.00001) is None
+    assert divergence(BF16, FALLING, NORMS, None) is None
+
+
+@pytest.mark.parametrize("config", [BF16, FP32])
+def test_the_reference_binds_as_closely_as_rounding_allows(config: object) -> None:
+    found = divergence(config, FALLING, NORMS, 11.05)  # type: ignore[arg-type]
+    assert found is not None and "plain forward" in found.reason
+    assert found.reference_loss == 11.05
+
+
+def test_a_loss_that_is_not_finite_is_named_by_its_step() -> None:
+    found = divergence(BF16, [11.0, math.nan], [2.0, 2.0], 11.0)
+    assert found is not None and "loss of step 2" in found.reason
+    assert found.losses == (11.0, None)
+
+
+def test_gradients_must_be_finite_but_for_the_search_of_the_loss_scale() -> None:
+    assert divergence(BF16, [11.0], [math.inf], 11.0) is not None
+    assert divergence(FP16, [11.0, 11.0], [math.inf, 2.0], 11.0) is None
+    assert divergence(FP16, [11.0, 11.0], [math.inf, math.inf], 11.0) is not None
+
+
+def test_zero_gradients_are_no_training() -> None:
+    found = divergence(BF16, [11.0, 11.0], [0.0, 0.0], 11.0)
+    assert found is not None and "all zero" in found.reason
+
+
+def test_an_update_that_does_nothing_is_found() -> None:
+    flat = [11.0] * 6
+    found = divergence(BF16, flat, NORMS, 11.0)
+    assert found is not None and "did not lower" in found.reason
+    assert divergence(BF16, flat[:4], NORMS[:4], 11.0) is None, "too few to tell"
+    assert divergence(SGD, flat, NORMS, 11.0) is None, "lost in 16-bit weights"
+
+
+def test_an_ascent_is_found() -> None:
+    assert divergence(BF16, [11.0, 11.1, 11.2, 11.3, 11.4, 11.5], NORMS, 11.0) is not None
