@@ -1,17 +1,21 @@
 """Every trial ever measured, in SQLite or PostgreSQL. Only this package imports SQLAlchemy and Alembic."""
 
-from autofit.store.exchange import ImportReport, export_lines, import_lines
-from autofit.store.schema import StoreReport, check, upgrade
+from autofit.store.exchange import ImportReport, export_lines, import_lines, line_of, opening_line
+from autofit.store.schema import NoStore, StoreReport, check, place, upgrade
 from autofit.store.searches import Search
 from autofit.store.store import Store
 
 __all__ = [
     "ImportReport",
+    "NoStore",
     "Search",
     "Store",
     "StoreReport",
     "check",
     "export_lines",
     "import_lines",
+    "line_of",
+    "opening_line",
+    "place",
     "upgrade",
 ]

@@ -14,7 +14,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Outcome, Trial
 from autofit.store.engine import to_text
-from autofit.store.rows import trial_values
+from autofit.store.rows import storable, trial_values
 from autofit.store.store import Store
 from autofit.workload import Workload
 
@@ -41,11 +41,21 @@ def export_lines(store: Store) -> Iterator[str]:
     Numbers of trials are left out, because another store gives its own; searches are not carried.
     Raises `StoreError`.
     """
-    yield to_text({"schema": SCHEMA, "autofit": __version__}) + "\n"
+    yield opening_line()
     for trial in store.stream():
-        body = trial.to_json()
-        del body["trial_id"]
-        yield to_text(body) + "\n"
+        yield line_of(trial)
+
+
+def opening_line() -> str:
+    """The first line of an export."""
+    return to_text({"schema": SCHEMA, "autofit": __version__}) + "\n"
+
+
+def line_of(trial: Trial) -> str:
+    """A trial as a line of an export."""
+    body = storable(trial).to_json()
+    del body["trial_id"]
+    return to_text(body) + "\n"
 
 
 def import_lines(store: Store, lines: Iterable[str]) -> ImportReport:

@@ -19,7 +19,7 @@ from autofit.store.engine import BUSY_SECONDS, Database
 from autofit.store.failures import translated
 from autofit.store.tables import TABLES
 
-REVISIONS = ("0001",)
+REVISIONS = ("0001", "0002")
 """Every revision, oldest first. Opening a store compares with it, to spare the import of Alembic."""
 
 _SCRIPTS = Path(__file__).parent / "migrations"
@@ -27,6 +27,10 @@ _VERSIONS = "alembic_version"
 _LOCK = 0x6175746F666974  # "autofit", as PostgreSQL's advisory locks are numbers.
 # Alembic keeps the migration under way in a global.
 _MIGRATING = threading.Lock()
+
+
+class NoStore(StoreError):
+    """There is no store at the address, and none was to be made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +108,11 @@ def check(url: str | None = None) -> StoreReport:
             problems=tuple(problems),
             counts=_counts(connection, found.tables) if found else {},
         )
+
+
+def place(url: str | None = None) -> Path | None:
+    """The file of a SQLite store, whether or not it is there; None for a server. Raises `UsageError`."""
+    return Address.of(url).path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,8 +204,8 @@ def _counts(connection: Connection, tables: frozenset[str]) -> dict[str, int]:
     return {t.name: connection.scalar(select(func.count()).select_from(t)) or 0 for t in ours}
 
 
-def _absent(address: Address) -> StoreError:
-    return StoreError(
+def _absent(address: Address) -> NoStore:
+    return NoStore(
         f"there is no store at {address}",
         remedy="run `autofit search` first, or name another store with --store or AUTOFIT_STORE",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -69,6 +70,12 @@ class Store:
     def __str__(self) -> str:
         """Where the store is, without any password."""
         return str(self._database.address)
+
+    @property
+    def folder(self) -> Path | None:
+        """The folder of a SQLite file; None for a server."""
+        path = self._database.address.path
+        return None if path is None else path.absolute().parent
 
     def add(self, trial: Trial, *, search_id: str | None = None) -> Trial:
         """Keeps `trial` for good, before it returns, and returns it with its `trial_id`.
@@ -161,21 +168,25 @@ class Store:
         hardware_key: str,
         stack_key: str,
         workload_key: str,
+        memory_limit_bytes: int | None = None,
         allowed: Callable[[Config], bool] = lambda config: True,
     ) -> Frontier | None:
-        """The frontier of the latest fitting attempt of each config; None where nothing was tried.
+        """The frontier of what each config is known by; None where nothing was tried.
 
-        `allowed` must answer the same for all configs of a family (`techniques.family`).
-        `trials` and `out_of_memory` count all attempts.
+        That is the latest attempt that fits, unless a later one failed under the same or a higher memory limit; one
+        that was timed in full before one that was stopped early. With `memory_limit_bytes`, configs are judged as a
+        search under that limit judges them. `allowed` must answer the same for all configs of a family
+        (`techniques.family`). `trials` and `out_of_memory` count all attempts.
         """
-        context = ranking.of_context(hardware_key, stack_key, workload_key)
+        keys = (hardware_key, stack_key, workload_key)
+        context = ranking.of_context(*keys)
         with self._database.read() as connection:
             last = select(func.max(TrialRow.id)).where(*context).scalar_subquery()
             newest = connection.scalar(select(TrialRow.hardware_digest).where(TrialRow.id == last))
             if newest is None:
                 return None
             counts = ranking.counts(connection, context)
-            ids = ranking.undominated(connection, context)
+            ids = ranking.undominated(connection, *keys, memory_limit_bytes)
             points = [_point(trial) for trial in self._by_id(connection, ids) if allowed(trial.config)]
             return Frontier.of(
                 points,

@@ -7,10 +7,12 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -18,7 +20,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from autofit.errors import StoreError
-from autofit.outcome import Trial
+from autofit.outcome import Crashed, Fits, Trial
 from autofit.store import Store, check, export_lines, import_lines, schema, upgrade
 from autofit.store.tables import TABLES, Base
 
@@ -62,7 +64,7 @@ def test_sqlite_is_set_up_for_many_readers_and_a_writer(sqlite_url: str) -> None
             name: connection.scalar(text(f"PRAGMA {name}"))
             for name in ("journal_mode", "busy_timeout", "foreign_keys", "synchronous")
         }
-    assert pragmas == {"journal_mode": "wal", "busy_timeout": 30_000, "foreign_keys": 1, "synchronous": 1}
+    assert pragmas == {"journal_mode": "wal", "busy_timeout": 30_000, "foreign_keys": 1, "synchronous": 2}
 
 
 @pytest.mark.parametrize("revision", schema.REVISIONS)
@@ -133,15 +135,15 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "100%" / "migrations"
     shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
     monkeypatch.setattr(schema, "_SCRIPTS", folder)
-    monkeypatch.setattr(schema, "REVISIONS", ("0001", "0002"))
-    return folder / "versions" / "0002_next.py"
+    monkeypatch.setattr(schema, "REVISIONS", (*schema.REVISIONS, "9999"))
+    return folder / "versions" / "9999_next.py"
 
 
 NEXT = """
 from alembic import op
 import sqlalchemy as sa
 
-revision, down_revision = "0002", "0001"
+revision, down_revision = "9999", "0002"
 
 def upgrade():
     op.create_table("notes", sa.Column("id", sa.Integer, primary_key=True))
@@ -156,7 +158,7 @@ def test_an_upgrade_keeps_every_trial(url: str, next_revision: Path) -> None:
         Store.open(url)
     next_revision.write_text(NEXT)
     before = (ASSETS / "0001.jsonl").read_text().splitlines()[1:]
-    assert upgrade(url) == "0002"
+    assert upgrade(url) == "9999"
     with Store.open(url) as store:
         assert store.trials() == [Trial.from_json(json.loads(line)) for line in before]
     assert check(url).sound
@@ -173,3 +175,65 @@ def test_a_failed_upgrade_changes_nothing(url: str, next_revision: Path) -> None
     engine = engine_of(url)
     assert set(inspect(engine).get_table_names()) == {*TABLES, "alembic_version"}
     engine.dispose()
+
+
+def test_a_contributor_can_begin_a_migration(tmp_path: Path) -> None:
+    """`alembic revision` writes a file in the house's form, which Python reads."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(MIGRATIONS, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    config = Config()
+    config.set_main_option("script_location", str(folder))
+    made = ScriptDirectory.from_config(config).generate_revision("8888", "A column for watts", head="head")
+    assert made is not None and made.down_revision == schema.REVISIONS[-1]
+    assert Path(made.path).read_text().startswith('"""A column for watts"""\n')
+
+
+def to_revision(url: str, revision: str) -> None:
+    """Takes a store back to an older schema."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    engine = engine_of(url)
+    with engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, revision)
+    engine.dispose()
+
+
+def test_flags_of_older_trials_are_found(url: str, make_trial: Callable[..., Trial], fits: Callable[..., Fits]) -> None:
+    early = Fits(measurement=replace(fits().measurement, stopped_early=True))
+    said = 'it printed "transient":true and \0'
+    with Store.open(url) as store:
+        for outcome in (fits(), early, Crashed(reason="lost", transient=True), Crashed(reason=said)):
+            store.add(make_trial(outcome=outcome))
+    to_revision(url, "0001")
+    upgrade(url)
+    engine = engine_of(url)
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT stopped_early, transient FROM trials ORDER BY id")).all()
+    engine.dispose()
+    assert [tuple(map(bool, row)) for row in found] == [(False, False), (True, False), (False, True), (False, False)]
+
+
+def test_trials_of_one_card_come_together(sqlite_url: str, make_trial: Callable[..., Trial]) -> None:
+    """Up to revision 0001 a driver's few bytes less made another hardware, with attempts of its own."""
+    trial = make_trial()
+    smaller = replace(trial.hardware, memory_bytes=trial.hardware.memory_bytes - 2**20)
+    with Store.open(sqlite_url) as store:
+        kept = [store.add(t) for t in (trial, replace(trial, hardware=smaller), trial)]
+    to_revision(sqlite_url, "0001")
+    engine = engine_of(sqlite_url)
+    with engine.connect() as connection:
+        before = [tuple(row) for row in connection.execute(text("SELECT attempt FROM trials ORDER BY id"))]
+    assert before == [(1,), (1,), (2,)]
+    engine.dispose()
+    upgrade(sqlite_url)
+    engine = engine_of(sqlite_url)
+    with engine.connect() as connection:
+        found = connection.execute(text("SELECT attempt, hardware_key FROM trials ORDER BY id")).all()
+    engine.dispose()
+    assert [tuple(row) for row in found] == [(number, trial.hardware.key) for number in (1, 2, 3)]
+    with Store.open(sqlite_url) as store:
+        assert store.known(
+            hardware_key=trial.hardware.key, stack_key=trial.stack.key, workload_key=trial.workload.key
+        ) == {trial.config: kept}
+        assert len(store.hardware()) == 1

@@ -1,0 +1,67 @@
+"""What the frontier asks of a trial as columns, an index in its order, and keys of hardware without bytes of memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+
+_FLAGS = {"stopped_early": "fits", "transient": "crashed"}
+_INDEX = "ix_trials_frontier"
+_CONTEXT = ["workload_key", "hardware_key", "stack_key", "outcome"]
+_HARDWARE = sa.table(
+    "hardware", sa.column("digest", sa.String), sa.column("key", sa.String), sa.column("body", sa.JSON)
+)
+_SAME = " AND ".join(
+    f"o.{name} = trials.{name}"
+    for name in ("hardware_key", "stack_key", "workload_key", "config_key", "memory_limit_bytes")
+)
+
+
+def upgrade() -> None:
+    """Adds the columns, sorts the index by family, memory and speed, and renews the keys."""
+    for flag, outcome in _FLAGS.items():
+        op.add_column("trials", sa.Column(flag, sa.Boolean, nullable=False, server_default=sa.false()))
+        # Within a JSON string its quotes would be escaped. Not read as JSON: PostgreSQL refuses a text with \u0000.
+        op.execute(
+            f"UPDATE trials SET {flag} = true WHERE outcome = '{outcome}' "
+            f"AND CAST(evidence AS TEXT) LIKE '%\"{flag}\":true%'".replace(":true", r"\:true")
+        )
+    op.drop_index(_INDEX, "trials")
+    op.create_index(_INDEX, "trials", [*_CONTEXT, "family", "device_bytes", "tokens_per_second", "id"])
+    _renew_keys(("name", "kind", "device_name", "cores"))
+
+
+def downgrade() -> None:
+    """As it was before."""
+    _renew_keys(("name", "kind", "device_name", "memory_bytes", "cores"))
+    op.drop_index(_INDEX, "trials")
+    before = ["config_key", "id", "family", "device_bytes", "tokens_per_second"]
+    op.create_index(_INDEX, "trials", [*_CONTEXT, *before])
+    for flag in _FLAGS:
+        op.drop_column("trials", flag)
+
+
+def _renew_keys(fields: tuple[str, ...]) -> None:
+    """Where trials of several keys come together, their attempts are numbered anew."""
+    connection = op.get_bind()
+    # No two attempts may have one number at any moment, and numbers of trials are unique.
+    op.execute("UPDATE trials SET attempt = -id")
+    for digest, body in connection.execute(sa.select(_HARDWARE.c.digest, _HARDWARE.c.body)).all():
+        key = _digest([body[name] for name in fields])
+        connection.execute(sa.update(_HARDWARE).where(_HARDWARE.c.digest == digest).values(key=key))
+        renewed = sa.text("UPDATE trials SET hardware_key = :key WHERE hardware_digest = :digest")
+        connection.execute(renewed, {"key": key, "digest": digest})
+    op.execute(f"UPDATE trials SET attempt = (SELECT count(*) FROM trials o WHERE {_SAME} AND o.id <= trials.id)")
+
+
+def _digest(data: Any) -> str:
+    """As `workload.digest` was when this was written."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
