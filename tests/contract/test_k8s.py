@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import kustomize
 import pytest
 import typer
 import yaml
@@ -35,13 +36,16 @@ SEARCHES = {"base": "autofit-search", "overlays/h100": "autofit-search", "overla
 
 Object = dict[str, Any]
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("kubectl") is None, reason="kubectl is not installed: the manifests cannot be rendered"
-)
+HAS_KUBECTL = shutil.which("kubectl") is not None
 
 
 @functools.cache
 def render(variant: str) -> tuple[Object, ...]:
+    """What is applied: by kubectl, or without it by this folder's own renderer."""
+    return rendered_by_kubectl(variant) if HAS_KUBECTL else tuple(kustomize.render(K8S / variant))
+
+
+def rendered_by_kubectl(variant: str) -> tuple[Object, ...]:
     done = subprocess.run(["kubectl", "kustomize", str(K8S / variant)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "kustomize warns of what it will refuse one day"
@@ -131,6 +135,42 @@ def search_words(objects: tuple[Object, ...], **changed: str) -> list[str]:
     options = the(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
     submitted = words(ray_job(objects)["spec"]["entrypoint"], {**options, **changed})
     return words(shlex.join(submitted), {})
+
+
+@pytest.mark.skipif(not HAS_KUBECTL, reason="kubectl is not installed: every other test uses our own renderer")
+def test_our_own_renderer_agrees_with_kubectl(variant: str) -> None:
+    theirs, ours = rendered_by_kubectl(variant), kustomize.render(K8S / variant)
+    assert {name_of(o): without_hash(o) for o in theirs} == {name_of(o): without_hash(o) for o in ours}
+
+
+def name_of(o: Object) -> tuple[str, str]:
+    return o["kind"], without_hash(o["metadata"]["name"])
+
+
+def without_hash(value: Any) -> Any:
+    """`value` without the hash that kustomize gives the ConfigMap's name."""
+    if isinstance(value, dict):
+        return {key: without_hash(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [without_hash(inner) for inner in value]
+    return re.sub(r"^(autofit-search)-[a-z0-9]{10}$", r"\1", value) if isinstance(value, str) else value
+
+
+def test_our_own_renderer_passes_nothing_over(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: []\nnamePrefix: my-\n")
+    with pytest.raises(AssertionError, match="namePrefix"):
+        kustomize.render(tmp_path)
+    (tmp_path / "kustomization.yaml").write_text("resources: [nowhere.yaml]\n")
+    with pytest.raises(FileNotFoundError):
+        kustomize.render(tmp_path)
+
+
+def test_every_file_is_part_of_something() -> None:
+    """A manifest that no kustomization names would never be applied."""
+    for folder in (K8S / "base", *(K8S / "overlays").iterdir()):
+        text = (folder / "kustomization.yaml").read_text()
+        for file in folder.iterdir():
+            assert file.name == "kustomization.yaml" or file.name in text, file
 
 
 def test_every_variant_is_listed() -> None:
@@ -251,6 +291,7 @@ def test_every_option_of_search_env_is_used(objects: tuple[Object, ...]) -> None
     assert set(options["data"]) == used
 
 
+@pytest.mark.skipif(not HAS_KUBECTL, reason="kubectl is not installed, and only it gives names their hash")
 def test_a_search_keeps_its_options_when_others_are_applied() -> None:
     names = {of_kind(render(variant), "ConfigMap")[0]["metadata"]["name"] for variant in VARIANTS}
     assert len(names) == len(VARIANTS)
