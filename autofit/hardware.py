@@ -36,8 +36,12 @@ class Hardware:
 
     @property
     def key(self) -> str:
-        """A digest of what changes memory or speed."""
-        return digest([self.name, self.kind, self.device_name, self.memory_bytes, self.cores])
+        """A digest of what changes memory or speed.
+
+        Bytes of memory are no part of it: drivers, error correction and control groups change them a little, and a
+        trial's limit is stored with the trial. Cards that differ in size alone differ in `name`.
+        """
+        return digest([self.name, self.kind, self.device_name, self.cores])
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from datetime import UTC, datetime
 
+from autofit.errors import UsageError
 from autofit.lattice import Config
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.outcome import Outcome, Trial, Unsupported
 from autofit.store import Store
 from autofit.techniques import unsupported
+from autofit.trial.recording import check_writable, modified
 from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
 from autofit.trial.runner import TrialRunner
 from autofit.trial.site import detect
+
+_log = logging.getLogger(__name__)
 
 
 def trial(
@@ -25,8 +30,17 @@ def trial(
     profile: str | None = None,
     store: Store | None = None,
 ) -> Trial:
-    """Run `config` here and now; the outcome is stored if `store` is given. Never answered from the store."""
+    """Run `config` here and now; the outcome is stored if `store` is given. Never answered from the store.
+
+    `snapshot` and `profile` are files for recordings of one more step, taken when the measurement is done.
+    """
     job = options.job(detect(device))
+    if snapshot is not None and job.hardware.kind != "cuda":
+        raise UsageError("--snapshot needs a CUDA device: the CPU has no caching allocator to take a snapshot of")
+    recordings = {name: path for name, path in (("--snapshot", snapshot), ("--profile", profile)) if path is not None}
+    for name, path in recordings.items():
+        check_writable(path, name)
+    before = {path: modified(path) for path in recordings.values()}
     limit = memory_limit(memory_limit_bytes, job.hardware)
     reason = unsupported(config, job)
     outcome: Outcome
@@ -53,4 +67,8 @@ def trial(
         seconds=seconds,
         recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    return store.add(done) if store is not None and reason is None else done
+    stored = store.add(done) if store is not None and reason is None else done
+    for name, path in recordings.items():
+        if modified(path) == before[path]:
+            _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", name, path, outcome.kind)
+    return stored

@@ -39,7 +39,7 @@ class Events:
 
 
 def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Run the request in `data`; events go to the file `descriptor`. `asked_at` is the parent's monotonic time."""
+    """Run the request in `data`; events go to the file `descriptor`. `asked_at` is in monotonic seconds."""
     events = Events(descriptor)
     process_memory.prefer_as_oom_victim()
     events.result(_outcome(TrialRequest.from_json(data), events, asked_at))
@@ -47,11 +47,9 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 def _outcome(request: TrialRequest, events: Events, asked_at: float) -> Outcome:
     from autofit.trial.measure import run_trial
-    from autofit.trial.recording import memory_snapshot
 
     try:
-        with memory_snapshot(request.snapshot):
-            return run_trial(request, events.enter, asked_at=asked_at)
+        return run_trial(request, events.enter, asked_at=asked_at)
     except AutofitError as error:
         return Unsupported(reason=str(error))
     except Exception as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 from autofit.outcome import Crashed, OutOfMemory, TimedOut
 from autofit.trial import process_memory
+from autofit.units import format_bytes
 
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)")
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
@@ -26,14 +28,37 @@ _AMBIGUOUS_SIGNS = ("could not create a primitive", "could not execute a primiti
 NO_ROOM_BYTES = 64 * 1024**2
 """With less than this left, an ambiguous failure is one of memory: oneDNN's scratch space is a few MiB."""
 _STDERR_SIGNS = (*_HOST_SIGNS, "memoryerror", "thread creation failed", "out of memory")
+_DRIVER_SIGNS = ("out of memory", "cublas_status_alloc_failed")
+"""What CUDA and cuBLAS say when an allocation beside torch's allocator fails (lower case)."""
+_HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized", "cusolver_status_not_initialized")
+"""What making a library's handle says on a full device, and for other reasons too (lower case)."""
+FULL_BYTES = 512 * 1024**2
+"""A device with less than this free is full: libraries ask it for handles, workspaces and kernels of that order."""
+LATE_LOADED_BYTES = 2 * 1024**3
+"""Kernels that libraries load after the context is made take some hundred MiB; more than this is somebody else's."""
 
 
-def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) -> OutOfMemory | None:
-    """The out-of-memory outcome that `error` stands for; None for any other error."""
+class OverLimit(Exception):
+    """The trial's memory exceeds its limit, though no allocation failed."""
+
+
+class DeviceBusy(Exception):
+    """Other processes hold memory of the device that the trial was promised."""
+
+
+def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) -> OutOfMemory | Crashed | None:
+    """The outcome that `error` stands for where memory is its cause; None for any other error."""
     import torch
 
     text = str(error)
+    if isinstance(error, OverLimit):
+        return OutOfMemory(reason=text, phase=phase)
+    if isinstance(error, DeviceBusy):
+        return Crashed(reason=text, phase=phase, transient=True)
     if isinstance(error, torch.OutOfMemoryError):
+        if (missing := _taken_by_others()) > LATE_LOADED_BYTES:
+            reason = f"other processes took {format_bytes(missing)} of the device while the trial ran"
+            return Crashed(reason=reason, phase=phase, transient=True)
         match = _CUDA_REQUEST.search(text)
         requested = int(float(match[1]) * _UNITS[match[2]]) if match else None
         return OutOfMemory(reason=text.splitlines()[0][:500], phase=phase, requested_bytes=requested)
@@ -47,29 +72,62 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
             requested_bytes=int(match[1]) if match else None,
             host=not host_is_device,
         )
-    if isinstance(error, RuntimeError) and ("out of memory" in lowered or "cublas_status_alloc_failed" in lowered):
-        return OutOfMemory(reason=text.splitlines()[0][:500], phase=phase)
+    if isinstance(error, RuntimeError):
+        free = None if host_is_device else _device_free()
+        device_is_full = free is None or free < FULL_BYTES
+        reason = text.splitlines()[0][:500] if text else "out of memory"
+        if any(sign in lowered for sign in _DRIVER_SIGNS):
+            # With room on the device, what CUDA could not get is page-locked memory of the host.
+            return OutOfMemory(reason=reason, phase=phase, host=not host_is_device and not device_is_full)
+        if free is not None and device_is_full and any(sign in lowered for sign in _HANDLE_SIGNS):
+            return OutOfMemory(reason=reason, phase=phase)
     return None
 
 
+def _device_free() -> int | None:
+    """Bytes that the driver could still give on the current device; None where it does not say."""
+    import torch
+
+    with suppress(Exception):  # an error may have left the device unusable
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return int(torch.cuda.mem_get_info()[0])
+    return None
+
+
+def _taken_by_others() -> int:
+    """Bytes that the allocator was allowed but the device no longer had."""
+    import torch
+
+    from autofit.trial.meter import paged_bytes
+
+    with suppress(Exception):  # as above
+        free, total = torch.cuda.mem_get_info()
+        allowed = int(torch.cuda.get_per_process_memory_fraction() * total)
+        return allowed - torch.cuda.memory_reserved() - free - paged_bytes()
+    return 0
+
+
 def ended_without_result(
-    *, status: int, phase: str, room: int | None, stderr: str, kernel_oom_kills: int, host_is_device: bool
+    *,
+    status: int,
+    phase: str,
+    room: int | None,
+    stderr: str,
+    kernel_oom_kills: int | None,
+    host_is_device: bool,
+    short_bytes: int = 0,
 ) -> OutOfMemory | Crashed:
     """The outcome of a child that ended on its own without a result.
 
-    `status` is that of `os.waitpid`; `kernel_oom_kills` counts the kills that the kernel booked meanwhile; `room` is
-    what was left of the memory limit when the phase began, bytes.
+    `status` is that of `os.waitpid`; `kernel_oom_kills` counts the kills that the kernel booked meanwhile, None where
+    it keeps no books; `room` is what was left of the memory limit when the phase began, bytes; `short_bytes` is what
+    the host lacked of the limit when the trial began, because others held it.
     """
     tail = "\n".join(stderr.splitlines()[-20:])
     if status < 0:
         name = signal.Signals(-status).name
         if name == "SIGKILL":
-            why = (
-                "the kernel killed the trial: the host is out of memory"
-                if kernel_oom_kills
-                else "killed by SIGKILL from outside, which is how the kernel ends a process when memory runs out"
-            )
-            return OutOfMemory(reason=why, phase=phase, signal=name, host=not host_is_device)
+            return _killed(kernel_oom_kills, short_bytes, phase, host=not host_is_device)
         if any(sign in stderr.lower() for sign in _STDERR_SIGNS):
             return OutOfMemory(reason=_last_line(stderr), phase=phase, signal=name, host=not host_is_device)
         if room is not None and room < NO_ROOM_BYTES:
@@ -87,6 +145,21 @@ def ended_without_result(
     )
 
 
+def _killed(kernel_oom_kills: int | None, short_bytes: int, phase: str, *, host: bool) -> OutOfMemory | Crashed:
+    """The outcome of a child that died of SIGKILL, which the kernel sends when memory runs out, and anybody may."""
+    if kernel_oom_kills == 0:
+        reason = "something killed the trial, and it was not the kernel for want of memory"
+        return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
+    if short_bytes > 0:
+        reason = (
+            "the kernel killed the trial: the host ran out of memory, of which other processes held "
+            f"{format_bytes(short_bytes)} too much for the memory limit"
+        )
+        return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
+    why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, as the kernel does"
+    return OutOfMemory(reason=f"{why}: the host is out of memory", phase=phase, signal="SIGKILL", host=host)
+
+
 def timed_out(*, deadline_seconds: float, phase: str) -> TimedOut:
     """The outcome of a child that the parent killed at its deadline."""
     return TimedOut(
@@ -96,8 +169,8 @@ def timed_out(*, deadline_seconds: float, phase: str) -> TimedOut:
     )
 
 
-def kernel_oom_kills() -> int:
-    """Processes that the kernel has killed for memory in this control group so far; 0 where it does not say."""
+def kernel_oom_kills() -> int | None:
+    """Processes that the kernel has killed for memory in this control group so far; None where it does not say."""
     for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
         try:
             for line in path.read_text().splitlines():
@@ -105,7 +178,7 @@ def kernel_oom_kills() -> int:
                     return int(line.split()[1])
         except OSError:
             continue
-    return 0
+    return None
 
 
 def _no_room() -> bool:

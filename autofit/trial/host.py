@@ -25,12 +25,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from autofit.outcome import Outcome, outcome_from_json, outcome_to_json
-from autofit.trial import classify
+from autofit.outcome import Crashed, Outcome, outcome_from_json, outcome_to_json
+from autofit.trial import classify, nvml, process_memory
+from autofit.trial.postponed import import_postponed
+from autofit.trial.request import seconds_since_asked
 
 DEFAULT_ENTRY = "autofit.trial.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
 """Signs that this process had initialised the driver before the fork; the host then starts children anew instead."""
+DEVICE_BACK_SECONDS = 10.0
+"""How long a driver may take to free the memory of a process that has ended."""
+DEVICE_BACK_BYTES = 64 * 1024**2
+"""What may stay behind and the device still count as freed: other processes' memory moves, too."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Entry = Callable[[Mapping[str, Any], int, float], None]
@@ -60,12 +66,14 @@ class Host:
 
     def preload(self, model_type: str | None) -> None:
         """Import what children need. Nothing here may start a thread pool or touch a device."""
-        with warnings.catch_warnings():
+        on_gpu = os.environ.get("AUTOFIT_DEVICE_KIND", "cpu") != "cpu"
+        # Importing bitsandbytes asks the driver for the device's capability, which no fork survives: children do it.
+        postponed = import_postponed("bitsandbytes") if on_gpu else contextlib.nullcontext()
+        with warnings.catch_warnings(), postponed:
             warnings.simplefilter("ignore")
             for module in ("autofit.trial.measure", "peft", "transformers.optimization"):
                 importlib.import_module(module)
-            if os.environ.get("AUTOFIT_DEVICE_KIND", "cpu") == "cpu":
-                # On a GPU machine this import asks the driver for the device's capability: children do it there.
+            if not on_gpu:
                 with contextlib.suppress(ImportError):
                     importlib.import_module("bitsandbytes")
             if model_type is not None and model_type not in self._preloaded:
@@ -75,15 +83,23 @@ class Host:
                     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
                     AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
+        self._spawn = self._spawn or device_is_touched()
 
     def run(self, data: Mapping[str, Any], stdin: int) -> tuple[Outcome, float]:
         """The outcome of one request and its seconds. Raises `EOFError` if standard input closes meanwhile."""
-        asked_at = time.monotonic()
+        started = time.monotonic()
+        on_cpu = data.get("hardware", {}).get("kind", "cpu") == "cpu"
+        held_before = None if on_cpu else _device_held()
+        short_bytes = _host_shortage(data) if on_cpu else 0
         kills = classify.kernel_oom_kills()
-        child = self._start(data, asked_at)
+        try:
+            child = self._start(data, started - seconds_since_asked(data))
+        except OSError as error:
+            reason = f"no process for the trial can be started: {error}"
+            return Crashed(reason=reason, transient=True), time.monotonic() - started
         deadline = float(data.get("deadline_seconds", 600.0))
         try:
-            finished = self._listen(child, asked_at + deadline, stdin)
+            finished = self._listen(child, started + deadline, stdin)
             status = self._end(child, kill=not finished)
             outcome = child.result
             if not finished and outcome is None:
@@ -94,16 +110,19 @@ class Host:
                     phase=child.phase,
                     room=child.room,
                     stderr=_tail(child.output),
-                    kernel_oom_kills=classify.kernel_oom_kills() - kills,
-                    host_is_device=data.get("hardware", {}).get("kind", "cpu") == "cpu",
+                    kernel_oom_kills=None if kills is None else (classify.kernel_oom_kills() or 0) - kills,
+                    host_is_device=on_cpu,
+                    short_bytes=short_bytes,
                 )
         finally:
             self._end(child, kill=True)
             child.output.unlink(missing_ok=True)
+            if held_before is not None:
+                _await_device(held_before)
         if not self._spawn and any(sign in getattr(outcome, "stderr_tail", "") for sign in FORK_FAILURES):
             self._spawn = True
             return self.run(data, stdin)
-        return outcome, time.monotonic() - asked_at
+        return outcome, time.monotonic() - started
 
     def _start(self, data: Mapping[str, Any], asked_at: float) -> _Child:
         read_end, write_end = os.pipe()
@@ -198,6 +217,33 @@ class Host:
         return os.waitstatus_to_exitcode(status)
 
 
+def device_is_touched() -> bool:
+    """Whether this process has initialised CUDA, so that a child forked from it cannot."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def _device_held() -> int | None:
+    """Bytes that all processes hold of the trials' device; None where the driver does not say."""
+    device = nvml.first_visible()
+    return device.held_bytes if device is not None else None
+
+
+def _await_device(held_before: int) -> None:
+    """Wait until the device's memory is back where it was before the trial, so that the next one meets it free."""
+    until = time.monotonic() + DEVICE_BACK_SECONDS
+    while (held := _device_held()) is not None and held > held_before + DEVICE_BACK_BYTES:
+        if time.monotonic() > until:
+            return  # then it is another process's
+        time.sleep(0.05)
+
+
+def _host_shortage(data: Mapping[str, Any]) -> int:
+    """Bytes of the trial's memory limit that the host does not have now."""
+    available = process_memory.host_available()
+    return max(0, data.get("memory_limit_bytes", 0) - available) if available is not None else 0
+
+
 def _take(child: _Child, chunk: bytes) -> None:
     *lines, child.pending = (child.pending + chunk).split(b"\n")
     for line in lines:
@@ -267,7 +313,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--entry", default=DEFAULT_ENTRY)
     parser.add_argument("--spawn", action="store_true", help="start every child anew instead of forking")
+    parser.add_argument("--check", action="store_true", help="only say whether forking is safe after all imports")
     arguments = parser.parse_args()
+    if arguments.check:
+        Host(arguments.entry, spawn=False).preload("llama")
+        print(json.dumps({"device_is_touched": device_is_touched()}))
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it closes our input
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with answers

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,16 +14,24 @@ import torch
 
 from autofit.hardware import Hardware
 from autofit.outcome import PHASES
-from autofit.trial import process_memory
+from autofit.trial import nvml, process_memory
+from autofit.trial.classify import LATE_LOADED_BYTES, DeviceBusy, OverLimit
+from autofit.units import MIB, format_bytes
+
+BUSY_BYTES = 256 * MIB
+"""What others may hold of a device that counts as free: a display, the driver's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
-    """Peaks since the trial began, bytes."""
+    """Peaks since the last reset, or since the trial began, in bytes."""
 
     peak_allocated: int
     peak_reserved: int
     device: int
+    """What the driver shows at the peak."""
+    setup_peak: int
+    """`device` as it was at the last reset; 0 before the first."""
     host_peak: int
     """Peak resident memory of the process."""
     phase_peaks: dict[str, int]
@@ -33,7 +43,13 @@ class Meter(Protocol):
     device: torch.device
 
     def enforce(self, limit: int) -> None:
-        """Make allocations beyond `limit` bytes of device memory fail, context included."""
+        """Make allocations beyond `limit` bytes of device memory fail, context included.
+
+        Raises `DeviceBusy` where others hold so much that the limit cannot be had.
+        """
+
+    def reset(self) -> None:
+        """Forget the peaks so far, and return cached memory: what comes is the step's alone."""
 
     def phase(self, name: str) -> Any:
         """A context in which peak memory is booked to the phase `name`."""
@@ -48,7 +64,11 @@ class Meter(Protocol):
         """Bytes in use now, for leaks."""
 
     def reading(self) -> MemoryReading:
-        """The peaks so far."""
+        """The peaks.
+
+        Raises `OverLimit` where the driver shows more than the limit all the same, and `DeviceBusy` where others took
+        memory meanwhile, so that no figure can be given.
+        """
 
 
 class CpuMeter:
@@ -63,11 +83,20 @@ class CpuMeter:
         self._baseline = process_memory.read().anonymous
         self._peaks = dict.fromkeys(PHASES, 0)
         self._peak = 0
+        self._setup_peak = 0
         self._host_peak = 0
 
     def enforce(self, limit: int) -> None:
         """Allocations beyond `limit` bytes fail."""
         process_memory.limit_further(limit)
+
+    def reset(self) -> None:
+        """Trim the heap and start the peaks anew."""
+        self._book()
+        self._setup_peak, self._peak = self._peak, 0
+        self._peaks = dict.fromkeys(PHASES, 0)
+        process_memory.trim()
+        process_memory.reset_peak()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -103,6 +132,7 @@ class CpuMeter:
             peak_allocated=self._peak,
             peak_reserved=self._peak,
             device=self._peak,
+            setup_peak=self._setup_peak,
             host_peak=self._host_peak,
             phase_peaks=dict(self._peaks),
         )
@@ -113,22 +143,68 @@ class CudaMeter:
 
     def __init__(self, hardware: Hardware) -> None:
         self.device = torch.device("cuda", 0)
-        free_before = _driver_free()
+        before = nvml.first_visible()
+        self._held_by_others = before.held_bytes if before is not None else 0
+        """Where NVML does not say (ROCm), the device is taken for otherwise idle."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.empty(1, device=self.device)
         torch.cuda.synchronize()
-        free, self._total = torch.cuda.mem_get_info()
-        before = self._total if free_before is None else free_before
-        self.context = max(0, before - free - torch.cuda.memory_reserved())
-        """Bytes that the driver took for this process beside the allocator's."""
+        self._total = int(torch.cuda.mem_get_info()[1])
+        self._capacity = min(self._total, before.memory_bytes) if before is not None else self._total
+        self.context = max(0, self._beside_allocator())
+        """Bytes that the driver took for this process beside the allocator's: grows as libraries load kernels."""
+        self._limit = self._capacity
         self._peaks = dict.fromkeys(PHASES, 0)
         self._allocated = 0
         self._reserved = 0
+        self._setup_peak = 0
+
+    def _beside_allocator(self) -> int:
+        """Bytes that this process has on the device now beside torch's allocator and paged optimizer states."""
+        now = nvml.first_visible()
+        if now is not None:
+            held = now.held_bytes
+        else:
+            free, total = torch.cuda.mem_get_info()
+            held = total - free
+        return int(held - self._held_by_others - torch.cuda.memory_reserved() - paged_bytes())
+
+    def _update_context(self) -> None:
+        """Take kernels loaded since the last look into the context."""
+        beside = self._beside_allocator()
+        if beside > self.context + LATE_LOADED_BYTES:
+            raise DeviceBusy(
+                f"other processes took {format_bytes(beside - self.context)} of the device while the trial ran"
+            )
+        self.context = max(self.context, beside)
 
     def enforce(self, limit: int) -> None:
         """Allocations fail once reserved memory and the context exceed `limit` bytes."""
-        room = max(0, limit - self.context)
+        self._limit = min(limit, self._capacity)
+        free = self._capacity - self._held_by_others
+        if self._limit > free + BUSY_BYTES:
+            raise DeviceBusy(
+                f"other processes hold {format_bytes(self._held_by_others)} of the device: a memory limit of "
+                f"{format_bytes(limit)} cannot be had (end them, or use --memory-limit {free // MIB}MiB)"
+            )
+        self._cap()
+
+    def _cap(self) -> None:
+        room = max(0, self._limit - self.context)
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / self._total))
+
+    def reset(self) -> None:
+        """Empty the caches, start the peaks anew, and let the limit bind what the context has become."""
+        gc.collect()
+        torch.cuda.synchronize()
+        self._book()
+        self._update_context()
+        self._setup_peak = self._reserved + self.context
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self._allocated = self._reserved = 0
+        self._peaks = dict.fromkeys(PHASES, 0)
+        self._cap()
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -161,26 +237,38 @@ class CudaMeter:
         return torch.cuda.memory_allocated()
 
     def reading(self) -> MemoryReading:
-        """Device memory is the peak reserved plus the context."""
+        """Device memory is the peak reserved plus context plus paged states.
+
+        Paged states live in managed memory, which a device with room holds in full: below its capacity they count in
+        full, because nothing has been paged out then, nor has the time that this takes been measured.
+        """
         self._book()
+        self._update_context()
+        device = self._reserved + self.context + paged_bytes()
+        if self._limit >= self._capacity:
+            device = min(device, self._capacity)  # the device itself was the limit: what is more has been paged out
+        if device > self._limit:
+            raise OverLimit(
+                f"the driver shows {format_bytes(device)} of {format_bytes(self._limit)}: "
+                f"{format_bytes(self._reserved)} reserved, {format_bytes(self.context)} context, "
+                f"{format_bytes(paged_bytes())} paged"
+            )
         return MemoryReading(
             peak_allocated=self._allocated,
             peak_reserved=self._reserved,
-            device=self._reserved + self.context,
+            device=device,
+            setup_peak=self._setup_peak,
             host_peak=process_memory.read().peak_resident,
             phase_peaks=dict(self._peaks),
         )
 
 
-def _driver_free() -> int | None:
-    """Free bytes of device 0 before this process has a context, from NVML; None where NVML cannot be asked."""
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).free)
-    except Exception:  # any failure means the same: unknown
-        return None
+def paged_bytes() -> int:
+    """Bytes of bitsandbytes' paged states: managed memory (cudaMallocManaged), which no torch counter sees."""
+    functional = sys.modules.get("bitsandbytes.functional")
+    if functional is None:
+        return 0
+    return sum(int(tensor.nbytes) for tensor in functional.GlobalPageManager.get_instance().paged_tensors)
 
 
 def meter_for(hardware: Hardware) -> Meter:

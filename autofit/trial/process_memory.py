@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import os
 import resource
 from contextlib import suppress
 from dataclasses import dataclass
@@ -45,9 +48,34 @@ def read() -> ProcessMemory:
     )
 
 
+def is_accounted() -> bool:
+    """Whether this system says what `read` needs and lets `reset_peak` work; macOS and some sandboxes do not."""
+    try:
+        read()
+    except (OSError, KeyError, ValueError):
+        return False
+    return os.access("/proc/self/clear_refs", os.W_OK)
+
+
 def reset_peak() -> None:
     """Let `peak_resident` start anew from the present resident size (Linux 4.0; proc(5), clear_refs)."""
     Path("/proc/self/clear_refs").write_text("5")
+
+
+def trim() -> None:
+    """Give freed heap back to the kernel, where the C library can (malloc_trim(3), glibc)."""
+    gc.collect()
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def host_available() -> int | None:
+    """Bytes that programs could still take on this machine (proc(5), MemAvailable); None where it does not say."""
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * KIB
+    return None
 
 
 def limit_further(size: int) -> None:

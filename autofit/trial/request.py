@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model
@@ -41,9 +45,11 @@ class TrialRequest:
     """File for PyTorch's memory snapshot."""
     profile: str | None = None
     """File for a profiler trace of one step."""
+    asked: tuple[str, float] | None = field(default=None, compare=False)
+    """Whose clock, and seconds on it, when the trial was asked for; None until the request is first written down."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """As a JSON object. Writing it down is the asking: what passes it on keeps the first time."""
         return {
             "model": {**asdict(self.job.model), "config": dict(self.job.model.config)},
             "workload": self.job.workload.to_json(),
@@ -56,6 +62,7 @@ class TrialRequest:
             "rivals": [asdict(r) for r in self.rivals],
             "snapshot": self.snapshot,
             "profile": self.profile,
+            "asked": self.asked or (_clock(), time.monotonic()),
         }
 
     @classmethod
@@ -75,4 +82,19 @@ class TrialRequest:
             rivals=tuple(Rival(**r) for r in data["rivals"]),
             snapshot=data["snapshot"],
             profile=data["profile"],
+            asked=(data["asked"][0], data["asked"][1]),
         )
+
+
+def seconds_since_asked(data: Mapping[str, Any]) -> float:
+    """Seconds since the request that `data` spells was asked for; 0 where another machine's clock was read."""
+    clock, asked_at = data.get("asked") or ("", 0.0)
+    return max(0.0, time.monotonic() - asked_at) if clock == _clock() else 0.0
+
+
+@cache
+def _clock() -> str:
+    """What the steady clock belongs to: one boot of one machine."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return "unknown"

@@ -11,12 +11,51 @@ import tempfile
 from types import TracebackType
 from typing import IO
 
+from autofit.errors import EnvironmentLacks
 from autofit.outcome import Crashed, Outcome, outcome_from_json
+from autofit.trial import nvml
 from autofit.trial.host import DEFAULT_ENTRY
 from autofit.trial.request import TrialRequest
 
 ALLOCATOR = "expandable_segments:True"
 """Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
+
+
+def trial_environment(kind: str) -> dict[str, str]:
+    """Environment of the warm parent and its children, for one device of `kind`."""
+    device = nvml.first_visible() if kind == "cuda" else None
+    # By its id, because CUDA numbers devices by speed and the driver's library by slot.
+    chosen = {"CUDA_VISIBLE_DEVICES": device.uuid} if device is not None else {}
+    return {
+        **os.environ,
+        **chosen,
+        "AUTOFIT_DEVICE_KIND": kind,
+        # Both spellings: the first is read by torch 2.9 and later, the second by those before.
+        "PYTORCH_ALLOC_CONF": ALLOCATOR,
+        "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,
+        # Lets torch see devices through NVML, without initialising the driver in the parent.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def parent_touches_device(kind: str) -> bool:
+    """Whether the warm parent's imports initialise the device here, so that every trial has to import anew.
+
+    Raises `EnvironmentLacks` if the imports fail.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "autofit.trial.host", "--check"],
+        env=trial_environment(kind),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise EnvironmentLacks(f"the trials' imports fail: {last}", remedy="reinstall torch, transformers and peft")
+    return bool(json.loads(done.stdout.splitlines()[-1])["device_is_touched"])
 
 
 class TrialRunner:
@@ -29,24 +68,10 @@ class TrialRunner:
         self,
         *,
         kind: str = "cpu",
-        device_index: int | None = None,
         entry: str = DEFAULT_ENTRY,
         spawn: bool | None = None,
     ) -> None:
-        self._environment = {
-            **os.environ,
-            "AUTOFIT_DEVICE_KIND": kind,
-            # Both spellings: the first is read by torch 2.9 and later, the second by those before.
-            "PYTORCH_ALLOC_CONF": ALLOCATOR,
-            "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,
-            # Lets torch see devices through NVML, without initialising the driver in the parent.
-            "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-            "HF_HUB_OFFLINE": "1",
-            "PYTHONWARNINGS": "ignore",
-        }
-        if device_index is not None:
-            self._environment["CUDA_VISIBLE_DEVICES"] = str(device_index)
+        self._environment = trial_environment(kind)
         start_anew = spawn if spawn is not None else os.environ.get("AUTOFIT_START") == "spawn"
         self._command = [sys.executable, "-m", "autofit.trial.host", "--entry", entry]
         if start_anew:
@@ -98,6 +123,7 @@ class TrialRunner:
             reason=f"the trial's parent process ended with status {status}",
             exit_code=status,
             stderr_tail="\n".join(lines[-20:]),
+            transient=True,
         )
 
     def close(self) -> None:

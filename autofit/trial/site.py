@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import ast
+import importlib.util
+import json
 import os
 import platform
 import re
+import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
 from autofit.catalog.hardware import Card, match
 from autofit.errors import EnvironmentLacks, unknown
 from autofit.hardware import Hardware, Stack
+from autofit.trial import nvml, process_memory
+from autofit.units import GIB
 
 NATIVE_BF16 = 8.0
 """First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
@@ -31,14 +38,23 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
             f"trials on {device} are not measured yet: torch keeps no peak-memory counters that autofit trusts there",
             remedy="use --device cpu or --device cuda",
         )
+    if not process_memory.is_accounted():
+        raise EnvironmentLacks(
+            "this system does not account the peak memory of a process (/proc/self/status and clear_refs)",
+            remedy="run trials on Linux 4.7 or newer, outside of sandboxes that hide /proc",
+        )
     stack = installed_stack()
     if device in ("auto", "cuda"):
-        found = _nvidia() or _rocm()
+        found = _cuda(_torch_build())
         if found is not None:
             hardware, driver = found
-            return hardware, _with_driver(stack, driver)
+            return hardware, replace(stack, driver=driver)
         if device == "cuda":
-            raise EnvironmentLacks("no CUDA or ROCm device is found", remedy="check nvidia-smi or rocm-smi")
+            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+            raise EnvironmentLacks(
+                f"no CUDA or ROCm device is found{'' if hidden is None else f' with CUDA_VISIBLE_DEVICES={hidden!r}'}",
+                remedy="check nvidia-smi or rocm-smi",
+            )
     return cpu(), stack
 
 
@@ -47,9 +63,8 @@ def cpu() -> Hardware:
     name = _processor_name()
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     memory = host_memory_bytes()
-    slug = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
     return Hardware(
-        name=f"cpu-{slug}-{cores}c"[:64],
+        name=f"cpu-{_slug(name)}-{cores}c"[:64],
         kind="cpu",
         device_name=name,
         memory_bytes=memory,
@@ -75,7 +90,7 @@ def installed_stack() -> Stack:
     transformers = _version("transformers")
     if transformers is None:
         raise EnvironmentLacks("transformers is not installed", remedy="pip install transformers")
-    build = re.search(r"\+((?:cu|rocm)[\d.]+)", torch)
+    build = _torch_build()
     return Stack(
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         torch=torch,
@@ -85,7 +100,7 @@ def installed_stack() -> Stack:
         deepspeed=_version("deepspeed"),
         flash_attn=_version("flash-attn"),
         liger_kernel=_version("liger-kernel"),
-        cuda=build[1] if build else None,
+        cuda=f"rocm {build.hip}" if build.hip is not None else build.cuda,
     )
 
 
@@ -96,101 +111,90 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _with_driver(stack: Stack, driver: str) -> Stack:
-    return Stack(**{**stack.to_json(), "driver": driver})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TorchBuild:
+    version: str
+    cuda: str | None
+    """CUDA version that it was built for."""
+    hip: str | None
+    """ROCm version that it was built for."""
 
 
-def _nvidia() -> tuple[Hardware, str] | None:
-    """The first visible NVIDIA device and the driver's version, through NVML; None where there is none."""
-    try:
-        import pynvml
-    except ImportError:
-        return _nvidia_smi()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
+def _torch_build() -> _TorchBuild:
+    """What torch was built for, from its version.py: a wheel's name need not say it, and an import takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None, "torch is installed"
+    text = Path(spec.origin).with_name("version.py").read_text()
+    said = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *(.+)$", text, re.MULTILINE))
+    values = {name: ast.literal_eval(value) for name, value in said.items()}
+    return _TorchBuild(version=str(values["__version__"]), cuda=values.get("cuda"), hip=values.get("hip"))
+
+
+def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
+    """The first visible NVIDIA or AMD device and the driver's version; None where there is none.
+
+    Raises `EnvironmentLacks` for an NVIDIA device that the installed torch cannot use.
+    """
+    if build.hip is not None and (amd := _rocm()) is not None:
+        return amd
+    found = nvml.devices()
+    if found is None or not found.visible:
         return None
-    try:
-        count = pynvml.nvmlDeviceGetCount()
-        if count == 0:
-            return None
-        handle = pynvml.nvmlDeviceGetHandleByIndex(_first_visible())
-        major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(handle)
-        hardware = _accelerator(
-            device_name=_text(pynvml.nvmlDeviceGetName(handle)),
-            memory=int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-            count=count,
-            capability=f"{major}.{minor}",
+    first = found.visible[0]
+    if build.cuda is None:
+        raise EnvironmentLacks(
+            f"this machine has {first.name}, but the installed torch {build.version} is not built for CUDA",
+            remedy="make install TORCH_INDEX=<URL for your CUDA version>, see README.md; or use --device cpu",
         )
-        return hardware, _text(pynvml.nvmlSystemGetDriverVersion())
-    finally:
-        pynvml.nvmlShutdown()
+    hardware = _accelerator(
+        device_name=first.name,
+        marketed=first.marketed_bytes,
+        memory=first.memory_bytes,
+        count=len(found.visible),
+        capability=first.capability,
+    )
+    return hardware, found.driver
 
 
-def _nvidia_smi() -> tuple[Hardware, str] | None:
-    """The same from the nvidia-smi program, where NVML's Python package is missing."""
-    import subprocess
-
-    query = "name,memory.total,driver_version,compute_cap"
-    try:
-        done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    rows = [line.split(", ") for line in done.stdout.splitlines() if line.count(", ") == 3]
-    if done.returncode != 0 or not rows:
-        return None
-    name, mebibytes, driver, capability = rows[min(_first_visible(), len(rows) - 1)]
-    hardware = _accelerator(device_name=name, memory=int(mebibytes) * 1024**2, count=len(rows), capability=capability)
-    return hardware, driver
+_ASK_ROCM = """
+import json, torch
+if torch.cuda.is_available():
+    first = torch.cuda.get_device_properties(0)
+    print(json.dumps([first.name, first.total_memory, torch.cuda.device_count(), first.gcnArchName, torch.version.hip]))
+"""
 
 
 def _rocm() -> tuple[Hardware, str] | None:
-    """The first AMD device; torch itself must be asked, as the kernel names only the chip."""
+    """The first AMD device. Torch itself must be asked, in a process of its own that leaves no context behind."""
     if not Path("/dev/kfd").exists():
         return None
-    import torch
-
-    if torch.version.hip is None or not torch.cuda.is_available():
+    done = subprocess.run([sys.executable, "-c", _ASK_ROCM], capture_output=True, text=True)
+    if done.returncode != 0 or not done.stdout.strip():
         return None
-    properties = torch.cuda.get_device_properties(0)
+    name, memory, count, chip, hip = json.loads(done.stdout)
     hardware = _accelerator(
-        device_name=properties.name,
-        memory=int(properties.total_memory),
-        count=torch.cuda.device_count(),
-        capability=None,
+        device_name=name, marketed=memory, memory=memory, count=count, capability=chip.partition(":")[0]
     )
-    return hardware, str(torch.version.hip)
+    return hardware, hip
 
 
-def _accelerator(*, device_name: str, memory: int, count: int, capability: str | None) -> Hardware:
+def _accelerator(*, device_name: str, marketed: int, memory: int, count: int, capability: str) -> Hardware:
     card: Card | None = match(device_name, memory)
-    slug = re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
     return Hardware(
-        name=card.name if card else slug,
+        name=card.name if card else f"{_slug(device_name)}-{round(marketed / GIB)}g",
         kind="cuda",
         device_name=device_name,
         memory_bytes=memory,
         count=count,
         host_memory_bytes=host_memory_bytes(),
         capability=capability,
-        bf16=card.bf16 if card else capability is None or float(capability) >= NATIVE_BF16,
+        bf16=card.bf16 if card else capability.startswith("gfx") or float(capability) >= NATIVE_BF16,
         peak_flops=card.training_peak_flops if card else None,
     )
 
 
-def _first_visible() -> int:
-    """Index of the first device that CUDA_VISIBLE_DEVICES leaves; 0 where it names none by number."""
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-    return int(first) if first.isdecimal() else 0
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def _processor_name() -> str:

@@ -102,3 +102,16 @@ def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 def raises(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """A Python error outside the real child."""
     raise RuntimeError("kaboom")
+
+
+def greedy_in_a_group(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Takes more than its control group has, until the kernel ends it."""
+    from autofit.trial import process_memory
+
+    process_memory.prefer_as_oom_victim()
+    with open(os.path.join(os.environ["AUTOFIT_TEST_GROUP"], "cgroup.procs"), "w") as file:
+        file.write("0")
+    _phase(descriptor, "backward")
+    taken = []
+    while True:
+        taken.append(bytearray(os.urandom(1024**2)))

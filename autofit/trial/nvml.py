@@ -1,0 +1,164 @@
+"""NVIDIA devices as the driver's management library sees them: nothing here initialises CUDA, so forks stay safe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.errors import EnvironmentLacks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvidiaDevice:
+    """A card, or the MIG instance of one."""
+
+    uuid: str
+    """`GPU-...` or `MIG-...`: CUDA_VISIBLE_DEVICES takes it, and no order of devices can change its meaning."""
+    name: str
+    marketed_bytes: int
+    """All memory, the driver's own share included."""
+    memory_bytes: int
+    """What programs can reach."""
+    held_bytes: int
+    """What programs hold now, all together."""
+    capability: str
+    """Compute capability, such as `9.0`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvidiaDevices:
+    """What one machine shows."""
+
+    driver: str
+    installed: int
+    """Cards in the machine, hidden ones included."""
+    visible: tuple[NvidiaDevice, ...]
+    """In CUDA's order for this process: its device 0 first."""
+
+
+def devices() -> NvidiaDevices | None:
+    """The machine's devices; None without an NVIDIA driver. Raises `EnvironmentLacks` for one that does not answer."""
+    import pynvml
+
+    try:
+        with _session():
+            handles = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return NvidiaDevices(
+                driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+                installed=pynvml.nvmlDeviceGetCount(),
+                visible=tuple(_describe(*handle) for handle in handles),
+            )
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return None
+    except pynvml.NVMLError as error:
+        raise EnvironmentLacks(
+            f"the NVIDIA driver does not answer: {error}", remedy="see what nvidia-smi says, or use --device cpu"
+        ) from error
+
+
+def first_visible() -> NvidiaDevice | None:
+    """CUDA's device 0 for this process; None where there is none or the driver does not say."""
+    try:
+        found = devices()
+    except EnvironmentLacks:
+        return None
+    return found.visible[0] if found is not None and found.visible else None
+
+
+def visible_ids(value: str | None, cards: list[str], instances: dict[str, list[str]]) -> list[str]:
+    """The ids that CUDA_VISIBLE_DEVICES=`value` leaves, in order.
+
+    `cards` are the cards' ids in PCI order and `instances` the MIG instances of those that are divided. As in CUDA, the
+    list ends at the first word that names no device, a device named twice leaves none, ids may be abbreviated, and a
+    divided card stands for its first instance. (CUDA programming guide, "CUDA environment variables".)
+    """
+    words = [str(i) for i in range(len(cards))] if value is None else [word.strip() for word in value.split(",")]
+    every = [*cards, *(instance for found in instances.values() for instance in found)]
+    chosen: list[str] = []
+    for word in words:
+        if word.isdecimal():
+            named = cards[int(word) : int(word) + 1]
+        else:
+            named = [known for known in every if known.startswith(word)] if word.startswith(("GPU-", "MIG-")) else []
+        if len(named) != 1:
+            break
+        device = (instances.get(named[0]) or named)[0]
+        if device in chosen:
+            return []
+        chosen.append(device)
+    return chosen
+
+
+@contextmanager
+def _session() -> Iterator[None]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(value: str | None) -> list[tuple[Any, Any]]:
+    """Handles of the visible devices, each with its card's."""
+    import pynvml
+
+    handles: dict[str, tuple[Any, Any]] = {}
+    cards: list[str] = []
+    instances: dict[str, list[str]] = {}
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        card = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = _text(pynvml.nvmlDeviceGetUUID(card))
+        cards.append(uuid)
+        handles[uuid] = (card, card)
+        for instance in _mig_instances(card):
+            name = _text(pynvml.nvmlDeviceGetUUID(instance))
+            instances.setdefault(uuid, []).append(name)
+            handles[name] = (instance, card)
+    return [handles[uuid] for uuid in visible_ids(value, cards, instances)]
+
+
+def _mig_instances(card: Any) -> list[Any]:
+    import pynvml
+
+    try:
+        enabled, _ = pynvml.nvmlDeviceGetMigMode(card)
+    except pynvml.NVMLError:  # cards that cannot be divided
+        return []
+    if not enabled:
+        return []
+    found = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        try:
+            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
+        except pynvml.NVMLError_NotFound:  # numbers have gaps
+            continue
+    return found
+
+
+def _describe(device: Any, card: Any) -> NvidiaDevice:
+    import pynvml
+
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
+        reachable = int(memory.total) - int(memory.reserved)
+    except pynvml.NVMLError:  # drivers before 510: what they reserve counts as used there
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+        reachable = int(memory.total)
+    return NvidiaDevice(
+        uuid=_text(pynvml.nvmlDeviceGetUUID(device)),
+        name=_text(pynvml.nvmlDeviceGetName(device)),
+        marketed_bytes=int(memory.total),
+        memory_bytes=reachable,
+        held_bytes=int(memory.used),
+        capability=f"{major}.{minor}",
+    )
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

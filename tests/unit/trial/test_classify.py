@@ -1,0 +1,118 @@
+"""Which failures are want of memory, whose memory it was, and which say nothing about the config."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from unit.trial.fake_cuda import TOTAL, install_cuda
+from unit.trial.fake_nvml import MIB
+
+from autofit.hardware import Hardware
+from autofit.outcome import Crashed, OutOfMemory
+from autofit.trial import classify
+from autofit.trial.classify import DeviceBusy, OverLimit, ended_without_result, memory_failure
+from autofit.trial.meter import CudaMeter
+
+GIB = 1024**3
+CARD = Hardware(name="card", kind="cuda", device_name="card", memory_bytes=TOTAL)
+CUDA_TEXT = "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of 23.44 GiB\nmore"
+
+
+def on_gpu(error: Exception) -> OutOfMemory | Crashed | None:
+    return memory_failure(error, "backward", host_is_device=False)
+
+
+def killed(booked: int | None, *, short_bytes: int = 0) -> OutOfMemory | Crashed:
+    return ended_without_result(
+        status=-9,
+        phase="forward",
+        room=None,
+        stderr="",
+        kernel_oom_kills=booked,
+        host_is_device=False,
+        short_bytes=short_bytes,
+    )
+
+
+def test_the_allocators_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install_cuda(monkeypatch)
+    CudaMeter(CARD).enforce(8 * GIB)
+    fake.use(allocated=7 * GIB)
+    outcome = on_gpu(torch.OutOfMemoryError(CUDA_TEXT))
+    assert isinstance(outcome, OutOfMemory)
+    assert (outcome.phase, outcome.requested_bytes, outcome.host) == ("backward", 3 * GIB // 2, False)
+    assert "\n" not in outcome.reason
+
+
+def test_the_allocators_refusal_because_others_took_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install_cuda(monkeypatch)
+    CudaMeter(CARD).enforce(20 * GIB)
+    fake.use(allocated=7 * GIB)
+    fake.others_take(10 * GIB)
+    outcome = on_gpu(torch.OutOfMemoryError(CUDA_TEXT))
+    assert isinstance(outcome, Crashed) and outcome.transient
+    assert "other processes took" in outcome.reason
+
+
+@pytest.mark.parametrize(("used", "host"), [(1 * GIB, True), (TOTAL - 1000 * MIB, False)])
+def test_cuda_out_of_memory_beside_the_allocator(monkeypatch: pytest.MonkeyPatch, used: int, host: bool) -> None:
+    fake = install_cuda(monkeypatch)
+    CudaMeter(CARD)
+    fake.use(allocated=used)
+    fake.load_kernels(200 * MIB)
+    outcome = on_gpu(RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be ..."))
+    assert isinstance(outcome, OutOfMemory) and outcome.host is host
+
+
+@pytest.mark.parametrize("sign", ["CUBLAS_STATUS_NOT_INITIALIZED", "CUDNN_STATUS_NOT_INITIALIZED"])
+def test_no_handle_on_a_full_device_is_want_of_memory(monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+    fake = install_cuda(monkeypatch)
+    CudaMeter(CARD)
+    error = RuntimeError(f"CUDA error: {sign} when calling `cublasCreate(handle)`")
+    assert on_gpu(error) is None
+    fake.use(allocated=TOTAL - 600 * MIB)
+    assert isinstance(on_gpu(error), OutOfMemory)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
+def test_host_memory_is_not_the_devices(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    install_cuda(monkeypatch)
+    on_card, on_cpu = on_gpu(error), memory_failure(error, "build", host_is_device=True)
+    assert isinstance(on_card, OutOfMemory) and on_card.host
+    assert isinstance(on_cpu, OutOfMemory) and not on_cpu.host
+
+
+def test_what_the_meter_says() -> None:
+    over, busy = on_gpu(OverLimit("9 of 8 GiB")), on_gpu(DeviceBusy("others hold 5 GiB"))
+    assert isinstance(over, OutOfMemory) and over.reason == "9 of 8 GiB"
+    assert isinstance(busy, Crashed) and busy.transient
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes cannot be multiplied"), ValueError("out of memory"), KeyError()]
+)
+def test_other_errors_are_not_memory(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    install_cuda(monkeypatch)
+    assert on_gpu(error) is None
+
+
+def test_a_kill_that_the_kernel_booked() -> None:
+    outcome = killed(1)
+    assert isinstance(outcome, OutOfMemory) and outcome.host and outcome.signal == "SIGKILL"
+
+
+def test_a_kill_that_nobody_booked() -> None:
+    assert isinstance(killed(None), OutOfMemory)
+    outcome = killed(0)
+    assert isinstance(outcome, Crashed) and outcome.transient
+
+
+def test_a_kill_because_others_held_the_host() -> None:
+    outcome = killed(1, short_bytes=3 * GIB)
+    assert isinstance(outcome, Crashed) and outcome.transient
+    assert "3.00 GiB too much" in outcome.reason
+
+
+def test_kernel_books_are_read_where_there_are_any() -> None:
+    booked = classify.kernel_oom_kills()
+    assert booked is None or booked >= 0

@@ -1,0 +1,104 @@
+"""What a machine is taken for, with devices that are not there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from unit.trial.fake_nvml import MIB, FakeCard, install
+
+from autofit.errors import EnvironmentLacks
+from autofit.trial import process_memory, site
+from autofit.trial.site import detect
+
+
+@pytest.fixture
+def cuda_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the installed torch were built for CUDA."""
+    built = site._TorchBuild(version="2.13.0", cuda="13.0", hip=None)
+    monkeypatch.setattr(site, "_torch_build", lambda: built)
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_a_card_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeCard("GPU-a"), FakeCard("GPU-b"))
+    hardware, stack = detect()
+    assert (hardware.name, hardware.kind, hardware.count, hardware.capability) == ("h100-80g", "cuda", 2, "9.0")
+    assert hardware.memory_bytes == 81089 * MIB
+    assert (stack.cuda, stack.driver) == ("13.0", "580.95.05")
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_hidden_cards_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeCard("GPU-a"), FakeCard("GPU-b", name="NVIDIA L4", total=23034 * MIB, capability=(8, 9)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    hardware, _ = detect()
+    assert (hardware.name, hardware.count) == ("l4", 1)
+
+
+@pytest.mark.usefixtures("cuda_torch")
+@pytest.mark.parametrize("value", ["", "-1", "5"])
+def test_all_cards_hidden(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    install(monkeypatch, FakeCard("GPU-a"))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+    assert detect("auto")[0].kind == "cpu"
+    with pytest.raises(EnvironmentLacks, match=f"CUDA_VISIBLE_DEVICES='{value}'"):
+        detect("cuda")
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_a_slice_is_not_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    slices: list[FakeCard | None] = [FakeCard("MIG-b", name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", total=9984 * MIB)]
+    install(monkeypatch, FakeCard("GPU-a", divided=True, instances=slices))
+    hardware, _ = detect()
+    assert hardware.name == "nvidia-h100-80gb-hbm3-mig-1g-10gb-10g"
+    assert hardware.memory_bytes < 10 * 1024 * MIB and hardware.peak_flops is None
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda"])
+def test_torch_without_cuda_beside_a_card(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+    install(monkeypatch, FakeCard("GPU-a"))
+    built = site._TorchBuild(version="2.13.0+cpu", cuda=None, hip=None)
+    monkeypatch.setattr(site, "_torch_build", lambda: built)
+    with pytest.raises(
+        EnvironmentLacks, match=r"H100.*2\.13\.0\+cpu is not built for CUDA \(make install TORCH_INDEX="
+    ):
+        detect(device)
+    assert detect("cpu")[0].kind == "cpu"
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_the_key_survives_a_driver_that_keeps_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for reserved in (470 * MIB, 551 * MIB):
+        install(monkeypatch, FakeCard("GPU-a", reserved=reserved))
+        keys.add(detect()[0].key)
+    assert len(keys) == 1
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_unknown_cards_of_one_name_differ_by_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for total in (10240 * MIB, 12288 * MIB):
+        card = FakeCard("GPU-a", name="NVIDIA GeForce RTX 3080", total=total, capability=(8, 6))
+        install(monkeypatch, card)
+        hardware, _ = detect()
+        keys.add(hardware.key)
+        assert hardware.bf16
+    assert len(keys) == 2
+
+
+def test_the_build_of_torch_is_read_without_importing_it() -> None:
+    code = "import sys; from autofit.trial import site; print(site._torch_build()); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    import torch
+
+    assert f"version={torch.__version__!r}" in done.stdout
+    assert f"cuda={torch.version.cuda!r}" in done.stdout
+
+
+def test_a_system_that_does_not_account_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_memory, "is_accounted", lambda: False)
+    with pytest.raises(EnvironmentLacks, match=r"does not account.*Linux"):
+        detect("cpu")
