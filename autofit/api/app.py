@@ -12,35 +12,44 @@ from starlette.responses import Response
 
 from autofit import __version__, operations
 from autofit.api import problems
+from autofit.api.loopback import names_loopback
 from autofit.errors import unknown
 from autofit.operations import WorkloadOptions
 from autofit.outcome import OUTCOME_KINDS
 from autofit.store import Store
 from autofit.units import parse_bytes
-from autofit.workload import Effect, Goal
+from autofit.workload import Effect, Goal, Workload
 
 
 def workload_options(
-    model: Annotated[str, Query(description="Name of the catalog")],
+    request: Request,
+    model: Annotated[str, Query(description="Name of the catalog, or of another model that was measured")],
     seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
     global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
     lora_dropout: Annotated[float, Query(ge=0, lt=1)] = 0.0,
     devices: Annotated[int, Query(ge=1)] = 1,
     seed: int = 0,
-) -> WorkloadOptions:
-    """The workload that the query names. Only catalog names: a path would let a client read the server's files."""
+) -> WorkloadOptions | Workload:
+    """The workload that the query names.
+
+    Only names of the catalog and of the store: a path would let a client read the server's files.
+    """
     from autofit.catalog.models import names
 
-    if model.lower() not in names():
-        raise unknown("model", model, names())
-    return WorkloadOptions(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        lora_dropout=lora_dropout,
-        devices=devices,
-        seed=seed,
-    )
+    rest: dict[str, Any] = {
+        "seq_len": seq_len,
+        "global_batch": global_batch,
+        "lora_dropout": lora_dropout,
+        "devices": devices,
+        "seed": seed,
+    }
+    if model.lower() in names():
+        return WorkloadOptions(model=model, **rest)
+    store: Store = request.app.state.store
+    measured = store.workloads(model=model)
+    if not measured:
+        raise unknown("model", model, (*names(), *sorted({w.model for w in store.workloads()})))
+    return Workload(model=model, model_digest=measured[0].model_digest, **rest)
 
 
 def goal_options(
@@ -62,21 +71,27 @@ PROBLEM: dict[str, Any] = {
     "content": {"application/problem+json": {"schema": {"type": "object"}}},
 }
 
-WorkloadQuery = Annotated[WorkloadOptions, Depends(workload_options)]
+WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
 GoalQuery = Annotated[Goal, Depends(goal_options)]
 
 
-def create_app(store: Store, *, token: str | None = None) -> FastAPI:
-    """The application over an open store; with a token, every request but /healthz must bear it."""
+def create_app(store: Store, *, token: str | None = None, loopback: bool = False) -> FastAPI:
+    """The application over an open store; with a token, every request but /healthz must bear it.
+
+    Without one, a server on `loopback` answers only requests for this machine's own names.
+    """
     app = FastAPI(
         title="autofit",
         version=__version__,
         description="Measured answers: which training configuration fits a GPU, and which of them is fastest.",
         responses={"4XX": PROBLEM, "5XX": PROBLEM},
     )
+    app.state.store = store
     problems.install(app)
     if token is not None:
         _require(app, token)
+    elif loopback:
+        _require_own_name(app)
 
     @app.get("/healthz", summary="Whether the server runs")
     def healthz() -> dict[str, str]:
@@ -115,6 +130,19 @@ def create_app(store: Store, *, token: str | None = None) -> FastAPI:
         return {"trials": [t.to_json() for t in found], "total": store.count(model=model, outcome=outcome)}
 
     return app
+
+
+def _require_own_name(app: FastAPI) -> None:
+    """Refuse requests for other hosts: a page whose name is made to mean 127.0.0.1 would have a browser read for it."""
+
+    @app.middleware("http")
+    async def check_host(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        if not names_loopback(request.headers.get("host", "")):
+            refusal: JSONResponse = problems.problem(
+                421, "Misdirected request", "this server answers to localhost only"
+            )
+            return refusal
+        return await call_next(request)
 
 
 def _require(app: FastAPI, token: str) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 
+from autofit.api.loopback import is_loopback
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.store import Store
 
@@ -24,19 +24,10 @@ def serve(*, host: str, port: int, store: str | None) -> None:
             f"a server on {host} can be reached from other machines and would ask for no token",
             remedy=f"set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
         )
-    with Store.open(store) as opened:
+    with Store.open(store, create=False) as opened:
         _check_free(host, port)
-        uvicorn.run(create_app(opened, token=token), host=host, port=port, log_level="warning", access_log=False)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach `host`."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        app = create_app(opened, token=token, loopback=is_loopback(host))
+        uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
 def _check_free(host: str, port: int) -> None:

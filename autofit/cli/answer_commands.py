@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import print_json
+from autofit.cli.output import nothing_fits_as_json, print_json, write
 
 FRONTIER_HELP = """Show the Pareto frontier of memory against throughput that has been measured.
 
@@ -55,7 +55,7 @@ def frontier(
     from autofit.cli.tables import frontier_table
     from autofit.store import Store
 
-    with Store.open(store) as opened:
+    with Store.open(store, create=False) as opened:
         found = operations.frontier(
             workload(model, seq_len, global_batch, lora_dropout, devices, seed),
             hardware=hardware,
@@ -66,9 +66,9 @@ def frontier(
         from autofit.export import charts
 
         if html is not None:
-            write(html, charts.html(found).encode())
+            write(html, [charts.html(found).encode()])
         if png is not None:
-            write(png, charts.png(found))
+            write(png, [charts.png(found)])
     if as_json:
         print_json(found.to_json())
     else:
@@ -87,20 +87,29 @@ def recommend(
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
     seed: options.Seed = 0,
-    form: Annotated[str | None, typer.Option("--format", help="json, transformers or trl; default: text.")] = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="json, transformers or trl; default: text. More trainers come with later releases.",
+            autocompletion=options.complete_format,
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
     store: options.Store = None,
 ) -> None:
     """Answer with the fastest measured config that fits."""
-    from autofit import export, operations
+    from autofit import operations
     from autofit.cli.run_commands import goal, warn, workload
     from autofit.cli.tables import recommendation_text
     from autofit.store import Store
     from autofit.units import parse_bytes
 
     if form is not None:
+        from autofit import export
+
         export.check_format(form)
-    with Store.open(store) as opened:
+    with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
         answer = operations.recommend(
             workload(model, seq_len, global_batch, lora_dropout, devices, seed),
             hardware=hardware,
@@ -115,16 +124,6 @@ def recommend(
         for note in exported.notes:
             warn(note)
     if out is not None:
-        write(out, text.encode())
+        write(out, [text.encode()])
     else:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file; raises `UsageError` where that is impossible."""
-    from autofit.errors import UsageError
-
-    try:
-        path.write_bytes(data)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from error

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import columns, print_json
+from autofit.cli.output import STDOUT, columns, print_json, write
 
-File = Annotated[Path, typer.Argument(help="JSON lines file.")]
+File = Annotated[Path, typer.Argument(help="JSON lines file; - is standard output or input.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the group to the program."""
     group = typer.Typer(help="The store of trials.", no_args_is_help=True, rich_markup_mode=None)
     group.command("upgrade", help="Bring a store of an older version to this one.")(upgrade)
-    group.command("check", help="Check the store's schema and integrity, and count what it holds.")(check)
+    group.command(
+        "check", help="Check the store's schema and integrity, and count what it holds; exit code 4 unless it is sound."
+    )(check)
     group.command("export", help="Write every trial to FILE, one JSON object per line.")(export)
     group.command("import", help="Add the trials of FILE that the store does not have.")(import_)
     app.add_typer(group, name="db")
@@ -31,25 +35,33 @@ def upgrade(store: options.Store = None) -> None:
 
 
 def check(store: options.Store = None, as_json: options.Json = False) -> None:
-    """Check the store."""
+    """Check the store; exit code 4 unless it is sound."""
     from autofit.store import check as examine
 
-    report = examine(store).to_json()
+    report = examine(store)
     if as_json:
-        print_json(report)
+        print_json(report.to_json())
     else:
-        print(columns([("store", "state"), *((str(k), str(v)) for k, v in report.items())]))
+        print(columns([("store", "state"), *((str(k), str(v)) for k, v in report.to_json().items())]))
+    if not report.sound:
+        raise typer.Exit(4)
 
 
 def export(file: File, store: options.Store = None) -> None:
     """Write every trial to a file."""
-    from autofit.cli.answer_commands import write
     from autofit.store import Store, export_lines
 
-    with Store.open(store) as opened:
-        lines = list(export_lines(opened))
-    write(file, "".join(line.rstrip("\n") + "\n" for line in lines).encode())
-    print(f"{len(lines) - 1} trials written to {file}")
+    written = -1  # the first line is no trial
+    with Store.open(store, create=False) as opened:
+
+        def chunks() -> Iterator[bytes]:
+            nonlocal written
+            for line in export_lines(opened):
+                written += 1
+                yield line.encode()
+
+        write(file, chunks())
+    print(f"{written} trials written to {file}", file=sys.stderr if str(file) == STDOUT else sys.stdout)
 
 
 def import_(file: File, store: options.Store = None) -> None:
@@ -58,9 +70,8 @@ def import_(file: File, store: options.Store = None) -> None:
     from autofit.store import Store, import_lines
 
     try:
-        lines = file.read_text().splitlines()
+        with sys.stdin if str(file) == STDOUT else file.open(encoding="utf-8") as lines, Store.open(store) as opened:
+            report = import_lines(opened, lines)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
-    with Store.open(store) as opened:
-        report = import_lines(opened, lines)
     print(f"{report.added} trials added, {report.repeated} were there already")

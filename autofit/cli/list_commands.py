@@ -9,6 +9,9 @@ import typer
 from autofit.cli import options
 from autofit.cli.output import columns, print_json
 
+NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the published count is the text model's"}
+"""What a model's row cannot say."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
@@ -24,11 +27,16 @@ def models(as_json: options.Json = False) -> None:
 
     found = [load(name) for name in names()]
     if as_json:
-        print_json([{"name": m.name, "parameters": m.parameters, "source": m.source} for m in found])
+        print_json(
+            [{"name": m.name, "parameters": m.parameters, "source": m.source, "note": NOTES.get(m.name)} for m in found]
+        )
         return
     rows = [("model", "parameters", "source")]
     rows += [(m.name, f"{m.parameters:,}" if m.parameters else "unknown", m.source) for m in found]
     print(columns(rows, right=frozenset({1})))
+    print()
+    for name, note in NOTES.items():
+        print(f"{name}: {note}")
 
 
 def hardware(as_json: options.Json = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 from typing import Annotated, NoReturn
 
@@ -11,6 +12,7 @@ import typer
 
 from autofit import __version__
 from autofit.cli import answer_commands, db_commands, list_commands, run_commands, serve_command
+from autofit.cli.output import FULL
 from autofit.errors import AutofitError
 
 app = typer.Typer(
@@ -55,6 +57,7 @@ def main() -> None:
         code = app(standalone_mode=False)
         if code == 130:  # click has caught the interrupt itself
             raise KeyboardInterrupt
+        sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except AutofitError as error:
         print(f"autofit: {error}", file=sys.stderr)
@@ -65,6 +68,13 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left: nothing to say to anyone
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"autofit: nothing more can be written: {error.strerror} (free some space)", file=sys.stderr)
+        with suppress(OSError):
+            sys.stdout.close()  # what could not be written is not tried again at exit
+        sys.exit(4)
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "show"):  # click's own: unknown option, missing value
             error.show()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Annotated
 
 import typer
@@ -24,13 +25,31 @@ MemoryLimit = Annotated[
 ]
 Devices = Annotated[int, typer.Option("--devices", help="Data-parallel devices.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and tokens.")]
-Method = Annotated[str, typer.Option("--method", help="any, full, lora or qlora.")]
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        help="any, full, lora or qlora.",
+        autocompletion=lambda incomplete: _completed("methods", incomplete),
+    ),
+]
 MinRank = Annotated[int, typer.Option("--min-rank", help="Lowest adapter rank that you accept.")]
 Allow = Annotated[
     str,
-    typer.Option("--allow", help="How far the result may change: exact, numerics or training."),
+    typer.Option(
+        "--allow",
+        help="How far the result may change: exact, numerics or training.",
+        autocompletion=lambda incomplete: _completed("effects", incomplete),
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, mps or xpu.")]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="auto, cpu, cuda, mps or xpu.",
+        autocompletion=lambda incomplete: _completed("devices", incomplete),
+    ),
+]
 Hardware = Annotated[
     str,
     typer.Option(
@@ -50,19 +69,34 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def _completed(kind: str, incomplete: str) -> list[str]:
-    from autofit import space
+    return [name for name in _names(kind) if name.startswith(incomplete)]
+
+
+def _names(kind: str) -> Iterable[str]:
+    """Every value that an option takes."""
+    from autofit import export, space
     from autofit.catalog.hardware import cards
     from autofit.catalog.models import names as models
+    from autofit.trial.site import DEVICE_KINDS
+    from autofit.workload import METHODS, Effect
 
-    if kind == "models":
-        names = models()
-    elif kind == "hardware":
-        names = tuple(card.name for card in cards())
-    else:
-        names = space.names()
-    return [name for name in names if name.startswith(incomplete)]
+    every: dict[str, Callable[[], Iterable[str]]] = {
+        "models": models,
+        "hardware": lambda: ("auto", *(card.name for card in cards())),
+        "spaces": space.names,
+        "methods": lambda: ("any", *METHODS),
+        "effects": lambda: (effect.label for effect in Effect),
+        "devices": lambda: DEVICE_KINDS,
+        "formats": lambda: export.FORMATS,
+    }
+    return every[kind]()
 
 
 def complete_space(incomplete: str) -> list[str]:
     """Names of built-in search spaces, for shell completion."""
     return _completed("spaces", incomplete)
+
+
+def complete_format(incomplete: str) -> list[str]:
+    """Formats of a recommendation, for shell completion."""
+    return _completed("formats", incomplete)

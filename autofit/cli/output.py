@@ -1,15 +1,85 @@
-"""How commands answer: one JSON document, or text for people."""
+"""How commands answer: one JSON document, text for people, or a file that is whole or not there."""
 
 from __future__ import annotations
 
+import errno
 import json
-from collections.abc import Sequence
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
+
+FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What a system says where nothing more can be written: disk, quota, or largest file."""
+STDOUT = "-"
+"""As a file's name: standard input or output."""
 
 
 def print_json(document: Any) -> None:
     """Print `document` on standard output; nothing else is printed there with --json."""
     print(json.dumps(document, indent=2, allow_nan=False))
+
+
+@contextmanager
+def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
+    """Also print why nothing fits, and what came closest, as a document where `wanted`."""
+    from autofit.operations.shortfall import Shortfall
+
+    try:
+        yield
+    except Shortfall as shortfall:
+        if wanted:
+            print_json(shortfall.to_json())
+        raise
+
+
+def write(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write a file, all of it or none: until everything is on the disk, what was there before stays.
+
+    `-` is standard output. Raises `EnvironmentLacks` where there is no space, `UsageError` where the file cannot be
+    written for another reason.
+    """
+    from autofit.errors import EnvironmentLacks, UsageError
+
+    try:
+        if str(path) == STDOUT:
+            _write_all(sys.stdout.buffer, chunks)
+        elif path.exists() and not path.is_file():
+            with path.open("wb") as device:  # a pipe or a device: there is nothing to replace
+                _write_all(device, chunks)
+        else:
+            _replace(Path(os.path.realpath(path)), chunks)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.errno in FULL:
+            raise EnvironmentLacks(
+                f"{path} cannot be written: {error.strerror}", remedy="free some space, or write elsewhere"
+            ) from error
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _replace(path: Path, chunks: Iterable[bytes]) -> None:
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("xb") as file:
+            _write_all(file, chunks)
+            os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, unfinished)
+        unfinished.replace(path)
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+
+
+def _write_all(file: Any, chunks: Iterable[bytes]) -> None:
+    for chunk in chunks:
+        file.write(chunk)
+    file.flush()
 
 
 def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozenset()) -> str:

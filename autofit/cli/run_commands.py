@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import columns, print_json
+from autofit.cli.output import columns, nothing_fits_as_json, print_json
 
 SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
 
@@ -95,16 +95,17 @@ def search(
         fresh=fresh,
     )
     if dry_run:
-        plan = operations.preview(request)
+        with nothing_fits_as_json(as_json):
+            plan = operations.preview(request)
         print_json(plan) if as_json else print(preview_text(plan))
         return
-    with ProgressDisplay() as display:
+    with nothing_fits_as_json(as_json), ProgressDisplay() as display:
         result = operations.search(request, display)
     if as_json:
         print_json(result.to_json())
         return
     print(f"Frontier of {result.frontier.hardware.name} for {result.frontier.workload.model}:\n")
-    print(frontier_table(result.frontier))
+    print(frontier_table(result.frontier, memory_limit_bytes=result.recommendation.memory_limit_bytes))
     print(f"\n{recommendation_text(result.recommendation)}\n")
     print(
         f"{result.trials} trials ({result.out_of_memory} out of memory), {result.answered_from_store} configs from the "
@@ -134,6 +135,7 @@ def trial(
     """Run one config once and print what it takes."""
     from autofit import operations
     from autofit.cli.tables import trial_text
+    from autofit.outcome import Crashed
     from autofit.store import Store
     from autofit.units import parse_bytes, parse_duration
 
@@ -150,11 +152,13 @@ def trial(
             store=opened,
         )
     print_json(done.to_json()) if as_json else print(trial_text(done))
-    raise typer.Exit(EXIT_CODES.get(done.outcome.kind, 1))
+    transient = isinstance(done.outcome, Crashed) and done.outcome.transient
+    raise typer.Exit(4 if transient else EXIT_CODES[done.outcome.kind])
 
 
-EXIT_CODES = {"fits": 0, "out_of_memory": 3, "unsupported": 2}
-"""Exit code of `trial` by outcome; 1 for a trial that crashed, timed out or diverged."""
+EXIT_CODES = {"fits": 0, "unsupported": 2, "out_of_memory": 3, "timed_out": 3, "crashed": 3, "diverged": 3}
+"""Exit code of `trial` by outcome: 3 for a config that does not train here within its limits, whichever it met. Where
+the machinery crashed rather than the config it is 4."""
 
 
 def workload(model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int):  # type: ignore[no-untyped-def]

@@ -8,21 +8,21 @@ from autofit.lattice import Config
 from autofit.outcome import Fits, Measurement, Trial
 from autofit.units import format_bytes, format_duration
 
-_SHORT = {"method": "", "precision": "", "checkpointing": "ckpt ", "micro_batch": "micro-batch ", "optimizer": ""}
+_ALWAYS = {"precision": "", "micro_batch": "micro-batch ", "checkpointing": "ckpt ", "optimizer": "", "loss": "loss "}
 
 
 def short(config: Config) -> str:
     """A config in the words of a table: what usually differs, then what is not the plain choice."""
     words = [config.text("method")]
-    if config.get("rank") is not None:
+    if "rank" in config:
         words.append(f"r{config['rank']}")
-    words += [config.text("precision"), f"micro-batch {config['micro_batch']}"]
-    words += [f"ckpt {config['checkpointing']}", config.text("optimizer"), f"loss {config['loss']}"]
+    # An imported trial may know fewer axes than there are today.
+    words += [f"{before}{config[axis]}" for axis, before in _ALWAYS.items() if axis in config]
     if config.get("targets") == "attention":
         words.append("targets attention")
-    if config["attention"] != "sdpa":
+    if config.get("attention") not in (None, "sdpa"):
         words.append(f"attention {config['attention']}")
-    if config["compile"] is True:
+    if config.get("compile") is True:
         words.append("compile")
     words += [f"{axis} {config[axis]}" for axis in ("offload", "sharding") if config.get(axis) not in (None, "none")]
     return ", ".join(words)
@@ -34,19 +34,20 @@ def spread_text(measurement: Measurement) -> str:
     return "unknown" if spread is None else f"{spread:.1%}"
 
 
-def frontier_table(frontier: Frontier) -> str:
-    """The frontier's points, one line each, lightest first."""
+def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
+    """The frontier's points, one line each, lightest first; those beyond the limit say so."""
     if not frontier.points:
         return "nothing that was measured fits"
     rows = [("memory", "tokens/s", "spread", "config")]
     for point in frontier.points:
         m = point.measurement
+        beyond = memory_limit_bytes is not None and m.device_bytes > memory_limit_bytes
         rows.append(
             (
                 format_bytes(m.device_bytes),
                 f"{m.tokens_per_second:,.0f}",
                 spread_text(m),
-                short(point.config),
+                short(point.config) + (" (over the limit)" if beyond else ""),
             )
         )
     return columns(rows, right=frozenset({0, 1, 2}))

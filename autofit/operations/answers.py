@@ -5,63 +5,68 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autofit.catalog.hardware import cards
-from autofit.errors import EnvironmentLacks, NothingFits, unknown
+from autofit.errors import EnvironmentLacks, unknown
 from autofit.frontier import Frontier, Recommendation, alternatives, choose
 from autofit.hardware import Hardware
 from autofit.operations.lattices import within
-from autofit.operations.requests import WorkloadOptions
+from autofit.operations.requests import WorkloadOptions, memory_limit
+from autofit.operations.shortfall import Shortfall, closest_point
 from autofit.store import Store
 from autofit.techniques import changes
 from autofit.units import format_bytes
-from autofit.workload import METHODS, Effect, Goal
+from autofit.workload import METHODS, Effect, Goal, Workload
+
+Asked = WorkloadOptions | Workload
+"""What is asked about: options that name a model, or a workload that a store has."""
 
 
-def frontier(options: WorkloadOptions, *, hardware: str = "auto", goal: Goal | None = None, store: Store) -> Frontier:
+def frontier(
+    asked: Asked,
+    *,
+    hardware: str = "auto",
+    goal: Goal | None = None,
+    memory_limit_bytes: int | None = None,
+    store: Store,
+) -> Frontier:
     """The frontier of the newest stack that has measured this workload on this hardware.
 
-    Raises `EnvironmentLacks` if nothing is measured yet, naming the search that would.
+    With `memory_limit_bytes`, configs are judged as a search under that limit judges them. Raises `EnvironmentLacks`
+    if nothing is measured yet, naming the search that would.
     """
-    goal = goal or Goal()
-    _, workload = options.resolve()
     device = find_hardware(hardware, store)
-    for stack in store.stacks(device.key, workload.key):
-        found = store.frontier(
-            hardware_key=device.key,
-            stack_key=stack.key,
-            workload_key=workload.key,
-            allowed=lambda config: within(config, goal),
-        )
-        if found is not None:
-            return found
-    raise EnvironmentLacks(
-        f"{workload.model} with seq-len {workload.seq_len} and global-batch {workload.global_batch} "
-        f"is not measured on {device.name} yet{_what_is(store, workload.model, device)}",
-        remedy=f"run: {search_command(options)}",
-    )
+    return _frontier(asked, device, goal or Goal(), memory_limit_bytes, store)
 
 
 def recommend(
-    options: WorkloadOptions,
+    asked: Asked,
     *,
     hardware: str = "auto",
     memory_limit_bytes: int | None = None,
     goal: Goal | None = None,
     store: Store,
 ) -> Recommendation:
-    """The fastest measured config of the most faithful method that fits. Raises `NothingFits` if none does."""
+    """The fastest measured config of the most faithful method that fits. Raises `NothingFits` if none does.
+
+    The limit is the one that a search here would take, unless one is given.
+    """
     goal = goal or Goal()
+    device = find_hardware(hardware, store)
+    limit = memory_limit_bytes or memory_limit(None, device)
     # All methods, so that what other methods give can stand beside the answer, or take its place.
-    found = frontier(options, hardware=hardware, goal=replace(goal, method="any"), store=store)
-    limit = memory_limit_bytes or found.hardware.memory_bytes
+    found = _frontier(asked, device, replace(goal, method="any"), limit, store)
     return recommendation(found, memory_limit_bytes=limit, goal=goal)
 
 
 def recommendation(found: Frontier, *, memory_limit_bytes: int, goal: Goal) -> Recommendation:
-    """The recommendation that a frontier gives under a limit."""
+    """The recommendation that a frontier gives under a limit. Raises `NothingFits` if it has none."""
     points = [p for p in found.points if p.method in goal.methods]
     chosen = choose(points, memory_limit_bytes=memory_limit_bytes, methods=goal.methods)
     if chosen is None:
-        raise NothingFits(_closest(found, memory_limit_bytes, goal))
+        raise Shortfall(
+            _closest(found, memory_limit_bytes, goal),
+            memory_limit_bytes=memory_limit_bytes,
+            closest=closest_point(points[0], memory_limit_bytes) if points else None,
+        )
     return Recommendation(
         point=chosen,
         memory_limit_bytes=memory_limit_bytes,
@@ -71,6 +76,25 @@ def recommendation(found: Frontier, *, memory_limit_bytes: int, goal: Goal) -> R
         hardware=found.hardware,
         workload=found.workload,
         stack=found.stack,
+    )
+
+
+def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
+    workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
+    for stack in store.stacks(device.key, workload.key):
+        found = store.frontier(
+            hardware_key=device.key,
+            stack_key=stack.key,
+            workload_key=workload.key,
+            memory_limit_bytes=limit,
+            allowed=lambda config: within(config, goal),
+        )
+        if found is not None:
+            return found
+    raise EnvironmentLacks(
+        f"{workload.model} with seq-len {workload.seq_len} and global-batch {workload.global_batch} "
+        f"is not measured on {device.name} yet{_what_is(store, workload.model, device)}",
+        remedy=f"run: {search_command(asked)}",
     )
 
 
@@ -127,7 +151,7 @@ def _what_is(store: Store, model: str, device: Hardware) -> str:
     return f" (--hardware names another that is: {', '.join(elsewhere[:5])})" if elsewhere else ""
 
 
-def search_command(options: WorkloadOptions) -> str:
+def search_command(options: Asked) -> str:
     """The command whose trials would answer for these options."""
     words = [
         f"autofit search --model {options.model} --seq-len {options.seq_len} --global-batch {options.global_batch}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -82,10 +83,23 @@ def _attempt(name: str, check: Callable[[], str], remedy: str) -> Check:
 
 
 def _store(url: str | None) -> str:
-    from autofit.store import Store
+    """What the store holds. One that is not there is made by the first search: here nothing is made."""
+    from autofit.store import NoStore, Store, place
 
-    with Store.open(url) as opened:
-        return f"{opened.count()} trials"
+    try:
+        with Store.open(url, create=False) as opened:
+            return f"{opened.count()} trials"
+    except NoStore:
+        path = place(url)
+    if path is None:
+        return "none yet in this database: the first search makes it"
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise EnvironmentLacks(
+            f"no store can be made at {path}: {folder} is no folder that can be written",
+            remedy="name another store with --store or AUTOFIT_STORE",
+        )
+    return f"none yet at {path}: the first search makes it"
 
 
 def _disk() -> Check:

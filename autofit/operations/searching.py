@@ -5,27 +5,37 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.hardware import Card, card, fitting
-from autofit.errors import EnvironmentLacks, NothingFits
+from autofit.catalog.hardware import card, fitting
+from autofit.errors import EnvironmentLacks, StoreError
 from autofit.estimate.floor import floor_bytes
 from autofit.frontier import Frontier, Point, Recommendation
 from autofit.lattice import Config
 from autofit.operations.answers import recommendation
+from autofit.operations.keeping import Keeper
 from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
 from autofit.operations.requests import SearchRequest, memory_limit
-from autofit.outcome import Crashed, Diverged, Fits, TimedOut, Trial
+from autofit.operations.shortfall import Shortfall
+from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.store import Store
 from autofit.techniques import Job
 from autofit.trial.site import detect
-from autofit.units import format_bytes
+from autofit.units import GIB, format_bytes
 from autofit.workers.pool import Pool
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
     from autofit.search.loop import Progress, Search
+
+
+BEYOND_FLOOR = 1.15
+"""What a card must hold over weights, gradients and states for its allocator to work at all: fragmentation is rarely
+less. Activations are not in it: with checkpointing and short sequences they can be small."""
+CONTEXT_BYTES = 3 * GIB // 2
+"""Driver's context, library workspaces, and one matrix in the making (dequantised, or its gradient)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +86,7 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
     """Resolve a request; raises for whatever is wrong with it before a worker starts."""
     site = pool.site() if pool is not None else detect(request.device)
     job = request.workload.job(site)
-    if request.hardware not in ("auto", job.hardware.name):
+    if request.hardware.lower() not in ("auto", job.hardware.name):
         card(request.hardware)  # names the nearest if there is no such card
         raise EnvironmentLacks(
             f"this machine has {job.hardware.name}, not {request.hardware}",
@@ -91,16 +101,26 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
 
 
 def _check_floor(prepared: Prepared) -> None:
-    """Raise `NothingFits` if no config's weights, gradients and states fit, saying what would hold the smallest."""
+    """Raise `NothingFits` if no config's weights, gradients and states fit, saying what could hold the smallest."""
     smallest = min(prepared.narrowed.lattice.configs, key=prepared.floor)
     least = prepared.floor(smallest)
-    if least <= prepared.memory_limit_bytes:
+    limit = prepared.memory_limit_bytes
+    if least <= limit:
         return
-    cards: tuple[Card, ...] = fitting(least)
-    where = f"it would fit {cards[0].name} ({format_bytes(cards[0].memory_bytes)})" if cards else "no card holds it"
-    raise NothingFits(
-        f"{prepared.job.model.name} cannot fit {format_bytes(prepared.memory_limit_bytes)}: the smallest config needs "
-        f"at least {format_bytes(least)} for weights, gradients and states alone ({smallest}); {where}"
+    cards = [known for known in fitting(int(least * BEYOND_FLOOR) + CONTEXT_BYTES) if known.kind == "cuda"]
+    where = "no card of the catalog could hold it"
+    if cards:
+        where = f"the smallest card that could hold it is {cards[0].name} ({format_bytes(cards[0].memory_bytes)})"
+    raise Shortfall(
+        f"{prepared.job.model.name} cannot fit {format_bytes(limit)}: the smallest config needs at least "
+        f"{format_bytes(least)} for weights, gradients and states, and activations on top ({smallest}); {where}",
+        memory_limit_bytes=limit,
+        closest={
+            "config": smallest.to_json(),
+            "provenance": "predicted",
+            "at_least_bytes": least,
+            "over_limit_bytes": least - limit,
+        },
     )
 
 
@@ -147,7 +167,7 @@ def open_pool(request: SearchRequest) -> Pool:
     from autofit.workers.ray_pool import RayPool
 
     accelerator = None
-    if request.ray_address is not None and request.hardware != "auto":
+    if request.ray_address is not None and request.hardware.lower() != "auto":
         accelerator = card(request.hardware).ray_accelerator_type
     return RayPool(address=request.ray_address, workers=request.workers, device=request.device, accelerator=accelerator)
 
@@ -174,6 +194,13 @@ def _run(
             workload=job.workload,
             request={"question": question, "max_trials": request.max_trials, "seconds": request.time_budget_seconds},
         )
+    keeper = Keeper(store, search_id)
+
+    def shown(progress: Progress) -> None:
+        # After every trial of a batch is kept: what one worker has measured must not be lost for another's.
+        keeper.check()
+        report(progress)
+
     found = Search(
         job=job,
         lattice=prepared.narrowed.lattice,
@@ -186,8 +213,8 @@ def _run(
         floor=prepared.floor,
         known=store.known(hardware_key=job.hardware.key, stack_key=job.stack.key, workload_key=job.workload.key),
         open_pool=(lambda: pool) if pool is not None else (lambda: open_pool(request)),
-        save=lambda trial: store.add(trial, search_id=search_id),
-        report=report,
+        save=keeper.keep,
+        report=shown,
         fresh=request.fresh,
         answer_only=answered is not None,
     )
@@ -195,13 +222,15 @@ def _run(
     try:
         found.run()
         status = "done"
-        result = _result(request, prepared, found, search_id, time.monotonic() - started)
+        result = _result(request, prepared, found, store, search_id, time.monotonic() - started)
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
+        # Every trial is kept by now. A note on how the search ended is not worth the answer or the true failure.
         if answered is None:
-            store.end_search(search_id, status, {"stopped_because": found.progress.stopped_because})
+            with suppress(StoreError):
+                store.end_search(search_id, status, {"stopped_because": found.progress.stopped_because})
     return result
 
 
@@ -222,21 +251,25 @@ def _at_least(spent: float | None, asked: float | None) -> bool:
     return spent is None or (asked is not None and spent >= asked)
 
 
-def _result(request: SearchRequest, prepared: Prepared, found: Search, search_id: str, seconds: float) -> SearchResult:
-    knowledge = found.knowledge
-    trials: list[Trial] = list(knowledge.trials.values())
-    _check_any_fits(trials)
+def _result(
+    request: SearchRequest, prepared: Prepared, found: Search, store: Store, search_id: str, seconds: float
+) -> SearchResult:
+    job = prepared.job
+    trials: list[Trial] = list(found.knowledge.trials.values())
+    _check_any_fits(trials or store.trials(search_id=search_id), prepared.memory_limit_bytes)
+    # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
+    context = {"hardware_key": job.hardware.key, "stack_key": job.stack.key, "workload_key": job.workload.key}
     frontier = Frontier.of(
         [
             Point(config=t.config, measurement=t.outcome.measurement, trial_id=t.trial_id)
             for t in trials
             if isinstance(t.outcome, Fits)
         ],
-        hardware=prepared.job.hardware,
-        workload=prepared.job.workload,
-        stack=prepared.job.stack,
-        trials=len(trials),
-        out_of_memory=knowledge.out_of_memory,
+        hardware=job.hardware,
+        workload=job.workload,
+        stack=job.stack,
+        trials=store.count(**context),
+        out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
     )
     return SearchResult(
         search_id=search_id,
@@ -251,12 +284,19 @@ def _result(request: SearchRequest, prepared: Prepared, found: Search, search_id
     )
 
 
-def _check_any_fits(trials: list[Trial]) -> None:
-    """Raise `NothingFits` with what failed, if trials failed otherwise than for memory and none has fitted."""
+def _check_any_fits(trials: list[Trial], memory_limit_bytes: int) -> None:
+    """Raise with what failed, if trials failed otherwise than for memory and none has fitted.
+
+    Where every one of them crashed it is the environment that lacks something, not memory.
+    """
     failed = [t.outcome for t in trials if isinstance(t.outcome, Crashed | TimedOut | Diverged)]
-    if failed and not any(isinstance(t.outcome, Fits) for t in trials):
-        last = failed[-1]
-        raise NothingFits(
-            f"no trial has fitted, and {len(failed)} of {len(trials)} failed for another reason, the last: "
-            f"{last.kind.replace('_', ' ')}: {last.reason}; `autofit doctor` may say more"
-        )
+    if not failed or any(isinstance(t.outcome, Fits) for t in trials):
+        return
+    last = failed[-1]
+    said = (
+        f"no trial has fitted, and {len(failed)} of {len(trials)} failed for another reason than memory, the last: "
+        f"{last.kind.replace('_', ' ')}: {' '.join(last.reason.split())}"
+    )
+    if all(isinstance(t.outcome, Crashed) for t in trials):
+        raise EnvironmentLacks(said, remedy="autofit doctor")
+    raise Shortfall(f"{said}; `autofit doctor` may say more", memory_limit_bytes=memory_limit_bytes)

@@ -205,4 +205,8 @@ def test_completion_of_models() -> None:
 def test_completion_of_hardware_spaces_and_commands() -> None:
     assert "h100-80g" in completed("autofit frontier --hardware h1")
     assert completed("autofit search --space smo") == ["smoke"]
+    assert completed("autofit search --method l") == ["lora"]
+    assert completed("autofit frontier --allow ") == ["exact", "numerics", "training"]
+    assert completed("autofit trial --device c") == ["cpu", "cuda"]
+    assert completed("autofit recommend --format t") == ["transformers", "trl"]
     assert set(completed("autofit s")) == {"search", "serve", "spaces"}

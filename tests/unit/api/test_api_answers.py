@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from jobs import tiny_model
 from unit.operations.made_trials import GIB, MADE, MODEL, fits, make_trial
 
 from autofit.operations import WorkloadOptions
@@ -21,7 +24,7 @@ MEASUREMENT_KEYS = {
 }
 MEASUREMENT_KEYS_BESIDES = {
     *("host_baseline_bytes", "losses", "reference_loss", "overhead_seconds", "leak_bytes_per_step"),
-    *("expandable_segments", "stopped_early"),
+    *("expandable_segments", "stopped_early", "gradient_norms", "setup_peak_bytes"),
 }
 FRONTIER_KEYS = {"hardware", "workload", "stack", "points", "trials", "out_of_memory"}
 POINT_KEYS = {"config", "measurement", "trial_id"}
@@ -128,6 +131,22 @@ def test_a_model_in_other_letters_is_the_same(client: TestClient) -> None:
     assert get(client, "/v1/frontier", **{**WORKLOAD, "model": "SmolLM2-135M"})["trials"] == len(MADE)
 
 
+def test_a_model_beside_the_catalog_is_answered_by_its_name(client: TestClient, store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(tiny_model().config))
+    options = WorkloadOptions(model=str(folder), seq_len=128, global_batch=4)
+    job = options.job((store.hardware()[0], store.trials()[0].stack))
+    store.add(make_trial({}, fits(1, 900), job=job))
+    asked = {**WORKLOAD, "model": "tiny"}
+    assert get(client, "/v1/recommendation", **asked)["workload"] == job.workload.to_json()
+    assert get(client, "/v1/frontier", **asked)["trials"] == 1
+    other = client.get("/v1/frontier", params={**asked, "seq_len": 64})
+    assert (other.status_code, "measured: seq-len 128" in other.json()["detail"]) == (404, True)
+    # A name, never a path: that would let a client read the server's files.
+    assert client.get("/v1/frontier", params={**asked, "model": str(folder)}).status_code == 400
+
+
 def test_trials_have_the_designs_keys(client: TestClient) -> None:
     answer = get(client, "/v1/trials")
     assert set(answer) == {"trials", "total"}
@@ -138,7 +157,9 @@ def test_trials_have_the_designs_keys(client: TestClient) -> None:
     evidence = {"reason", "phase", "requested_bytes", "signal", "host"}
     assert set(failed) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | evidence
     assert (failed["phase"], failed["requested_bytes"]) == ("backward", 2 * GIB)
-    assert set(crash) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | {"reason", "phase", "signal", "exit_code", "stderr_tail"}
+    assert set(crash) == TRIAL_KEYS | TRIAL_KEYS_BESIDES | {
+        *("reason", "phase", "signal", "exit_code", "stderr_tail", "transient")
+    }
 
 
 def test_trials_are_paged_newest_first(client: TestClient) -> None:

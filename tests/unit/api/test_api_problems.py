@@ -146,3 +146,26 @@ def test_with_the_token(guarded: TestClient) -> None:
 
 def test_health_is_free(guarded: TestClient) -> None:
     assert guarded.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:8000", "127.8.9.10", "[::1]:8000", "[::1]"])
+def test_on_loopback_this_machines_names_are_answered(store: Store, host: str) -> None:
+    with TestClient(create_app(store, loopback=True)) as client:
+        assert client.get("/v1/trials", headers={"Host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["rebound.example.org", "rebound.example.org:8000", "", "10.0.0.1:8000", "localhost.example.org", "[::1]x", "::1]"],
+)
+def test_on_loopback_other_names_are_refused(store: Store, host: str) -> None:
+    """A page whose own name is made to mean 127.0.0.1 must not have a browser read the store for it."""
+    with TestClient(create_app(store, loopback=True)) as client:
+        answer = client.get("/v1/trials", headers={"Host": host})
+    assert (answer.status_code, answer.headers["content-type"]) == (421, "application/problem+json")
+
+
+def test_who_bears_the_token_may_name_the_server_as_they_like(store: Store) -> None:
+    with TestClient(create_app(store, token=TOKEN, loopback=True)) as client:
+        headers = {"Host": "proxy.example.org", "Authorization": f"Bearer {TOKEN}"}
+        assert client.get("/v1/trials", headers=headers).status_code == 200

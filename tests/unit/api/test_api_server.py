@@ -102,6 +102,14 @@ def test_a_server_answers_and_ends_on_sigterm(store_file: Path) -> None:
     assert "trial" not in err and "measured" not in err, "a server measures nothing: the message is a search's"
 
 
+def test_a_server_on_loopback_answers_to_its_own_names_only(store_file: Path) -> None:
+    with running(store_file) as (_, address):
+        request = urllib.request.Request(f"{address}/v1/trials", headers={"Host": "rebound.example.org"})
+        with pytest.raises(urllib.error.HTTPError, match="421") as refused:
+            urllib.request.urlopen(request, timeout=10)
+        refused.value.close()
+
+
 def test_ctrl_c_ends_a_server(store_file: Path) -> None:
     with running(store_file) as (process, _):
         process.send_signal(signal.SIGINT)

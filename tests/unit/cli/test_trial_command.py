@@ -57,7 +57,7 @@ def test_a_trial_that_runs_out_of_memory(autofit: Autofit, store_file: Path, wor
 
 def test_a_trial_beyond_its_deadline(autofit: Autofit, store_file: Path, workload: tuple[str, ...]) -> None:
     done = autofit("trial", *workload, "--config", "method=full", "--deadline", "50ms")
-    assert done.code == 1, done.err
+    assert done.code == 3, done.err
     assert "timed out: " in done.out
     with Store.open(str(store_file)) as store:
         assert store.count(outcome="timed_out") == 1

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-import random
-import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,12 +11,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.store.many_trials import fill
 
 from autofit.frontier import Frontier, Point
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut, Trial, outcome_to_json
+from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut, Trial
 from autofit.store import Store
-from autofit.techniques import family
 from autofit.workload import METHODS
 
 MakeTrial = Callable[..., Trial]
@@ -239,56 +236,10 @@ def test_equals_the_frontier_without_sql(shared: Store, make_trial: MakeTrial, f
     holds()
 
 
-COPY = """
-    INSERT INTO trials (hardware_digest, hardware_key, stack_key, workload_key, memory_limit_bytes, attempt,
-        seconds, recorded_at, config_key, method, family, outcome, device_bytes, tokens_per_second, config, evidence)
-    SELECT hardware_digest, hardware_key, stack_key, workload_key, memory_limit_bytes, 1,
-        seconds, recorded_at, ?, ?, ?, ?, ?, ?, ?, ?
-    FROM trials WHERE id = 1
-"""
-
-
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a file for 100,000 trials may be."""
     return tmp_path_factory.mktemp("large") / "store.db"
-
-
-def fill(path: Path, count: int, fitting: Fits) -> dict[int, tuple[str, int, float]]:
-    """Copies the first trial `count` times with other configs and results.
-
-    Returns method, bytes and tokens per second of each that fits, by id.
-    """
-    chance = random.Random(0)
-    failed = json.dumps(outcome_to_json(OutOfMemory(reason="")))
-    evidence = outcome_to_json(fitting)
-    rows, results = [], {}
-    for number in range(2, count + 2):
-        method, memory = chance.choice(METHODS), chance.randrange(2**30, 80 * 2**30)
-        # Faster with more memory up to a point, as techniques trade one for the other.
-        speed = 1e4 * min(1.0, memory / 2**35) * chance.betavariate(2, 2)
-        fit = chance.random() < 0.8
-        config = Config.of({"method": method, "precision": chance.choice(("bf16", "fp32")), "micro_batch": number})
-        evidence["measurement"] |= {"device_bytes": memory, "tokens_per_second": speed}
-        rows.append(
-            (
-                config.key,
-                method,
-                family(config),
-                "fits" if fit else "out_of_memory",
-                memory if fit else None,
-                speed if fit else None,
-                json.dumps(config.to_json()),
-                json.dumps(evidence) if fit else failed,
-            )
-        )
-        if fit:
-            results[number] = (method, memory, speed)
-    connection = sqlite3.connect(path)
-    with connection:
-        connection.executemany(COPY, rows)
-    connection.close()
-    return results
 
 
 def undominated(results: dict[int, tuple[str, int, float]]) -> set[int]:

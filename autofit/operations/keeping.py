@@ -1,0 +1,83 @@
+"""Keeps every trial of a search: in the store, or where that fails in a file that the store can import later."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from autofit.errors import StoreError
+from autofit.outcome import Trial
+from autofit.store import Store, line_of, opening_line
+
+PATIENCE_SECONDS = 60.0
+"""How long a store that fails is tried again: a server restarts within it, another process ends its transaction."""
+PAUSE_SECONDS = 2.0
+"""Between two tries."""
+
+
+class Keeper:
+    """Keeps trials for good before it returns. Once the store has failed for good, trials go to the file alone."""
+
+    def __init__(self, store: Store, search_id: str) -> None:
+        self._store = store
+        self._search_id = search_id
+        self._file: Path | None = None
+        self._failure: StoreError | None = None
+
+    def keep(self, trial: Trial) -> Trial:
+        """`trial` with its number; without one if only the file has it.
+
+        An interrupt while the store is tried again loses nothing either.
+        """
+        try:
+            if self._failure is None:
+                return _patiently(lambda: self._store.add(trial, search_id=self._search_id))
+        except StoreError as error:
+            self._failure = error
+        except KeyboardInterrupt:
+            self._write(trial)
+            logging.getLogger(__name__).warning("autofit: what the store did not take is in %s", self._file)
+            raise
+        self._write(trial)
+        return trial
+
+    def check(self) -> None:
+        """Raises `StoreError` once the store has failed, naming the file: a search must not go on without it."""
+        if self._failure is not None:
+            raise StoreError(
+                f"{self._failure}; what was measured since then is in {self._file}",
+                remedy=f"when the store works again: autofit db import {self._file}",
+            )
+
+    def _write(self, trial: Trial) -> None:
+        for path in [self._file] if self._file is not None else self._places():
+            try:
+                with path.open("a", encoding="utf-8") as file:
+                    if file.tell() == 0:
+                        file.write(opening_line())
+                    file.write(line_of(trial))
+            except OSError:
+                continue
+            self._file = path
+            return
+        # No folder takes a line: standard error is the last that may reach somebody.
+        logging.getLogger(__name__).error("autofit: nothing can be written; import this line: %s", line_of(trial))
+
+    def _places(self) -> Iterator[Path]:
+        """Beside the store, then here, then where temporary files go."""
+        folders = [self._store.folder, Path.cwd(), Path(tempfile.gettempdir())]
+        yield from (folder / f"autofit-unsaved-{self._search_id}.jsonl" for folder in folders if folder is not None)
+
+
+def _patiently(work: Callable[[], Trial]) -> Trial:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while True:
+        try:
+            return work()
+        except StoreError:
+            if time.monotonic() + PAUSE_SECONDS > deadline:
+                raise
+        time.sleep(PAUSE_SECONDS)

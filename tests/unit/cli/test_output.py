@@ -1,0 +1,100 @@
+"""Files are whole or not there, and a full disk is the environment's fault."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from unit.cli.conftest import Autofit
+
+from autofit.cli.output import write
+from autofit.errors import EnvironmentLacks, UsageError
+
+ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
+
+
+@contextmanager
+def files_no_larger_than(size: int) -> Iterator[None]:
+    """As on a full disk: no file of this process grows beyond `size` bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    file = tmp_path / "chart.html"
+    file.write_text("before")
+    file.chmod(0o640)
+    with files_no_larger_than(100_000), pytest.raises(EnvironmentLacks, match=r"cannot be written.*free some space"):
+        write(file, [b"x" * 60_000, b"x" * 60_000])
+    assert file.read_text() == "before"
+    write(file, [b"after"])
+    assert file.read_text() == "after"
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(tmp_path) == ["chart.html"]
+
+
+def test_chunks_that_fail_leave_nothing(tmp_path: Path) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"half"
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        write(tmp_path / "trials.jsonl", chunks())
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    write(tmp_path / "link", [b"text"])
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_bytes() == b"text"
+
+
+def test_devices_are_written_to() -> None:
+    write(Path("/dev/null"), [b"text"])
+    with pytest.raises(EnvironmentLacks, match="No space left on device"):
+        write(Path("/dev/full"), [b"text"])
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="Is a directory"):
+        write(tmp_path, [b"text"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("recommend", *ASKED, "-o", "/dev/full"),
+        ("frontier", *ASKED, "--png", "/dev/full"),
+        ("db", "export", "/dev/full"),
+    ],
+)
+def test_a_full_disk_ends_with_4(autofit: Autofit, filled: Path, words: tuple[str, ...]) -> None:
+    done = autofit(*words)
+    assert (done.code, done.out) == (4, "")
+    assert (
+        done.err
+        == "autofit: /dev/full cannot be written: No space left on device (free some space, or write elsewhere)\n"
+    )
+
+
+def test_standard_output_on_a_full_disk() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "autofit.cli.main", "models"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 4
+    assert done.stderr == "autofit: nothing more can be written: No space left on device (free some space)\n"
