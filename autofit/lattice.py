@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,8 +43,6 @@ class Axis:
     """The value of the plain recipe, and of a config that does not name the axis."""
     lighter: Pairs = frozenset()
     """Pairs (a, b) where a needs no more memory than b, all else equal. A claim: only those listed may rule out."""
-    slower: Pairs = frozenset()
-    """Pairs (a, b) where a is never faster than b, all else equal: b does a subset of a's work."""
 
     @property
     def numeric(self) -> bool:
@@ -87,10 +85,6 @@ class Axis:
         if self.numeric:
             return int(a) <= int(b)
         return (a, b) in self.lighter
-
-    def is_never_faster(self, a: Value | None, b: Value | None) -> bool:
-        """Whether `a` surely is no faster than `b`, all else equal."""
-        return a == b or (a, b) in self.slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +144,25 @@ class Config:
         return ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.items)
 
 
+def no_exception(lighter: Config, heavier: Config) -> bool:
+    """Every claim of the axes holds."""
+    return True
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lattice:
     """The valid configs of a search, with the partial order that the axes' orders give."""
 
     axes: tuple[Axis, ...]
     configs: tuple[Config, ...]
+    holds: Callable[[Config, Config], bool] = no_exception
+    """Whether what the axes claim of two configs, the lighter one first, holds for this workload."""
 
     def is_lighter_or_equal(self, a: Config, b: Config) -> bool:
         """Whether `a` surely needs no more memory than `b` (reflexive, antisymmetric, transitive)."""
-        return all(axis.is_lighter_or_equal(a.get(axis.name), b.get(axis.name)) for axis in self.axes)
+        claimed = all(axis.is_lighter_or_equal(a.get(axis.name), b.get(axis.name)) for axis in self.axes)
+        return claimed and self.holds(a, b)
 
     def above(self, config: Config) -> tuple[Config, ...]:
         """The configs that need at least the memory of `config`, itself not included."""
         return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(config, c))
-
-    def is_never_faster(self, a: Config, b: Config) -> bool:
-        """Whether `a` surely is no faster than `b`: equal but for axes where a's value only costs time."""
-        return all(axis.is_never_faster(a.get(axis.name), b.get(axis.name)) for axis in self.axes)

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -81,6 +81,13 @@ class Space:
             listed = ", ".join(map(str, self.axes.get("micro_batch") or [self.defaults["micro_batch"]]))
             raise UsageError(f"{self.path}: no micro_batch of it ({listed}) divides the batch of {batch}")
         return self._combinations(values)
+
+    def with_ranks_from(self, lowest: int) -> Space:
+        """The same with every rank below `lowest` raised to it, so that rules judge the ranks that are run."""
+        listed = self.axes.get("rank") or (self.defaults.get("rank", DEFAULT_RANK),)
+        ranks = tuple(sorted({max(int(rank), lowest) for rank in listed}))
+        defaults = {name: value for name, value in self.defaults.items() if name != "rank"}
+        return replace(self, axes={**self.axes, "rank": ranks}, defaults=defaults)
 
     def count(self, axes: Sequence[Axis], *, batch: int, valid: Callable[[Config], bool]) -> int:
         """How many of the space's configs satisfy `valid`; arguments and errors as for `configs`."""

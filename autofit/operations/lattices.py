@@ -11,7 +11,8 @@ from autofit.errors import UsageError
 from autofit.hardware import Hardware
 from autofit.lattice import Config, Lattice
 from autofit.space import Space
-from autofit.techniques import AXES, Job, unsupported
+from autofit.techniques import AXES, Job, holds, is_built, unsupported
+from autofit.techniques.precision import has_bf16
 from autofit.workload import Effect, Goal, digest
 
 
@@ -62,20 +63,17 @@ def narrow(space: Space, goal: Goal, job: Job) -> Narrowed:
     kept: dict[Config, None] = {}
     reasons: Counter[str] = Counter()
     beyond = 0
-    every = list(space.configs(AXES, batch=job.workload.batch_per_device))
-    lowest = min((int(c["rank"]) for c in every if "rank" in c), default=0)
+    every = list(space.with_ranks_from(goal.min_rank).configs(AXES, batch=job.workload.batch_per_device))
+    lowest = min((c.number("rank") for c in every if "rank" in c), default=0)
     for listed in every:
-        floored = _at_floor(listed, goal, lowest)
-        if floored is None:
-            beyond += 1
-            continue
-        config = _with_attention(floored, job)
+        config = _for_here(listed, job)
         if config in kept:
             continue
-        if not within(config, goal):
-            beyond += 1
+        if not within(listed, goal) or (goal.allow < Effect.TRAINING and listed.get("rank") not in (None, lowest)):
+            beyond += 1  # higher ranks only cost memory and time: they are for who lets the training change
             continue
-        reason = unsupported(config, job)
+        # Where this hardware's own format goes further than the goal, what is left is the one that it lacks.
+        reason = unsupported(config if within(config, goal) else listed, job)
         if reason is not None:
             reasons[reason] += 1
             continue
@@ -83,30 +81,24 @@ def narrow(space: Space, goal: Goal, job: Job) -> Narrowed:
     if not kept:
         why = reasons.most_common(1)[0][0] if reasons else "the goal allows none of them"
         raise UsageError(f"space {space.name} has no config for this search: {why}")
-    return Narrowed(lattice=Lattice(axes=AXES, configs=tuple(kept)), unsupported=dict(reasons), beyond_goal=beyond)
+    lattice = Lattice(axes=AXES, configs=tuple(kept), holds=holds(job))
+    return Narrowed(lattice=lattice, unsupported=dict(reasons), beyond_goal=beyond)
 
 
-def _with_attention(config: Config, job: Job) -> Config:
-    """With eager attention where the architecture has no fused one: a space cannot know which model it is used for."""
+def _for_here(config: Config, job: Job) -> Config:
+    """With what this model and hardware have in place of what they lack, which a space cannot know: eager attention
+    for an architecture without a fused one, fp16 for mixed precision on a device that emulates bf16."""
     if config["attention"] == "sdpa" and not shape(job.model).sdpa:
-        return config.replace(attention="eager")
+        config = config.replace(attention="eager")
+    if config["precision"] == "bf16-mixed" and not has_bf16(job.hardware):
+        config = config.replace(precision="fp16-mixed")
     return config
 
 
-def _at_floor(config: Config, goal: Goal, lowest: int) -> Config | None:
-    """With its rank no lower than the user's floor. None for a rank above the space's `lowest` where the training may
-    not change: higher ranks only cost memory and time."""
-    rank = config.get("rank")
-    if rank is None:
-        return config
-    if goal.allow < Effect.TRAINING and int(rank) != lowest:
-        return None
-    return config.replace(rank=max(int(rank), goal.min_rank))
-
-
 def space_summaries(global_batch: int) -> list[dict[str, object]]:
-    """Every built-in space: its name, purpose, and number of valid configs on the hardware it is meant for."""
+    """Every built-in space: its name, purpose, and number of valid configs that this release runs, on hardware and
+    with packages that lack nothing."""
     return [
-        {"name": s.name, "purpose": s.purpose, "configs": s.count(AXES, batch=global_batch, valid=lambda config: True)}
+        {"name": s.name, "purpose": s.purpose, "configs": s.count(AXES, batch=global_batch, valid=is_built)}
         for s in (load_space(name) for name in spaces.names())
     ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from autofit.errors import UsageError, unknown
 from autofit.lattice import Axis, Config, Value
@@ -49,6 +49,22 @@ def unsupported(config: Config, job: Job) -> str | None:
             if reason is not None:
                 return reason
     return None
+
+
+def is_built(config: Config) -> bool:
+    """Whether this release runs every value of `config`, be it on other hardware than is at hand."""
+    return not any(config.get(t.axis.name) in t.later for t in TECHNIQUES)
+
+
+def holds(job: Job) -> Callable[[Config, Config], bool]:
+    """For a `Lattice`: whether what the axes claim of two configs, the lighter one first, holds for `job`."""
+
+    def every_technique_agrees(lighter: Config, heavier: Config) -> bool:
+        return all(
+            lighter.get(t.axis.name) == heavier.get(t.axis.name) or t.holds(lighter, heavier, job) for t in TECHNIQUES
+        )
+
+    return every_technique_agrees
 
 
 def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None = None) -> Config:
@@ -114,4 +130,16 @@ def changes(config: Config) -> tuple[str, ...]:
     return tuple(found)
 
 
-__all__ = ["AXES", "TECHNIQUES", "Job", "Technique", "changes", "complete", "family", "parse", "unsupported"]
+__all__ = [
+    "AXES",
+    "TECHNIQUES",
+    "Job",
+    "Technique",
+    "changes",
+    "complete",
+    "family",
+    "holds",
+    "is_built",
+    "parse",
+    "unsupported",
+]

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import Any
 
 from autofit.lattice import Axis, Config, chain, closure
 from autofit.techniques.job import Job
+from autofit.techniques.selective import selective_contexts
 from autofit.techniques.technique import Plan, Technique
 
 
 class Checkpointing(Technique):
     """Decoder layers whose activations are recomputed (Chen et al. 2016), through transformers' own layer hook.
 
-    `full`: every layer. `every-N`: every N-th layer. `selective`: every layer, but outputs of matrix products and
-    attention are kept. `offload`: every layer, its saved input in pinned host memory. `none`: no recomputation.
+    `full`: every layer. `every-N`: every N-th layer. `selective`: every layer, but the outputs of attention and of
+    every second product with a weight are kept. `offload`: every layer, its saved input in pinned host memory.
+    `none`: no recomputation.
     """
 
     axis = Axis(
@@ -25,7 +26,6 @@ class Checkpointing(Technique):
         recipe="none",
         # Whether every-4 or selective is lighter depends on the architecture: no claim.
         lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
-        slower=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
@@ -33,11 +33,17 @@ class Checkpointing(Technique):
             return "checkpointing=offload moves activations to host memory, where a CPU's activations already are"
         return None
 
+    def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
+        """Not of `selective` against `none` where compilation chooses what `none` keeps, which may be less."""
+        return not (
+            lighter["checkpointing"] == "selective" and heavier["checkpointing"] == "none" and lighter["compile"]
+        )
+
     def on_model(self, config: Config, plan: Plan, model: Any) -> None:
         value = config.text("checkpointing")
         if value != "none":
             every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
-            enable(model, every_n_layers=every, function=checkpoint_function(value))
+            enable(model, every_n_layers=every, function=checkpoint_function(value, rank=plan.rank))
 
 
 def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> None:
@@ -56,12 +62,12 @@ def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> 
             layer._gradient_checkpointing_func = function
 
 
-def checkpoint_function(value: str) -> Callable[..., Any]:
-    """What a checkpointed layer's forward is called through."""
+def checkpoint_function(value: str, *, rank: int | None = None) -> Callable[..., Any]:
+    """What a checkpointed layer's forward is called through; `rank` is that of the adapters, if there are."""
     from torch.utils.checkpoint import checkpoint
 
     if value == "selective":
-        return partial(checkpoint, use_reentrant=False, context_fn=_selective_contexts)
+        return partial(checkpoint, use_reentrant=False, context_fn=partial(selective_contexts, rank))
     if value == "offload":
         return _offloaded_checkpoint
     return partial(checkpoint, use_reentrant=False)
@@ -75,30 +81,3 @@ def _offloaded_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
 
     with save_on_cpu(pin_memory=torch.cuda.is_available()):
         return checkpoint(function, *args, use_reentrant=False)
-
-
-def _selective_contexts() -> Any:
-    """Contexts of a checkpoint that keeps the outputs of `_kept_operations` and recomputes the rest."""
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
-    return create_selective_checkpoint_contexts(_kept_operations())  # type: ignore[no-untyped-call]
-
-
-def _kept_operations() -> list[Any]:
-    """Matrix products and attention: nearly all the arithmetic of a layer, for part of its activations."""
-    import torch
-
-    aten = torch.ops.aten
-    kept = [
-        aten.mm.default,
-        aten.addmm.default,
-        aten.bmm.default,
-        aten._scaled_dot_product_flash_attention.default,
-        aten._scaled_dot_product_efficient_attention.default,
-        aten._scaled_dot_product_cudnn_attention.default,
-        aten._scaled_dot_product_flash_attention_for_cpu.default,
-        aten._grouped_mm.default,  # experts
-    ]
-    with suppress(AttributeError):  # registered when bitsandbytes is imported
-        kept.append(torch.ops.bitsandbytes.gemm_4bit.default)
-    return kept

@@ -19,12 +19,27 @@ if TYPE_CHECKING:
 
 MIN_CHUNK = 256
 """Rows: below this, matrix products stop being efficient on any device."""
+STRIPE = 16_384
+"""Rows of the head whose gradient is widened at a time, where its sum is wider than its summands."""
 
 
 def chunk_rows(tokens: int, hidden_size: int, vocabulary: int) -> int:
     """Rows per chunk: as many as make a chunk's logits about as large as all hidden states, at least MIN_CHUNK."""
     rows = max(1, tokens * hidden_size // vocabulary)
     return min(tokens, max(MIN_CHUNK, 1 << (rows - 1).bit_length()))
+
+
+def saves_memory(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Whether chunks need less than all logits at once; hidden [tokens, hidden_size], weight [vocabulary, hidden_size].
+
+    Bytes per entry of the vocabulary and row: all logits take 12 (fp32 log-probabilities, their gradient and that of
+    the logits), a chunk at most 12 (8 without a softcap). Chunks also have the gradients of the hidden states and of a
+    trained head before the backward pass frees anything: with few tokens that is more than the logits.
+    """
+    tokens, hidden_size = hidden.shape
+    vocabulary = weight.shape[0]
+    early = hidden.nbytes + (weight.nbytes if weight.requires_grad else 0)
+    return 12 * chunk_rows(tokens, hidden_size, vocabulary) * vocabulary + early <= 12 * tokens * vocabulary
 
 
 def chunked_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
@@ -78,13 +93,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        scale = grad_outputs[0]
         # In place: the buffers belong to this node alone, and a copy of the head's gradient would double its memory.
-        for grad in (grad_hidden, grad_weight):
+        # The fp32 scalar is not rounded to the buffers' format first: that would be an error in all of the gradient.
+        grads = ctx.saved_tensors
+        for grad in grads:
             if grad is not None:
-                grad.mul_(scale.to(grad.dtype))
-        return grad_hidden, grad_weight, None, None, None, None, None
+                grad.mul_(grad_outputs[0])
+        return *grads, None, None, None, None, None
 
 
 def _loss_and_gradient(logits: torch.Tensor, labels: torch.Tensor, softcap: float | None, scale: float) -> torch.Tensor:
@@ -111,8 +126,9 @@ def _loss_and_gradient(logits: torch.Tensor, labels: torch.Tensor, softcap: floa
 
 
 def _accumulate(total: torch.Tensor, grad_logits: torch.Tensor, inputs: torch.Tensor) -> None:
-    """Add grad_logits.T @ inputs to `total`, without a temporary of the head's size where the formats agree."""
+    """Add grad_logits.T @ inputs to `total`, without a temporary of the head's size."""
     if total.dtype == grad_logits.dtype:
         total.addmm_(grad_logits.T, inputs)
-    else:
-        total += grad_logits.T @ inputs
+        return
+    for stripe, columns in zip(torch.split(total, STRIPE), torch.split(grad_logits, STRIPE, dim=1), strict=True):
+        stripe += columns.T @ inputs

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional
 
-from autofit.techniques.chunked_cross_entropy import chunked_cross_entropy
+from autofit.techniques.chunked_cross_entropy import chunked_cross_entropy, saves_memory
 from autofit.techniques.technique import IGNORE_INDEX, Head
 
 if TYPE_CHECKING:
@@ -22,6 +22,13 @@ def full_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -
     if head.softcap is not None:
         logits = head.softcap * torch.tanh(logits / head.softcap)
     return functional.cross_entropy(logits.float(), labels, ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def lighter_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
+    """The same, a few rows of logits at a time wherever that needs less memory than all of them."""
+    if saves_memory(hidden, head.weight):
+        return chunked_cross_entropy(hidden, head, labels)
+    return full_cross_entropy(hidden, head, labels)
 
 
 def fused_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
@@ -44,6 +51,6 @@ def fused_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) 
 
 KERNELS: dict[str, LossKernel] = {
     "full": full_cross_entropy,
-    "chunked": chunked_cross_entropy,
+    "chunked": lighter_cross_entropy,
     "fused": fused_cross_entropy,
 }

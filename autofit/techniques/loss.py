@@ -9,7 +9,8 @@ from autofit.techniques.technique import Plan, Technique
 
 
 class Loss(Technique):
-    """`full`: all logits at once, as transformers does. `chunked`: a few rows at a time. `fused`: Liger's kernel."""
+    """`full`: all logits at once, as transformers does. `chunked`: a few rows at a time, where that needs
+    less. `fused`: Liger's kernel."""
 
     axis = Axis(
         name="loss",
@@ -30,6 +31,13 @@ class Loss(Technique):
         if job.stack.liger_kernel is None:
             return "loss=fused needs the liger-kernel package, which is not installed here"
         return None
+
+    def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
+        """With adapters always. Otherwise the head's gradient is there before the backward pass: `chunked` weighs that
+        against the logits, but not the 16-bit copies of all weights that autocast holds until then; `fused` neither."""
+        if lighter["method"] != "full":
+            return True
+        return lighter["loss"] == "chunked" and lighter["precision"] in ("bf16", "fp32")
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         from autofit.techniques import cross_entropy

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autofit.hardware import Hardware
 from autofit.lattice import Axis, Config
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
@@ -24,6 +25,12 @@ class Precision(Technique):
         lighter=frozenset({("bf16", "bf16-mixed"), ("bf16", "fp16-mixed"), ("bf16", "fp32")}),
     )
 
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        value = config.text("precision")
+        if value in ("bf16", "bf16-mixed") and not has_bf16(job.hardware):
+            return f"precision={value} is only emulated on {job.hardware.name}: use fp16-mixed"
+        return None
+
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         import torch
 
@@ -32,3 +39,8 @@ class Precision(Technique):
         plan.compute_dtype = {"fp16-mixed": torch.float16, "fp32": torch.float32}.get(str(value), torch.bfloat16)
         plan.autocast = value in ("bf16-mixed", "fp16-mixed")
         plan.loss_scaling = value == "fp16-mixed"
+
+
+def has_bf16(hardware: Hardware) -> bool:
+    """Whether bf16 is worth its name there. A CPU may emulate it too, but has nothing better for 16 bits."""
+    return hardware.bf16 or hardware.kind != "cuda"

@@ -16,8 +16,10 @@ class Sharding(Technique):
         recipe="none",
     )
 
+    later = frozenset({"zero3", "fsdp", "zero2", "zero1", "ddp"})
+
     def unsupported(self, config: Config, job: Job) -> str | None:
-        if config["sharding"] != "none":
+        if config["sharding"] in self.later:
             return f"sharding={config['sharding']} is not built yet: it comes with a later release; use sharding=none"
         if job.workload.devices > 1:
             return "training on several devices is not built yet: it comes with a later release; use --devices 1"

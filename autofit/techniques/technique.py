@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofit.lattice import Axis, Config
+from autofit.lattice import Axis, Config, Value
 
 if TYPE_CHECKING:
     import torch
@@ -61,7 +61,6 @@ class Plan:
     loss: LossKernel | None = None
     optimizer: OptimizerFactory | None = None
     compile: bool = False
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 class Technique:
@@ -72,6 +71,8 @@ class Technique:
     """
 
     axis: ClassVar[Axis]
+    later: ClassVar[frozenset[Value]] = frozenset()
+    """Values that are refused until a later release runs them."""
 
     def applies(self, config: Config) -> bool:
         """Whether a config must have this axis."""
@@ -80,6 +81,10 @@ class Technique:
     def unsupported(self, config: Config, job: Job) -> str | None:
         """Why this axis's value cannot work in `config` for `job`, in one sentence; None where it can."""
         return None
+
+    def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
+        """Whether what the axis claims of the two configs, on which it differs, holds for `job`."""
+        return True
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         """Set what this axis decides."""

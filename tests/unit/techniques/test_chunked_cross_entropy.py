@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from unit.techniques.live_bytes import LiveBytes
 
 from autofit.techniques import chunked_cross_entropy as module
-from autofit.techniques.chunked_cross_entropy import chunk_rows, chunked_cross_entropy
-from autofit.techniques.cross_entropy import KERNELS, full_cross_entropy
+from autofit.techniques.chunked_cross_entropy import chunk_rows, chunked_cross_entropy, saves_memory
+from autofit.techniques.cross_entropy import KERNELS, full_cross_entropy, lighter_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX, Head
 
 TOKENS, HIDDEN, VOCABULARY = 50, 24, 200
@@ -92,7 +93,7 @@ def test_the_other_kernel_for_all_devices_is_torchs_too() -> None:
             results.append(run(kernel, hidden, head, labels))
         torch.testing.assert_close(results[0], results[1])
     assert KERNELS["full"] is full_cross_entropy
-    assert KERNELS["chunked"] is chunked_cross_entropy
+    assert KERNELS["chunked"] is lighter_cross_entropy
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -249,3 +250,83 @@ def test_a_chunk_is_about_as_large_as_all_hidden_states(
     tokens: int, hidden_size: int, vocabulary: int, rows: int
 ) -> None:
     assert chunk_rows(tokens, hidden_size, vocabulary) == rows
+
+
+@pytest.mark.parametrize(
+    ("tokens", "trained", "chunked"),
+    [
+        (256, False, False),  # one chunk holds all
+        (512, False, True),
+        (512, True, False),  # the head's gradient is more than the logits that chunks save
+        (2048, True, True),
+    ],
+)
+def test_chunks_are_taken_where_they_save_memory(tokens: int, trained: bool, chunked: bool) -> None:
+    with torch.device("meta"):
+        hidden = torch.empty(tokens, 4096, dtype=torch.bfloat16)
+        weight = torch.empty(128_256, 4096, dtype=torch.bfloat16, requires_grad=trained)
+    assert saves_memory(hidden, weight) is chunked
+
+
+@pytest.mark.parametrize("tokens", [24, 400])
+def test_the_lighter_kernel_never_holds_more_than_all_logits_at_once(
+    monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    monkeypatch.setattr(module, "MIN_CHUNK", 16)
+    largest = {}
+    for kernel in (lighter_cross_entropy, full_cross_entropy):
+        hidden = torch.randn(tokens, 64, requires_grad=True)
+        head = Head(weight=torch.randn(512, 64, requires_grad=True))
+        with LiveBytes() as counter:
+            kernel(hidden, head, torch.randint(512, (tokens,))).backward()  # type: ignore[no-untyped-call]
+        largest[kernel] = counter.peak
+    if tokens == 24:
+        assert largest[lighter_cross_entropy] == largest[full_cross_entropy]
+    else:
+        assert largest[lighter_cross_entropy] < 0.5 * largest[full_cross_entropy]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_sixteen_bit_gradient_is_not_scaled_by_a_rounded_factor(dtype: torch.dtype) -> None:
+    """1/60 is 1/59.9 in bf16, and a loss scale of 65536 is infinite in fp16."""
+    lengths = []
+    for factor in (1.0, 1 / 60):
+        hidden, head, labels = inputs(dtype)
+        (chunked_cross_entropy(hidden, head, labels) * factor).backward()  # type: ignore[no-untyped-call]
+        assert head.weight.grad is not None
+        lengths.append(float(head.weight.grad.double().norm()))
+    assert lengths[1] * 60 == pytest.approx(lengths[0], rel=3e-4)
+    hidden, head, labels = inputs(dtype)
+    ((chunked_cross_entropy(hidden, head, labels) / 65536) * 65536).backward()  # type: ignore[no-untyped-call]
+    assert head.weight.grad is not None and head.weight.grad.isfinite().all()
+
+
+def test_a_widened_gradient_has_no_temporary_of_the_heads_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "chunk_rows", lambda *_: 1)
+    peaks = {}
+    for stripe in (20, VOCABULARY):
+        monkeypatch.setattr(module, "STRIPE", stripe)
+        hidden, head, labels = inputs()
+        with torch.autocast("cpu", torch.bfloat16), LiveBytes() as counter:
+            chunked_cross_entropy(hidden, head, labels)
+        peaks[stripe] = counter.peak
+    # Of the product in bf16 a tenth is there at a time: stripes of 20 rows of 200.
+    assert peaks[VOCABULARY] - peaks[20] > 0.8 * 2 * VOCABULARY * HIDDEN
+
+
+def test_a_second_backward_is_refused_and_never_wrong() -> None:
+    hidden, head, labels = inputs()
+    loss = chunked_cross_entropy(hidden, head, labels) / 60
+    loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()  # type: ignore[no-untyped-call]
+
+
+def test_gradients_accumulate_over_micro_steps() -> None:
+    found = []
+    for kernel in (chunked_cross_entropy, torchs):
+        hidden, head, labels = inputs()
+        for part in (slice(0, 30), slice(30, TOKENS)):
+            kernel(hidden[part], head, labels[part]).backward()  # type: ignore[no-untyped-call]
+        found.append(head.weight.grad)
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from autofit.errors import UsageError
 from autofit.hardware import Hardware
 from autofit.lattice import Value
 from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, parse, unsupported
+from autofit.techniques.compilation import missing_tool
 from autofit.workload import Effect
 from tests.tiny import COHERE, CPU_HARDWARE, CUDA_HARDWARE, GEMMA2, LLAMA, PHI, QWEN3_MOE, STACK, job, model
 
@@ -156,7 +158,11 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ({"attention": "flash"}, job(), "attention=flash needs a CUDA device"),
         ({"attention": "flash"}, job(hardware=CUDA_HARDWARE), "needs the flash-attn package"),
         ({"attention": "flash", "precision": "fp32"}, job(hardware=CUDA_HARDWARE, stack=FLASH), "16 bits only"),
-        ({"attention": "flash"}, job(hardware=T4, stack=FLASH), "needs compute capability 8.0, t4 has 7.5"),
+        (
+            {"attention": "flash", "precision": "fp16-mixed"},
+            job(hardware=T4, stack=FLASH),
+            "needs compute capability 8.0, t4 has 7.5",
+        ),
         ({"loss": "fused"}, job(stack=LIGER), "needs an accelerator that Triton compiles for"),
         ({"loss": "fused"}, job(hardware=CUDA_HARDWARE), "needs the liger-kernel package"),
         ({"optimizer": "paged-adamw-8bit"}, job(), "pages states between a CUDA device and its host"),
@@ -239,3 +245,36 @@ def test_experts_are_recognised_under_every_name_they_have(mixture: Model) -> No
 def test_a_dense_model_is_no_mixture(fields: dict[str, Any]) -> None:
     dense = Model(name="dense", config={**LLAMA.config, **fields}, source="a test", parameters=None)
     assert unsupported(complete({"method": "qlora"}), job(dense, hardware=CPU_HARDWARE)) is None
+
+
+@pytest.mark.parametrize(("value", "works"), [("bf16", False), ("bf16-mixed", False), ("fp16-mixed", True)])
+def test_emulated_bf16_is_refused_and_fp16_is_anybodys_to_ask_for(value: str, works: bool) -> None:
+    config = complete({"precision": value})
+    assert (unsupported(config, job(hardware=T4)) is None) is works
+    assert unsupported(config, job(hardware=CUDA_HARDWARE)) is None
+    assert unsupported(config, job()) is None
+
+
+@pytest.mark.parametrize(("hardware", "compiler"), [(CPU_HARDWARE, "CXX"), (CUDA_HARDWARE, "CC")])
+def test_compilation_without_a_compiler_is_refused(
+    monkeypatch: pytest.MonkeyPatch, hardware: Hardware, compiler: str
+) -> None:
+    config = complete({"compile": True})
+    missing_tool.cache_clear()
+    monkeypatch.setenv(compiler, "no-such-compiler")
+    try:
+        reason = unsupported(config, job(hardware=hardware))
+    finally:
+        missing_tool.cache_clear()
+    assert reason == "compile=true needs a compiler (no-such-compiler), which is not installed here"
+    assert unsupported(config.replace(compile=False), job(hardware=hardware)) is None
+
+
+def test_compilation_without_pythons_headers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    missing_tool.cache_clear()
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    try:
+        reason = unsupported(complete({"compile": True}), job())
+    finally:
+        missing_tool.cache_clear()
+    assert reason is not None and "python3-dev" in reason

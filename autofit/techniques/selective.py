@@ -1,0 +1,38 @@
+"""Selective checkpointing: which results of a layer are kept. Exported scripts print this function as it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def selective_contexts(rank: int | None = None) -> Any:
+    """Contexts of a checkpoint that keeps attention's output and every second product with a weight.
+
+    That is torchtitan's policy: about half of the arithmetic for a third of the memory. What has the adapters' `rank`
+    as a dimension is neither kept nor counted: it is cheap to compute again, and as large as what the base computes.
+    """
+    from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
+
+    attention = {
+        "aten::_scaled_dot_product_flash_attention",
+        "aten::_scaled_dot_product_efficient_attention",
+        "aten::_scaled_dot_product_cudnn_attention",
+        "aten::_scaled_dot_product_flash_attention_for_cpu",
+        "flash_attn::_flash_attn_forward",
+        "flash_attn::_flash_attn_varlen_forward",
+    }
+    # Of each product, the weight's position among the arguments.
+    weight_of = {"aten::mm": 1, "aten::addmm": 2, "aten::_grouped_mm": 1, "bitsandbytes::gemm_4bit": 1}
+    products = {False: 0, True: 0}  # in the forward pass, and in its repetition
+
+    def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
+        name = operation.name()
+        if name in attention:
+            return CheckpointPolicy.MUST_SAVE
+        if name not in weight_of or rank in args[weight_of[name]].shape[-2:]:
+            return CheckpointPolicy.PREFER_RECOMPUTE
+        products[context.is_recompute] += 1
+        odd = products[context.is_recompute] % 2 == 1
+        return CheckpointPolicy.MUST_SAVE if odd else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
