@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autofit.outcome import Crashed, OutOfMemory, TimedOut
 from autofit.trial import process_memory
+from autofit.trial.paged_states import paged_bytes
 from autofit.units import format_bytes
 
 _CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)")
@@ -97,8 +98,6 @@ def _device_free() -> int | None:
 def _taken_by_others() -> int:
     """Bytes that the allocator was allowed but the device no longer had."""
     import torch
-
-    from autofit.trial.meter import paged_bytes
 
     with suppress(Exception):  # as above
         free, total = torch.cuda.mem_get_info()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from autofit.hardware import Hardware
 from autofit.outcome import PHASES
 from autofit.trial import nvml, process_memory
 from autofit.trial.classify import LATE_LOADED_BYTES, DeviceBusy, OverLimit
+from autofit.trial.paged_states import paged_bytes
 from autofit.units import MIB, format_bytes
 
 BUSY_BYTES = 256 * MIB
@@ -261,14 +261,6 @@ class CudaMeter:
             host_peak=process_memory.read().peak_resident,
             phase_peaks=dict(self._peaks),
         )
-
-
-def paged_bytes() -> int:
-    """Bytes of bitsandbytes' paged states: managed memory (cudaMallocManaged), which no torch counter sees."""
-    functional = sys.modules.get("bitsandbytes.functional")
-    if functional is None:
-        return 0
-    return sum(int(tensor.nbytes) for tensor in functional.GlobalPageManager.get_instance().paged_tensors)
 
 
 def meter_for(hardware: Hardware) -> Meter:
