@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autofit.errors import UsageError, unknown
-from autofit.export.document import Export
+from autofit.export.document import Export, Task
 from autofit.export.json_format import export_json
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
 from autofit.frontier import Recommendation
 
-FORMATS: Mapping[str, Callable[[Recommendation, str], Export]] = {
+FORMATS: Mapping[str, Callable[[Task], Export]] = {
     "json": export_json,
     "transformers": export_transformers,
     "trl": export_trl,
 }
-"""Format's name to its exporter: a pure function of a recommendation and the hub id or path to load."""
+"""Format's name to its exporter: a pure function of its task."""
 
 LATER = ("accelerate", "deepspeed", "axolotl", "llamafactory", "torchtune")
 """Formats that are planned."""
@@ -33,10 +33,10 @@ def check_format(name: str) -> None:
 def export(recommendation: Recommendation, *, format: str, source: str) -> Export:
     """`recommendation` in `format`, to train the model at `source` (hub id or folder).
 
-    Raises `UsageError` for a format that does not exist, or not yet.
+    Raises `UsageError` for a format that does not exist, or not yet, and for a model that cannot be read any more.
     """
     check_format(format)
-    return FORMATS[format](recommendation, source)
+    return FORMATS[format](Task(recommendation=recommendation, source=source))
 
 
 __all__ = ["FORMATS", "LATER", "Export", "check_format", "export"]

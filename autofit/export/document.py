@@ -5,8 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from autofit.catalog.architecture_file import is_path
+from autofit.catalog.models import Model, load, names
 from autofit.frontier import Recommendation
-from autofit.lattice import Value
+from autofit.lattice import Config, Value
+from autofit.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is exported: a recommendation, and what its trainer loads."""
+
+    recommendation: Recommendation
+    source: str
+    """Hub id or folder of the weights."""
+
+    @property
+    def config(self) -> Config:
+        """The recommended config."""
+        return self.recommendation.point.config
+
+    @property
+    def workload(self) -> Workload:
+        """The workload that it was measured for."""
+        return self.recommendation.workload
+
+    def model(self) -> Model:
+        """The architecture that was measured; raises what `catalog.models.load` raises."""
+        # A folder may be called as a model of the catalog is.
+        of_catalog = self.workload.model in names() and not is_path(self.source)
+        return load(self.workload.model if of_catalog else self.source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +66,8 @@ class Settings:
     notes: tuple[str, ...] = ()
 
 
-Emit = Callable[[Value, Recommendation], Settings]
-"""From an axis's value to what it becomes; the recommendation gives the workload and the other axes."""
+Emit = Callable[[Value, Task], Settings]
+"""From an axis's value to what it becomes; the task gives the workload, the architecture and the other axes."""
 
 NOT_IN_EVERY_CONFIG = frozenset({"rank", "targets"})
 """Axes that a config of method `full` rightly lacks."""
@@ -62,14 +90,14 @@ def merge(*parts: Settings) -> Settings:
     return Settings(sections=sections, notes=tuple(note for part in parts for note in part.notes))
 
 
-def collect(table: Mapping[str, Emit], recommendation: Recommendation) -> Settings:
+def collect(table: Mapping[str, Emit], task: Task) -> Settings:
     """What the table makes of the config. An axis that either of them lacks becomes a note: none is lost."""
-    config = recommendation.point.config
+    config = task.config
     parts = []
     for axis, emit in table.items():
         value = config.get(axis)
         if value is not None:
-            parts.append(emit(value, recommendation))
+            parts.append(emit(value, task))
         elif axis not in NOT_IN_EVERY_CONFIG:
             parts.append(settings(f"{axis}: the config does not name it; the trainer's own default applies"))
     for axis in config:

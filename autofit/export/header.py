@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from autofit.export.document import Task
 from autofit.frontier import Recommendation
 from autofit.units import format_bytes
 
 
-def header(recommendation: Recommendation, source: str, *, needs: str, launch: str, notes: Iterable[str]) -> str:
+def header(task: Task, *, needs: str, launch: str, notes: Iterable[str]) -> str:
     """Comment lines (`# ...`) on what was measured, where, and what the file cannot express."""
-    workload, hardware = recommendation.workload, recommendation.hardware
+    recommendation, workload = task.recommendation, task.workload
+    hardware = recommendation.hardware
     rows = [
-        ("Model", f"{workload.model}, loaded from {source}"),
+        ("Model", f"{workload.model}, loaded from {task.source}"),
         ("Workload", _workload(recommendation)),
         ("Config", str(recommendation.point.config)),
         (recommendation.provenance.capitalize(), _measurement(recommendation)),

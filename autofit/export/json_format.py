@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 
-from autofit.export.document import Export
-from autofit.frontier import Recommendation
+from autofit.export.document import Export, Task
 
 
-def export_json(recommendation: Recommendation, source: str) -> Export:
-    """`Recommendation.to_json`, indented; `source` has no place in the contract and is not written."""
-    return Export(text=json.dumps(recommendation.to_json(), indent=2) + "\n", suffix=".json")
+def export_json(task: Task) -> Export:
+    """`Recommendation.to_json`, indented; the source has no place in the contract and is not written."""
+    return Export(text=json.dumps(task.recommendation.to_json(), indent=2) + "\n", suffix=".json")

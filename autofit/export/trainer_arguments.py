@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from autofit.errors import unknown
-from autofit.export.document import Settings, settings
-from autofit.frontier import Recommendation
-from autofit.lattice import Config, Value
-from autofit.techniques.technique import MAX_GRADIENT_NORM
+from typing import Any
 
-ATTENTION_PROJECTIONS = ["q_proj", "k_proj", "v_proj", "o_proj"]
-"""Names of the attention projections in Llama, Mistral, Qwen, Gemma and most of their descendants."""
+from autofit.catalog.models import Model, architecture
+from autofit.errors import unknown
+from autofit.export.document import Settings, Task, settings
+from autofit.lattice import Config, Value
+from autofit.techniques.adapters import attention_projections
+from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """`attn_implementation` of each attention."""
@@ -56,42 +56,49 @@ def autocast_flags(config: Config) -> dict[str, object]:
     return {"bf16": config["precision"] == "bf16-mixed", "fp16": config["precision"] == "fp16-mixed"}
 
 
-def run(recommendation: Recommendation) -> dict[str, object]:
+def run(task: Task) -> dict[str, object]:
     """Arguments that no axis decides: clipping as trials do it, where results go, the CPU where that was measured."""
-    where: dict[str, object] = {"use_cpu": True} if recommendation.hardware.kind == "cpu" else {}
-    return {"output_dir": "autofit-run", "max_grad_norm": MAX_GRADIENT_NORM, **where}
+    where: dict[str, object] = {"use_cpu": True} if task.recommendation.hardware.kind == "cpu" else {}
+    return {
+        "output_dir": "autofit-run",
+        "max_grad_norm": MAX_GRADIENT_NORM,
+        # The filter waits for the device after each micro-batch; trials do not.
+        "logging_nan_inf_filter": False,
+        **where,
+    }
 
 
-def batch(value: Value, recommendation: Recommendation) -> Settings:
+def batch(value: Value, task: Task) -> Settings:
     """Micro-batch and accumulation that give the workload's global batch."""
     size = int(value)
     return settings(
         training={
             "per_device_train_batch_size": size,
-            "gradient_accumulation_steps": recommendation.workload.batch_per_device // size,
+            "gradient_accumulation_steps": task.workload.batch_per_device // size,
             "auto_find_batch_size": False,
         }
     )
 
 
-def optimizer(value: Value, recommendation: Recommendation) -> Settings:
+def optimizer(value: Value, task: Task) -> Settings:
     """`optim`."""
-    return settings(training={"optim": named("optimizer", value, OPTIMIZERS)})
+    notes = []
+    if value == "adamw-foreach" and task.recommendation.hardware.kind == "cpu":
+        notes.append(
+            "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor after another: less memory "
+            "than was measured"
+        )
+    return settings(*notes, training={"optim": named("optimizer", value, OPTIMIZERS)})
 
 
-def compilation(value: Value, recommendation: Recommendation) -> Settings:
-    """`torch_compile`."""
-    return settings(training={"torch_compile": value is True})
-
-
-def offload(value: Value, recommendation: Recommendation) -> Settings:
+def offload(value: Value, task: Task) -> Settings:
     """Offloading needs DeepSpeed, whose configuration is another file."""
     if value == "none":
         return settings()
     return settings(f"offload={value}: needs a DeepSpeed configuration, which this format does not write")
 
 
-def sharding(value: Value, recommendation: Recommendation) -> Settings:
+def sharding(value: Value, task: Task) -> Settings:
     """DDP needs a launcher and nothing else; the others a configuration file of their own."""
     if value in ("none", "ddp"):
         return settings()
@@ -109,10 +116,24 @@ def checkpointed_every(value: Value) -> int | None:
     return every[str(value)]
 
 
-def target_modules(value: Value) -> list[str] | str:
-    """`target_modules` of a LoRA configuration; raises `UsageError`."""
+def target_modules(value: Value, task: Task) -> list[str] | str:
+    """`target_modules` of a LoRA configuration, found in the architecture as trials find them; raises `UsageError`."""
     if value == "attention":
-        return list(ATTENTION_PROJECTIONS)
+        return attention_projections(laid_out(task.model()))
     if value == "all-linear":
         return "all-linear"
     raise unknown("value of targets", value, ["attention", "all-linear"])
+
+
+def laid_out(model: Model) -> Any:
+    """The model without storage. Imports torch and transformers, which takes seconds."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(architecture(model))
+
+
+def is_part(task: Task) -> bool:
+    """Whether the weights may lie in a checkpoint that holds other parts too, as of a vision model."""
+    return str(task.model().config["model_type"]).endswith("_text")

@@ -2,43 +2,7 @@
 
 from __future__ import annotations
 
-SELECTIVE = '''
-KEPT = [
-    torch.ops.aten.mm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten._scaled_dot_product_flash_attention.default,
-    torch.ops.aten._scaled_dot_product_efficient_attention.default,
-    torch.ops.aten._scaled_dot_product_cudnn_attention.default,
-    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
-    torch.ops.aten._grouped_mm.default,
-]
-if hasattr(torch.ops.bitsandbytes, "gemm_4bit"):  # there once bitsandbytes is imported
-    KEPT.append(torch.ops.bitsandbytes.gemm_4bit.default)
-
-
-def selective_contexts():
-    """Contexts of a checkpoint that keeps the results of matrix products and attention only.
-
-    TensorBoard's callback cannot write arguments that hold a function: report elsewhere.
-    """
-    return create_selective_checkpoint_contexts(KEPT)
-'''
-"""Selective checkpointing as it is measured; needs `create_selective_checkpoint_contexts`."""
-
-CHUNKED = '''
-def rows_loss(model, hidden, labels):
-    """Summed cross-entropy of some rows; hidden [rows, hidden_size], labels [rows]."""
-    config = model.config.get_text_config()
-    logits = model.get_output_embeddings()(hidden)
-    logits = logits * (getattr(config, "logit_scale", None) or 1.0)
-    logits = logits / (getattr(config, "logits_scaling", None) or 1.0)
-    softcap = getattr(config, "final_logit_softcapping", None)
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    return torch.nn.functional.cross_entropy(logits.float(), labels, ignore_index=-100, reduction="sum")
-
-
+CHUNK_THE_LOSS = '''
 def chunk_the_loss(model):
     """Make `model` compute its loss a few rows of logits at a time; without labels nothing changes."""
     whole = model.forward
@@ -49,19 +13,22 @@ def chunk_the_loss(model):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
         if labels is None:
             return whole(**inputs, **kwargs)
-        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state[:, :-1].flatten(0, 1)
-        labels = labels[:, 1:].flatten()
-        rows = max(256, hidden.numel() // model.get_output_embeddings().weight.shape[0])
-        parts = [
-            checkpoint(rows_loss, model, some, theirs, use_reentrant=False)
-            for some, theirs in zip(hidden.split(rows), labels.split(rows))
-        ]
-        count = (labels != -100).sum() if num_items_in_batch is None else num_items_in_batch
-        return CausalLMOutput(loss=torch.stack(parts).sum() / count)
+        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+        config, output = model.config.get_text_config(), model.get_output_embeddings()
+        head = Head(
+            weight=output.weight,
+            bias=getattr(output, "bias", None),
+            softcap=getattr(config, "final_logit_softcapping", None),
+            scale=(getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0),
+        )
+        shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        loss = KERNEL(hidden.flatten(0, 1), head, shifted.flatten())
+        count = (shifted != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        return CausalLMOutput(loss=loss / count)
 
     model.forward = forward
 '''
-"""A chunked loss; needs `checkpoint` and `CausalLMOutput`."""
+"""Puts a loss kernel, called KERNEL here, into a model; needs the measured `Head`, and `CausalLMOutput`."""
 
 CHECKPOINTING_NAME = """\
 # transformers 5.23 renamed gradient_checkpointing to activation_checkpointing.
@@ -72,20 +39,30 @@ if CHECKPOINTING not in TrainingArguments.__dataclass_fields__:
 """
 """The name that the installed transformers has for checkpointing."""
 
+LOAD = """\
+    model = AutoModelForCausalLM.from_pretrained(SOURCE, **model_kwargs)
+"""
+LOAD_TEXT_PART = """\
+    # The language model alone, as it was measured, also where SOURCE holds more.
+    text = AutoConfig.from_pretrained(SOURCE).get_text_config()
+    names = {r"^(model\\.)?language_model\\.(model\\.)?": "model.", r"^language_model\\.lm_head\\.": "lm_head."}
+    model = AutoModelForCausalLM.from_pretrained(SOURCE, config=text, key_mapping=names, **model_kwargs)
+"""
+
 FUNCTIONS = '''\
 def load_model():
     """The model as it was measured."""
-    model = AutoModelForCausalLM.from_pretrained(SOURCE, **model_kwargs)
-    model.config.use_cache = False
     ...
     return model
 
 
 def make_trainer(train_dataset):
     """A Trainer for items of `input_ids` and `labels`: SEQ_LEN tokens each, none of them padding."""
+    if training_args.learning_rate is None:
+        raise SystemExit("the learning rate is yours to choose: set LEARNING_RATE in this script")
     return Trainer(model=load_model(), args=training_args, train_dataset=train_dataset)
 '''
-"""`...` stands for what the method and techniques do to the loaded model."""
+"""`...` stands for how the model is loaded, and what the method and techniques do to it."""
 
 MAIN = """\
 if __name__ == "__main__":

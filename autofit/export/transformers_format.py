@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import Code, Emit, Export, Settings, collect, merge, settings
+from autofit.export.document import Code, Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
-from autofit.export.transformers_code import CHECKPOINTING_NAME, CHUNKED, FUNCTIONS, MAIN, SELECTIVE
-from autofit.frontier import Recommendation
+from autofit.export.measured_code import Excerpt, excerpt
+from autofit.export.transformers_code import (
+    CHECKPOINTING_NAME,
+    CHUNK_THE_LOSS,
+    FUNCTIONS,
+    LOAD,
+    LOAD_TEXT_PART,
+    MAIN,
+)
 from autofit.lattice import Value
 from autofit.techniques.adapters import alpha
 
@@ -23,14 +31,16 @@ _LIGER_LOSS_ONLY = {
     "fused_linear_cross_entropy": True,
 }
 """Liger's switches: its fused loss was measured, its other kernels were not."""
+CHUNKED_KERNEL = "lighter_cross_entropy"
+"""The loss kernel of `chunked`."""
 
 
 def _torch(dtype: str) -> Code:
     return Code(f"torch.{dtype}")
 
 
-def _method(value: Value, recommendation: Recommendation) -> Settings:
-    config = recommendation.point.config
+def _method(value: Value, task: Task) -> Settings:
+    config = task.config
     if value == "full":
         return settings()
     quantisation: dict[str, object] = {}
@@ -40,28 +50,28 @@ def _method(value: Value, recommendation: Recommendation) -> Settings:
             "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
             f"bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.{compute})"
         )
-    dropout = recommendation.workload.lora_dropout
+    dropout = task.workload.lora_dropout
     adapter = {"lora_dropout": dropout, "bias": "none", "task_type": "CAUSAL_LM"}
     return settings(model=quantisation, adapter=adapter)
 
 
-def _rank(value: Value, recommendation: Recommendation) -> Settings:
+def _rank(value: Value, task: Task) -> Settings:
     return settings(adapter={"r": value, "lora_alpha": alpha(int(value))})
 
 
-def _targets(value: Value, recommendation: Recommendation) -> Settings:
-    return settings(adapter={"target_modules": ta.target_modules(value)})
+def _targets(value: Value, task: Task) -> Settings:
+    return settings(adapter={"target_modules": ta.target_modules(value, task)})
 
 
-def _precision(value: Value, recommendation: Recommendation) -> Settings:
-    config = recommendation.point.config
+def _precision(value: Value, task: Task) -> Settings:
+    config = task.config
     training = ta.autocast_flags(config)
     if value == "fp32":
         training["tf32"] = False
     return settings(model={"dtype": _torch(ta.load_dtype(config))}, training=training)
 
 
-def _checkpointing(value: Value, recommendation: Recommendation) -> Settings:
+def _checkpointing(value: Value, task: Task) -> Settings:
     every = ta.checkpointed_every(value)
     if every is None:
         return settings(checkpointing={"on": False, "kwargs": None})
@@ -72,36 +82,44 @@ def _checkpointing(value: Value, recommendation: Recommendation) -> Settings:
         kwargs["offload"] = True
     if value != "selective":
         return settings(checkpointing={"on": True, "kwargs": kwargs})
-    kwargs["context_fn"] = Code("selective_contexts")
+    policy = excerpt("autofit.techniques.selective", "selective_contexts")
+    rank = task.config.get("rank")
+    kwargs["context_fn"] = Code(f"partial(selective_contexts, {rank!r})")
     return settings(
         checkpointing={"on": True, "kwargs": kwargs},
-        imports={"from torch.utils.checkpoint import create_selective_checkpoint_contexts": None},
-        code={"selective": SELECTIVE},
+        imports=_imports_of(policy, "from functools import partial"),
+        code={"selective": "# TensorBoard's callback cannot write arguments that hold a function.\n" + policy.code},
     )
 
 
-def _attention(value: Value, recommendation: Recommendation) -> Settings:
+def _imports_of(part: Excerpt, *others: str) -> dict[str, object]:
+    return dict.fromkeys((*part.imports, *others))
+
+
+def _attention(value: Value, task: Task) -> Settings:
     return settings(model={"attn_implementation": ta.named("attention", value, ta.ATTENTION)})
 
 
-def _loss(value: Value, recommendation: Recommendation) -> Settings:
+def _loss(value: Value, task: Task) -> Settings:
     if value == "fused":
         return settings(training={"use_liger_kernel": True, "liger_kernel_config": _LIGER_LOSS_ONLY})
     if value == "full":
         return settings(training={"use_liger_kernel": False})
     if value != "chunked":
         raise unknown("value of loss", value, ["fused", "chunked", "full"])
+    kernel = excerpt("autofit.techniques.cross_entropy", CHUNKED_KERNEL)
     return settings(
-        "loss=chunked: Trainer has no option for it; the script's own lines hold as little at a time as was "
-        "measured, but compute the logits twice",
         training={"use_liger_kernel": False},
-        imports={
-            "from torch.utils.checkpoint import checkpoint": None,
-            "from transformers.modeling_outputs import CausalLMOutput": None,
-        },
-        code={"chunked": CHUNKED},
+        imports=_imports_of(kernel, "from transformers.modeling_outputs import CausalLMOutput"),
+        code={"kernel": kernel.code, "chunked": CHUNK_THE_LOSS.replace("KERNEL", CHUNKED_KERNEL)},
         load={"chunk_the_loss(model)": None},
     )
+
+
+def _compilation(value: Value, task: Task) -> Settings:
+    """The decoder alone, as in trials; `torch_compile` would compile the loss too, and let products use TF32."""
+    compiled = {"compile": {"on": None}} if value is True else {}
+    return settings(training={"torch_compile": False}, **compiled)
 
 
 TABLE: Mapping[str, Emit] = {
@@ -114,38 +132,40 @@ TABLE: Mapping[str, Emit] = {
     "optimizer": ta.optimizer,
     "attention": _attention,
     "loss": _loss,
-    "compile": ta.compilation,
+    "compile": _compilation,
     "offload": ta.offload,
     "sharding": ta.sharding,
 }
 """Axis to what it becomes. A new technique is one new line here."""
 
 
-def export_transformers(recommendation: Recommendation, source: str) -> Export:
+def export_transformers(task: Task) -> Export:
     """A script that defines `model_kwargs`, `peft_config`, `training_args` and `make_trainer(dataset)`."""
-    made = merge(settings(training=ta.run(recommendation)), collect(TABLE, recommendation))
-    top = header(
-        recommendation,
-        source,
-        needs=_needs(made),
-        launch=_launch(recommendation),
-        notes=made.notes,
+    yours = settings(training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
+    made = merge(yours, collect(TABLE, task))
+    top = header(task, needs=_needs(made), launch=_launch(task), notes=made.notes)
+    constants = (
+        f"SOURCE = {task.source!r}\nSEQ_LEN = {task.workload.seq_len}\n"
+        "LEARNING_RATE = None  # yours to choose: it changes neither memory nor speed\n"
     )
-    workload = recommendation.workload
-    sizes = f"SOURCE = {source!r}\nSEQ_LEN = {workload.seq_len}\n"
-    code = [block.strip("\n") + "\n" for block in map(str, made.sections.get("code", {}).values())]
-    trained = ta.trained_dtype(recommendation.point.config)
-    imports = _imports(made, expandable_segments=recommendation.point.measurement.expandable_segments)
-    blocks = [imports, sizes, *code, _definitions(made), _functions(made, trained), MAIN]
+    code = [str(block).strip("\n") + "\n" for block in made.sections.get("code", {}).values()]
+    part = ta.is_part(task)
+    imports = _imports(
+        made,
+        expandable_segments=task.recommendation.point.measurement.expandable_segments,
+        names=["AutoConfig"] if part else [],
+    )
+    functions = _functions(made, LOAD_TEXT_PART if part else LOAD, ta.trained_dtype(task.config))
+    blocks = [imports, constants, *code, _definitions(made), functions, MAIN]
     return Export(text=top + "\n\n".join(blocks), suffix=".py", notes=made.notes)
 
 
-def _launch(recommendation: Recommendation) -> str:
+def _launch(task: Task) -> str:
     """On one device the others are hidden: Trainer would spread the batch over all that it sees."""
-    devices = recommendation.workload.devices
+    devices = task.workload.devices
     if devices > 1:
         return f"torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
-    hidden = "CUDA_VISIBLE_DEVICES=0 " if recommendation.hardware.kind == "cuda" else ""
+    hidden = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
     return f"{hidden}python THIS_FILE TOKENS.pt"
 
 
@@ -165,21 +185,26 @@ def _needs(made: Settings) -> str:
     return ", ".join(parts)
 
 
-def _imports(made: Settings, *, expandable_segments: bool) -> str:
-    adapters = "adapter" in made.sections
+def _imports(made: Settings, *, expandable_segments: bool, names: list[str]) -> str:
     quantised = "quantization_config" in made.sections.get("model", {})
     config = ["BitsAndBytesConfig"] if quantised else []
-    names = ["AutoModelForCausalLM", *config, "Trainer", "TrainingArguments"]
+    names = sorted([*names, "AutoModelForCausalLM", *config, "Trainer", "TrainingArguments"])
+    needed = {*made.sections.get("imports", {}), "import sys", "import torch"}
+    needed.add(f"from transformers import {', '.join(names)}")
+    if expandable_segments:
+        needed.add("import os")
+    if "adapter" in made.sections:
+        needed.add("from peft import LoraConfig, get_peft_model")
+    ours = sorted(needed, key=lambda line: (line.startswith("from"), line))
+    standard = [line for line in ours if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
     environment = 'os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # read when CUDA starts'
     lines = [
         "",
-        *(["import os"] if expandable_segments else []),
-        "import sys",
+        *(["from __future__ import annotations", ""] if made.sections.get("code") else []),
+        *standard,
         "",
         *([environment, ""] if expandable_segments else []),
-        "import torch",
-        *(["from peft import LoraConfig, get_peft_model"] if adapters else []),
-        *sorted([*made.sections.get("imports", {}), f"from transformers import {', '.join(names)}"]),
+        *(line for line in ours if line not in standard),
     ]
     return "\n".join(lines) + "\n"
 
@@ -205,8 +230,9 @@ def _arguments(values: Mapping[str, object]) -> str:
     return "".join(f"    {key}={value!r},\n" for key, value in values.items())
 
 
-def _functions(made: Settings, trained: str) -> str:
-    lines: list[str] = [*made.sections.get("load", {})]
+def _functions(made: Settings, load: str, trained: str) -> str:
+    lines: list[str] = ["model.config.use_cache = False", *made.sections.get("load", {})]
+    decoder = "model.base_model"
     if "adapter" in made.sections:
         lines += [
             "model = get_peft_model(model, peft_config)",
@@ -214,7 +240,10 @@ def _functions(made: Settings, trained: str) -> str:
             "    if parameter.requires_grad:",
             f"        parameter.data = parameter.data.to(torch.{trained})",
         ]
-    return FUNCTIONS.replace("    ...\n", _indented(lines))
+        decoder = "model.get_base_model().base_model"
+    if "compile" in made.sections:
+        lines.append(f"{decoder}.compile()  # the decoder alone, as it was measured")
+    return FUNCTIONS.replace("    ...\n", load + _indented(lines))
 
 
 def _indented(lines: Iterable[str]) -> str:

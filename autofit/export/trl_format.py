@@ -8,34 +8,33 @@ import yaml
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import Emit, Export, Settings, collect, merge, settings
+from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
-from autofit.frontier import Recommendation
 from autofit.lattice import Value
 from autofit.techniques.adapters import alpha
 
 
-def _method(value: Value, recommendation: Recommendation) -> Settings:
+def _method(value: Value, task: Task) -> Settings:
     four_bit = value == "qlora"
     model: dict[str, object] = {"use_peft": value != "full", "load_in_8bit": False, "load_in_4bit": four_bit}
     if four_bit:
         model |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
     if value != "full":
-        model |= {"lora_dropout": recommendation.workload.lora_dropout, "lora_task_type": "CAUSAL_LM"}
+        model |= {"lora_dropout": task.workload.lora_dropout, "lora_task_type": "CAUSAL_LM"}
     return settings(model=model)
 
 
-def _rank(value: Value, recommendation: Recommendation) -> Settings:
+def _rank(value: Value, task: Task) -> Settings:
     return settings(model={"lora_r": value, "lora_alpha": alpha(int(value))})
 
 
-def _targets(value: Value, recommendation: Recommendation) -> Settings:
-    modules = ta.target_modules(value)
+def _targets(value: Value, task: Task) -> Settings:
+    modules = ta.target_modules(value, task)
     return settings(model={"lora_target_modules": [modules] if isinstance(modules, str) else modules})
 
 
-def _precision(value: Value, recommendation: Recommendation) -> Settings:
-    config = recommendation.point.config
+def _precision(value: Value, task: Task) -> Settings:
+    config = task.config
     training = ta.autocast_flags(config)
     if value == "fp32":
         training["tf32"] = False
@@ -47,7 +46,7 @@ def _precision(value: Value, recommendation: Recommendation) -> Settings:
     return settings(*notes, model={"dtype": ta.load_dtype(config)}, training=training)
 
 
-def _checkpointing(value: Value, recommendation: Recommendation) -> Settings:
+def _checkpointing(value: Value, task: Task) -> Settings:
     every = ta.checkpointed_every(value)
     on = every is not None
     training: dict[str, object] = {"gradient_checkpointing": on, "activation_offloading": False}
@@ -65,12 +64,12 @@ def _checkpointing(value: Value, recommendation: Recommendation) -> Settings:
             "checkpointing=selective: trl keeps the outputs of attention only, not those of matrix products: "
             "less memory and more recomputation than was measured"
         )
-        if recommendation.point.config["method"] != "full":
+        if task.config["method"] != "full":
             notes.append("checkpointing=selective: trl 1.16 with transformers 5.23 drops it under adapters")
     return settings(*notes, training={**training, "gradient_checkpointing_kwargs": kwargs})
 
 
-def _attention(value: Value, recommendation: Recommendation) -> Settings:
+def _attention(value: Value, task: Task) -> Settings:
     return settings(
         model={"attn_implementation": ta.named("attention", value, ta.ATTENTION)},
         # The default, `bfd`, makes one row of a micro-batch, which needs a dense mask but in flash attention.
@@ -78,7 +77,7 @@ def _attention(value: Value, recommendation: Recommendation) -> Settings:
     )
 
 
-def _loss(value: Value, recommendation: Recommendation) -> Settings:
+def _loss(value: Value, task: Task) -> Settings:
     different = {
         "chunked": "trl chunks the loss by a kernel of its own",
         "full": "trl always chunks the loss: less memory than was measured",
@@ -88,6 +87,13 @@ def _loss(value: Value, recommendation: Recommendation) -> Settings:
         raise unknown("value of loss", value, different)
     notes = [] if value == "chunked" else [f"loss={value}: {different[str(value)]}"]
     return settings(*notes, training={"loss_type": "nll", "use_liger_kernel": False})
+
+
+def _compilation(value: Value, task: Task) -> Settings:
+    if value is not True:
+        return settings(training={"torch_compile": False})
+    note = "compile=True: trl compiles the whole model, loss included, and lets fp32 products use TF32; trials compile "
+    return settings(note + "the decoder alone", training={"torch_compile": True})
 
 
 TABLE: Mapping[str, Emit] = {
@@ -100,7 +106,7 @@ TABLE: Mapping[str, Emit] = {
     "optimizer": ta.optimizer,
     "attention": _attention,
     "loss": _loss,
-    "compile": ta.compilation,
+    "compile": _compilation,
     "offload": ta.offload,
     "sharding": ta.sharding,
 }
@@ -113,26 +119,31 @@ _TITLES = {
 }
 
 
-def export_trl(recommendation: Recommendation, source: str) -> Export:
+LEARNING_RATE = "CHOOSE"
+"""A word where trl expects a number: it refuses to start until the user has chosen, in the file or by the option."""
+
+
+def export_trl(task: Task) -> Export:
     """Every value is stated: `SFTConfig()` turns checkpointing and bf16 on by default."""
-    workload = recommendation.workload
+    workload = task.workload
+    notes = ["the model: trl loads all of the checkpoint, and the text model alone was measured"]
     made = merge(
         settings(
-            model={"model_name_or_path": source},
+            *(notes if ta.is_part(task) else []),
+            model={"model_name_or_path": task.source},
             data={"max_length": workload.seq_len, "packing": True},
-            training=ta.run(recommendation),
+            training={"learning_rate": LEARNING_RATE, **ta.run(task)},
         ),
-        collect(TABLE, recommendation),
+        collect(TABLE, task),
     )
     top = header(
-        recommendation,
-        source,
+        task,
         needs="trl >= 1.16, transformers >= 5.17",
-        launch=f"trl sft --config THIS_FILE --num_processes {workload.devices}",
+        launch=f"trl sft --config THIS_FILE --learning_rate YOURS --num_processes {workload.devices}",
         notes=made.notes,
     )
     parts = [top]
-    if recommendation.point.measurement.expandable_segments:
+    if task.recommendation.point.measurement.expandable_segments:
         parts.append(_yaml({"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}))
     parts += [f"# {title}\n{_yaml(made.sections[name])}" for name, title in _TITLES.items()]
     return Export(text="\n".join(parts), suffix=".yaml", notes=made.notes)

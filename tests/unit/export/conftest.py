@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from export_samples import sample
 
 from autofit.lattice import Config
+
+sys.path.append(str(Path(__file__).parents[1] / "techniques"))  # live_bytes
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
+import sys
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from autofit.frontier import Point, Recommendation
@@ -101,6 +103,14 @@ def make_recommendation(
         ),
         stack=Stack(python="3.12", torch="2.11.0+cu130", transformers="5.17.0", peft="0.19.0"),
     )
+
+
+def imported(script: str) -> dict[str, Any]:
+    """The names of an exported script after importing it."""
+    module = ModuleType("exported")
+    sys.modules[module.__name__] = module  # where dataclasses look for the module of their annotations
+    exec(compile(script, "exported.py", "exec"), module.__dict__)
+    return module.__dict__
 
 
 def sample() -> list[Config]:

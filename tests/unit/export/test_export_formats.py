@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import json
+from pathlib import Path
 
 import pytest
-from export_samples import AXES, make_config, make_recommendation
+from export_samples import AXES, imported, make_config, make_recommendation
 
 from autofit import export as package
 from autofit.errors import UsageError
 from autofit.export import FORMATS, LATER, export, transformers_format, trl_format
-from autofit.export.document import collect, merge, settings
+from autofit.export.document import Task, collect, merge, settings
+from autofit.export.measured_code import excerpt
 from autofit.lattice import Config
 
 TABLES = {"transformers": transformers_format.TABLE, "trl": trl_format.TABLE}
@@ -38,18 +40,19 @@ def test_every_value_is_emitted_or_noted(name: str) -> None:
         seen = []
         for value in values:
             config = make_config(**{"method": method, axis: value})
-            made = collect(TABLES[name], make_recommendation(config))
+            made = collect(TABLES[name], Task(recommendation=make_recommendation(config), source="x"))
             assert (made.sections, made.notes) not in seen or (axis, value) == ("sharding", "none"), (axis, value)
             seen.append((made.sections, made.notes))
 
 
 def test_unknown_axis_is_noted_and_absent_one_too() -> None:
     config = Config.of({"method": "full", "precision": "bf16", "rotation": "hadamard"})
-    notes = collect(trl_format.TABLE, make_recommendation(config)).notes
+    task = Task(recommendation=make_recommendation(config), source="x")
+    notes = collect(trl_format.TABLE, task).notes
     assert any(note.startswith("rotation=hadamard:") for note in notes)
     assert any(note.startswith("checkpointing: the config does not name it") for note in notes)
     assert not any(note.startswith(("rank", "targets")) for note in notes)
-    assert "CHECKPOINTING" not in FORMATS["transformers"](make_recommendation(config), "x").text
+    assert "CHECKPOINTING" not in FORMATS["transformers"](task).text
 
 
 @pytest.mark.parametrize("axis", ["precision", "checkpointing", "optimizer", "attention", "loss", "targets"])
@@ -57,7 +60,7 @@ def test_unknown_axis_is_noted_and_absent_one_too() -> None:
 def test_unknown_value_is_refused(name: str, axis: str) -> None:
     config = make_config(method="lora", **{axis: "newer"})
     with pytest.raises(UsageError, match=f"unknown value of {axis} 'newer'"):
-        FORMATS[name](make_recommendation(config), "x")
+        export(make_recommendation(config), format=name, source="x")
 
 
 def test_merge_refuses_two_values_of_one_key() -> None:
@@ -97,9 +100,12 @@ def test_header_says_where_the_numbers_come_from(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_names_from_outside_stay_inside_the_comment(name: str) -> None:
-    hostile = "x\nimport os; os.abort()\r\x85\u2028'\"\\"
-    made = export(make_recommendation(model=hostile), format=name, source=hostile)
+def test_names_from_outside_stay_inside_the_comment(name: str, tmp_path: Path) -> None:
+    folder = tmp_path / "x\nimport os; os.abort()\r\x85\u2028'\"\\"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"model_type": "llama"}')
+    hostile = str(folder)
+    made = export(make_recommendation(model=folder.name), format=name, source=hostile)
     if name == "transformers":
         body = ast.parse(made.text).body
         values = {ast.unparse(n.targets[0]): n.value for n in body if isinstance(n, ast.Assign)}
@@ -111,11 +117,18 @@ def test_names_from_outside_stay_inside_the_comment(name: str) -> None:
         assert yaml.safe_load(made.text)["model_name_or_path"] == hostile
 
 
-def test_choices_that_trials_make_too() -> None:
-    from autofit.techniques.checkpointing import _kept_operations
+def test_measured_code_is_taken_whole() -> None:
+    """The excerpt runs alone, imports nothing of this package, and names are in the order they are needed."""
+    from autofit.techniques.cross_entropy import KERNELS
 
-    kept = [str(operation) for operation in _kept_operations()]
-    for operation in kept:
-        assert f"torch.ops.{operation}" in transformers_format.SELECTIVE
-    of_torch = [operation for operation in kept if operation.startswith("aten.")]
-    assert transformers_format.SELECTIVE.count("torch.ops.aten.") == len(of_torch)
+    assert KERNELS["chunked"].__name__ == transformers_format.CHUNKED_KERNEL
+    for module, name in (
+        ("autofit.techniques.cross_entropy", transformers_format.CHUNKED_KERNEL),
+        ("autofit.techniques.selective", "selective_contexts"),
+    ):
+        part = excerpt(module, name)
+        assert "autofit" not in part.code and "type: ignore" not in part.code
+        script = "\n".join(["from __future__ import annotations", *part.imports, part.code])
+        assert callable(imported(script)[name])
+    with pytest.raises(AssertionError, match="does not define nothing"):
+        excerpt("autofit.techniques.selective", "nothing")

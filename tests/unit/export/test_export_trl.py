@@ -52,7 +52,9 @@ def parse(recommendation: Recommendation, file: Path, source: str = "org/model")
     """SFTConfig and ModelConfig; every key is known to one of them."""
     file.write_text(export(recommendation, format="trl", source=source).text)
     parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
-    _, training, model = parser.parse_args_and_config(["--config", str(file)], fail_with_unknown_args=True)
+    _, training, model = parser.parse_args_and_config(
+        ["--config", str(file), "--learning_rate", "1e-4"], fail_with_unknown_args=True
+    )
     return training, model
 
 
@@ -108,7 +110,18 @@ def test_values_that_sft_turns_on_by_default_are_stated() -> None:
     stated = yaml.safe_load(text)
     for key in ("gradient_checkpointing", "bf16", "fp16", "use_peft", "load_in_4bit", "torch_compile"):
         assert stated[key] is False
-    assert "learning_rate" not in stated
+    assert stated["max_grad_norm"] == 1.0
+
+
+def test_learning_rate_must_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(export(make_recommendation(), format="trl", source="x").text)
+    parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
+    with pytest.raises(SystemExit):
+        parser.parse_args_and_config(["--config", str(file)])
+    assert "argument --learning_rate/--learning-rate: invalid float value: 'CHOOSE'" in capsys.readouterr().err
+    training, _ = parse(make_recommendation(), file)
+    assert training.learning_rate == 1e-4
 
 
 def test_environment(tmp_path: Path) -> None:
@@ -122,7 +135,7 @@ def test_environment(tmp_path: Path) -> None:
 def test_launch_fixes_the_number_of_processes() -> None:
     for devices in (1, 4):
         text = export(make_recommendation(devices=devices), format="trl", source="x").text
-        assert f"trl sft --config THIS_FILE --num_processes {devices}\n" in text
+        assert f"trl sft --config THIS_FILE --learning_rate YOURS --num_processes {devices}\n" in text
 
 
 @pytest.fixture(scope="module")
@@ -195,4 +208,6 @@ def test_notes_name_what_differs() -> None:
     assert notes(checkpointing="selective") == ["checkpointing=selective"]
     assert notes(optimizer="lion-8bit") == []  # trials keep the states of embeddings in 32 bits as Trainer does
     assert notes(sharding="fsdp", offload="params") == ["offload=params", "sharding=fsdp"]
-    assert notes(method="qlora", precision="bf16", compile=True, checkpointing="every-4") == []
+    assert notes(method="qlora", precision="bf16", compile=True, checkpointing="every-4") == ["compile=True"]
+    made = export(make_recommendation(model="gemma-3-4b"), format="trl", source="x")
+    assert any(note.startswith("the model:") for note in made.notes)

@@ -1,0 +1,96 @@
+"""The code that was measured, as text: a script that repeats it cannot differ from what ran."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+_PACKAGE = __name__.partition(".")[0]
+_FOR_CHECKERS = re.compile(r"  # type: ignore\[[^\]]*\]$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Excerpt:
+    """Definitions taken from modules of this package, and what they need from elsewhere."""
+
+    imports: tuple[str, ...]
+    """Import statements, one name each, sorted."""
+    code: str
+    """The definitions, each after those it needs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Module:
+    lines: list[str]
+    definitions: dict[str, ast.stmt] = field(default_factory=dict)
+    imports: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """Name to the module it comes from, and whether it is that module itself."""
+
+    def text(self, name: str) -> str:
+        node = self.definitions[name]
+        decorators = getattr(node, "decorator_list", [])
+        first = min([node.lineno, *(d.lineno for d in decorators)])
+        return "\n".join(self.lines[first - 1 : node.end_lineno])
+
+
+def excerpt(module: str, name: str) -> Excerpt:
+    """The definition of `name` in `module`, with all that it refers to at module level; imports neither."""
+    imports: set[str] = set()
+    blocks: list[str] = []
+    seen: set[tuple[str, str]] = set()
+
+    def take(module: str, name: str) -> None:
+        if (module, name) in seen:
+            return
+        seen.add((module, name))
+        source = _read(module)
+        if name in source.definitions:
+            for used in _names(source.definitions[name]):
+                take(module, used)
+            blocks.append(_FOR_CHECKERS.sub("", source.text(name)))
+        elif name in source.imports:
+            origin, whole = source.imports[name]
+            if origin.partition(".")[0] == _PACKAGE:
+                take(origin, name)
+            else:
+                imports.add(f"import {origin}" if whole else f"from {origin} import {name}")
+
+    take(module, name)
+    assert blocks, f"{module} does not define {name}"
+    return Excerpt(imports=tuple(sorted(imports)), code="\n\n\n".join(blocks) + "\n")
+
+
+@cache
+def _read(module: str) -> _Module:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    made = _Module(lines=text.splitlines())
+    for node in _statements(ast.parse(text).body):
+        match node:
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                made.definitions[name] = node
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                made.definitions[name] = node
+            case ast.Import():
+                made.imports.update({alias.name: (alias.name, True) for alias in node.names})
+            case ast.ImportFrom(module=str(origin)):
+                made.imports.update({alias.name: (origin, False) for alias in node.names})
+    return made
+
+
+def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Those at module level, the ones for type checkers included."""
+    for node in body:
+        yield node
+        if isinstance(node, ast.If):
+            yield from node.body
+
+
+def _names(node: ast.AST) -> list[str]:
+    return sorted({child.id for child in ast.walk(node) if isinstance(child, ast.Name)})

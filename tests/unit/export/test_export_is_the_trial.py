@@ -1,0 +1,194 @@
+"""Exported scripts against the trial's own training step: same adapters, loss, gradients and peak memory."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+import torch
+import yaml
+from export_samples import imported, make_recommendation
+from live_bytes import LiveBytes
+from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditionalGeneration
+from transformers.trainer_utils import IntervalStrategy
+
+from autofit.catalog.models import Model, architecture
+from autofit.export import export
+from autofit.lattice import Config, Value
+from autofit.techniques.optimizer import LEARNING_RATE
+from autofit.training.build import make_skeleton
+from autofit.training.step import TrainingStep
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*pin_memory.*:UserWarning", "ignore:The following (rank|alpha)_pattern keys:RuntimeWarning"
+)
+forgetful_bitsandbytes = tiny.forgetful_bitsandbytes
+
+STEPS = 3
+SEQ_LEN = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What happened in some optimizer steps."""
+
+    losses: list[float]
+    gradient_norms: list[float]
+    peak_bytes: int
+
+
+def script_of(model: Model, folder: Path, config: Config) -> dict[str, Any]:
+    """The names of the script that is exported for `config`; `folder` receives the model it loads."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(architecture(model)).save_pretrained(folder)
+    recommendation = make_recommendation(config, model=model.name, seq_len=SEQ_LEN, global_batch=4)
+    recommendation = replace(recommendation, hardware=tiny.CPU_HARDWARE)
+    return imported(export(recommendation, format="transformers", source=str(folder)).text)
+
+
+def trial(step: TrainingStep, tokens: torch.Tensor) -> Run:
+    """The steps as a trial makes them."""
+    losses, norms = [], []
+    with LiveBytes() as counter:
+        count(counter, step.module)
+        for part in tokens:
+            losses.append(step.run(part))
+            norms.append(step.gradient_norm)
+    return Run(losses=[float(x) for x in losses], gradient_norms=[float(x) for x in norms], peak_bytes=counter.peak)
+
+
+def trained(trainer: Any, folder: Path) -> Run:
+    """The steps as the script's Trainer makes them."""
+    with LiveBytes() as counter:
+        count(counter, trainer.model)
+        trainer.train()
+    history = [entry for entry in trainer.state.log_history if "loss" in entry]
+    return Run(
+        losses=[entry["loss"] for entry in history],
+        gradient_norms=[entry["grad_norm"] for entry in history],
+        peak_bytes=counter.peak,
+    )
+
+
+def count(counter: LiveBytes, module: torch.nn.Module) -> None:
+    for tensor in [*module.parameters(), *module.buffers()]:
+        counter.note(tensor)
+
+
+def give(step: TrainingStep, model: torch.nn.Module) -> None:
+    """Give `model` the values of the trial's parameters: their names, shapes and formats are the same."""
+    ours = dict(step.module.model.named_parameters())
+    theirs = dict(model.named_parameters())
+    assert described(ours) == described(theirs)
+    for name, module in model.named_modules():
+        for key, parameter in module._parameters.items():
+            if parameter is not None and parameter.dtype is torch.uint8:
+                module._parameters[key] = copy.deepcopy(ours[f"{name}.{key}"])
+    for name, parameter in theirs.items():
+        if parameter.dtype is not torch.uint8:
+            parameter.data.copy_(ours[name].data)
+
+
+def described(parameters: dict[str, torch.nn.Parameter]) -> dict[str, tuple[Any, ...]]:
+    return {name: (tuple(p.shape), p.dtype, p.requires_grad) for name, p in parameters.items()}
+
+
+CONFIGS: list[dict[str, Value]] = [
+    {"method": "full"},
+    {"method": "full", "precision": "fp32", "micro_batch": 1, "checkpointing": "every-2"},
+    {"method": "full", "precision": "bf16", "checkpointing": "full", "loss": "chunked", "optimizer": "adafactor"},
+    {"method": "full", "precision": "bf16", "checkpointing": "selective", "micro_batch": 4, "attention": "eager"},
+    {"method": "lora", "rank": 8, "targets": "attention", "checkpointing": "full", "optimizer": "sgd"},
+    {"method": "lora", "rank": 8, "checkpointing": "selective", "loss": "chunked", "precision": "bf16"},
+    {"method": "lora", "rank": 16, "precision": "fp32", "micro_batch": 4},
+    {"method": "qlora", "rank": 8, "checkpointing": "full", "loss": "chunked", "micro_batch": 4},
+    {"method": "qlora", "rank": 8, "precision": "bf16", "checkpointing": "selective", "optimizer": "adamw-8bit"},
+]
+
+
+@pytest.mark.parametrize("values", CONFIGS, ids=lambda v: ",".join(str(x) for x in v.values()))
+def test_script_trains_as_the_trial(values: dict[str, Value], tmp_path: Path) -> None:
+    model = tiny.model("llama", vocab_size=4096, num_hidden_layers=4, tie_word_embeddings=True)
+    config = tiny.config(**{"micro_batch": 2, **values})
+    step = tiny.built(config, model, seq_len=SEQ_LEN)
+    tokens = torch.randint(4096, (STEPS, 4, SEQ_LEN), generator=torch.Generator().manual_seed(1))
+    names = script_of(model, tmp_path, config)
+    args = names["training_args"]
+    args.output_dir, args.max_steps, args.save_strategy, args.disable_tqdm = str(tmp_path), STEPS, "no", True
+    args.logging_strategy, args.logging_steps = IntervalStrategy("steps"), 1
+    args.learning_rate, args.lr_scheduler_type = LEARNING_RATE, "constant"
+    args.train_sampling_strategy = "sequential"
+    trainer = names["make_trainer"]([{"input_ids": row, "labels": row} for row in tokens.flatten(0, 1)])
+    give(step, trainer.model)
+    ours, theirs = trial(step, tokens), trained(trainer, tmp_path)
+    noise = 1e-5 if config["precision"] == "fp32" else 1e-3
+    assert theirs.losses == pytest.approx(ours.losses, rel=noise)
+    assert theirs.gradient_norms == pytest.approx(ours.gradient_norms, rel=10 * noise)
+    assert theirs.peak_bytes == pytest.approx(ours.peak_bytes, rel=0.001)
+
+
+@pytest.mark.parametrize("targets", ["attention", "all-linear"])
+@pytest.mark.parametrize("name", tiny.one_of_each_architecture())
+def test_adapters_are_the_trials_own(name: str, targets: str, tmp_path: Path) -> None:
+    """Same parameters by name, shape and format, in every architecture of the catalog, a mixture of experts too."""
+    model = tiny.shrunk(name)
+    config = tiny.config(method="lora", rank=8, targets=targets, attention=tiny.attention_of(model))
+    skeleton = make_skeleton(config, tiny.plan(config, model), model)
+    loaded = script_of(model, tmp_path, config)["load_model"]()
+    assert described(dict(loaded.named_parameters())) == described(dict(skeleton.named_parameters()))
+
+
+def test_targets_in_both_formats() -> None:
+    """Phi has one projection for queries, keys and values: a list made for Llama would train its output alone."""
+    for name, expected in {
+        "phi-4": ["o_proj", "qkv_proj"],
+        "llama-3.2-1b": ["k_proj", "o_proj", "q_proj", "v_proj"],
+    }.items():
+        recommendation = make_recommendation(tiny.config(method="lora", rank=8, targets="attention"), model=name)
+        trl = export(recommendation, format="trl", source="x").text
+        assert yaml.safe_load(trl)["lora_target_modules"] == expected
+        script = export(recommendation, format="transformers", source="x").text
+        assert f"    target_modules={expected!r},\n" in script
+
+
+@pytest.mark.parametrize("method", ["full", "qlora"])
+def test_language_model_alone_is_taken_from_a_larger_checkpoint(method: str, tmp_path: Path) -> None:
+    model = tiny.shrunk("gemma-3-4b")
+    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    whole = Gemma3ForConditionalGeneration(
+        Gemma3Config(
+            text_config=architecture(model).to_dict(),
+            vision_config={"model_type": "siglip_vision_model", "image_size": 28, "patch_size": 14, **vision},
+            mm_tokens_per_image=4,
+        )
+    )
+    whole.save_pretrained(tmp_path)
+    config = tiny.config(method=method, precision="bf16")
+    recommendation = make_recommendation(config, model="gemma-3-4b", seq_len=SEQ_LEN)
+    loaded = imported(export(recommendation, format="transformers", source=str(tmp_path)).text)["load_model"]()
+    skeleton = make_skeleton(config, tiny.plan(config, model), model)
+    assert set(dict(loaded.named_parameters())) == set(dict(skeleton.named_parameters()))
+    embedding = whole.model.language_model.embed_tokens.weight
+    assert torch.equal(loaded.get_input_embeddings().weight, embedding.to(loaded.get_input_embeddings().weight.dtype))
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_decoder_alone_is_compiled(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[torch.nn.Module] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self: compiled.append(self))
+    names = script_of(tiny.LLAMA, tmp_path, tiny.config(method=method, compile=True))
+    model = names["load_model"]()
+    expected = tiny.built(tiny.config(method=method, compile=True))
+    assert [type(module) for module in compiled] == [type(expected.module._decoder[0])] * 2
+    assert compiled[0] is (model if method == "full" else model.get_base_model()).model
+    assert names["training_args"].torch_compile is False
+
+
+def test_learning_rate_must_be_chosen(tmp_path: Path) -> None:
+    names = script_of(tiny.LLAMA, tmp_path, tiny.config())
+    with pytest.raises(SystemExit, match="set LEARNING_RATE"):
+        names["make_trainer"]([])
