@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,9 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Measurement
 from autofit.workload import METHODS, Workload
+
+MAX_TIE = 0.05
+"""Relative difference of speed that is a difference however noisy the measurements: else noise would choose."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,19 @@ class Point:
     config: Config
     measurement: Measurement
     trial_id: int | None
+    runs: int = 1
+    """How often the config was timed in full, each time in a fresh process."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether a second run has confirmed that it fits."""
+        return self.runs >= 2
+
+    @property
+    def half_spread(self) -> float:
+        """By what share the speed may be off either way; of a single repeat nothing is known."""
+        spread = self.measurement.step_seconds.relative_spread
+        return MAX_TIE if spread is None else min(spread / 2, MAX_TIE)
 
     @property
     def method(self) -> str:
@@ -39,6 +55,19 @@ def dominates(a: Point, b: Point) -> bool:
     memory_a, memory_b = a.measurement.device_bytes, b.measurement.device_bytes
     speed_a, speed_b = a.measurement.tokens_per_second, b.measurement.tokens_per_second
     return memory_a <= memory_b and speed_a >= speed_b and (memory_a < memory_b or speed_a > speed_b)
+
+
+def ties(a: Point, b: Point) -> bool:
+    """Whether the speeds differ by no more than their measurements do."""
+    speeds = (a.measurement.tokens_per_second, b.measurement.tokens_per_second)
+    return min(speeds) >= max(speeds) * (1 - max(a.half_spread, b.half_spread))
+
+
+def timed_in_full(points: Iterable[Point]) -> list[Point]:
+    """The points, without those whose timing stopped early where their method has others: what beat them is there."""
+    every = list(points)
+    full = {p.method for p in every if not p.measurement.stopped_early}
+    return [p for p in every if not p.measurement.stopped_early or p.method not in full]
 
 
 def pareto(points: Iterable[Point]) -> tuple[Point, ...]:
@@ -62,6 +91,9 @@ class Frontier:
     """Sorted by memory; each is undominated among the points of its own method."""
     trials: int
     out_of_memory: int
+    considered: tuple[Point, ...] = ()
+    """All points that the frontier was taken from: the choice is among them, because a config that is beaten within the
+    noise may change the training less."""
 
     @classmethod
     def of(
@@ -76,7 +108,8 @@ class Frontier:
     ) -> Frontier:
         """The frontiers of `points`, whatever their methods."""
         every = list(points)
-        kept = [p for method in METHODS for p in pareto(q for q in every if q.method == method)]
+        full = timed_in_full(every)
+        kept = [p for method in METHODS for p in pareto(q for q in full if q.method == method)]
         kept.sort(key=lambda p: p.measurement.device_bytes)
         return cls(
             hardware=hardware,
@@ -85,6 +118,7 @@ class Frontier:
             points=tuple(kept),
             trials=trials,
             out_of_memory=out_of_memory,
+            considered=tuple(every),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -137,11 +171,17 @@ class Recommendation:
     stack: Stack
     provenance: str = "measured"
 
+    @property
+    def verified(self) -> bool:
+        """Whether the config ran at least twice, each time in a fresh process."""
+        return self.point.verified
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
             "config": self.point.config.to_json(),
             "provenance": self.provenance,
+            "verified": self.verified,
             "measurement": self.point.measurement.to_json(),
             "trial_id": self.point.trial_id,
             "memory_limit_bytes": self.memory_limit_bytes,
@@ -154,14 +194,36 @@ class Recommendation:
         }
 
 
-def choose(points: Iterable[Point], *, memory_limit_bytes: int, methods: Iterable[str]) -> Point | None:
-    """The fastest point within the limit, of the first of `methods` that has one; None if nothing fits."""
+def no_preference(config: Config) -> int:
+    """Every config changes the training alike."""
+    return 0
+
+
+def choose(
+    points: Iterable[Point],
+    *,
+    memory_limit_bytes: int,
+    methods: Iterable[str],
+    changes: Callable[[Config], int] = no_preference,
+) -> Point | None:
+    """The fastest point within the limit, of the first of `methods` that has one; None if nothing fits.
+
+    Of points that tie with the fastest, the one that `changes` the training least, then the lightest.
+    """
     fitting = [p for p in points if p.measurement.device_bytes <= memory_limit_bytes]
     for method in methods:
-        candidates = [p for p in fitting if p.method == method]
+        candidates = timed_in_full(p for p in fitting if p.method == method)
         if candidates:
-            return max(candidates, key=lambda p: (p.measurement.tokens_per_second, -p.measurement.device_bytes))
+            return _first_among_equals(candidates, changes)
     return None
+
+
+def _first_among_equals(points: list[Point], changes: Callable[[Config], int]) -> Point:
+    fastest = max(points, key=lambda p: p.measurement.tokens_per_second)
+    tied = [p for p in points if ties(p, fastest)]
+    # A noisy point ties with points that its betters do not tie with: what is beaten outright is no choice.
+    sound = [p for p in tied if not any(dominates(q, p) and changes(q.config) <= changes(p.config) for q in points)]
+    return min(sound, key=lambda p: (changes(p.config), p.measurement.device_bytes, -p.measurement.tokens_per_second))
 
 
 def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:

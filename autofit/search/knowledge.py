@@ -2,33 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
-from autofit.frontier import Point
+from autofit.frontier import Point, dominates
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, OutOfMemory, Trial
+from autofit.outcome import Crashed, Fits, OutOfMemory, TimedOut, Trial
+from autofit.trial.request import DEADLINE_SECONDS
 
 
-def verdict(trials: Iterable[Trial], memory_limit_bytes: int) -> Trial | None:
+def answers(
+    known: Mapping[Config, Sequence[Trial]],
+    lattice: Lattice,
+    memory_limit_bytes: int,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> dict[Config, Trial]:
+    """The stored trials that answer for configs of the lattice, in its order.
+
+    A trial that was stopped early answers only beside one that beats it: what beat it when it ran may be beyond this
+    search's goal, or a failure by now.
+    """
+    found = {
+        config: trial
+        for config in lattice.configs
+        if (trial := verdict(known.get(config, ()), memory_limit_bytes, deadline_seconds)) is not None
+    }
+    full = [p for p in map(point, found.values()) if p is not None and not p.measurement.stopped_early]
+    full = [p for p in full if p.measurement.device_bytes <= memory_limit_bytes]
+    return {config: trial for config, trial in found.items() if not _lost_its_rival(trial, full)}
+
+
+def verdict(
+    trials: Iterable[Trial], memory_limit_bytes: int, deadline_seconds: float = DEADLINE_SECONDS
+) -> Trial | None:
     """The stored trial that answers for a config under a limit; None if it must be run.
 
     A trial that fitted under any limit answers for every limit that holds its memory. One that ran out of memory
-    answers for every limit that is no higher than its own. What was measured last counts. A crash, a time-out or a
-    divergence answers for its own limit only.
+    answers for every limit that is no higher than its own. A crash, a time-out or a divergence answers for its own
+    limit only, a time-out for deadlines that are no longer besides; a failure of the machinery never does. What was
+    measured last counts, but one that was stopped early gives way to one that was timed in full.
     """
+    stopped_early: Trial | None = None
     for trial in reversed(list(trials)):
-        outcome = trial.outcome
-        if isinstance(outcome, Fits):
-            if outcome.measurement.device_bytes <= memory_limit_bytes:
-                return trial
-            if outcome.measurement.peak_allocated_bytes > memory_limit_bytes:
-                return trial
-        elif isinstance(outcome, OutOfMemory):
-            if trial.memory_limit_bytes >= memory_limit_bytes:
-                return trial
-        elif trial.memory_limit_bytes == memory_limit_bytes:
+        if not _speaks(trial, memory_limit_bytes, deadline_seconds):
+            continue
+        if not isinstance(trial.outcome, Fits):
+            return stopped_early or trial
+        if not trial.outcome.measurement.stopped_early:
             return trial
-    return None
+        stopped_early = stopped_early or trial
+    return stopped_early
+
+
+def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
+    outcome = trial.outcome
+    if isinstance(outcome, Fits):
+        m = outcome.measurement
+        return m.device_bytes <= memory_limit_bytes or m.peak_allocated_bytes > memory_limit_bytes
+    if isinstance(outcome, OutOfMemory):
+        return trial.memory_limit_bytes >= memory_limit_bytes
+    if isinstance(outcome, Crashed) and outcome.transient:
+        return False
+    if isinstance(outcome, TimedOut) and outcome.deadline_seconds < deadline_seconds:
+        return False
+    return trial.memory_limit_bytes == memory_limit_bytes
+
+
+def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
+    own = point(trial)
+    if own is None or not own.measurement.stopped_early:
+        return False
+    return not any(p.method == own.method and dominates(p, own) for p in full)
+
+
+def point(trial: Trial, runs: int = 1) -> Point | None:
+    """The trial as a point; None if it did not fit."""
+    if not isinstance(trial.outcome, Fits):
+        return None
+    return Point(config=trial.config, measurement=trial.outcome.measurement, trial_id=trial.trial_id, runs=runs)
 
 
 class Knowledge:
@@ -39,10 +90,19 @@ class Knowledge:
         self.memory_limit_bytes = memory_limit_bytes
         self.trials: dict[Config, Trial] = {}
         """The answering trial of each config that has one."""
+        self.runs: Counter[Config] = Counter()
+        """How often each config has fitted and was timed in full."""
         self.ruled_out: dict[Config, str] = {}
         """Configs that need not run, each with its reason."""
+        self.version = 0
+        """Rises with every change."""
+        self._ruled_by: dict[Config, Config] = {}
+        """Of the configs that a trial rules out: whose trial."""
         self._open = dict.fromkeys(lattice.configs)
         self._members = frozenset(lattice.configs)
+
+    def __contains__(self, config: Config) -> bool:
+        return config in self._members
 
     @property
     def open(self) -> tuple[Config, ...]:
@@ -51,19 +111,34 @@ class Knowledge:
 
     def take(self, config: Config) -> None:
         """`config` is under way."""
-        self._open.pop(config, None)
+        if config in self._open:
+            del self._open[config]
+            self.version += 1
+
+    def recall(self, trial: Trial, attempts: Iterable[Trial]) -> int:
+        """`learn` for a stored trial, which is one of several attempts."""
+        self.runs[trial.config] = sum(_in_full(t) for t in attempts) - _in_full(trial)
+        return self.learn(trial)
 
     def learn(self, trial: Trial) -> int:
-        """Add an outcome; how many other configs it rules out."""
-        self._open.pop(trial.config, None)
-        self.ruled_out.pop(trial.config, None)  # what was seen counts more than what was concluded
-        self.trials[trial.config] = trial
-        if not self.does_not_fit(trial):
+        """Add an outcome; how many other configs it rules out.
+
+        What was seen counts more than what was concluded: a config that fits refutes the rulings of every lighter one
+        that ran out of memory, whatever made it (a claim of the order that does not hold here, memory that others
+        held), and a trial that ran out rules out nothing if something above it has fitted.
+        """
+        config = trial.config
+        self.version += 1
+        self._open.pop(config, None)
+        self._forget_ruling(config)
+        self.trials[config] = trial
+        self.runs[config] += _in_full(trial)
+        if self._fits(trial):
+            self._reopen(config)
             return 0
-        return sum(
-            self.rule_out(c, f"needs at least the memory of a config that ran out ({trial.config})")
-            for c in self.lattice.above(trial.config)
-        )
+        if not self._rules_out(trial) or self._refuted(config):
+            return 0
+        return sum(self._rule_out_above(config, c) for c in self.lattice.above(config))
 
     def rule_out(self, config: Config, reason: str) -> bool:
         """Mark an open config as not worth running; whether it was open."""
@@ -71,6 +146,7 @@ class Knowledge:
             return False
         del self._open[config]
         self.ruled_out[config] = reason
+        self.version += 1
         return True
 
     def does_not_fit(self, trial: Trial) -> bool:
@@ -79,15 +155,59 @@ class Knowledge:
             return True
         return isinstance(trial.outcome, Fits) and trial.outcome.measurement.device_bytes > self.memory_limit_bytes
 
+    def measured(self) -> list[Point]:
+        """Every config that has trained, also beyond the limit, in the order learnt."""
+        points = (point(trial, self.runs[config]) for config, trial in self.trials.items() if config in self._members)
+        return [p for p in points if p is not None]
+
     def points(self) -> list[Point]:
         """Every config that fits the limit, in the order learnt."""
-        return [
-            Point(config=config, measurement=trial.outcome.measurement, trial_id=trial.trial_id)
-            for config, trial in self.trials.items()
-            if isinstance(trial.outcome, Fits) and not self.does_not_fit(trial) and config in self._members
-        ]
+        return [p for p in self.measured() if p.measurement.device_bytes <= self.memory_limit_bytes]
 
     @property
     def out_of_memory(self) -> int:
         """Configs that were measured not to fit."""
         return sum(1 for trial in self.trials.values() if self.does_not_fit(trial))
+
+    def _fits(self, trial: Trial) -> bool:
+        return isinstance(trial.outcome, Fits) and not self.does_not_fit(trial)
+
+    def _rules_out(self, trial: Trial) -> bool:
+        """Whether configs above this one cannot fit either. The order is one of device memory: the host's, and
+        processes that died for whatever reason, say nothing of other configs unless the host is the device."""
+        if not self.does_not_fit(trial):
+            return False
+        outcome = trial.outcome
+        elsewhere = isinstance(outcome, OutOfMemory) and (outcome.host or outcome.signal is not None)
+        return not elsewhere or trial.hardware.kind == "cpu"
+
+    def _refuted(self, config: Config) -> bool:
+        """Whether something fits that needs at least the memory of `config`."""
+        return any(self._fits(t) and self.lattice.is_lighter_or_equal(config, c) for c, t in self.trials.items())
+
+    def _rule_out_above(self, ruler: Config, config: Config) -> bool:
+        if not self.rule_out(config, f"needs at least the memory of a config that ran out ({ruler})"):
+            return False
+        self._ruled_by[config] = ruler
+        return True
+
+    def _forget_ruling(self, config: Config) -> None:
+        self.ruled_out.pop(config, None)
+        self._ruled_by.pop(config, None)
+
+    def _reopen(self, fitted: Config) -> None:
+        """Take back the rulings of the configs that need no more than `fitted`, as far as no other trial makes them."""
+        wrong = {r for r in set(self._ruled_by.values()) if self.lattice.is_lighter_or_equal(r, fitted)}
+        if not wrong:
+            return
+        sound = [c for c, t in self.trials.items() if self._rules_out(t) and not self._refuted(c)]
+        for config in [c for c, ruler in self._ruled_by.items() if ruler in wrong]:
+            self._forget_ruling(config)
+            self._open[config] = None
+            above = (ruler for ruler in sound if self.lattice.is_lighter_or_equal(ruler, config))
+            if (ruler := next(above, None)) is not None:
+                self._rule_out_above(ruler, config)
+
+
+def _in_full(trial: Trial) -> bool:
+    return isinstance(trial.outcome, Fits) and not trial.outcome.measurement.stopped_early

@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from autofit.errors import EnvironmentLacks
 from autofit.frontier import Point, choose
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, Outcome, Trial
+from autofit.outcome import Crashed, Fits, TimedOut, Trial
 from autofit.search.adviser import Adviser
-from autofit.search.exactness import FamilyLosses
-from autofit.search.knowledge import Knowledge, verdict
-from autofit.search.sampler import Candidate
-from autofit.techniques import Job
+from autofit.search.budget import TIMING_SECONDS, Budget, Limits
+from autofit.search.exactness import FamilyBaselines
+from autofit.search.knowledge import Knowledge, answers
+from autofit.techniques import Job, changes
 from autofit.trial.request import TIMING_SECONDS as VERIFICATION_SECONDS
 from autofit.trial.request import Rival, TrialRequest
-from autofit.workers.pool import Pool
+from autofit.workers.pool import Completed, Pool
 
-WORTHWHILE_GAIN = 0.01
-"""Expected relative gain below which an untried config is not worth its trial: the noise of a measurement."""
-TIMING_SECONDS = 4.0
-"""Time spent on the repeats of one trial: enough to rank. The winner is timed for longer when it is verified."""
+__all__ = ["Limits", "Progress", "Search"]
+
 VERIFICATIONS = 3
 """Fresh runs spent at most on confirming the winner."""
 HOPELESS_FAILURES = 12
 """Crashes, time-outs and divergences without a single fit after which something is broken that no config mends."""
+HOPELESS_DEADLINES = 3.0
+"""Time lost to them after which the same holds, in deadlines of one trial."""
+MACHINERY_FAILURES = 3
+"""Failures of the machinery in a row after which it must be mended before a trial can say anything."""
 POLL_SECONDS = 0.25
 
 
@@ -38,7 +39,7 @@ class Progress:
     candidates: int
     """Valid configs of the lattice."""
     done: int = 0
-    """Trials run by this search."""
+    """Trials run by this search, verification included."""
     out_of_memory: int = 0
     failed: int = 0
     """Trials that crashed, timed out or diverged."""
@@ -54,17 +55,6 @@ class Progress:
     left_seconds: float | None = None
     """Of the time budget; None without one."""
     stopped_because: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When a search must end, whatever it has found."""
-
-    memory_bytes: int
-    max_trials: int | None = None
-    seconds: float | None = None
-    deadline_seconds: float = 600.0
-    """Of one trial."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,16 +81,22 @@ class Search:
     knowledge: Knowledge = field(init=False)
     progress: Progress = field(init=False)
     _adviser: Adviser = field(init=False)
-    _losses: FamilyLosses = field(init=False, default_factory=FamilyLosses)
-    _fits: Counter[Config] = field(init=False, default_factory=Counter)
-    """How often each config has been run and fitted."""
-    _verifications: int = field(init=False, default=0)
+    _budget: Budget = field(init=False)
+    _baselines: FamilyBaselines = field(init=False, default_factory=FamilyBaselines)
     _pool: Pool | None = field(init=False, default=None)
-    _started: float = field(init=False, default=0.0)
+    _verifications: int = field(init=False, default=0)
+    _retried: set[Config] = field(init=False, default_factory=set)
+    """Configs whose trial the machinery has failed once."""
+    _machinery_failures: int = field(init=False, default=0)
+    """In a row."""
+    _failed_seconds: float = field(init=False, default=0.0)
 
     def run(self) -> None:
-        """Search until nothing untried can still win, or a limit is reached."""
-        self._started = time.monotonic()
+        """Search until nothing untried can still win, or a limit is reached.
+
+        Raises `EnvironmentLacks` if the workers are not what the job was made for, or fail again and again.
+        """
+        self._budget = Budget(limits=self.limits)
         self.knowledge = Knowledge(self.lattice, self.limits.memory_bytes)
         self.progress = Progress(candidates=len(self.lattice.configs))
         self._rule_out_by_floor()
@@ -120,73 +116,126 @@ class Search:
             if self._pool is not None:
                 self._pool.close()
 
+    def winner(self) -> Point | None:
+        """What would be recommended now. Once the verifications are spent, only what one of them has confirmed, if
+        any: the fastest of many single runs owes its figure to luck."""
+        points = self.knowledge.points()
+        if self._verifications >= VERIFICATIONS:
+            points = [p for p in points if p.verified] or points
+        return choose(
+            points,
+            memory_limit_bytes=self.limits.memory_bytes,
+            methods=self.methods,
+            changes=lambda config: len(changes(config)),
+        )
+
     def _rule_out_by_floor(self) -> None:
         for config in self.lattice.configs:
             least = self.floor(config)
             if least > self.limits.memory_bytes:
                 self.knowledge.rule_out(config, f"weights, gradients and states alone take {least} bytes")
-        self.progress.ruled_out = len(self.knowledge.ruled_out)
 
     def _recall(self) -> None:
         """Tell the adviser what the store knows."""
-        for config in self.lattice.configs:
-            trial = verdict(self.known.get(config, ()), self.limits.memory_bytes)
-            if trial is not None:
-                self._losses.checked(trial)
-                self._fits[config] = sum(isinstance(t.outcome, Fits) for t in self.known[config])
-                self._adviser.tell(trial)
-                self.progress.from_store += 1
-        self.progress.ruled_out = len(self.knowledge.ruled_out)
+        stored = answers(self.known, self.lattice, self.limits.memory_bytes, self.limits.deadline_seconds)
+        for config, trial in stored.items():
+            self._adviser.recall(self._checked(trial), self.known[config])
+        self.progress.from_store = len(stored)
+        self._refute()
         self._show()
 
     def _explore(self) -> None:
         in_flight: list[Config] = []
         while True:
-            while (candidate := self._next(len(in_flight))) is not None:
-                config = self._adviser.ask(candidate)
-                self._submit(config, TIMING_SECONDS, self._rivals(config))
+            while self._may_begin(len(in_flight)):
+                config = self._adviser.ask(self._seconds_to_explore())
                 in_flight.append(config)
+                self._submit(config, TIMING_SECONDS, self._rivals(config))
             if not in_flight:
                 return
             for trial in self._collect(in_flight):
-                self.progress.ruled_out += self._adviser.tell(trial)
+                self._adviser.tell(trial)
+            self._refute()
             self._show(in_flight)
 
-    def _next(self, in_flight: int) -> Candidate | None:
-        """The candidate to start now; None while all workers are busy or when the search is over."""
+    def _may_begin(self, in_flight: int) -> bool:
+        """Whether to start another trial now; False while all workers are busy, or with the reason to stop."""
         if in_flight and self._pool is not None and in_flight >= self._pool.size:
+            return False
+        reason = self._reason_to_stop(in_flight)
+        if reason is not None:
+            self.progress.stopped_because = reason
+        return reason is None
+
+    def _reason_to_stop(self, in_flight: int) -> str | None:
+        seconds = self._seconds_to_explore()
+        if seconds is not None and seconds <= 0:
+            return "the time budget is spent"
+        if self._budget.trials_left(self.progress.done + in_flight) <= self._must_verify():
+            return "the trials are spent"
+        hopeless_seconds = HOPELESS_DEADLINES * self.limits.deadline_seconds
+        if self.progress.best is None and (
+            self.progress.failed >= HOPELESS_FAILURES or self._failed_seconds >= hopeless_seconds
+        ):
+            return f"{self.progress.failed} trials have failed and none has fitted"
+        if self._adviser.best_candidate(seconds) is not None:
             return None
-        left = self._seconds_left()
-        if left is not None and left <= 0:
-            self.progress.stopped_because = "the time budget is spent"
-            return None
-        if self.limits.max_trials is not None and self.progress.done + in_flight >= self.limits.max_trials:
-            self.progress.stopped_because = "the trials are spent"
-            return None
-        if self.progress.failed >= HOPELESS_FAILURES and self.progress.best is None:
-            self.progress.stopped_because = f"{self.progress.failed} trials have failed and none has fitted"
-            return None
-        candidate = self._adviser.best_candidate()
-        if candidate is None:
-            self.progress.stopped_because = "every config is measured or ruled out"
-        elif candidate.expected_gain < WORTHWHILE_GAIN:
-            self.progress.stopped_because = f"no untried config is expected to gain {WORTHWHILE_GAIN:.0%} or more"
-            return None
-        return candidate
+        if not self.knowledge.open:
+            return "every config is measured or ruled out"
+        if self._adviser.best_candidate() is not None:
+            return "no untried config's trial is expected to end in the time left"
+        return f"no untried config is expected to gain {self._adviser.advice.worthwhile_gain():.1%} or more"
+
+    def _must_verify(self) -> bool:
+        winner = self.winner()
+        return winner is not None and not winner.verified and self._verifications < VERIFICATIONS
+
+    def _seconds_to_explore(self) -> float | None:
+        """What is left of the time budget when the winner's verification is taken off; None without a budget."""
+        left = self._budget.seconds_left
+        return None if left is None else left - self._verification_seconds()
+
+    def _verification_seconds(self) -> float:
+        """How long the winner's verification takes, about, by its first trial; 0 where it needs none."""
+        winner = self.winner()
+        if winner is None or not self._must_verify():
+            return 0.0
+        return self.knowledge.trials[winner.config].seconds + max(0.0, self._verification_timing() - TIMING_SECONDS)
+
+    def _verification_timing(self) -> float:
+        """Seconds of repeats: no more than a tenth of a time budget is worth the winner's last digit."""
+        total = self.limits.seconds
+        return VERIFICATION_SECONDS if total is None else min(VERIFICATION_SECONDS, max(TIMING_SECONDS, total / 10))
 
     def _submit(self, config: Config, timing_seconds: float, rivals: tuple[Rival, ...] = ()) -> None:
-        if self._pool is None:
-            self._pool = self.open_pool()
-        self._pool.submit(
+        pool = self._pool or self._open()
+        reserved = 0.0 if self.progress.verifying else self._verification_seconds()
+        pool.submit(
             TrialRequest(
                 job=self.job,
                 config=config,
                 memory_limit_bytes=self.limits.memory_bytes,
-                deadline_seconds=self.limits.deadline_seconds,
+                deadline_seconds=self._budget.deadline(reserved),
                 timing_seconds=timing_seconds,
                 rivals=rivals,
             )
         )
+
+    def _open(self) -> Pool:
+        """The workers; raises `EnvironmentLacks` if their trials would be stored as another device's."""
+        self._pool = pool = self.open_pool()
+        hardware, stack = pool.site()
+        if hardware.key != self.job.hardware.key:
+            raise EnvironmentLacks(
+                f"the workers have {hardware.name}, the search is for {self.job.hardware.name}",
+                remedy="use --workers 1, or let CUDA_VISIBLE_DEVICES name devices of one kind",
+            )
+        if stack.key != self.job.stack.key:
+            raise EnvironmentLacks(
+                f"the workers' library versions differ from this process's: {stack} and {self.job.stack}",
+                remedy="use one environment for both",
+            )
+        return pool
 
     def _rivals(self, config: Config) -> tuple[Rival, ...]:
         """The measured configs of the same method: beaten by one of them, a trial need not be finished."""
@@ -197,68 +246,112 @@ class Search:
         )
 
     def _collect(self, in_flight: list[Config]) -> list[Trial]:
-        """Wait for trials to end; each is committed before anything else happens to it."""
+        """Wait for trials to end; each is committed before anything else happens to it. What failed for another reason
+        than its config is begun again, or left out."""
         assert self._pool is not None
-        while True:
-            completed = self._pool.wait(POLL_SECONDS)
+        while not (completed := self._pool.wait(POLL_SECONDS)):
             self._show(in_flight)
-            if completed:
-                break
         trials = []
         for done in completed:
-            ended = self._trial(done.request.config, done.outcome, done.seconds)
-            trial = self.save(self._losses.checked(ended))
-            in_flight.remove(trial.config)
-            self._count(trial)
-            trials.append(trial)
-        return trials
+            in_flight.remove(done.request.config)
+            if self._cut_by_budget(done):
+                self.progress.done += 1
+                self._adviser.give_up(done.request.config)
+                continue
+            trials.append(self.save(self._checked(self._trial(done))))
+            self._count(trials[-1])
+        self._show(in_flight)
+        return [trial for trial in trials if not self._begun_again(trial, in_flight)]
 
-    def _trial(self, config: Config, outcome: Outcome, seconds: float) -> Trial:
+    def _cut_by_budget(self, done: Completed) -> bool:
+        """Whether the trial was killed because the search's time is over: that says nothing of its config."""
+        return isinstance(done.outcome, TimedOut) and done.request.deadline_seconds < self.limits.deadline_seconds
+
+    def _begun_again(self, trial: Trial, in_flight: list[Config]) -> bool:
+        """Run a trial that the machinery has failed once more. Raises `EnvironmentLacks` if it fails in a row."""
+        if not (isinstance(trial.outcome, Crashed) and trial.outcome.transient):
+            self._machinery_failures = 0
+            return False
+        self._machinery_failures += 1
+        if self._machinery_failures >= MACHINERY_FAILURES:
+            raise EnvironmentLacks(
+                f"{self._machinery_failures} trials in a row have failed through no fault of their configs, the last: "
+                f"{trial.outcome.reason}",
+                remedy="mend that, and run the same command: it goes on from here; `autofit doctor` may say more",
+            )
+        left = self._budget.seconds_left
+        spent = self._budget.trials_left(self.progress.done + len(in_flight)) <= 0 or (left is not None and left <= 0)
+        if spent or trial.config in self._retried:
+            return False
+        self._retried.add(trial.config)
+        if self.progress.verifying:
+            self._submit(trial.config, self._verification_timing())
+        else:
+            self._submit(trial.config, TIMING_SECONDS, self._rivals(trial.config))
+        in_flight.append(trial.config)
+        return True
+
+    def _trial(self, done: Completed) -> Trial:
         return Trial(
-            config=config,
+            config=done.request.config,
             workload=self.job.workload,
             hardware=self.job.hardware,
             stack=self.job.stack,
             memory_limit_bytes=self.limits.memory_bytes,
-            outcome=outcome,
-            seconds=seconds,
-            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            outcome=done.outcome,
+            seconds=done.seconds,
+            recorded_at=_now(),
         )
+
+    def _checked(self, trial: Trial) -> Trial:
+        """`trial`, `Diverged` where a plainer config of its family trains otherwise."""
+        checked = self._baselines.checked(trial)
+        return checked if checked is trial else self._verdict(checked)
+
+    def _verdict(self, refuted: Trial) -> Trial:
+        """A trial that was found to be wrong by this search, under its limit."""
+        return replace(refuted, memory_limit_bytes=self.limits.memory_bytes, recorded_at=_now())
+
+    def _refute(self) -> None:
+        """Store and tell what a later, plainer trial has shown to be wrong."""
+        for refuted in self._baselines.take_refuted():
+            self._adviser.tell(self.save(self._verdict(refuted)))
 
     def _count(self, trial: Trial) -> None:
         self.progress.done += 1
-        self._fits[trial.config] += isinstance(trial.outcome, Fits)
         if self.knowledge.does_not_fit(trial):
             self.progress.out_of_memory += 1
         elif not isinstance(trial.outcome, Fits):
             self.progress.failed += 1
+            self._failed_seconds += trial.seconds
 
     def _verify(self) -> bool:
         """Run the winner again in a fresh process, unless it was run twice; whether a trial was run."""
-        winner = self.winner()
-        if winner is None or self._fits[winner.config] >= 2 or self._verifications >= VERIFICATIONS:
+        winner, left = self.winner(), self._budget.seconds_left
+        if winner is None or not self._must_verify() or self._budget.trials_left(self.progress.done) < 1:
+            return False
+        if left is not None and self._budget.deadline() < self._verification_seconds():
             return False
         self._verifications += 1
         self.progress.verifying = True
-        self._submit(winner.config, VERIFICATION_SECONDS)
         in_flight = [winner.config]
-        for trial in self._collect(in_flight):
-            self.progress.ruled_out += self._adviser.tell(trial)
+        self._submit(winner.config, self._verification_timing())
+        while in_flight:
+            for trial in self._collect(in_flight):
+                if not (isinstance(trial.outcome, Crashed) and trial.outcome.transient):
+                    self._adviser.tell(trial)
+        self._refute()
         self.progress.verifying = False
         return True
 
-    def winner(self) -> Point | None:
-        """What would be recommended now."""
-        return choose(self.knowledge.points(), memory_limit_bytes=self.limits.memory_bytes, methods=self.methods)
-
-    def _seconds_left(self) -> float | None:
-        if self.limits.seconds is None:
-            return None
-        return self.limits.seconds - (time.monotonic() - self._started)
-
     def _show(self, in_flight: list[Config] | None = None) -> None:
         self.progress.running = tuple(in_flight or ())
+        self.progress.ruled_out = len(self.knowledge.ruled_out)
         self.progress.best = self.winner()
-        self.progress.elapsed_seconds = time.monotonic() - self._started
-        self.progress.left_seconds = self._seconds_left()
+        self.progress.elapsed_seconds = self._budget.elapsed_seconds
+        self.progress.left_seconds = self._budget.seconds_left
         self.report(self.progress)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

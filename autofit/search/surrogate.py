@@ -1,6 +1,6 @@
-"""A small model of memory and speed, fitted to the trials so far: what an untried config may be expected to do.
+"""A small model of memory, speed and set-up, fitted to the trials so far: what an untried config may be expected to do.
 
-Both figures are products of effects of the axes to a good approximation (checkpointing multiplies time by about 4/3,
+The figures are products of effects of the axes to a good approximation (checkpointing multiplies time by about 4/3,
 a micro-batch multiplies activations), so their logarithms are linear in the axes' values. A Bayesian linear
 regression (Bishop 2006, section 3.3) on those gives a mean and an honest spread from a handful of trials; its prior
 means are the folklore that a practitioner would start from.
@@ -46,13 +46,20 @@ PRIOR_ACTIVATIONS: dict[tuple[str, Value], float] = {
     ("attention", "eager"): 0.5,
 }
 """Log of relative memory beyond weights, gradients and states."""
-PRIOR_DOUBLING = {"time": -0.08, "activations": 0.6}
+PRIOR_SETUP: dict[tuple[str, Value], float] = {("compile", True): 2.5}
+"""Log of relative seconds before the first timed step: compiling takes minutes where building takes seconds."""
+PRIOR = {"time": PRIOR_TIME, "activations": PRIOR_ACTIVATIONS, "setup": PRIOR_SETUP}
+PRIOR_INTERCEPT = {"time": (0.0, 10.0), "activations": (0.0, 10.0), "setup": (math.log(8.0), 1.0)}
+"""Mean and standard deviation; only of a set-up one knows beforehand how long it takes, about."""
+PRIOR_DOUBLING = {"time": -0.08, "activations": 0.6, "setup": 0.0}
 """Per doubling of the micro-batch."""
-PRIOR_SPREAD = {"time": 0.20, "activations": 0.40}
+PRIOR_SPREAD = {"time": 0.20, "activations": 0.40, "setup": 0.20}
 """Standard deviation of an effect around its prior mean."""
 PRIOR_SPREAD_PRECISION = 0.50
 """That of a precision's effect on time: which formats a device computes natively differs most between devices."""
-NOISE = {"time": 0.03, "activations": 0.10}
+PRIOR_SPREAD_COMPILE = 0.70
+"""That of compilation's effect on the set-up."""
+NOISE = {"time": 0.03, "activations": 0.10, "setup": 0.15}
 """Standard deviation of what the axes' effects do not explain."""
 
 
@@ -65,13 +72,13 @@ class Prediction:
 
 
 class LogLinear:
-    """Regression of one log figure on the axes' values."""
+    """Regression of one log figure on the axes' values, for the configs of one lattice."""
 
     def __init__(self, axes: Sequence[Axis], configs: Iterable[Config], figure: str) -> None:
-        prior = PRIOR_TIME if figure == "time" else PRIOR_ACTIVATIONS
         every = list(configs)
         self._columns: list[tuple[str, Value | None]] = []
-        means, spreads = [0.0], [10.0]  # the intercept is free
+        mean, spread = PRIOR_INTERCEPT[figure]
+        means, spreads = [mean], [spread]
         for axis in axes:
             found = {c.get(axis.name) for c in every} - {None}
             if len(found) < 2:
@@ -82,21 +89,24 @@ class LogLinear:
                 spreads.append(PRIOR_SPREAD[figure])
             for value in sorted((v for v in found if v is not None), key=str):
                 self._columns.append((axis.name, value))
-                means.append(0.0 if axis.numeric else prior.get((axis.name, value), 0.0))
+                means.append(0.0 if axis.numeric else PRIOR[figure].get((axis.name, value), 0.0))
                 spreads.append(_spread_of(axis, figure))
         self._noise = NOISE[figure]
         self._prior_mean = np.array(means)
         self._prior_precision = np.diag(1.0 / np.square(spreads))
+        self._rows = np.array([self.features(c) for c in every])
+        self._row_of = {c: number for number, c in enumerate(every)}
 
     def features(self, config: Config) -> list[float]:
         """The config as numbers: 1, then per axis value whether it has it, and the log2 of numeric ones."""
+        own = dict(config.items)
         row = [1.0]
-        for name, value in self._columns:
-            own = config.get(name)
-            if value is None:
-                row.append(math.log2(int(own)) if own is not None else 0.0)
+        for name, wanted in self._columns:
+            value = own.get(name)
+            if wanted is None:
+                row.append(math.log2(int(value)) if value is not None else 0.0)
             else:
-                row.append(float(own == value))
+                row.append(float(value == wanted))
         return row
 
     def predict(self, known: Sequence[tuple[Config, float]], wanted: Sequence[Config]) -> Prediction:
@@ -104,19 +114,28 @@ class LogLinear:
         precision = self._prior_precision.copy()
         weighted = precision @ self._prior_mean
         if known:
-            seen = np.array([self.features(c) for c, _ in known])
+            seen = self._matrix([c for c, _ in known])
             targets = np.array([y for _, y in known])
             precision += seen.T @ seen / self._noise**2
             weighted += seen.T @ targets / self._noise**2
         covariance = np.linalg.inv(precision)
         mean = covariance @ weighted
-        rows = np.array([self.features(c) for c in wanted])
-        variance = np.einsum("ij,jk,ik->i", rows, covariance, rows) + self._noise**2
+        rows = self._matrix(wanted)
+        variance = ((rows @ covariance) * rows).sum(axis=1) + self._noise**2
         return Prediction(mean=rows @ mean, deviation=np.sqrt(variance))
+
+    def _matrix(self, configs: Sequence[Config]) -> Array:
+        """Features of the configs, one row each; those of the lattice are computed once for all."""
+        numbers = [self._row_of.get(c) for c in configs]
+        if None not in numbers:
+            return np.asarray(self._rows[np.array(numbers, dtype=int)])
+        return np.array([self.features(c) for c in configs])
 
 
 def _spread_of(axis: Axis, figure: str) -> float:
     """Standard deviation of one value's effect; a numeric axis has its slope beside, and values only bend it."""
     if axis.name == "precision" and figure == "time":
         return PRIOR_SPREAD_PRECISION
+    if axis.name == "compile" and figure == "setup":
+        return PRIOR_SPREAD_COMPILE
     return PRIOR_SPREAD[figure] / (3.0 if axis.numeric else 1.0)

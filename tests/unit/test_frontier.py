@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.frontier import Frontier, Point, Recommendation, alternatives, choose, dominates, pareto
+from autofit.frontier import (
+    Frontier,
+    Point,
+    Recommendation,
+    alternatives,
+    choose,
+    dominates,
+    pareto,
+    ties,
+    timed_in_full,
+)
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Measurement, StepSeconds
@@ -140,6 +152,105 @@ def test_the_choice_is_the_fastest_that_fits_of_the_first_method_that_has_one(
     assert chosen in rivals
     assert speed(chosen) == max(speed(p) for p in rivals)
     assert memory(chosen) == min(memory(p) for p in rivals if speed(p) == speed(chosen))
+
+
+def spread(p: Point, relative: float | None) -> Point:
+    """The point with another spread of its step time."""
+    m = p.measurement
+    return replace(p, measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=relative)))
+
+
+@pytest.mark.parametrize(
+    ("slower", "spreads", "tied"),
+    [
+        (99.0, (0.0, 0.0), False),
+        (99.0, (0.021, 0.0), True),  # the half-width of either
+        (99.0, (0.0, 0.021), True),
+        (97.0, (0.04, 0.04), False),
+        (97.0, (0.0, None), True),  # nothing is known of a single repeat
+        (96.0, (0.9, None), True),
+        (94.0, (0.9, None), False),  # a large difference is one, however noisy the machine
+    ],
+)
+def test_differences_within_the_spread_are_ties(
+    slower: float, spreads: tuple[float | None, float | None], tied: bool
+) -> None:
+    fast, light = spread(point(1, 9, 100.0), spreads[0]), spread(point(2, 4, slower), spreads[1])
+    assert ties(fast, light) == ties(light, fast) == tied
+    assert choose([fast, light], memory_limit_bytes=10, methods=METHODS) == (light if tied else fast)
+
+
+def test_of_ties_the_one_that_changes_training_least_is_chosen_then_the_lightest() -> None:
+    points = [spread(point(number, memory, speed), 0.04) for number, memory, speed in
+              ((1, 3, 99.0), (2, 5, 100.0), (3, 6, 99.5), (4, 2, 90.0))]  # fmt: skip
+    changed = {1: 2, 2: 2, 3: 1, 4: 0}
+
+    def changes(config: Config) -> int:
+        return changed[config.number("micro_batch")]
+
+    chosen = choose(points, memory_limit_bytes=10, methods=METHODS, changes=changes)
+    assert chosen is not None and chosen.trial_id == 3
+    without = [p for p in points if p.trial_id != 3]
+    chosen = choose(without, memory_limit_bytes=10, methods=METHODS, changes=changes)
+    assert chosen is not None and chosen.trial_id == 1
+
+
+def test_a_noisy_point_is_not_chosen_over_one_that_beats_it() -> None:
+    fast, better, noisy = (
+        spread(point(1, 9, 100.0), 0.0),
+        spread(point(2, 4, 98.0), 0.0),
+        spread(point(3, 5, 96.0), 0.1),
+    )
+    assert ties(fast, noisy) and not ties(fast, better)
+    assert choose([fast, better, noisy], memory_limit_bytes=10, methods=METHODS) == fast
+
+
+@given(POINTS, st.lists(st.sampled_from([0.0, 0.3, 0.8, None]), min_size=25, max_size=25))
+def test_the_choice_is_the_same_from_what_is_undominated_of_each_kind(
+    points: list[Point], spreads: list[float | None]
+) -> None:
+    """A store gives the frontier of each family, a search every point: both must recommend the same."""
+    every = [spread(p, s) for p, s in zip(points, spreads, strict=False)]
+
+    def changes(config: Config) -> int:
+        return config.number("micro_batch") % 3
+
+    kinds = {(p.method, changes(p.config)) for p in every}
+    kept = [p for kind in kinds for p in pareto(q for q in every if (q.method, changes(q.config)) == kind)]
+    for limit in (2, 6):
+        one = choose(every, memory_limit_bytes=limit, methods=METHODS, changes=changes)
+        other = choose(kept, memory_limit_bytes=limit, methods=METHODS, changes=changes)
+        assert (one is None) == (other is None)
+        if one is not None and other is not None:
+            assert (memory(one), speed(one), one.method) == (memory(other), speed(other), other.method)
+
+
+def test_what_was_stopped_early_is_chosen_only_where_there_is_nothing_else() -> None:
+    early = point(1, 2, 300.0)
+    early = replace(early, measurement=replace(early.measurement, stopped_early=True))
+    full = point(2, 4, 100.0)
+    assert choose([early, full], memory_limit_bytes=10, methods=METHODS) == full
+    assert choose([early, full], memory_limit_bytes=3, methods=METHODS) == early
+    assert timed_in_full([early, full]) == [full]
+    assert timed_in_full([early, point(3, 4, 100.0, "lora")])[0] == early
+    frontier = Frontier.of([early, full], hardware=HARDWARE, workload=WORKLOAD, stack=STACK, trials=2, out_of_memory=0)
+    assert (frontier.points, frontier.considered) == ((full,), (early, full))
+
+
+def test_a_recommendation_says_whether_a_second_run_confirmed_it() -> None:
+    for runs, verified in ((1, False), (2, True)):
+        once = replace(point(1, 4, 50.0), runs=runs)
+        document = Recommendation(
+            point=once,
+            memory_limit_bytes=10,
+            headroom_bytes=6,
+            changes_training=(),
+            alternatives=(),
+            hardware=HARDWARE,
+            workload=WORKLOAD,
+            stack=STACK,
+        ).to_json()
+        assert document["verified"] is verified
 
 
 def test_a_method_that_was_not_asked_for_is_not_chosen() -> None:

@@ -134,6 +134,10 @@ class FakePool:
     special: Callable[[TrialRequest], Outcome | None] = lambda request: None
     """An outcome other than the truth's."""
     on_wait: Callable[[], None] = lambda: None
+    seconds: float = 5.0
+    """That every trial says it took."""
+    found: tuple[Hardware, Stack] | None = None
+    """Another site than the job's own."""
     checks: list[Callable[[TrialRequest], None]] = field(default_factory=list)
     """Called with every request, before it is taken."""
     submitted: list[TrialRequest] = field(default_factory=list)
@@ -144,8 +148,8 @@ class FakePool:
     _running: list[TrialRequest] = field(default_factory=list)
 
     def site(self) -> tuple[Hardware, Stack]:
-        """The job's own."""
-        return self.truth.job.hardware, self.truth.job.stack
+        """The job's own, if no other is given."""
+        return self.found or (self.truth.job.hardware, self.truth.job.stack)
 
     def submit(self, request: TrialRequest) -> None:
         """Take a request."""
@@ -170,7 +174,7 @@ class FakePool:
         if outcome is None:
             attempt = sum(r.config == request.config for r in self.submitted)
             outcome = self.truth.outcome(request.config, request.memory_limit_bytes, attempt)
-        return [Completed(request=request, outcome=outcome, seconds=5.0)]
+        return [Completed(request=request, outcome=outcome, seconds=self.seconds)]
 
     def close(self) -> None:
         """Count it."""

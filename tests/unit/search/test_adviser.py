@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+import time
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import optuna
 import pytest
 from hypothesis import given, settings
@@ -15,11 +18,14 @@ from optuna.trial import TrialState
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import Truth, cpu_lattice
 
+from autofit.frontier import Point
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, Outcome
+from autofit.outcome import Fits, Outcome, TimedOut, Trial
+from autofit.search.advice import WORTHWHILE_GAIN, Advice, _area_gain
 from autofit.search.adviser import OVER_LIMIT, Adviser
 from autofit.search.knowledge import Knowledge
-from autofit.search.sampler import ABSENT, LatticeSampler, parameters
+from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
+from autofit.techniques import AXES
 from autofit.units import GIB
 
 LATTICE = cpu_lattice(make_job())
@@ -36,20 +42,13 @@ def make_adviser(lattice: Lattice = LATTICE, limit: int = LIMIT) -> tuple[Advise
 
 
 def ask(adviser: Adviser) -> Config:
-    candidate = adviser.best_candidate()
-    assert candidate is not None
-    return adviser.ask(candidate)
+    return adviser.ask()
 
 
 def run(adviser: Adviser, outcome: Outcome) -> Config:
     config = ask(adviser)
     adviser.tell(make_trial(config, outcome, limit=LIMIT))
     return config
-
-
-def suggested(trial: optuna.trial.FrozenTrial) -> Config:
-    """The config that a trial of the study is of."""
-    return Config.of({name: value for name, value in trial.params.items() if value != ABSENT})
 
 
 def test_the_study_has_two_objectives() -> None:
@@ -61,7 +60,7 @@ def test_what_fits_is_told_with_memory_and_speed() -> None:
     adviser, _ = make_adviser()
     config = run(adviser, fits(4, 250))
     (trial,) = adviser.study.trials
-    assert suggested(trial) == config
+    assert suggested(trial.params) == config
     assert trial.state == TrialState.COMPLETE
     assert trial.values == [4 * GIB, 250.0]
     assert trial.constraints == {OVER_LIMIT: 4.0 * GIB - LIMIT}
@@ -72,7 +71,7 @@ def test_out_of_memory_is_told_as_infeasible_with_finite_values() -> None:
     adviser, _ = make_adviser()
     config = run(adviser, out_of_memory())
     (trial,) = adviser.study.trials
-    assert suggested(trial) == config
+    assert suggested(trial.params) == config
     assert trial.state == TrialState.COMPLETE
     assert all(math.isfinite(value) for value in trial.values)
     assert trial.values[0] > LIMIT and trial.values[1] == 0.0
@@ -128,7 +127,7 @@ def test_outcomes_may_come_in_any_order() -> None:
     configs = [ask(adviser) for _ in range(4)]
     for number, config in enumerate(reversed(configs)):
         adviser.tell(make_trial(config, fits(4, 100 + number), limit=LIMIT))
-    assert [suggested(t) for t in adviser.study.trials] == configs
+    assert [suggested(t.params) for t in adviser.study.trials] == configs
     assert [t.values[1] for t in adviser.study.trials] == [103.0, 102.0, 101.0, 100.0]
 
 
@@ -167,9 +166,9 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
                 assert knowledge.open == ()
                 break
             assert candidate.config in knowledge.open
-            config = adviser.ask(candidate)
+            config = adviser.ask()
             assert config in LATTICE.configs and config not in seen and config not in knowledge.ruled_out
-            assert suggested(adviser.study.trials[-1]) == config
+            assert suggested(adviser.study.trials[-1].params) == config
             seen.add(config)
             under_way.append(config)
         else:
@@ -191,7 +190,7 @@ def test_a_world_is_walked_to_its_end_without_a_repeat(seed: int) -> None:
             break
         assert 0.0 <= candidate.fit_probability <= 1.0
         assert math.isfinite(candidate.expected_gain) and candidate.expected_gain >= 0.0
-        config = adviser.ask(candidate)
+        config = adviser.ask()
         trial = truth.trial(config, limit)
         ruled_out_before = set(knowledge.ruled_out)
         adviser.tell(trial)
@@ -210,7 +209,8 @@ def test_an_empty_adviser_asks_for_something_that_is_likely_to_fit() -> None:
 
 
 def test_configs_without_an_axis_have_a_category_for_it() -> None:
-    sampler = LatticeSampler(Knowledge(LATTICE, LIMIT))
+    knowledge = Knowledge(LATTICE, LIMIT)
+    sampler = LatticeSampler(knowledge, Advice(knowledge, floor))
     full = next(c for c in LATTICE.configs if c["method"] == "full")
     assert parameters(full, sampler.space)["rank"] == ABSENT
     for config in LATTICE.configs:
@@ -218,10 +218,133 @@ def test_configs_without_an_axis_have_a_category_for_it() -> None:
             assert sampler.space[name]._contains(sampler.space[name].to_internal_repr(value))
 
 
-def test_the_sampler_is_not_asked_without_a_choice() -> None:
-    _, knowledge = make_adviser()
-    study = optuna.create_study(
-        directions=["minimize", "maximize"], sampler=(sampler := LatticeSampler(knowledge)), study_name="alone"
-    )
-    with pytest.raises(AssertionError, match="ask through Adviser"):
-        study.ask(sampler.space)
+def test_the_sampler_works_in_any_study() -> None:
+    knowledge = Knowledge(LATTICE, LIMIT)
+    sampler = LatticeSampler(knowledge, Advice(knowledge, floor))
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler, study_name="alone")
+    expected = make_adviser()[0]
+    for speed in (250.0, 100.0, 400.0):
+        trial = study.ask(sampler.space)
+        config = suggested(trial.params)
+        assert config == expected.ask()
+        study.tell(trial, [4 * GIB, speed])
+        outcome = make_trial(config, fits(4, speed), limit=LIMIT)
+        knowledge.learn(outcome)
+        expected.tell(outcome)
+    # Parameters may also be suggested one by one, as in Optuna's examples.
+    trial = study.ask()
+    params = {name: trial.suggest_categorical(name, d.choices) for name, d in sampler.space.items()}
+    assert suggested(params) == expected.ask()
+
+
+def test_a_study_whose_lattice_is_used_up_says_so() -> None:
+    one = Lattice(axes=LATTICE.axes, configs=LATTICE.configs[:1])
+    adviser, _ = make_adviser(one)
+    assert run(adviser, fits(4, 100)) == one.configs[0]
+    assert adviser.best_candidate() is None
+    with pytest.raises(ValueError, match="every config"):
+        adviser.ask()
+
+
+def compiled_or_not() -> Lattice:
+    """Every config of the space, and the same compiled."""
+    return Lattice(axes=AXES, configs=LATTICE.configs + tuple(c.replace(compile=True) for c in LATTICE.configs))
+
+
+def with_setup(config: Config, seconds: float) -> Trial:
+    """A trial that fits, after a set-up of so many seconds."""
+    measurement = replace(fits(4, 250).measurement, setup_seconds=seconds)
+    return make_trial(config, Fits(measurement=measurement), limit=LIMIT)
+
+
+def test_what_takes_long_to_set_up_must_gain_more() -> None:
+    adviser, _ = make_adviser(compiled_or_not())
+    first = adviser.ask()
+    assert first["compile"] is False
+    adviser.tell(with_setup(first, 5.0))
+    compiled = next(c for c in adviser.advice.candidates() if c.config == first.replace(compile=True))
+    plain = [c for c in adviser.advice.candidates() if c.config["compile"] is False]
+    same = next(c for c in plain if c.config["method"] == first["method"])
+    assert compiled.expected_seconds > 3 * same.expected_seconds
+    assert adviser.ask()["compile"] is False
+    # Where compiling turns out to be quick, it is weighed as the rest is.
+    adviser.tell(with_setup(compiled.config, 5.0))
+    after = [c for c in adviser.advice.candidates() if c.config["compile"] is True]
+    assert max(c.expected_seconds for c in after) < compiled.expected_seconds
+
+
+def test_what_cannot_end_in_time_is_not_suggested() -> None:
+    adviser, _ = make_adviser(compiled_or_not())
+    adviser.tell(with_setup(adviser.ask(), 5.0))
+    for _ in range(20):
+        candidate = adviser.best_candidate(seconds_left=30.0)
+        assert candidate is not None and candidate.expected_seconds <= 30.0
+        assert adviser.ask(30.0) == candidate.config
+    assert adviser.best_candidate(seconds_left=1.0) is None
+    assert adviser.best_candidate() is not None
+
+
+def test_a_time_out_says_how_long_its_like_take() -> None:
+    adviser, _ = make_adviser(compiled_or_not())
+    slow = LATTICE.configs[0].replace(compile=True)
+    adviser.tell(make_trial(slow, TimedOut(reason="no end", deadline_seconds=600.0), limit=LIMIT))
+    seconds = {c.config["compile"]: c.expected_seconds for c in adviser.advice.candidates()}
+    assert seconds[True] > 200 > seconds[False]
+
+
+@pytest.mark.parametrize(
+    ("spread", "least"), [(None, WORTHWHILE_GAIN), (0.01, WORTHWHILE_GAIN), (0.16, 0.24 * 0.08), (3.0, 0.024)]
+)
+def test_a_gain_that_luck_explains_is_not_worth_a_trial(spread: float | None, least: float) -> None:
+    adviser, _ = make_adviser()
+    assert adviser.advice.worthwhile_gain() == WORTHWHILE_GAIN
+    m = fits(4, 250).measurement
+    noisy = Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
+    run(adviser, noisy)
+    assert adviser.advice.worthwhile_gain() == pytest.approx(least)
+
+
+def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
+    choose = random.Random(3)
+    limit = 10.0 * GIB
+    for _ in range(20):
+        outcomes = [fits(choose.uniform(1, 9), choose.uniform(50, 400)) for _ in range(choose.randrange(1, 6))]
+        points = [Point(config=LATTICE.configs[0], measurement=o.measurement, trial_id=None) for o in outcomes]
+        best = min(p.measurement.step_seconds.median for p in points)
+        memory = np.array([choose.uniform(0.5, 12) * GIB for _ in range(4)])
+        speedup = np.array([choose.uniform(0.3, 2) for _ in range(4)])
+        shares = (np.arange(20000) + 0.5) / 20000
+        heights = np.zeros_like(shares)
+        for p in points:
+            height = best / p.measurement.step_seconds.median
+            heights[shares >= p.measurement.device_bytes / limit] = np.maximum(
+                heights[shares >= p.measurement.device_bytes / limit], height
+            )
+        expected = [
+            np.where(shares >= m / limit, np.maximum(0.0, s - heights), 0.0).mean()
+            for m, s in zip(memory, speedup, strict=True)
+        ]
+        assert _area_gain(points, best, memory, speedup, limit) == pytest.approx(expected, abs=2e-3)
+
+
+def test_asking_is_cheap() -> None:
+    """With 2,000 candidates and 200 results: a device must not wait for advice."""
+    configs = [
+        c.replace(compile=flag, attention=kernel, loss=loss)
+        for c in LATTICE.configs
+        for flag in (False, True)
+        for kernel in ("sdpa", "flash", "eager")
+        for loss in ("fused", "chunked", "full")
+    ]
+    lattice = Lattice(axes=AXES, configs=tuple(dict.fromkeys(configs))[:2200])
+    adviser, knowledge = make_adviser(lattice)
+    choose = random.Random(1)
+    for config in choose.sample(lattice.configs, 200):
+        adviser.tell(make_trial(config, fits(choose.uniform(1, 9), choose.uniform(50, 400)), limit=LIMIT))
+    assert len(knowledge.open) == 2000 and len(knowledge.points()) == 200
+    taken = []
+    for _ in range(7):
+        began = time.process_time()
+        adviser.ask()
+        taken.append(time.process_time() - began)
+    assert min(taken) < 0.05

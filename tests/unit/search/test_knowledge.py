@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import cpu_lattice
 
-from autofit.lattice import Lattice
-from autofit.outcome import Diverged, Fits, Outcome, TimedOut, Trial
+from autofit.lattice import Config, Lattice
+from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut, Trial
 from autofit.search.knowledge import Knowledge, verdict
+from autofit.techniques import Job
 from autofit.units import GIB
 
 CONFIG: dict[str, object] = {"method": "full", "micro_batch": 1}
@@ -18,6 +21,7 @@ LATTICE = cpu_lattice(make_job())
 INDICES = st.integers(0, len(LATTICE.configs) - 1)
 
 TIMED_OUT = TimedOut(reason="no end within 600 s", deadline_seconds=600.0)
+MACHINERY = Crashed(reason="the worker was lost, twice", transient=True)
 DIVERGED = Diverged(reason="the loss is not finite", losses=(10.8, None))
 
 
@@ -48,6 +52,11 @@ def at(limit: float, outcome: Outcome) -> Trial:
         (10, crashed(), 11, False),
         (10, TIMED_OUT, 10, True),
         (10, TIMED_OUT, 11, False),
+        # Killed sooner than it would be now, it might have ended.
+        (10, TimedOut(reason="no end within 30 s", deadline_seconds=30.0), 10, False),
+        (10, TimedOut(reason="no end within 900 s", deadline_seconds=900.0), 10, True),
+        # What the machinery failed says nothing of the config.
+        (10, MACHINERY, 10, False),
         (10, DIVERGED, 10, True),
         (10, DIVERGED, 11, False),
     ],
@@ -74,6 +83,21 @@ def test_an_attempt_that_says_nothing_leaves_the_word_to_earlier_ones() -> None:
     assert verdict([fitted, failed], 10 * GIB) == fitted
     assert verdict([failed, at(10, fits(4, 100, allocated=2))], 3 * GIB) == failed
     assert verdict([fitted, at(20, crashed())], 10 * GIB) == fitted
+
+
+def early(gib: float, speed: float) -> Fits:
+    """A trial that was stopped after its first repeat."""
+    return Fits(measurement=replace(fits(gib, speed).measurement, stopped_early=True))
+
+
+def test_what_was_stopped_early_gives_way_to_what_was_timed_in_full() -> None:
+    full, brief, failed = at(10, fits(4, 100)), at(10, early(4, 80)), at(10, crashed())
+    assert verdict([brief], 10 * GIB) == brief
+    assert verdict([full, brief], 10 * GIB) == full
+    assert verdict([brief, full], 10 * GIB) == full
+    # A failure after the full trial refutes it; the brief one, still later, has fitted again.
+    assert verdict([full, failed, brief], 10 * GIB) == brief
+    assert verdict([full, brief, failed], 10 * GIB) == failed
 
 
 @given(
@@ -146,6 +170,103 @@ def test_what_ran_stays_known_whatever_its_relatives_do() -> None:
         for config in order:
             knowledge.learn(make_trial(config, outcomes[config], limit=10 * GIB))
         assert [p.config for p in knowledge.points()] == [heavy]
+
+
+def contradicting() -> tuple[Config, Config, Config]:
+    """Three configs, each needing at least the memory of the one before it."""
+    for light in LATTICE.configs:
+        for middle in LATTICE.above(light):
+            for heavy in LATTICE.above(middle):
+                return light, middle, heavy
+    raise AssertionError("the lattice has no chain of three")
+
+
+def test_a_fit_above_what_ran_out_reopens_what_that_ruled_out() -> None:
+    light, middle, heavy = contradicting()
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    for config in (light, heavy):
+        knowledge.take(config)
+    knowledge.learn(make_trial(light, out_of_memory(), limit=10 * GIB))
+    assert middle in knowledge.ruled_out
+    assert knowledge.learn(make_trial(heavy, fits(4, 100), limit=10 * GIB)) == 0
+    assert knowledge.ruled_out == {}
+    assert set(knowledge.open) == set(LATTICE.configs) - {light, heavy}
+
+
+def test_what_another_trial_rules_out_too_stays_ruled_out() -> None:
+    light, middle, heavy = contradicting()
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    sound = [
+        c for c in LATTICE.configs if c not in (light, middle, heavy) and not LATTICE.is_lighter_or_equal(c, middle)
+    ]
+    other = next(c for c in sound if set(LATTICE.above(c)) & set(LATTICE.above(light)))
+    for config in (light, middle, other):
+        knowledge.take(config)
+    knowledge.learn(make_trial(light, out_of_memory(), limit=10 * GIB))
+    knowledge.learn(make_trial(other, out_of_memory(), limit=10 * GIB))
+    knowledge.learn(make_trial(middle, fits(4, 100), limit=10 * GIB))
+    assert set(knowledge.ruled_out) == set(LATTICE.above(other)) - {light, middle, other}
+    assert all(str(other) in reason for reason in knowledge.ruled_out.values())
+
+
+def test_what_ran_out_below_a_fit_rules_out_nothing() -> None:
+    light, middle, _ = contradicting()
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    knowledge.learn(make_trial(middle, fits(4, 100), limit=10 * GIB))
+    assert knowledge.learn(make_trial(light, out_of_memory(), limit=10 * GIB)) == 0
+    assert knowledge.ruled_out == {}
+
+
+def test_what_fits_when_it_is_run_again_rules_out_no_longer() -> None:
+    light, *_ = contradicting()
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    assert knowledge.learn(make_trial(light, out_of_memory(), limit=10 * GIB)) > 0
+    knowledge.learn(make_trial(light, fits(4, 100), limit=10 * GIB))
+    assert knowledge.ruled_out == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(INDICES, st.sampled_from(["fits", "oom"])), min_size=1, max_size=10))
+def test_rulings_are_those_of_the_trials_that_nothing_contradicts(history: list[tuple[int, str]]) -> None:
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    seen: dict[Config, str] = {}
+    for index, kind in history:
+        config = LATTICE.configs[index]
+        knowledge.learn(make_trial(config, fits(4, 100) if kind == "fits" else out_of_memory(), limit=10 * GIB))
+        seen[config] = kind
+        fitting = [c for c, k in seen.items() if k == "fits"]
+        assert not set(knowledge.ruled_out) & set(seen)
+        for c in knowledge.ruled_out:
+            below = [r for r, k in seen.items() if k == "oom" and LATTICE.is_lighter_or_equal(r, c)]
+            assert any(not any(LATTICE.is_lighter_or_equal(r, f) for f in fitting) for r in below)
+        assert set(knowledge.open) | set(knowledge.ruled_out) | set(seen) == set(LATTICE.configs)
+
+
+KILLED = OutOfMemory(reason="killed, as the kernel does", signal="SIGKILL")
+HOST = OutOfMemory(reason="cannot allocate memory", host=True)
+
+
+@pytest.mark.parametrize("outcome", [KILLED, HOST])
+def test_what_the_host_lacked_closes_its_own_config_only(outcome: OutOfMemory, lattice: Lattice, job: Job) -> None:
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    light, middle, _ = contradicting()
+    assert knowledge.learn(make_trial(light, outcome, limit=10 * GIB)) == 0
+    assert middle in knowledge.open and light not in knowledge.open
+    # Where the host is the device, its memory is what the order is of.
+    on_cpu = Knowledge(lattice, 10 * GIB)
+    below = next(c for c in lattice.configs if lattice.above(c))
+    assert on_cpu.learn(make_trial(below, outcome, job=job, limit=10 * GIB)) == len(lattice.above(below))
+
+
+def test_runs_count_what_was_timed_in_full() -> None:
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    config = LATTICE.configs[0]
+    attempts = [at(10, fits(4, 100)), at(10, early(4, 80)), at(10, crashed())]
+    knowledge.recall(make_trial(config, fits(4, 100), limit=10 * GIB), attempts)
+    assert [p.runs for p in knowledge.points()] == [1]
+    assert not knowledge.points()[0].verified
+    knowledge.learn(make_trial(config, fits(4, 101), limit=10 * GIB))
+    assert knowledge.points()[0].verified
 
 
 def test_a_later_trial_of_a_config_replaces_the_earlier() -> None:

@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import Run, Truth, cpu_lattice, prepare
 
+from autofit.errors import EnvironmentLacks
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Diverged, Fits, Outcome, OutOfMemory, TimedOut
-from autofit.search import loop
-from autofit.search.loop import VERIFICATIONS
+from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
+from autofit.search import budget
+from autofit.search.budget import GRACE_SECONDS, Limits
+from autofit.search.knowledge import answers
+from autofit.search.loop import MACHINERY_FAILURES, VERIFICATIONS
 from autofit.trial.request import TrialRequest
 
 NO_GAIN = "no untried config is expected to gain"
@@ -188,9 +191,12 @@ def test_a_lattice_of_one_is_measured_and_verified(truth: Truth) -> None:
 @pytest.mark.parametrize("max_trials", [1, 2, 5, 12])
 def test_the_trials_asked_for_are_the_most_that_run(truth: Truth, max_trials: int, size: int) -> None:
     run = searched(truth, max_trials=max_trials, size=size)
-    assert explored(run) <= max_trials
     assert run.progress.stopped_because == "the trials are spent"
-    assert run.progress.done <= max_trials + VERIFICATIONS
+    assert run.progress.done <= max_trials
+    winner = run.search.winner()
+    assert winner is not None
+    if max_trials > size:
+        assert winner.verified, "one trial was kept for the winner"
     check_counts(run)
 
 
@@ -209,23 +215,56 @@ class Clock:
         return self.now
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_the_time_asked_for_is_kept(truth: Truth, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The time that the search sees."""
     clock = Clock()
-    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(budget, "time", clock)
+    return clock
 
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("seconds", [40.0, 62.0])
+def test_the_time_asked_for_is_kept(truth: Truth, size: int, seconds: float, clock: Clock) -> None:
     def pass_time() -> None:
         clock.now += 5.0
 
-    run = prepare(truth, limit_for(truth, 0.5), seconds=62.0, size=size, on_wait=pass_time)
-    begun: list[float] = []
-    run.pool.checks.append(lambda request: begun.append(clock.now - 1000.0))
+    run = prepare(truth, limit_for(truth, 0.5), seconds=seconds, size=size, on_wait=pass_time)
+    begun: list[tuple[float, float]] = []
+    run.pool.checks.append(lambda request: begun.append((clock.now - 1000.0, request.deadline_seconds)))
     run.search.run()
-    assert run.progress.stopped_because == "the time budget is spent"
-    late = [second for second in begun if second >= 62.0]
-    assert len(late) <= VERIFICATIONS
-    assert explored(run) == len(begun) - verifications(run)
-    assert run.progress.left_seconds is not None and run.progress.left_seconds <= 0
+    assert "time" in run.progress.stopped_because
+    assert all(second < seconds and second + deadline <= seconds + GRACE_SECONDS for second, deadline in begun)
+    winner = run.search.winner()
+    assert winner is not None and winner.verified
+    assert clock.now - 1000.0 <= seconds + GRACE_SECONDS
+
+
+def test_without_a_budget_a_trial_has_its_whole_deadline(truth: Truth) -> None:
+    assert {r.deadline_seconds for r in searched(truth).pool.submitted} == {Limits(memory_bytes=1).deadline_seconds}
+
+
+def test_a_trial_that_the_budget_cuts_off_is_no_verdict(truth: Truth, clock: Clock) -> None:
+    run = prepare(truth, limit_for(truth, 0.5), seconds=100.0)
+    run.pool.checks.clear()  # what is cut off is not stored
+
+    def too_slow(request: TrialRequest) -> Outcome | None:
+        if len(run.pool.submitted) < 4:
+            clock.now += 10.0
+            return None
+        clock.now += request.deadline_seconds
+        return TimedOut(reason="killed", deadline_seconds=request.deadline_seconds)
+
+    run.pool.special = too_slow
+    run.search.run()
+    assert len(run.saved) == 3
+    assert all(isinstance(t.outcome, Fits | OutOfMemory) for t in run.saved)
+    cut = run.pool.submitted[3]
+    assert cut.deadline_seconds < 100.0
+    assert run.progress.done == len(run.pool.submitted)
+    assert run.progress.failed == 0
+    # The next search may run it, and an equal deadline of its own would be a verdict.
+    assert cut.config not in run.search.knowledge.trials
 
 
 def verifications(run: Run) -> int:
@@ -311,6 +350,33 @@ def test_verification_ends_where_every_winner_disappoints(truth: Truth) -> None:
     assert run.search.winner() is not None
 
 
+def test_once_the_verifications_are_spent_only_what_they_confirmed_is_recommended(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    second_time(run, slower, times=1000)
+    run.search.run()
+    assert verifications(run) == VERIFICATIONS
+    winner = run.search.winner()
+    assert winner is not None and winner.verified
+    unverified = [p for p in run.search.knowledge.points() if p.method == winner.method and not p.verified]
+    assert max(p.measurement.tokens_per_second for p in unverified) > winner.measurement.tokens_per_second
+
+
+def test_a_trial_that_was_stopped_early_answers_beside_what_beats_it_only(truth: Truth) -> None:
+    limit = limit_for(truth, 0.9)
+    fitting = [c for c in truth.lattice.configs if c["method"] == "full" and truth.memory(c) <= limit]
+    fast = min(fitting, key=truth.seconds)
+    slow = max((c for c in fitting if truth.memory(c) > truth.memory(fast)), key=truth.seconds)
+    m = truth.measured(slow, 0).measurement
+    early = make_trial(slow, Fits(measurement=replace(m, stopped_early=True)), job=truth.job, limit=limit)
+    beside = {slow: [early], fast: [truth.trial(fast, limit)]}
+    assert list(answers(beside, truth.lattice, limit)) == [c for c in truth.lattice.configs if c in beside]
+    without = Lattice(axes=truth.lattice.axes, configs=tuple(c for c in truth.lattice.configs if c != fast))
+    assert answers(beside, without, limit) == {}
+    # A later failure of what beat it leaves it without a rival too.
+    failed = {slow: [early], fast: [truth.trial(fast, limit), make_trial(fast, crashed(), job=truth.job, limit=limit)]}
+    assert list(answers(failed, truth.lattice, limit)) == [fast]
+
+
 def test_rivals_are_what_was_measured_of_the_method(truth: Truth) -> None:
     run = searched(truth)
     fitted: dict[tuple[int, float], str] = {}
@@ -388,6 +454,71 @@ def test_a_pool_that_fails_is_closed_and_the_error_seen(truth: Truth) -> None:
     assert (run.pool.closed, len(run.saved)) == (1, 3)
 
 
+MACHINERY = Crashed(reason="no space left on /tmp", transient=True)
+
+
+def test_a_failure_of_the_machinery_costs_its_config_nothing(truth: Truth) -> None:
+    undisturbed = searched(truth)
+    run = prepare(truth, limit_for(truth, 0.5))
+    run.pool.checks.clear()  # which hold it to run nothing twice
+
+    def fails_once(request: TrialRequest) -> Outcome | None:
+        times = sum(r.config == request.config for r in run.pool.submitted)
+        return MACHINERY if times == 1 and len(run.pool.submitted) % 3 == 0 else None
+
+    run.pool.special = fails_once
+    run.search.run()
+    failed = [t.config for t in run.saved if t.outcome == MACHINERY]
+    assert failed
+    assert all(not isinstance(run.search.knowledge.trials[c].outcome, Crashed) for c in failed)
+    assert run.progress.failed == len(failed)
+    assert run.regret <= undisturbed.regret + 0.02
+
+
+def test_a_config_that_the_machinery_fails_twice_is_left_to_the_next_search(truth: Truth) -> None:
+    victim = searched(truth).pool.submitted[0].config
+    run = prepare(truth, limit_for(truth, 0.5))
+    run.pool.checks.clear()
+    run.pool.special = lambda request: MACHINERY if request.config == victim else None
+    run.search.run()
+    assert [r.config for r in run.pool.submitted].count(victim) == 2
+    rest = searched(truth, known=run.known())
+    assert victim in {r.config for r in rest.pool.submitted}
+    assert rest.progress.done <= 3
+
+
+@pytest.mark.parametrize("good", [0, 5])
+def test_machinery_that_fails_again_and_again_ends_the_search_with_its_reason(truth: Truth, good: int) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    run.pool.checks.clear()
+    run.pool.special = lambda request: MACHINERY if len(run.pool.submitted) > good else None
+    with pytest.raises(EnvironmentLacks, match="no space left on /tmp"):
+        run.search.run()
+    assert len(run.saved) == good + MACHINERY_FAILURES
+    assert run.pool.closed == 1
+
+
+def test_time_outs_that_nothing_survives_end_the_search_soon(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    run.pool.seconds = 600.0
+    run.pool.special = lambda request: TimedOut(reason="no end within 600 s", deadline_seconds=600.0)
+    run.search.run()
+    assert run.progress.done == 3
+    assert "none has fitted" in run.progress.stopped_because
+
+
+@pytest.mark.parametrize("differs", ["hardware", "stack"])
+def test_workers_of_another_kind_are_refused_before_a_trial(truth: Truth, differs: str) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    hardware, stack = truth.job.hardware, truth.job.stack
+    other = replace(hardware, name="rtx-3090") if differs == "hardware" else hardware
+    found = (other, replace(stack, torch="2.11.0") if differs == "stack" else stack)
+    run.pool.found = found
+    with pytest.raises(EnvironmentLacks, match=r"rtx-3090|2\.11\.0"):
+        run.search.run()
+    assert (run.pool.submitted, run.pool.closed) == ([], 1)
+
+
 def test_fresh_measures_again(truth: Truth) -> None:
     first = searched(truth)
     again = searched(truth, known=first.known(), fresh=True)
@@ -430,8 +561,7 @@ def test_what_was_measured_to_fit_is_not_forgotten(truth: Truth) -> None:
     limit = limit_for(truth, 0.9)
     heavy = truth.best(limit)
     assert heavy is not None
-    light = heavy.replace(checkpointing="full", loss="chunked", micro_batch=1)
-    assert heavy in truth.lattice.above(light)
+    light = next(c for c in truth.lattice.configs if c != heavy and heavy in truth.lattice.above(c))
     known = {
         light: [make_trial(light, out_of_memory(), job=truth.job, limit=limit)],
         heavy: [truth.trial(heavy, limit), truth.trial(heavy, limit, 1)],

@@ -1,0 +1,151 @@
+"""What running an untried config may bring, and what it would cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.frontier import Point, pareto
+from autofit.lattice import Config
+from autofit.outcome import Fits, TimedOut
+from autofit.search.budget import TIMING_SECONDS
+from autofit.search.knowledge import Knowledge
+from autofit.search.surrogate import LogLinear, Prediction
+
+Array = NDArray[np.float64]
+
+WORTHWHILE_GAIN = 0.01
+"""Expected relative gain below which an untried config is not worth its trial."""
+LUCK = 0.24
+"""Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
+0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
+MAX_HALF_WIDTH = 0.10
+"""Above this a machine is so busy that its spread says more of the other work than of the next trial."""
+LEAST_REPEATS = 5
+"""Steps that every trial runs whatever they take, about."""
+NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
+"""Midpoints of ten equally likely parts of the normal distribution: expectations are averages over these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An open config with what running it may bring."""
+
+    config: Config
+    expected_gain: float
+    """Expected gain of the best speed of its method, plus that of the frontier's area; relative, 0.01 is 1 %."""
+    fit_probability: float
+    expected_seconds: float
+    """Of its trial, set-up included."""
+
+    @property
+    def rate(self) -> float:
+        """Expected gain per second of trial: a compiled config must gain more, because its trial takes minutes."""
+        return self.expected_gain / self.expected_seconds
+
+
+class Advice:
+    """Expected gains of the open configs, from the lattice, the trials so far and the memory floor."""
+
+    def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int]) -> None:
+        self._knowledge = knowledge
+        configs = knowledge.lattice.configs
+        self._floors = {c: floor(c) for c in configs}
+        self._models = {
+            figure: LogLinear(knowledge.lattice.axes, configs, figure) for figure in ("time", "activations", "setup")
+        }
+        self._candidates: tuple[int, list[Candidate]] = (-1, [])
+
+    def best(self, seconds_left: float | None = None) -> Candidate | None:
+        """The candidate to run next; None if none is worth its trial, or none can end within `seconds_left`."""
+        affordable = (c for c in self.worthwhile() if seconds_left is None or c.expected_seconds <= seconds_left)
+        return next(affordable, None)
+
+    def worthwhile(self) -> list[Candidate]:
+        """The candidates whose expected gain could be told from noise, the highest rate first."""
+        least = self.worthwhile_gain()
+        return [c for c in self.candidates() if c.expected_gain >= least]
+
+    def worthwhile_gain(self) -> float:
+        """The expected gain below which a trial is not worth it, given how noisy the trials so far were."""
+        spreads = [p.measurement.step_seconds.relative_spread for p in self._knowledge.points()]
+        known = [s for s in spreads if s is not None]
+        if not known:
+            return WORTHWHILE_GAIN
+        return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(known)) / 2, MAX_HALF_WIDTH))
+
+    def candidates(self) -> list[Candidate]:
+        """Every open config with its expected gain, the highest rate first."""
+        if self._candidates[0] != self._knowledge.version:
+            self._candidates = (self._knowledge.version, self._weighed())
+        return self._candidates[1]
+
+    def _weighed(self) -> list[Candidate]:
+        open_configs = self._knowledge.open
+        if not open_configs:
+            return []
+        measured = [(p.config, p.measurement) for p in self._knowledge.measured()]
+        time = self._models["time"].predict([(c, math.log(m.step_seconds.median)) for c, m in measured], open_configs)
+        excess = [(c, math.log(max(m.device_bytes - self._floors.get(c, 0), 1))) for c, m in measured]
+        activations = self._models["activations"].predict(excess, open_configs)
+        seconds = self._seconds(time, open_configs)
+        points = self._knowledge.points()
+        methods = np.array([c.text("method") for c in open_configs])
+        gain, probability = np.zeros(len(open_configs)), np.zeros(len(open_configs))
+        for method in dict.fromkeys(methods.tolist()):
+            chosen = np.flatnonzero(methods == method)
+            own = [p for p in points if p.method == method]
+            floors = np.array([self._floors[open_configs[i]] for i in chosen], dtype=float)
+            gain[chosen], probability[chosen] = self._gains(
+                floors, _part(time, chosen), _part(activations, chosen), own
+            )
+        order = np.argsort(-gain / seconds, kind="stable")
+        return [Candidate(open_configs[i], float(gain[i]), float(probability[i]), float(seconds[i])) for i in order]
+
+    def _seconds(self, time: Prediction, configs: Sequence[Config]) -> Array:
+        """Expected seconds of the configs' trials. One that was killed at its deadline took at least that."""
+        known = []
+        for config, trial in self._knowledge.trials.items():
+            if isinstance(trial.outcome, Fits):
+                known.append((config, math.log(max(trial.outcome.measurement.setup_seconds, 0.1))))
+            elif isinstance(trial.outcome, TimedOut):
+                known.append((config, math.log(max(trial.outcome.deadline_seconds, 0.1))))
+        setup = np.exp(self._models["setup"].predict(known, configs).mean)
+        return np.asarray(setup + np.maximum(TIMING_SECONDS, LEAST_REPEATS * np.exp(time.mean)))
+
+    def _gains(
+        self, floors: Array, time: Prediction, activations: Prediction, points: Sequence[Point]
+    ) -> tuple[Array, Array]:
+        """Expected gain and probability of fitting, of configs of one method whose points so far are given."""
+        limit = float(self._knowledge.memory_limit_bytes)
+        draws = NORMAL_DRAWS[None, :]
+        memory = floors[:, None] + np.exp(activations.mean[:, None] + activations.deviation[:, None] * draws)
+        probability = (memory <= limit).mean(axis=1)
+        if not points:
+            # Nothing of this method has fitted yet: the fastest that is likely to fit comes first.
+            speed = np.exp(-time.mean)
+            return 1.0 + probability * speed / speed.max(), probability
+        best = min(p.measurement.step_seconds.median for p in points)
+        speedup = best / np.exp(time.mean[:, None] + time.deviation[:, None] * draws)  # 1 is the best so far
+        faster = np.maximum(0.0, speedup - 1.0).mean(axis=1) * probability
+        area = _area_gain(points, best, np.median(memory, axis=1), np.exp(math.log(best) - time.mean), limit)
+        return faster + 0.5 * area * probability, probability
+
+
+def _part(prediction: Prediction, chosen: NDArray[np.intp]) -> Prediction:
+    return Prediction(mean=prediction.mean[chosen], deviation=prediction.deviation[chosen])
+
+
+def _area_gain(points: Sequence[Point], best: float, memory: Array, speedup: Array, limit: float) -> Array:
+    """Growth of the area under the frontier by one more point, for each of many; memory in bytes, which counts as a
+    share of the limit, and speed as a multiple of the best point's."""
+    front = pareto(points)
+    starts = np.array([0.0, *(p.measurement.device_bytes / limit for p in front)])
+    heights = np.array([0.0, *(best / p.measurement.step_seconds.median for p in front)])
+    ends = np.append(starts[1:], 1.0)
+    widths = np.maximum(0.0, ends[None, :] - np.maximum(starts[None, :], (memory / limit)[:, None]))
+    return np.asarray((np.maximum(0.0, speedup[:, None] - heights[None, :]) * widths).sum(axis=1))

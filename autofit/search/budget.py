@@ -1,0 +1,54 @@
+"""What a search may spend, and what is left of it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from autofit.trial.request import DEADLINE_SECONDS
+
+TIMING_SECONDS = 4.0
+"""Time spent on the repeats of one trial: enough to rank. The winner is timed for longer when it is verified."""
+GRACE_SECONDS = 10.0
+"""What a trial that was begun in time may take beyond the budget: to kill it then would waste what it has cost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """When a search must end, whatever it has found."""
+
+    memory_bytes: int
+    max_trials: int | None = None
+    """Verification included."""
+    seconds: float | None = None
+    deadline_seconds: float = DEADLINE_SECONDS
+    """Of one trial."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Budget:
+    """The limits against a clock that starts with the search."""
+
+    limits: Limits
+    _started: float = field(init=False, default_factory=lambda: time.monotonic())
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Since the search began."""
+        return time.monotonic() - self._started
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the time budget; None without one."""
+        return None if self.limits.seconds is None else self.limits.seconds - self.elapsed_seconds
+
+    def trials_left(self, begun: int) -> float:
+        """How many more trials may begin; infinite without a limit."""
+        return float("inf") if self.limits.max_trials is None else self.limits.max_trials - begun
+
+    def deadline(self, reserved_seconds: float = 0.0) -> float:
+        """Seconds after which a trial that begins now is killed."""
+        left = self.seconds_left
+        if left is None:
+            return self.limits.deadline_seconds
+        return min(self.limits.deadline_seconds, max(0.0, left - reserved_seconds) + GRACE_SECONDS)
