@@ -17,7 +17,7 @@ from tests.tiny import CPU, job, model
 
 HIDDEN, VOCABULARY = 64, 2048
 NARROW = model(
-    "llama", hidden_size=HIDDEN, intermediate_size=224, num_hidden_layers=4, num_attention_heads=4,
+    "llama", hidden_size=HIDDEN, intermediate_size=224, num_hidden_layers=3, num_attention_heads=4,
     num_key_value_heads=2, head_dim=16, vocab_size=VOCABULARY, tie_word_embeddings=False,
 )  # fmt: skip
 """In Llama's proportions: three and a half times as wide in the MLP, a vocabulary of many times the width."""
@@ -30,6 +30,8 @@ SETTINGS: tuple[dict[str, Value], ...] = (
     {"precision": "bf16-mixed", "checkpointing": "full", "loss": "chunked"},
 )
 """What else a config holds while one axis is varied."""
+IN_BOTH = ("method", "micro_batch", "loss")
+"""Axes that are varied in each setting, the others in the first only."""
 OF_QLORA = ("method", "micro_batch", "checkpointing", "loss")
 """Axes whose claims a 4-bit base could upset; of the others LoRA shows as much."""
 
@@ -60,7 +62,7 @@ def pairs(axis: Axis, method: str, micro_batch: int, seq_len: int) -> list[tuple
     found: list[tuple[Config, Config]] = []
     if (method == "full" and axis.name in ("rank", "targets")) or (method == "qlora" and axis.name not in OF_QLORA):
         return found
-    for setting in SETTINGS:
+    for setting in SETTINGS if axis.name in IN_BOTH else SETTINGS[:1]:
         base = {"method": method, "micro_batch": micro_batch, **setting}
         values = NUMBERS.get(axis.name, axis.values)
         configs = [complete({**base, axis.name: value}) for value in values]
