@@ -55,5 +55,5 @@ def tiny_request(
         job=job or tiny_job(),
         config=config or complete({}),
         memory_limit_bytes=memory_limit_bytes,
-        **request,
+        **{"timing_seconds": 0.5, **request},
     )

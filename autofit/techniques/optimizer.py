@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 
     from autofit.techniques.technique import OptimizerFactory
 
-LEARNING_RATE = 1e-5
-"""Small enough that a few steps on random tokens stay finite with every optimizer; it changes no memory or time."""
+LEARNING_RATE = 3e-5
+"""Small enough that thirty steps on one batch stay finite with every optimizer, large enough that five of them lower
+its loss beyond 16-bit rounding, which every trial checks. It changes no memory or time."""
 
 
 class Optimizer(Technique):
