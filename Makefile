@@ -1,23 +1,26 @@
 # The two commands a newcomer needs are `make search` and `make test`; everything runs in .venv.
 PYTHON ?= python3
-# Extra pip arguments for torch alone: TORCH_INDEX picks its build (see "Choosing the torch build" in README.md).
+# TORCH_INDEX picks torch's build (see "Choosing the torch build" in README.md); given, it also replaces the one there is.
 TORCH_INDEX ?=
+# Extras of pyproject.toml: `dev,cuda` adds what only an NVIDIA GPU uses.
+EXTRAS ?= dev
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
 
-.PHONY: install search test lint types clean
+.PHONY: install search test lint types clean anew
 
 install: $(VENV)/.installed
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt $(if $(TORCH_INDEX),anew)
 	@$(PYTHON) -c 'import sys; sys.exit("autofit needs Python 3.11 or later, and this is " + sys.version.split()[0] + "; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	@# torch first and alone: its build decides what the others bring along
-	$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install -q -c constraints.txt -e '.[dev]'
+	@# torch first and alone: its build decides what the others bring along. Its own needs come with them from PyPI: an
+	@# index of torch builds lacks the pinned versions. It stays in reach for what only it has, as ROCm's Triton.
+	$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--no-deps --force-reinstall --index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install -q -c constraints.txt -c constraints-cuda.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[$(EXTRAS)]'
 	@touch $@
 
 search: install
