@@ -63,7 +63,8 @@ def recommendation_text(answer: Recommendation) -> str:
         f"  {answer.point.config}",
         "",
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
-        f"(spread {spread_text(m)} over {m.steps} repeats), {answer.provenance}",
+        f"(spread {spread_text(m)} over {m.steps} repeats), "
+        f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}: "
         f"{format_bytes(answer.headroom_bytes)} of headroom",
     ]

@@ -60,7 +60,12 @@ def recommend(
 def recommendation(found: Frontier, *, memory_limit_bytes: int, goal: Goal) -> Recommendation:
     """The recommendation that a frontier gives under a limit. Raises `NothingFits` if it has none."""
     points = [p for p in found.points if p.method in goal.methods]
-    chosen = choose(points, memory_limit_bytes=memory_limit_bytes, methods=goal.methods)
+    chosen = choose(
+        found.considered,
+        memory_limit_bytes=memory_limit_bytes,
+        methods=goal.methods,
+        changes=lambda config: len(changes(config)),
+    )
     if chosen is None:
         raise Shortfall(
             _closest(found, memory_limit_bytes, goal),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autofit.catalog.hardware import card, fitting
 from autofit.errors import EnvironmentLacks, StoreError
 from autofit.estimate.floor import floor_bytes
-from autofit.frontier import Frontier, Point, Recommendation
+from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.operations.answers import recommendation
 from autofit.operations.keeping import Keeper
@@ -260,11 +260,7 @@ def _result(
     # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
     context = {"hardware_key": job.hardware.key, "stack_key": job.stack.key, "workload_key": job.workload.key}
     frontier = Frontier.of(
-        [
-            Point(config=t.config, measurement=t.outcome.measurement, trial_id=t.trial_id)
-            for t in trials
-            if isinstance(t.outcome, Fits)
-        ],
+        found.knowledge.measured(),
         hardware=job.hardware,
         workload=job.workload,
         stack=job.stack,

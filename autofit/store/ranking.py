@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, ScalarSelect, and_, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, FromClause, ScalarSelect, and_, case, exists, func, or_, select
 from sqlalchemy.orm import aliased
-from sqlalchemy.sql.elements import KeyedColumnElement
 
 from autofit.outcome import Fits, OutOfMemory
 from autofit.store.tables import TrialRow
+from autofit.trial.request import DEADLINE_SECONDS
 
 _Columns = Any
 """`TrialRow` or an alias of it."""
@@ -24,25 +24,34 @@ def undominated(
     connection: Connection, hardware_key: str, stack_key: str, workload_key: str, memory_limit_bytes: int | None
 ) -> list[int]:
     """Ids of the trials on the frontiers of the families, oldest first: at least what `Frontier.of` would keep,
-    whichever families it is given.
+    whichever families it is given. Trials that were timed in full and trials that were stopped early have frontiers of
+    their own, so that none of the latter hides one of the former.
 
     Of each config only the latest attempt that stands counts (`_stands`). The index has every family's trials in the
     order of memory, then speed: from one point of a frontier the database looks for the first row behind it that is
     faster, so that it reads no row twice and sorts nothing.
     """
     context = (hardware_key, stack_key, workload_key)
-    families = (
-        select(TrialRow.family)
+    groups = (
+        select(TrialRow.stopped_early, TrialRow.family)
         .where(*_same_context(TrialRow, *context), TrialRow.outcome == Fits.kind)
         .distinct()
         .subquery()
     )
-    first = _next(context, families.c.family, None, memory_limit_bytes)
-    steps = select(families.c.family, first.label("id")).cte("steps", recursive=True)
+    first = _next(context, groups, None, memory_limit_bytes)
+    steps = select(*groups.c, first.label("id")).cte("steps", recursive=True)
     here = aliased(TrialRow, name="here")
-    following = _next(context, steps.c.family, here, memory_limit_bytes)
-    steps = steps.union_all(select(steps.c.family, following.label("id")).join_from(steps, here, here.id == steps.c.id))
+    following = _next(context, steps, here, memory_limit_bytes)
+    walked = (steps.c.stopped_early, steps.c.family)
+    steps = steps.union_all(select(*walked, following.label("id")).join_from(steps, here, here.id == steps.c.id))
     return list(connection.scalars(select(steps.c.id).where(steps.c.id.is_not(None)).order_by(steps.c.id)))
+
+
+def runs() -> ScalarSelect[int]:
+    """How often the config of a trial has fitted and was timed in full, under whatever limit."""
+    other = aliased(TrialRow, name="other_run")
+    times = select(func.coalesce(func.sum(case((_in_full(other), 1), else_=0)), 0))
+    return times.where(_same_config(other, TrialRow)).correlate(TrialRow).scalar_subquery()
 
 
 def counts(connection: Connection, context: tuple[ColumnElement[bool], ...]) -> dict[str, int]:
@@ -60,21 +69,24 @@ def _same_context(rows: _Columns, hardware_key: Any, stack_key: Any, workload_ke
 
 
 def _next(
-    context: tuple[str, str, str], family: KeyedColumnElement[str], here: _Columns | None, limit: int | None
+    context: tuple[str, str, str], group: FromClause, here: _Columns | None, limit: int | None
 ) -> ScalarSelect[int]:
-    """The lightest trial of a family that stands and, where `here` is given, comes after it and is faster."""
+    """The lightest trial of a group that stands and, where `here` is given, comes after it and is faster."""
     rows = aliased(TrialRow, name="candidate")
     query = select(rows.id).where(
-        *_same_context(rows, *context), rows.outcome == Fits.kind, rows.family == family, *_stands(rows, limit)
+        *_same_context(rows, *context),
+        rows.outcome == Fits.kind,
+        rows.stopped_early == group.c.stopped_early,
+        rows.family == group.c.family,
+        *_stands(rows, limit),
     )
     if here is not None:
         query = query.where(
             rows.device_bytes >= here.device_bytes,
             rows.tokens_per_second > here.tokens_per_second,
         )
-    outer = [family.table] if here is None else [family.table, here]
     query = query.order_by(rows.device_bytes, rows.tokens_per_second, rows.id).limit(1)
-    return query.correlate(*outer).scalar_subquery()
+    return query.correlate(group, *([] if here is None else [here])).scalar_subquery()
 
 
 def _stands(rows: _Columns, limit: int | None) -> tuple[ColumnElement[bool], ...]:
@@ -84,7 +96,7 @@ def _stands(rows: _Columns, limit: int | None) -> tuple[ColumnElement[bool], ...
     later, full, after = (aliased(TrialRow, name=name) for name in ("later", "timed_in_full", "after_it"))
     refuted = exists().where(_same_config(later, rows), later.id > rows.id, _refutes(later, rows, limit))
     refuted_too = exists().where(_same_config(after, full), after.id > full.id, _fails(after, full, limit))
-    beside = exists().where(_same_config(full, rows), full.outcome == Fits.kind, ~full.stopped_early, ~refuted_too)
+    beside = exists().where(_same_config(full, rows), case((_in_full(full), 1), else_=0) == 1, ~refuted_too)
     return ~refuted, or_(~rows.stopped_early, ~beside)
 
 
@@ -104,7 +116,7 @@ def _fails(later: _Columns, rows: _Columns, limit: int | None) -> ColumnElement[
     For a question about `limit`, as a search under that limit judges it (`search.knowledge.verdict`): memory that ran
     out under the limit or a higher one, any other failure under the very limit. For a question about none, and for
     what is beyond the limit, a failure under the fitting trial's own limit or a higher one. Failures of the machinery
-    say nothing of the config.
+    say nothing of the config, nor do deadlines shorter than the usual.
     """
     own = later.memory_limit_bytes >= rows.memory_limit_bytes
     if limit is None:
@@ -114,7 +126,17 @@ def _fails(later: _Columns, rows: _Columns, limit: int | None) -> ColumnElement[
         otherwise = and_(later.outcome != OutOfMemory.kind, later.memory_limit_bytes == limit)
         within = rows.device_bytes <= limit
         where = or_(and_(within, or_(out_of_memory, otherwise)), and_(~within, own))
-    return and_(later.outcome != Fits.kind, ~later.transient, where)
+    too_short = and_(later.deadline_seconds.is_not(None), later.deadline_seconds < DEADLINE_SECONDS)
+    return and_(later.outcome != Fits.kind, ~later.transient, ~too_short, where)
+
+
+def _in_full(rows: _Columns) -> ColumnElement[bool]:
+    """Whether a trial has fitted and was timed in full.
+
+    Asked of one config, this stands within a CASE: the database must find the config's few rows by their key, and not
+    come upon the index of all that fit.
+    """
+    return and_(rows.outcome == Fits.kind, ~rows.stopped_early)
 
 
 def _same_config(one: _Columns, other: _Columns) -> ColumnElement[bool]:

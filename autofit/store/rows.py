@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, Select, insert, select
 from autofit.errors import StoreError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Fits, Outcome, Trial, outcome_from_json, outcome_to_json
+from autofit.outcome import Crashed, Fits, Outcome, TimedOut, Trial, outcome_from_json, outcome_to_json
 from autofit.store.engine import to_text
 from autofit.store.tables import Base, HardwareRow, StackRow, TrialRow, WorkloadRow
 from autofit.techniques import family
@@ -106,6 +106,7 @@ def trial_values(trial: Trial) -> Values:
         "outcome": trial.outcome.kind,
         "stopped_early": measured is not None and measured.stopped_early,
         "transient": isinstance(trial.outcome, Crashed) and trial.outcome.transient,
+        "deadline_seconds": trial.outcome.deadline_seconds if isinstance(trial.outcome, TimedOut) else None,
         "device_bytes": measured and measured.device_bytes,
         "peak_allocated_bytes": measured and measured.peak_allocated_bytes,
         "tokens_per_second": measured and measured.tokens_per_second,

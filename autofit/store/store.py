@@ -176,7 +176,8 @@ class Store:
         That is the latest attempt that fits, unless a later one failed under the same or a higher memory limit; one
         that was timed in full before one that was stopped early. With `memory_limit_bytes`, configs are judged as a
         search under that limit judges them. `allowed` must answer the same for all configs of a family
-        (`techniques.family`). `trials` and `out_of_memory` count all attempts.
+        (`techniques.family`). Its `considered` points are those that none of their family beats. `trials` and
+        `out_of_memory` count all attempts.
         """
         keys = (hardware_key, stack_key, workload_key)
         context = ranking.of_context(*keys)
@@ -187,7 +188,7 @@ class Store:
                 return None
             counts = ranking.counts(connection, context)
             ids = ranking.undominated(connection, *keys, memory_limit_bytes)
-            points = [_point(trial) for trial in self._by_id(connection, ids) if allowed(trial.config)]
+            points = [p for p in self._points(connection, ids) if allowed(p.config)]
             return Frontier.of(
                 points,
                 hardware=self._reader.hardware(connection, newest),
@@ -269,17 +270,19 @@ class Store:
             for row in rows:
                 yield self._reader.trial(connection, row)
 
-    def _by_id(self, connection: Connection, ids: list[int]) -> Iterator[Trial]:
+    def _points(self, connection: Connection, ids: list[int]) -> Iterator[Point]:
         for start in range(0, len(ids), _AT_ONCE):
-            part = ids[start : start + _AT_ONCE]
-            query = select(*TRIAL_COLUMNS).where(TrialRow.id.in_(part)).order_by(TrialRow.id)
+            part = TrialRow.id.in_(ids[start : start + _AT_ONCE])
+            query = select(*TRIAL_COLUMNS, ranking.runs().label("runs")).where(part).order_by(TrialRow.id)
             for row in connection.execute(query).all():
-                yield self._reader.trial(connection, row)
-
-
-def _point(trial: Trial) -> Point:
-    assert isinstance(trial.outcome, Fits)
-    return Point(config=trial.config, measurement=trial.outcome.measurement, trial_id=trial.trial_id)
+                trial = self._reader.trial(connection, row)
+                assert isinstance(trial.outcome, Fits)
+                yield Point(
+                    config=trial.config,
+                    measurement=trial.outcome.measurement,
+                    trial_id=trial.trial_id,
+                    runs=row.runs,
+                )
 
 
 def _conditions(

@@ -102,6 +102,7 @@ class TrialRow(Base):
             "hardware_key",
             "stack_key",
             "outcome",
+            "stopped_early",
             "family",
             "device_bytes",
             "tokens_per_second",
@@ -128,6 +129,8 @@ class TrialRow(Base):
     """Whether timing stopped because another config beat this one: no figure to choose by where there is another."""
     transient: Mapped[bool] = mapped_column(server_default=false())
     """Whether the machinery crashed rather than the config."""
+    deadline_seconds: Mapped[float | None]
+    """Of a trial that timed out: a longer one may fit."""
     device_bytes: Mapped[int | None] = mapped_column(BigInteger)
     """This and the next two are the measurement's, None where the outcome has none."""
     peak_allocated_bytes: Mapped[int | None] = mapped_column(BigInteger)

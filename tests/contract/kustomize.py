@@ -1,4 +1,4 @@
-"""Renders `k8s/` as `kubectl kustomize` does, as far as it is used there, so that machines without kubectl check it too.
+"""Renders `k8s/` as `kubectl kustomize` does, as far as it is used there, so that CI without kubectl checks it too.
 
 What it does not know it refuses: nothing in a kustomization is passed over in silence. Where kubectl is at hand, a
 test holds this renderer against it.

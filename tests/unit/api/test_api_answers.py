@@ -31,7 +31,7 @@ POINT_KEYS = {"config", "measurement", "trial_id"}
 RECOMMENDATION_KEYS = {
     *("config", "provenance", "measurement", "headroom_bytes", "changes_training", "alternatives"),
 }
-RECOMMENDATION_KEYS_BESIDES = {"trial_id", "memory_limit_bytes", "hardware", "workload", "stack"}
+RECOMMENDATION_KEYS_BESIDES = {"verified", "trial_id", "memory_limit_bytes", "hardware", "workload", "stack"}
 ALTERNATIVE_KEYS = {*POINT_KEYS, "role", "over_limit_bytes", "speedup"}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from unit.cli.conftest import Autofit
-from unit.operations.made_trials import HARDWARE, MADE, OPTIONS, crashed, make_job
+from unit.operations.made_trials import HARDWARE, MADE, OPTIONS, crashed, fill, make_job
 from unit.operations.made_world import World
 
 from autofit import __version__, operations
@@ -128,6 +128,13 @@ def test_charts_are_written(autofit: Autofit, filled: Path, tmp_path: Path) -> N
     assert done.document["trials"] == len(MADE)
     assert (tmp_path / "chart.html").read_text().lower().count("<html") == 1
     assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_recommendation_says_whether_it_was_run_again(autofit: Autofit, filled: Path) -> None:
+    assert "repeats), measured, one run" in autofit("recommend", *ASKED).out
+    with Store.open(str(filled)) as store:
+        fill(store)
+    assert "repeats), measured, verified by a second run" in autofit("recommend", *ASKED).out
 
 
 def test_a_recommendation_for_people(autofit: Autofit, filled: Path) -> None:

@@ -18,6 +18,13 @@ _CONTEXT = ["workload_key", "hardware_key", "stack_key", "outcome"]
 _HARDWARE = sa.table(
     "hardware", sa.column("digest", sa.String), sa.column("key", sa.String), sa.column("body", sa.JSON)
 )
+_TRIALS = sa.table(
+    "trials",
+    sa.column("id", sa.BigInteger),
+    sa.column("outcome", sa.String),
+    sa.column("evidence", sa.JSON),
+    sa.column("deadline_seconds", sa.Double),
+)
 _SAME = " AND ".join(
     f"o.{name} = trials.{name}"
     for name in ("hardware_key", "stack_key", "workload_key", "config_key", "memory_limit_bytes")
@@ -33,8 +40,11 @@ def upgrade() -> None:
             f"UPDATE trials SET {flag} = true WHERE outcome = '{outcome}' "
             f"AND CAST(evidence AS TEXT) LIKE '%\"{flag}\":true%'".replace(":true", r"\:true")
         )
+    op.add_column("trials", sa.Column("deadline_seconds", sa.Double))
+    _copy_deadlines()
     op.drop_index(_INDEX, "trials")
-    op.create_index(_INDEX, "trials", [*_CONTEXT, "family", "device_bytes", "tokens_per_second", "id"])
+    order = ["stopped_early", "family", "device_bytes", "tokens_per_second", "id"]
+    op.create_index(_INDEX, "trials", [*_CONTEXT, *order])
     _renew_keys(("name", "kind", "device_name", "cores"))
 
 
@@ -44,8 +54,16 @@ def downgrade() -> None:
     op.drop_index(_INDEX, "trials")
     before = ["config_key", "id", "family", "device_bytes", "tokens_per_second"]
     op.create_index(_INDEX, "trials", [*_CONTEXT, *before])
-    for flag in _FLAGS:
-        op.drop_column("trials", flag)
+    for column in (*_FLAGS, "deadline_seconds"):
+        op.drop_column("trials", column)
+
+
+def _copy_deadlines() -> None:
+    connection = op.get_bind()
+    timed_out = sa.select(_TRIALS.c.id, _TRIALS.c.evidence).where(_TRIALS.c.outcome == "timed_out")
+    for number, evidence in connection.execute(timed_out).all():
+        deadline = sa.update(_TRIALS).where(_TRIALS.c.id == number)
+        connection.execute(deadline.values(deadline_seconds=evidence["deadline_seconds"]))
 
 
 def _renew_keys(fields: tuple[str, ...]) -> None:
