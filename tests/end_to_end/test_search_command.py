@@ -5,10 +5,15 @@ from __future__ import annotations
 import json
 import os
 import random
+import secrets
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -127,25 +132,73 @@ def test_nothing_fits_ends_with_3_and_says_what_came_closest(folder: Path) -> No
     assert "nothing" in said or "cannot fit" in said
 
 
+SPEED_NOISE = 0.35
+"""Of trials of a second each, beside whatever else the machine does."""
+MEMORY_NOISE = 0.10
+
+
+def no_worse(points: list[Any], others: list[Any]) -> bool:
+    """Whether each of the other points is reached, within the noise, by one that is as light."""
+    return all(
+        any(
+            p["measurement"]["device_bytes"] <= (1 + MEMORY_NOISE) * o["measurement"]["device_bytes"]
+            and p["measurement"]["tokens_per_second"] >= (1 - SPEED_NOISE) * o["measurement"]["tokens_per_second"]
+            for p in points
+        )
+        for o in others
+    )
+
+
+def uninterrupted(folder: Path) -> Any:
+    """The answer of a search that nobody disturbs, with a store of its own."""
+    return run(folder, "--in-place", "--memory-limit", "2GiB", "--store", str(folder / "undisturbed.db"))[0]
+
+
+def check_same_frontier(answer: Any, expected: Any) -> None:
+    assert answer["recommendation"]["config"]["method"] == expected["recommendation"]["config"]["method"]
+    for method in ("lora", "full"):
+        own, other = (
+            [p for p in a["frontier"]["points"] if p["config"]["method"] == method] for a in (answer, expected)
+        )
+        assert no_worse(own, other) and no_worse(other, own), (own, other)
+
+
 @pytest.mark.timeout(600)
-def test_killed_at_ten_random_moments_it_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("where", "signals", "earliest", "latest"),
+    [
+        (["--in-place"], [signal.SIGKILL] * 10, 0.5, 9.0),
+        ([], [signal.SIGKILL, signal.SIGINT, signal.SIGKILL], 6.0, 22.0),
+    ],
+    ids=["ten times in place", "through Ray"],
+)
+def test_killed_at_random_moments_it_goes_on_to_the_same_frontier(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    where: list[str],
+    signals: list[signal.Signals],
+    earliest: float,
+    latest: float,
+) -> None:
     monkeypatch.setenv("AUTOFIT_TEST_FOLDER", str(folder))
     choose = random.Random(7)
     before: list[Any] = []
-    for _ in range(10):
+    for number in signals:
         process = subprocess.Popen(
-            command(folder, "--in-place", "--memory-limit", "2GiB"),
+            command(folder, *where, "--memory-limit", "2GiB"),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-        time.sleep(choose.uniform(0.5, 9.0))
-        process.send_signal(signal.SIGKILL)
+        time.sleep(choose.uniform(earliest, latest))
+        process.send_signal(number)
         process.wait()
-        wait_until_gone(folder)
+        wait_until_gone(folder, 60.0)
         now = trials(folder)
         assert [t.to_json() for t in now[: len(before)]] == [t.to_json() for t in before]  # nothing is ever lost
         before = now
     answer, _ = run(folder, "--in-place", "--memory-limit", "2GiB")
+    check_same_frontier(answer, uninterrupted(folder))
     stored = trials(folder)
     counts: dict[str, int] = {}
     for trial in stored:
@@ -165,6 +218,50 @@ def test_killed_at_ten_random_moments_it_goes_on(folder: Path, monkeypatch: pyte
     again, _ = run(folder, "--in-place", "--memory-limit", "2GiB")
     assert again["trials"] == 0
     assert again["frontier"]["points"] == answer["frontier"]["points"]
+
+
+@pytest.fixture
+def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a Ray cluster of one node, on loopback, that is there before the search and after it."""
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    short = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)  # a socket's path is limited to 107 characters
+    ray = str(Path(sys.executable).with_name("ray"))
+    words = ["start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1", "--num-cpus=2"]
+    words += ["--include-dashboard=false", f"--object-store-memory={80 * 1024**2}", f"--temp-dir={short.name}"]
+    # The second variable keeps Ray from replacing 127.0.0.1 by an address that others reach.
+    quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    with (folder / "ray.log").open("w") as log:
+        head = subprocess.Popen(
+            [ray, *words], env={**os.environ, **quiet}, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        until = time.monotonic() + 60
+        while "runtime started" not in (folder / "ray.log").read_text() and time.monotonic() < until:
+            assert head.poll() is None, (folder / "ray.log").read_text()
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
+        head.wait()
+        short.cleanup()
+
+
+@pytest.mark.timeout(400)
+def test_a_running_cluster_is_used_and_left_as_it_was(
+    folder: Path, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOFIT_TEST_FOLDER", str(folder))
+    answer, _ = run(folder, "--ray-address", cluster, "--memory-limit", "2GiB", "--max-trials", "3")
+    assert answer["recommendation"]["provenance"] == "measured"
+    assert answer["trials"] == len(trials(folder)) == 3
+    wait_until_gone(folder)
+    host, _, port = cluster.rpartition(":")
+    socket.create_connection((host, int(port)), timeout=5).close()
 
 
 def test_sigint_ends_with_130_and_keeps_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
