@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from jobs import tiny_request
 from autofit.errors import EnvironmentLacks
 from autofit.outcome import Crashed, Fits
 from autofit.trial.site import cpu
+from autofit.workers import ray_pool
 from autofit.workers.ray_pool import RayPool
 
 
@@ -111,8 +113,83 @@ def test_a_worker_that_is_lost_twice_is_a_crash_of_the_trial(pool: RayPool) -> N
     done = done or completed(pool)
     assert isinstance(done[0].outcome, Crashed)
     assert "lost" in done[0].outcome.reason
+    assert done[0].outcome.transient, "that says nothing of the config"
     pool.submit(tiny_request())
     assert isinstance(completed(pool)[0].outcome, Fits)
+
+
+def test_a_worker_that_does_not_answer_is_given_up(pool: RayPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_pool, "GRACE_SECONDS", 2.0)
+    pool.submit(tiny_request(deadline_seconds=1.0))
+    stopped = actor_process()
+    stopped.send_signal(signal.SIGSTOP)  # as good as a node behind a broken cable
+    (done,) = completed(pool)
+    assert isinstance(done.outcome, Crashed) and done.outcome.transient
+    assert "did not answer" in done.outcome.reason
+    monkeypatch.undo()
+    pool.submit(tiny_request())
+    assert isinstance(completed(pool)[0].outcome, Fits)
+
+
+def test_a_worker_that_cannot_be_replaced_ends_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that is lost for good: its successor waits for resources that never come."""
+    code = """
+import os, signal, time, psutil
+from jobs import tiny_request
+from autofit.workers import ray_pool
+pool = ray_pool.RayPool(device="cpu")
+pool.site()
+ray_pool.START_SECONDS = 3.0
+def beyond():
+    return pool._ray.remote(ray_pool.TrialActor).options(num_cpus=10**6).remote("cpu")
+pool._new_actor = beyond
+pool.submit(tiny_request())
+for process in psutil.Process().children(recursive=True):
+    if "".join(process.cmdline()[:1]).startswith("ray::TrialActor"):
+        process.kill()
+try:
+    for _ in range(60):
+        pool.wait(1.0)
+finally:
+    pool.close()
+"""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "EnvironmentLacks: Ray has lost its last worker" in done.stderr, done.stderr[-2000:]
+
+
+class Nodes:
+    """A cluster whose machines are not here."""
+
+    def __init__(self, *resources: dict[str, float]) -> None:
+        self._resources = resources
+
+    def nodes(self) -> list[dict[str, object]]:
+        return [{"Alive": True, "Resources": r} for r in self._resources]
+
+
+def test_gpus_of_other_types_are_not_counted() -> None:
+    mixed = Nodes(
+        {"CPU": 16, "GPU": 8, "accelerator_type:H100": 1},
+        {"CPU": 16, "GPU": 4, "accelerator_type:A100": 1},
+        {"memory": 1},
+    )
+    assert ray_pool._gpus(mixed, None) == 12
+    assert ray_pool._gpus(mixed, "H100") == 8
+    assert ray_pool._gpus(mixed, "L4") == 0
+    assert ray_pool._cpus_per_node(mixed) == [16, 16]
+
+
+def test_the_folder_of_a_private_ray_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = ray_pool._private_folder()
+    folder.chmod(0o777)
+    assert ray_pool._private_folder() == folder
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    folder.symlink_to(tmp_path)
+    with pytest.raises(EnvironmentLacks, match="not this user's"):
+        ray_pool._private_folder()
 
 
 def test_more_workers_than_machines_are_refused() -> None:
