@@ -48,7 +48,7 @@ def test_every_axis_leaves_its_decision_in_the_plan() -> None:
         rank=32,
         targets="attention",
         lora_dropout=0.1,
-        loss=cross_entropy.chunked_cross_entropy,
+        loss=cross_entropy.KERNELS["chunked"],
         optimizer=FACTORIES["sgd"],
         compile=True,
     )

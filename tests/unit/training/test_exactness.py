@@ -203,7 +203,8 @@ def test_sixteen_bits_train_as_fp32_does_but_for_their_rounding(method: str, pre
     values: dict[str, Value] = {"method": method, "micro_batch": 4}
     found = train(complete({**values, "precision": precision}), LLAMA)
     expected = train(complete({**values, "precision": "fp32"}), LLAMA)
-    assert found.losses == pytest.approx(expected.losses, rel=5e-3)
+    # Pure bf16 rounds the weights themselves at every update.
+    assert found.losses == pytest.approx(expected.losses, rel=1e-2 if precision == "bf16" else 5e-3)
     # Random numbers drawn in another format are other numbers: a 4-bit base, and adapters in bf16.
     if method == "full" or (method == "lora" and precision != "bf16"):
         assert relative_error(found.gradient, expected.gradient) < (4e-2 if "bf16" in precision else 5e-3)
