@@ -132,35 +132,27 @@ def test_nothing_fits_ends_with_3_and_says_what_came_closest(folder: Path) -> No
     assert "nothing" in said or "cannot fit" in said
 
 
-SPEED_NOISE = 0.35
-"""Of trials of a second each, beside whatever else the machine does."""
 MEMORY_NOISE = 0.10
+"""Relative; peak resident memory of the same config differs by less."""
 
 
-def no_worse(points: list[Any], others: list[Any]) -> bool:
-    """Whether each of the other points is reached, within the noise, by one that is as light."""
-    return all(
-        any(
-            p["measurement"]["device_bytes"] <= (1 + MEMORY_NOISE) * o["measurement"]["device_bytes"]
-            and p["measurement"]["tokens_per_second"] >= (1 - SPEED_NOISE) * o["measurement"]["tokens_per_second"]
-            for p in points
-        )
-        for o in others
-    )
-
-
-def uninterrupted(folder: Path) -> Any:
-    """The answer of a search that nobody disturbs, with a store of its own."""
-    return run(folder, "--in-place", "--memory-limit", "2GiB", "--store", str(folder / "undisturbed.db"))[0]
-
-
-def check_same_frontier(answer: Any, expected: Any) -> None:
-    assert answer["recommendation"]["config"]["method"] == expected["recommendation"]["config"]["method"]
-    for method in ("lora", "full"):
-        own, other = (
-            [p for p in a["frontier"]["points"] if p["config"]["method"] == method] for a in (answer, expected)
-        )
-        assert no_worse(own, other) and no_worse(other, own), (own, other)
+def check_same_results(folder: Path, undisturbed: Path) -> None:
+    """What both stores have measured is the same, but for speed: other work on the machine changes that tenfold, and
+    with it which configs a search tries before it ends."""
+    measured = []
+    for store in (folder / "store.db", undisturbed):
+        with Store.open(str(store)) as opened:
+            measured.append({t.config: t.outcome for t in opened.trials()})
+    one, other = measured
+    both = one.keys() & other.keys()
+    assert len(both) >= 3
+    for config in both:
+        mine, theirs = one[config], other[config]
+        assert isinstance(mine, Fits) and isinstance(theirs, Fits)
+        a, b = mine.measurement, theirs.measurement
+        assert a.device_bytes == pytest.approx(b.device_bytes, rel=MEMORY_NOISE)
+        steps = min(len(a.losses), len(b.losses))
+        assert a.losses[:steps] == pytest.approx(b.losses[:steps], rel=1e-3)
 
 
 @pytest.mark.timeout(600)
@@ -172,7 +164,7 @@ def check_same_frontier(answer: Any, expected: Any) -> None:
     ],
     ids=["ten times in place", "through Ray"],
 )
-def test_killed_at_random_moments_it_goes_on_to_the_same_frontier(
+def test_killed_at_random_moments_it_goes_on_to_the_same_results(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     where: list[str],
@@ -198,7 +190,9 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_frontier(
         assert [t.to_json() for t in now[: len(before)]] == [t.to_json() for t in before]  # nothing is ever lost
         before = now
     answer, _ = run(folder, "--in-place", "--memory-limit", "2GiB")
-    check_same_frontier(answer, uninterrupted(folder))
+    expected, _ = run(folder, "--in-place", "--memory-limit", "2GiB", "--store", str(folder / "undisturbed.db"))
+    assert answer["recommendation"]["config"]["method"] == expected["recommendation"]["config"]["method"]
+    check_same_results(folder, folder / "undisturbed.db")
     stored = trials(folder)
     counts: dict[str, int] = {}
     for trial in stored:
