@@ -1,4 +1,4 @@
-"""Whether exact techniques trained exactly: a trial's losses and gradient against a config that differs in nothing else."""
+"""Whether exact techniques trained exactly: losses and gradient against a config that differs in nothing else."""
 
 from __future__ import annotations
 
@@ -96,6 +96,3 @@ def _comparable(trial: Trial) -> bool:
 def _measurement(trial: Trial) -> Measurement:
     assert isinstance(trial.outcome, Fits)
     return trial.outcome.measurement
-
-
-FamilyLosses = FamilyBaselines

@@ -21,8 +21,6 @@ from autofit.workers.pool import Completed, Pool
 
 __all__ = ["Limits", "Progress", "Search"]
 
-VERIFICATIONS = 3
-"""Fresh runs spent at most on confirming the winner."""
 HOPELESS_FAILURES = 12
 """Crashes, time-outs and divergences without a single fit after which something is broken that no config mends."""
 HOPELESS_DEADLINES = 3.0
@@ -84,7 +82,6 @@ class Search:
     _budget: Budget = field(init=False)
     _baselines: FamilyBaselines = field(init=False, default_factory=FamilyBaselines)
     _pool: Pool | None = field(init=False, default=None)
-    _verifications: int = field(init=False, default=0)
     _retried: set[Config] = field(init=False, default_factory=set)
     """Configs whose trial the machinery has failed once."""
     _machinery_failures: int = field(init=False, default=0)
@@ -117,13 +114,9 @@ class Search:
                 self._pool.close()
 
     def winner(self) -> Point | None:
-        """What would be recommended now. Once the verifications are spent, only what one of them has confirmed, if
-        any: the fastest of many single runs owes its figure to luck."""
-        points = self.knowledge.points()
-        if self._verifications >= VERIFICATIONS:
-            points = [p for p in points if p.verified] or points
+        """What would be recommended now."""
         return choose(
-            points,
+            self.knowledge.points(),
             memory_limit_bytes=self.limits.memory_bytes,
             methods=self.methods,
             changes=lambda config: len(changes(config)),
@@ -188,7 +181,7 @@ class Search:
 
     def _must_verify(self) -> bool:
         winner = self.winner()
-        return winner is not None and not winner.verified and self._verifications < VERIFICATIONS
+        return winner is not None and not winner.verified
 
     def _seconds_to_explore(self) -> float | None:
         """What is left of the time budget when the winner's verification is taken off; None without a budget."""
@@ -332,7 +325,6 @@ class Search:
             return False
         if left is not None and self._budget.deadline() < self._verification_seconds():
             return False
-        self._verifications += 1
         self.progress.verifying = True
         in_flight = [winner.config]
         self._submit(winner.config, self._verification_timing())
