@@ -37,7 +37,7 @@ class ModelShape:
     head_bias: bool
     """Whether the output head has a bias."""
     sdpa: bool
-    """Whether transformers has this architecture with torch's fused attention."""
+    """Whether torch's fused attention computes this architecture's attention."""
     linear_parameters: int
     """Weights (not biases) of all `nn.Linear` inside decoder layers: what 4-bit quantisation replaces. The output
     head is not among them, nor are experts, which transformers keeps as stacked tensors."""
@@ -93,7 +93,8 @@ def _counted(model: Any, config: Any) -> ModelShape:
         embedding_parameters=embedding.numel(),
         tied_embeddings=tied,
         head_bias=getattr(head, "bias", None) is not None,
-        sdpa=bool(getattr(model, "_supports_sdpa", False)),
+        # Fused kernels have no softcap; releases of transformers before 5.23 would leave it out in silence.
+        sdpa=bool(getattr(model, "_supports_sdpa", False)) and not getattr(text, "attn_logit_softcapping", None),
         linear_parameters=_linear_weights(model, text.num_hidden_layers),
         experts=experts,
         experts_per_token=per_token,

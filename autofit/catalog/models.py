@@ -87,15 +87,23 @@ def architecture(model: Model) -> PretrainedConfig:
 
 
 def shape(model: Model) -> ModelShape:
-    """What the model's architecture amounts to. The first call for an architecture imports torch and builds the model
-    on the meta device; later calls are answered from memory.
+    """What the model's architecture amounts to. The catalog's models bring it along; for any other, the first call
+    imports torch and transformers and builds the model on the meta device, and later calls are answered from memory.
 
     Raises `UsageError` if the model cannot be built from its fields.
     """
-    known = _SHAPES.get(model.digest)
+    known = _SHAPES.get(model.digest) or _catalog_shape(model)
     if known is None:
-        known = _SHAPES[model.digest] = measure(architecture(model), model.source)
+        known = measure(architecture(model), model.source)
+    _SHAPES[model.digest] = known
     return known
+
+
+def _catalog_shape(model: Model) -> ModelShape | None:
+    """The shape in the catalog's file; None for a model that is not just as it is there."""
+    if model.name not in names() or _of_catalog(model.name).digest != model.digest:
+        return None
+    return ModelShape(**json.loads(_catalog_text(model.name))["shape"])
 
 
 _SHAPES: dict[str, ModelShape] = {}

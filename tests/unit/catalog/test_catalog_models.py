@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from autofit.catalog.model_shape import measure
 from autofit.catalog.models import Model, architecture, load, names, shape
 from autofit.errors import UsageError
 
@@ -58,7 +59,7 @@ def test_the_catalog_has_the_models() -> None:
 @every_name
 def test_parameters_are_the_published_count(name: str) -> None:
     model = load(name)
-    assert shape(model).parameters == model.parameters
+    assert measure(architecture(model), name).parameters == model.parameters
 
 
 @every_name
@@ -77,6 +78,12 @@ def test_models_differ_and_digests_with_them() -> None:
 
 def test_names_are_found_in_any_case() -> None:
     assert load("Llama-3.1-8B") == load("llama-3.1-8b")
+
+
+@every_name
+def test_the_shape_that_the_catalog_brings_along_is_that_of_the_built_model(name: str) -> None:
+    model = load(name)
+    assert shape(model) == measure(architecture(model), name)
 
 
 def test_a_dense_shape() -> None:
