@@ -11,7 +11,14 @@ from typing import Annotated, NoReturn
 import typer
 
 from autofit import __version__
-from autofit.cli import answer_commands, db_commands, list_commands, run_commands, serve_command
+from autofit.cli import (
+    answer_commands,
+    db_commands,
+    estimate_command,
+    list_commands,
+    run_commands,
+    serve_command,
+)
 from autofit.cli.output import FULL
 from autofit.errors import AutofitError
 
@@ -25,6 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 run_commands.register(app)
+estimate_command.register(app)
 answer_commands.register(app)
 list_commands.register(app)
 serve_command.register(app)

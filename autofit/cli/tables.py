@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autofit.cli.output import columns
+from autofit.estimate.estimate import Estimate
 from autofit.frontier import Alternative, Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.outcome import Fits, Measurement, Trial
@@ -111,3 +112,33 @@ def trial_text(trial: Trial) -> str:
     if m.leak_bytes_per_step:
         rows.append(("leak", f"{format_bytes(m.leak_bytes_per_step)} more at every step"))
     return head + columns([("outcome", "fits"), *rows])
+
+
+def estimate_text(found: Estimate) -> str:
+    """An estimate for people: whether it fits, where every byte goes, and how fast it would be."""
+    room = found.memory_limit_bytes - found.device_bytes
+    verdict = f"fits, {format_bytes(room)} left" if found.fits else f"does not fit: {format_bytes(-room)} too much"
+    rows = [
+        ("predicted", f"{verdict} of {format_bytes(found.memory_limit_bytes)} on {found.hardware}"),
+        ("device memory", format_bytes(found.device_bytes)),
+        *((f"  {name.replace('_', ' ')}", format_bytes(size)) for name, size in found.breakdown.items() if size),
+        ("allocated", format_bytes(found.peak_allocated_bytes)),
+        ("reserved", format_bytes(found.peak_reserved_bytes)),
+        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
+        ("speed", speed_text(found)),
+        ("estimated in", format_duration(found.seconds_to_estimate)),
+    ]
+    return f"{found.config}\n{columns(rows)}"
+
+
+def speed_text(found: Estimate) -> str:
+    """The predicted speed, with what it rests on."""
+    if found.tokens_per_second is None or found.relative_error is None:
+        return "not predicted: this hardware's speed is not known"
+    basis = (
+        f"fitted to {found.calibrated_on} trials, within {found.relative_error:.0%} of them in the median"
+        if found.calibrated_on
+        else "from the data sheet, not calibrated: expect it to be off by half"
+    )
+    utilisation = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
+    return f"{found.tokens_per_second:,.0f} tokens/s{utilisation} ({basis})"

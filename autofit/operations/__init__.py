@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autofit.operations.answers import frontier, recommend
+from autofit.operations.estimating import estimate
 from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
 from autofit.operations.searching import SearchResult, preview, search
 from autofit.operations.single_trial import trial
@@ -11,6 +12,7 @@ __all__ = [
     "SearchRequest",
     "SearchResult",
     "WorkloadOptions",
+    "estimate",
     "frontier",
     "hub_id",
     "preview",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -10,6 +11,7 @@ from autofit.catalog.models import Model, architecture
 from autofit.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.technique import Plan
+from autofit.training.decoder import keep_layers
 from autofit.training.engine import LocalEngine
 from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
@@ -30,8 +32,11 @@ def make_plan(config: Config, job: Job, device: torch.device) -> Plan:
     return plan
 
 
-def make_skeleton(config: Config, plan: Plan, model: Model) -> nn.Module:
-    """The model on the meta device: every shape and dtype is final, nothing has storage."""
+def make_skeleton(config: Config, plan: Plan, model: Model, layers: Sequence[int] | None = None) -> nn.Module:
+    """The model on the meta device: every shape and dtype is final, nothing has storage.
+
+    `layers` keeps only those decoder layers of it.
+    """
     from transformers import AutoModelForCausalLM
 
     full = config["method"] == "full"
@@ -41,6 +46,8 @@ def make_skeleton(config: Config, plan: Plan, model: Model) -> nn.Module:
             dtype=plan.trained_dtype if full else plan.compute_dtype,
             attn_implementation=plan.attention,
         )
+    if layers is not None:
+        keep_layers(skeleton, layers)
     for technique in TECHNIQUES:
         if technique.applies(config):
             skeleton = technique.on_skeleton(config, plan, skeleton)

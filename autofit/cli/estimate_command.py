@@ -1,0 +1,56 @@
+"""`autofit estimate`: what a config would take, without a device."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import print_json
+from autofit.cli.run_commands import read_config, workload
+
+ESTIMATE_HELP = """Predict what a config takes on a card that need not be here.
+
+The training step itself is traced on tensors without data; nothing is downloaded and no device is needed.
+
+\b
+Examples:
+  autofit estimate --model llama-3.1-8b --hardware rtx-4090 \\
+      --config method=qlora,rank=16,micro_batch=4,checkpointing=full
+  autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("estimate", help=ESTIMATE_HELP)(estimate)
+
+
+def estimate(
+    model: options.Model,
+    config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
+    hardware: options.Hardware = "auto",
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    lora_dropout: options.LoraDropout = 0.0,
+    memory_limit: options.MemoryLimit = None,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    exact: Annotated[bool, typer.Option("--exact", help="Trace every decoder layer, not just a few.")] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Predict what a config takes and print where every byte goes."""
+    from autofit import operations
+    from autofit.cli.tables import estimate_text
+    from autofit.units import parse_bytes
+
+    found = operations.estimate(
+        workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+        read_config(config),
+        hardware=hardware,
+        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        exact=exact,
+    )
+    print_json(found.to_json()) if as_json else print(estimate_text(found))
+    raise typer.Exit(0 if found.fits else 3)

@@ -1,0 +1,141 @@
+"""Records what the operations of a training step allocate and free, from fake tensors that hold no data."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autofit.estimate.tape import BEFORE, Event, Place, Storage, Tape
+from autofit.estimate.work import work
+
+Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
+"""(operation, its arguments, keyword arguments, its result) -> bytes that its kernel holds while it runs."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that sees every operation above fake tensors, and every storage that they create.
+
+    A storage counts from the operation that returns it until Python and autograd have let go of it, as it does in
+    the allocator. Entered after the fake mode, so that it stands above it.
+    """
+
+    def __init__(self, scratch: Scratch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tape = Tape()
+        self.place = Place("build", BEFORE)
+        self._known: dict[int, int] = {}
+        self._scratch = scratch
+        self._events: list[Event] = []
+        self._ignored: set[int] = set()
+        self._next: Place | None = None
+        self._closed = False
+
+    @contextmanager
+    def at(self, stage: str, layer: int) -> Iterator[None]:
+        """What happens inside happens at this place, until `move` says otherwise."""
+        self.move(stage, layer)
+        yield
+
+    def move(self, stage: str, layer: int) -> None:
+        """The next operations belong to another place."""
+        place = Place(stage, layer)
+        if place != self.place:
+            self.place = place
+            self._events = []
+            self.tape.segments.append((place, self._events))
+
+    def move_with_next_operation(self, stage: str, layer: int) -> None:
+        """The next operation belongs to another place; what Python frees until then still belongs here."""
+        self._next = Place(stage, layer)
+
+    def close(self) -> None:
+        """What is freed from now on outlives the trace."""
+        self._closed = True
+
+    def resident(self, tensor: torch.Tensor, layer: int | None) -> None:
+        """Register what is there before the step, and the decoder layer that it belongs to."""
+        index = self._add(tensor.untyped_storage(), None)
+        self.tape.storages[index].layer = layer
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Record nothing of this tensor's storage."""
+        self._ignored.add(tensor.untyped_storage()._cdata)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:
+            return args[0].fake_device
+        if func is _ITEM:
+            return _plain_value(args[0])
+        if self._next is not None:
+            following, self._next = self._next, None
+            self.move(*following)
+        result = _grouped_product(args, kwargs or {}) if func is _GROUPED else func(*args, **(kwargs or {}))
+        if func.is_view:
+            return result
+        self.tape.work.setdefault(self.place, []).append(work(func, args, result))
+        extra = self._scratch(func, args, kwargs or {}, result)
+        if extra:
+            index = self._new(extra, self.place)
+            self._events.append(Event(index, True))
+            self._free(index)
+        if isinstance(result, torch.Tensor):
+            self._seen(result)
+        elif isinstance(result, (tuple, list)):
+            for item in result:
+                if isinstance(item, torch.Tensor):
+                    self._seen(item)
+        return result
+
+    def _seen(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known and storage._cdata not in self._ignored:
+            index = self._add(storage, self.place)
+            self._events.append(Event(index, True))
+
+    def _add(self, storage: torch.UntypedStorage, place: Place | None) -> int:
+        key = storage._cdata
+        if key in self._known:
+            return self._known[key]
+        index = self._new(storage.nbytes(), place)
+        self._known[key] = index
+        weakref.finalize(storage, self._gone, key)
+        return index
+
+    def _new(self, size: int, place: Place | None) -> int:
+        recomputed = place is not None and place.phase == "backward" and torch.is_grad_enabled()
+        self.tape.storages.append(Storage(size, place, recomputed=recomputed))
+        return len(self.tape.storages) - 1
+
+    def _gone(self, key: int) -> None:
+        index = self._known.pop(key)
+        if not self._closed:
+            self._free(index)
+
+    def _free(self, index: int) -> None:
+        self.tape.storages[index].freed = self.place
+        self._events.append(Event(index, False))
+
+
+_DEVICE = torch.ops.prim.device.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_GROUPED = torch.ops.aten._grouped_mm.default
+
+
+def _grouped_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The experts' product in the dtype of its operands: the shape rule knows bf16 only, kernels know others, too."""
+    a, b, *rest = args
+    narrow = [torch.empty_like(operand, dtype=torch.bfloat16) for operand in (a, b)]
+    result: torch.Tensor = _GROUPED(*narrow, *rest, **kwargs)
+    return torch.empty_like(result, dtype=a.dtype)
+
+
+def _plain_value(tensor: torch.Tensor) -> bool | int | float:
+    """What a read of a fake scalar gives: a batch of whole sequences, and an optimizer that has made one step."""
+    if tensor.dtype == torch.bool:
+        return True
+    return 1.0 if tensor.dtype.is_floating_point else 0

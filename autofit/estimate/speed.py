@@ -1,0 +1,101 @@
+"""From the work of a step to its time: a roofline whose rates are a card's peaks, or fitted to measured trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.estimate.work import Work
+
+Features = NDArray[np.float64]
+MATMUL_EFFICIENCY = 0.65
+"""Share of a data sheet's dense peak that large matrix products reach; a guess that calibration replaces."""
+BANDWIDTH_EFFICIENCY = 0.8
+"""Share of a data sheet's bandwidth that elementwise kernels reach; a guess that calibration replaces."""
+OPERATION_SECONDS = 6e-6
+"""What PyTorch spends on the host to start one operation; a guess that calibration replaces."""
+PRIOR_WEIGHT = 0.3
+"""How much a rate's relative distance from the guess counts against a trial's relative error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rates:
+    """What a device does in a second, as seconds per unit."""
+
+    per_flop: float
+    """Of matrix products in 16 bits."""
+    per_wide_flop: float
+    """Of matrix products in fp32."""
+    per_byte: float
+    """Of operations that memory bounds."""
+    per_operation: float
+    """Of the host, per operation."""
+    calibrated_on: int = 0
+    """Trials that the rates were fitted to; 0 for a guess from data sheets."""
+    relative_error: float = 0.5
+    """Median relative error on those trials, or the uncertainty of the guess."""
+
+    def as_array(self) -> Features:
+        """The four rates, in the order of `features`."""
+        return np.array([self.per_flop, self.per_wide_flop, self.per_byte, self.per_operation])
+
+
+def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:
+    """Rates from a card's peaks: FLOP/s in 16 bits and in fp32, bytes per second."""
+    return Rates(
+        per_flop=1.0 / (MATMUL_EFFICIENCY * flops),
+        per_wide_flop=1.0 / (MATMUL_EFFICIENCY * wide_flops),
+        per_byte=1.0 / (BANDWIDTH_EFFICIENCY * bandwidth),
+        per_operation=OPERATION_SECONDS,
+    )
+
+
+def features(works: Iterable[tuple[Work, int]], rates: Rates) -> Features:
+    """(FLOPs in 16 bits, FLOPs in fp32, bytes, operations) of operations, each with how often it runs.
+
+    An operation counts by its arithmetic or by its bytes, whichever `rates` say takes longer.
+    """
+    total = np.zeros(4)
+    for work, times in works:
+        rate = rates.per_wide_flop if work.wide else rates.per_flop
+        if work.flops * rate > work.bytes * rates.per_byte:
+            total[1 if work.wide else 0] += work.flops * times
+        else:
+            total[2] += work.bytes * times
+        total[3] += times
+    return total
+
+
+def seconds(found: Features, rates: Rates, *, overlapping_host: bool) -> float:
+    """Time of the work: an accelerator hides the host's part behind its own unless the host is slower."""
+    device = float(found[:3] @ rates.as_array()[:3])
+    host = float(found[3] * rates.per_operation)
+    return max(device, host) if overlapping_host else device + host
+
+
+def calibrated(prior: Rates, measured: Sequence[tuple[Features, float]]) -> Rates:
+    """Rates fitted to measured (features, seconds): least squares of relative errors, held near the prior.
+
+    Ridge regression (Hoerl and Kennard 1970) on each rate's ratio to its prior; no rate falls below a tenth of it.
+    """
+    if not measured:
+        return prior
+    known = prior.as_array()
+    rows = np.array([found * known / taken for found, taken in measured])
+    ridge = PRIOR_WEIGHT * np.eye(4)
+    left = np.vstack([rows, ridge])
+    right = np.concatenate([np.ones(len(rows)), np.full(4, PRIOR_WEIGHT)])
+    ratios = np.maximum(np.linalg.lstsq(left, right, rcond=None)[0], 0.1)
+    error = float(np.median(np.abs(rows @ ratios - 1.0)))
+    fitted = known * ratios
+    return Rates(
+        per_flop=float(fitted[0]),
+        per_wide_flop=float(fitted[1]),
+        per_byte=float(fitted[2]),
+        per_operation=float(fitted[3]),
+        calibrated_on=len(rows),
+        relative_error=error,
+    )

@@ -1,0 +1,73 @@
+"""The memory of one training step as data: which storage comes and goes when, and in which part of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from autofit.estimate.work import Work
+
+
+class Category(IntEnum):
+    """What a storage holds; the order is that of the breakdown."""
+
+    WEIGHTS = 0
+    GRADIENTS = 1
+    OPTIMIZER = 2
+    ACTIVATIONS = 3
+    LOGITS_AND_LOSS = 4
+    TEMPORARIES = 5
+
+
+class Place(NamedTuple):
+    """Where in a step something happens."""
+
+    stage: str
+    """`forward-1`, `backward-1`, `forward-2`, `backward-2` of the micro-steps, or `optimizer`."""
+    layer: int
+    """Index of the decoder layer; BEFORE and AFTER for what precedes the first and follows the last."""
+
+    @property
+    def phase(self) -> str:
+        """`forward`, `backward` or `optimizer`."""
+        return self.stage.partition("-")[0]
+
+
+BEFORE, AFTER = -1, 1 << 20
+
+
+@dataclass(slots=True)
+class Storage:
+    """One block of memory over its life."""
+
+    bytes: int
+    allocated: Place | None
+    """None for what is there before the step: weights and buffers."""
+    freed: Place | None = None
+    """None for what outlives the trace."""
+    layer: int | None = None
+    """The decoder layer that a weight belongs to; None outside of the layers, and for what is allocated in the step."""
+    recomputed: bool = False
+    """Whether a checkpoint's recomputation allocated it."""
+
+
+class Event(NamedTuple):
+    """A storage is allocated or freed."""
+
+    storage: int
+    allocates: bool
+
+
+@dataclass(slots=True)
+class Tape:
+    """Storages and their events, by place in the order in which the places were visited."""
+
+    storages: list[Storage] = field(default_factory=list)
+    segments: list[tuple[Place, list[Event]]] = field(default_factory=list)
+    work: dict[Place, list[Work]] = field(default_factory=dict)
+    """What the operations of each place cost."""
+
+    def events(self) -> list[tuple[Place, Event]]:
+        """All events in order."""
+        return [(place, event) for place, events in self.segments for event in events]

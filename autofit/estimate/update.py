@@ -1,0 +1,58 @@
+"""The optimizer's part of a step, run on fake parameters of the whole model."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from autofit.estimate import fake_weights
+from autofit.estimate.recorder import Recorder, Scratch
+from autofit.estimate.tape import AFTER, Tape
+from autofit.lattice import Config
+from autofit.techniques import Job
+from autofit.training.build import make_plan, make_skeleton
+from autofit.training.engine import LocalEngine
+
+HOST = torch.device("cpu")
+UPDATES = 2
+"""The first update creates the states, the second is as all others."""
+
+
+def trace_updates(config: Config, job: Job, scratch: Scratch) -> Tape:
+    """The tape of two updates, at stages `optimizer-1` and `optimizer-2`.
+
+    Weights and gradients are there before; of the gradients nothing is recorded, as it is the backward that allocates
+    them.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    plan = make_plan(config, job, HOST)
+    model = make_skeleton(config, plan, job.model)
+    fake = FakeTensorMode()
+    with fake:
+        fake_weights.materialise(model)
+    assert plan.optimizer is not None
+    # Outside of the fake mode: bitsandbytes computes its quantisation maps from numbers. Loss scaling needs no memory.
+    engine = LocalEngine(model, plan.optimizer, loss_scaling=False)
+    recorder = Recorder(scratch)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    with fake:
+        _give_quantisation_maps(engine.optimizer)
+        for update in range(1, UPDATES + 1):
+            recorder.move(f"optimizer-{update}", AFTER)
+            for parameter in trained:
+                parameter.grad = torch.empty_like(parameter)
+                recorder.ignore(parameter)
+                recorder.ignore(parameter.grad)
+            with recorder:
+                engine.update()
+        recorder.close()
+    return recorder.tape
+
+
+def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:
+    """Fake maps of the same size in place of bitsandbytes' own, which hold data."""
+    maps = getattr(cast(Any, optimizer), "name2qmap", None)
+    if maps is not None:
+        maps.update(dynamic=torch.empty(256), udynamic=torch.empty(256))

@@ -1,0 +1,48 @@
+"""The stack of decoder layers of a model: which there are, what tells them apart, and a model with fewer of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
+
+from torch import nn
+
+from autofit.errors import UsageError
+
+_OF_POSITION = frozenset({"layer_idx", "training"})
+"""Attributes that differ between layers of one kind."""
+
+
+def decoder_layers(model: nn.Module) -> list[Any]:
+    """The decoder layers of a transformers or peft model, first to last."""
+    return list(_stack(model))
+
+
+def kind(layer: nn.Module) -> Hashable:
+    """What makes a layer behave as it does: its parameters' shapes and its modules' plain settings."""
+    settings = tuple(
+        (name, type(module).__name__, attribute, value)
+        for name, module in layer.named_modules()
+        for attribute, value in sorted(vars(module).items())
+        if isinstance(value, (bool, int, float, str)) and attribute not in _OF_POSITION
+    )
+    return tuple((n, tuple(p.shape), p.dtype) for n, p in layer.named_parameters()), settings
+
+
+def keep_layers(model: nn.Module, kept: Sequence[int]) -> None:
+    """Drop all decoder layers of `model` (a transformers model on the meta device) but `kept`."""
+    stack = _stack(model)
+    stack._modules = {str(place): stack[index] for place, index in enumerate(kept)}
+    config = cast(Any, model).config.get_text_config()
+    config.num_hidden_layers = len(kept)
+    if getattr(config, "layer_types", None):
+        config.layer_types = [config.layer_types[index] for index in kept]
+
+
+def _stack(model: nn.Module) -> nn.ModuleList:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) and isinstance(module[0], GradientCheckpointingLayer):
+            return module
+    raise UsageError(f"{type(model).__name__} has no stack of decoder layers")

@@ -1,0 +1,172 @@
+"""The simulated caching allocator, rule by rule of c10/cuda/CUDACachingAllocator.cpp."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autofit.estimate.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from autofit.units import MIB
+
+
+def plain(limit: int | None = None) -> CachingAllocator:
+    return CachingAllocator(expandable_segments=False, limit=limit)
+
+
+def expandable(limit: int | None = None) -> CachingAllocator:
+    return CachingAllocator(expandable_segments=True, limit=limit)
+
+
+@pytest.mark.parametrize(("asked", "booked"), [(1, 512), (512, 512), (513, 1024)])
+def test_sizes_round_up_to_512_bytes(asked: int, booked: int) -> None:
+    allocator = plain()
+    allocator.allocate(asked)
+    assert allocator.allocated == booked
+
+
+@pytest.mark.parametrize(
+    ("asked", "taken"),
+    [
+        (1 * MIB, 2 * MIB),
+        (1 * MIB + 1, 20 * MIB),
+        (10 * MIB - 512, 20 * MIB),
+        (10 * MIB, 10 * MIB),
+        (11 * MIB, 12 * MIB),
+    ],
+)
+def test_what_is_taken_from_the_driver(asked: int, taken: int) -> None:
+    allocator = plain()
+    allocator.allocate(asked)
+    assert allocator.reserved == taken
+
+
+def test_a_large_block_is_split_only_if_more_than_a_mebibyte_is_left() -> None:
+    allocator = plain()
+    first = allocator.allocate(20 * MIB)
+    allocator.release(first)
+    allocator.allocate(19 * MIB)
+    assert allocator.allocated == 20 * MIB, "a rest of exactly 1 MiB stays with the block"
+    allocator = plain()
+    allocator.release(allocator.allocate(20 * MIB))
+    allocator.allocate(19 * MIB - 512)
+    assert allocator.allocated == 19 * MIB - 512
+
+
+def test_a_small_block_is_split_to_the_last_512_bytes() -> None:
+    allocator = plain()
+    for _ in range(4096):
+        allocator.allocate(512)
+    assert allocator.reserved == 2 * MIB == allocator.allocated
+
+
+def test_the_smallest_free_block_that_holds_the_request_is_taken() -> None:
+    allocator = plain()
+    large, small = allocator.allocate(30 * MIB), allocator.allocate(16 * MIB)
+    allocator.release(large)
+    allocator.release(small)
+    assert allocator.allocate(15 * MIB + 512 * 1024).address == small.address
+
+
+def test_freed_neighbours_of_a_segment_become_one_block() -> None:
+    allocator = plain()
+    parts = [allocator.allocate(5 * MIB) for _ in range(4)]
+    assert allocator.reserved == 20 * MIB
+    for part in (parts[0], parts[2], parts[1], parts[3]):
+        allocator.release(part)
+    allocator.allocate(20 * MIB)
+    assert allocator.reserved == 20 * MIB
+
+
+def test_segments_do_not_merge_with_each_other() -> None:
+    allocator = plain()
+    a, b = allocator.allocate(20 * MIB), allocator.allocate(20 * MIB)
+    allocator.release(a)
+    allocator.release(b)
+    allocator.allocate(40 * MIB)
+    assert allocator.reserved == 80 * MIB
+
+
+def test_small_and_large_requests_have_pools_of_their_own() -> None:
+    allocator = plain()
+    allocator.release(allocator.allocate(20 * MIB))
+    allocator.allocate(1024)
+    assert allocator.reserved == 22 * MIB
+
+
+def test_reserved_falls_only_when_the_driver_has_no_more() -> None:
+    allocator = plain(limit=60 * MIB)
+    kept = allocator.allocate(20 * MIB)
+    allocator.release(allocator.allocate(30 * MIB))
+    assert allocator.reserved == 50 * MIB
+    allocator.allocate(40 * MIB)
+    assert (allocator.reserved, allocator.retries) == (60 * MIB, 1)
+    with pytest.raises(OutOfDeviceMemory) as caught:
+        allocator.allocate(2 * MIB)
+    assert caught.value.requested == 2 * MIB
+    assert caught.value.reserved == 60 * MIB
+    allocator.release(kept)
+    allocator.allocate(20 * MIB)
+
+
+@pytest.mark.parametrize(("asked", "taken"), [(1024, 2 * MIB), (3 * MIB, 20 * MIB), (41 * MIB, 60 * MIB)])
+def test_expandable_segments_grow_by_pages(asked: int, taken: int) -> None:
+    allocator = expandable()
+    allocator.allocate(asked)
+    assert (allocator.reserved, allocator.allocated) == (taken, asked)
+
+
+def test_an_expandable_segment_grows_behind_what_is_free_at_its_end() -> None:
+    allocator = expandable()
+    kept, end = allocator.allocate(20 * MIB), allocator.allocate(20 * MIB)
+    allocator.release(end)
+    grown = allocator.allocate(40 * MIB)
+    assert grown.address == end.address
+    assert allocator.reserved == 60 * MIB, "a plain segment would have taken 40 MiB more"
+    allocator.release(kept)
+    allocator.release(grown)
+    assert allocator.allocate(60 * MIB).address == kept.address
+
+
+def test_an_expandable_segment_is_split_finely() -> None:
+    allocator = expandable()
+    allocator.release(allocator.allocate(20 * MIB))
+    allocator.allocate(19 * MIB + 512 * 1024)
+    allocator.allocate(2 * MIB)
+    assert allocator.reserved == 40 * MIB, "half a mebibyte was left, and the second request continues in it"
+
+
+def test_the_free_end_of_an_expandable_segment_goes_back_before_running_out() -> None:
+    allocator = expandable(limit=62 * MIB)
+    allocator.release(allocator.allocate(60 * MIB))
+    allocator.allocate(1024)
+    assert allocator.reserved == 62 * MIB
+    allocator = expandable(limit=60 * MIB)
+    allocator.release(allocator.allocate(60 * MIB))
+    allocator.allocate(1024)
+    assert (allocator.reserved, allocator.retries) == (2 * MIB, 1)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 40 * MIB), st.booleans(), st.integers(0, 1000)), max_size=60),
+    st.booleans(),
+)
+def test_blocks_never_overlap_and_the_counters_add_up(steps: list[tuple[int, bool, int]], expands: bool) -> None:
+    allocator = CachingAllocator(expandable_segments=expands)
+    alive: list[Block] = []
+    for size, release, which in steps:
+        if release and alive:
+            allocator.release(alive.pop(which % len(alive)))
+        else:
+            alive.append(allocator.allocate(size))
+        assert allocator.allocated == sum(b.size for b in alive) <= allocator.reserved
+        spans = sorted((b.address, b.address + b.size) for b in alive)
+        assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+    for block in alive:
+        allocator.release(block)
+    assert allocator.allocated == 0
+    allocator.empty_cache()
+    assert allocator.reserved == 0

@@ -1,0 +1,120 @@
+"""Estimates: what must hold of any of them, and what is known of some exactly."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny import CUDA_HARDWARE, STACK, model
+
+from autofit.catalog.models import load
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.estimator import estimate
+from autofit.estimate.speed import guess
+from autofit.hardware import Hardware
+from autofit.techniques import Job, complete, parse
+from autofit.units import GIB
+from autofit.workload import Workload
+
+RATES = guess(flops=1e15, wide_flops=5e13, bandwidth=3e12)
+CPU = Hardware(name="cpu-x", kind="cpu", device_name="x", memory_bytes=64 * GIB, cores=2)
+
+
+def job(name: str, *, seq_len: int = 2048, global_batch: int = 16, hardware: Hardware = CUDA_HARDWARE) -> Job:
+    of = load(name)
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=seq_len, global_batch=global_batch)
+    return Job(model=of, workload=workload, hardware=hardware, stack=STACK)
+
+
+def predicted(text: str, of: Job) -> Estimate:
+    return estimate(complete(parse(text)), of, memory_limit_bytes=80 * GIB, rates=RATES)
+
+
+@pytest.mark.parametrize(
+    ("config", "weights", "gradients", "optimizer"),
+    [
+        ("method=full,precision=bf16,checkpointing=full", 2, 2, 4),
+        ("method=full,precision=bf16-mixed,checkpointing=full", 4, 4, 8),
+        ("method=full,precision=bf16,checkpointing=full,optimizer=sgd", 2, 2, 0),
+    ],
+)
+def test_weights_gradients_and_states_are_their_formats_times_the_parameters(
+    config: str, weights: int, gradients: int, optimizer: int
+) -> None:
+    found = predicted(config + ",micro_batch=1", job("smollm2-135m"))
+    parameters = load("smollm2-135m").parameters
+    assert parameters is not None
+    assert found.breakdown["weights"] == pytest.approx(weights * parameters, rel=2e-3)
+    assert found.breakdown["optimizer"] == pytest.approx(optimizer * parameters, rel=2e-3)
+    assert found.breakdown["gradients"] <= gradients * parameters * 1.002
+
+
+def test_what_is_alive_adds_up_to_what_the_driver_would_show() -> None:
+    for config in (
+        "method=full,precision=bf16-mixed,checkpointing=every-4",
+        "method=lora,precision=bf16,checkpointing=none,loss=chunked",
+        "method=qlora,rank=16,precision=bf16,checkpointing=full,optimizer=adamw-8bit",
+    ):
+        found = predicted(config + ",micro_batch=2", job("qwen2.5-0.5b", seq_len=512))
+        assert sum(found.breakdown.values()) == found.device_bytes
+        assert min(found.breakdown.values()) >= 0
+        assert found.peak_allocated_bytes <= found.peak_reserved_bytes < found.device_bytes
+        assert max(found.phase_peaks.values()) == found.peak_allocated_bytes
+
+
+CONFIGS = st.builds(
+    "method={},precision={},checkpointing={},loss={},optimizer={}".format,
+    st.sampled_from(["full", "lora", "qlora"]),
+    st.sampled_from(["bf16", "bf16-mixed"]),
+    st.sampled_from(["full", "every-2", "selective", "none"]),
+    st.sampled_from(["full", "chunked"]),
+    st.sampled_from(["adamw", "adamw-8bit"]),
+)
+
+
+def small(*, seq_len: int = 64, layers: int = 4) -> Job:
+    of = model(
+        "llama",
+        num_hidden_layers=layers,
+        hidden_size=128,
+        intermediate_size=256,
+        vocab_size=2048,
+        max_position_embeddings=1024,
+    )
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=seq_len, global_batch=8)
+    return Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
+
+
+@settings(max_examples=2, deadline=None)
+@given(CONFIGS)
+def test_more_of_anything_never_takes_less(config: str) -> None:
+    # Among accumulated micro-batches: the whole batch at once keeps no gradients beside its forward.
+    batches = [predicted(f"{config},micro_batch={n}", small()) for n in (1, 2, 4)]
+    lengths = [predicted(f"{config},micro_batch=2", small(seq_len=n)) for n in (32, 64, 128)]
+    depths = [predicted(f"{config},micro_batch=2", small(layers=n)) for n in (3, 4, 6)]
+    for found in (batches, lengths, depths):
+        for less, more in itertools.pairwise(found):
+            assert 0 < less.peak_allocated_bytes <= more.peak_allocated_bytes
+
+
+def test_a_processor_has_neither_context_nor_fragmentation() -> None:
+    found = estimate(
+        complete(parse("method=full,precision=bf16,micro_batch=4")),
+        job("smollm2-135m", seq_len=128, global_batch=4, hardware=CPU),
+        memory_limit_bytes=2 * GIB,
+        rates=None,
+    )
+    assert found.device_bytes == found.peak_allocated_bytes
+    assert found.tokens_per_second is None and found.mfu is None
+
+
+def test_exact_and_extrapolated_estimates_agree() -> None:
+    config = complete(parse("method=lora,precision=bf16,checkpointing=every-2,micro_batch=2"))
+    quick = estimate(config, small(layers=7), memory_limit_bytes=GIB, rates=RATES)
+    exact = estimate(config, small(layers=7), memory_limit_bytes=GIB, rates=RATES, exact=True)
+    assert quick.peak_allocated_bytes == exact.peak_allocated_bytes
+    assert quick.peak_reserved_bytes == exact.peak_reserved_bytes
+    assert quick.breakdown == exact.breakdown
+    assert quick.step_seconds == pytest.approx(exact.step_seconds, rel=1e-9)

@@ -1,0 +1,60 @@
+"""The time model: a roofline, fitted to a few measured trials."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from autofit.estimate.speed import Rates, calibrated, features, guess, seconds
+from autofit.estimate.work import Work
+
+PRIOR = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12)
+
+
+def test_an_operation_counts_by_what_bounds_it() -> None:
+    product = Work(flops=1e12, bytes=10**6, wide=False)
+    wide = Work(flops=1e12, bytes=10**6, wide=True)
+    copy = Work(flops=0.0, bytes=10**9, wide=False)
+    thin = Work(flops=1e6, bytes=10**9, wide=False)
+    found = features([(product, 3), (wide, 1), (copy, 2), (thin, 1)], PRIOR)
+    assert found.tolist() == [3e12, 1e12, 3e9, 7]
+
+
+def test_an_accelerator_hides_the_host_and_a_processor_does_not() -> None:
+    found = np.array([1e12, 0.0, 1e9, 100.0])
+    device = 1e12 * PRIOR.per_flop + 1e9 * PRIOR.per_byte
+    host = 100 * PRIOR.per_operation
+    assert seconds(found, PRIOR, overlapping_host=True) == pytest.approx(max(device, host))
+    assert seconds(found, PRIOR, overlapping_host=False) == pytest.approx(device + host)
+
+
+def test_without_trials_the_guess_stands_and_says_so() -> None:
+    assert calibrated(PRIOR, []) is PRIOR
+    assert PRIOR.calibrated_on == 0 and PRIOR.relative_error == 0.5
+
+
+def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:
+    draw = random.Random(0)
+    true = Rates(
+        per_flop=2.5 * PRIOR.per_flop,
+        per_wide_flop=1.5 * PRIOR.per_wide_flop,
+        per_byte=0.8 * PRIOR.per_byte,
+        per_operation=2 * PRIOR.per_operation,
+    )
+
+    def step() -> np.ndarray:
+        return np.array(
+            [draw.uniform(1, 20) * 1e13, draw.uniform(0, 2) * 1e12, draw.uniform(1, 9) * 1e10, draw.uniform(1, 9) * 1e3]
+        )
+
+    def taken(found: np.ndarray) -> float:
+        return seconds(found, true, overlapping_host=False)
+
+    fitted = calibrated(PRIOR, [(found, taken(found)) for found in (step() for _ in range(5))])
+    assert fitted.calibrated_on == 5
+    errors = [abs(seconds(f, fitted, overlapping_host=False) / taken(f) - 1) for f in (step() for _ in range(50))]
+    assert float(np.median(errors)) < 0.15
+    before = [abs(seconds(f, PRIOR, overlapping_host=False) / taken(f) - 1) for f in (step() for _ in range(50))]
+    assert float(np.median(errors)) < float(np.median(before)) / 2

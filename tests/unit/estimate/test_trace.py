@@ -1,0 +1,93 @@
+"""The traced step is the very step: repeating layers changes no byte, and the order of memory is that of the axes."""
+
+from __future__ import annotations
+
+import pytest
+from tiny import CUDA_HARDWARE, STACK, model
+
+from autofit.catalog.models import Model
+from autofit.estimate.cuda_kernels import cuda_scratch
+from autofit.estimate.pattern import representatives
+from autofit.estimate.splice import splice
+from autofit.estimate.tape import Tape
+from autofit.estimate.trace import layer_kinds, trace_micro_steps
+from autofit.lattice import Config
+from autofit.techniques import Job, complete, parse
+from autofit.workload import Workload
+
+GQA = model("llama", num_hidden_layers=9, tie_word_embeddings=False)
+TIED = model("qwen2", num_hidden_layers=8, tie_word_embeddings=True)
+SLIDING = model(
+    "gemma3_text",
+    num_hidden_layers=14,
+    sliding_window=8,
+    layer_types=[*(["sliding_attention"] * 5 + ["full_attention"]) * 2, *["sliding_attention"] * 2],
+    query_pre_attn_scalar=16,
+)
+MIXTURE = model(
+    "qwen3_moe",
+    num_hidden_layers=9,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=32,
+    norm_topk_prob=True,
+    tie_word_embeddings=False,
+)
+MODELS = {"gqa": GQA, "tied": TIED, "sliding": SLIDING, "mixture": MIXTURE}
+CONFIGS = (
+    "method=full,precision=bf16,checkpointing=none",
+    "method=full,precision=bf16-mixed,checkpointing=full,loss=chunked",
+    "method=full,precision=bf16-mixed,checkpointing=every-2",
+    "method=full,precision=fp32,checkpointing=every-4,attention=eager",
+    "method=lora,precision=bf16,checkpointing=selective",
+    "method=lora,precision=bf16-mixed,checkpointing=none,targets=attention",
+    "method=lora,precision=bf16,checkpointing=every-2,loss=chunked",
+    "method=lora,precision=bf16,checkpointing=offload",
+    "method=qlora,precision=bf16,checkpointing=full",
+    "method=qlora,precision=bf16-mixed,checkpointing=every-4",
+)
+
+
+def job(of: Model) -> Job:
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=64, global_batch=4)
+    return Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
+
+
+def traced(config: Config, of: Model, layers: tuple[int, ...], micro_steps: int = 2) -> Tape:
+    return trace_micro_steps(config, job(of), layers, micro_steps, cuda_scratch)
+
+
+def history(tape: Tape) -> list[tuple[str, int, int]]:
+    """(stage, layer, bytes) of each event, negative where a storage is freed. What is freed together, as autocast's
+    copies of all weights are, is sorted: its order is nobody's business."""
+    found: list[tuple[str, int, int]] = []
+    freed: list[tuple[str, int, int]] = []
+    for place, event in tape.events():
+        entry = (place.stage, place.layer, tape.storages[event.storage].bytes * (1 if event.allocates else -1))
+        if not event.allocates:
+            freed.append(entry)
+            continue
+        found += [*sorted(freed), entry]
+        freed = []
+    return [*found, *sorted(freed)]
+
+
+CASES = [
+    *(("gqa", text) for text in CONFIGS),
+    *(("tied", text) for text in CONFIGS[1:8:3]),
+    *(("sliding", text) for text in CONFIGS[2:9:5]),
+    *(("mixture", text) for text in CONFIGS[:4]),
+]
+
+
+@pytest.mark.parametrize(("name", "text"), CASES)
+def test_repeating_layers_gives_the_full_trace_byte_by_byte(name: str, text: str) -> None:
+    config = complete(parse(text))
+    kinds = layer_kinds(config, job(MODELS[name]))
+    layers, stand_ins = representatives(kinds)
+    repeated = splice(traced(config, MODELS[name], layers), stand_ins)
+    full = traced(config, MODELS[name], tuple(range(len(kinds))))
+    assert sum(s.bytes for s in repeated.storages if s.allocated is None) == sum(
+        s.bytes for s in full.storages if s.allocated is None
+    )
+    assert history(repeated) == history(full)
