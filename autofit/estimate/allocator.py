@@ -61,13 +61,17 @@ class _Pool:
         del self._keys[bisect_left(self._keys, key)]
         del self._blocks[key]
 
-    def best_fit(self, size: int) -> Block | None:
-        """The smallest free block that holds `size`, taken out of the pool."""
+    def best_fit(self, size: int, tail: Block | None) -> Block | None:
+        """The smallest free block that holds `size`, taken out of the pool.
+
+        `tail`, the end of an expandable segment, counts as endless: any other block that is large enough goes first.
+        """
         place = bisect_left(self._keys, (size, -1))
         if place == len(self._keys):
             return None
-        key = self._keys.pop(place)
-        return self._blocks.pop(key)
+        if self._blocks[self._keys[place]] is tail and place + 1 < len(self._keys):
+            place += 1
+        return self._blocks.pop(self._keys.pop(place))
 
     def whole_segments(self) -> list[Block]:
         """Free blocks that are a segment each."""
@@ -97,7 +101,7 @@ class CachingAllocator:
         """A block for `size` bytes. Raises `OutOfDeviceMemory`."""
         size = max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
         pool = self._pools[size <= SMALL_SIZE]
-        block = pool.best_fit(size) or self._from_driver(pool, size)
+        block = pool.best_fit(size, self._tails[pool.small]) or self._from_driver(pool, size)
         self._split(block, size)
         block.free = False
         self.allocated += block.size

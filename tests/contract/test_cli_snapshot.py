@@ -24,6 +24,7 @@ DESIGN: dict[str, set[str]] = {
         *("--method", "--min-rank", "--allow", "--space", "--hardware", "--device", "--memory-limit", "--max-trials"),
         *("--time-budget", "--workers", "--ray-address", "--store", "--fresh", "--dry-run", "--json"),
     },
+    "estimate": {*WORKLOAD, "--config", "--hardware", "--memory-limit", "--json"},
     "trial": {*WORKLOAD, "--memory-limit", "--config", "--snapshot", "--profile", "--json"},
     "frontier": {*WORKLOAD, "--hardware", "--json", "--html", "--png"},
     "recommend": {*WORKLOAD, "--hardware", "--memory-limit", "--method", "--format", "-o"},
@@ -148,6 +149,8 @@ def test_the_model_is_required_and_nothing_else_but_a_trials_config() -> None:
         ("search", "--model"),
         ("trial", "--model"),
         ("trial", "--config"),
+        ("estimate", "--model"),
+        ("estimate", "--config"),
         ("frontier", "--model"),
         ("recommend", "--model"),
     }
@@ -168,7 +171,7 @@ def test_help_fits_a_terminal_and_gives_examples(command: str) -> None:
     )
     assert done.returncode == 0
     assert done.stderr == ""
-    if command in ("search", "trial", "frontier", "recommend", "serve"):
+    if command in ("search", "trial", "estimate", "frontier", "recommend", "serve"):
         assert "Examples:\n" in done.stdout
         assert f"  autofit {command}" in done.stdout
 

@@ -130,6 +130,14 @@ def test_an_expandable_segment_grows_behind_what_is_free_at_its_end() -> None:
     assert allocator.allocate(60 * MIB).address == kept.address
 
 
+def test_the_end_of_an_expandable_segment_is_taken_last() -> None:
+    allocator = expandable()
+    hole, _, end = allocator.allocate(40 * MIB), allocator.allocate(20 * MIB), allocator.allocate(20 * MIB)
+    allocator.release(hole)
+    allocator.release(end)
+    assert allocator.allocate(20 * MIB).address == hole.address, "though the end fits more closely"
+
+
 def test_an_expandable_segment_is_split_finely() -> None:
     allocator = expandable()
     allocator.release(allocator.allocate(20 * MIB))

@@ -1,0 +1,61 @@
+"""`autofit estimate` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = str(Path(sys.executable).parent / "autofit")
+CONTRACT = {
+    "config", "hardware", "fits", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "host_bytes",
+    "memory_limit_bytes", "breakdown", "phase_peaks", "tokens_per_second", "step_seconds", "mfu", "seconds_to_estimate",
+}  # fmt: skip
+PARTS = {
+    "weights", "gradients", "optimizer", "activations", "logits_and_loss", "temporaries", "fragmentation", "context",
+}  # fmt: skip
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PROGRAM, "estimate", "--model", "smollm2-135m", *arguments], capture_output=True, text=True, timeout=200
+    )
+
+
+def test_an_estimate_is_the_contracts_document() -> None:
+    done = run("--config", "method=lora,checkpointing=full,micro_batch=2", "--hardware", "l4", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found.keys() >= CONTRACT
+    assert found["breakdown"].keys() == PARTS
+    assert sum(found["breakdown"].values()) == found["device_bytes"] < found["memory_limit_bytes"]
+    assert found["phase_peaks"].keys() == {"forward", "backward", "optimizer"}
+    assert found["calibrated_on"] == 0
+
+
+def test_what_does_not_fit_ends_with_3_and_says_by_how_much() -> None:
+    done = run("--config", "method=full,micro_batch=64", "--hardware", "l4", "--memory-limit", "4GiB")
+    assert done.returncode == 3
+    assert "does not fit" in done.stdout and "too much of 4.00 GiB on l4" in done.stdout
+    assert "not calibrated" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--config", "method=full", "--hardware", "h1000"), "unknown hardware 'h1000'"),
+        (("--config", "method=full", "--hardware", "mi300x"), "estimates are for NVIDIA cards"),
+        (("--config", "method=full,micro_batch=7", "--hardware", "l4"), "does not divide"),
+        (("--config", "method=full", "--hardware", "l4", "--memory-limit", "80GiB"), "more than the"),
+        (("--config", "method=full,colour=red", "--hardware", "l4"), "colour"),
+    ],
+)
+def test_what_cannot_be_estimated_is_one_clear_line(arguments: tuple[str, ...], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
