@@ -1,9 +1,9 @@
 """The `make search` job, timed: first run, second run from the store, and the same under a tighter limit.
 
-    python benchmarks/main_job.py [--out FILE]
+    python benchmarks/main_job.py [--out FILE] [--trials FILE]
 
 Takes about ten minutes on 2 cores. Prints one JSON document: per run its seconds (whole process), trials, outcomes and
-recommendation, with hardware and stack. Run nothing else meanwhile.
+recommendation, with hardware and stack. `--trials` exports those of the first run. Run nothing else meanwhile.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ def main() -> None:
     """Run the three searches in one fresh store and print what they took."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--trials", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store.db"
@@ -56,6 +57,9 @@ def main() -> None:
             "second": run(store, "2GiB"),
             "tight": run(Path(folder) / "tight.db", "1GiB"),
         }
+        if arguments.trials:
+            export = ["db", "export", str(arguments.trials), "--store", str(store)]
+            subprocess.run([sys.executable, "-m", "autofit.cli.main", *export], check=True)
     text = json.dumps(runs, indent=2)
     print(text)
     if arguments.out:

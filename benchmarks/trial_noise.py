@@ -13,8 +13,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import time
 from itertools import combinations
 from pathlib import Path
+
+import torch
 
 from autofit.operations import WorkloadOptions
 from autofit.outcome import Fits
@@ -40,6 +43,22 @@ def covering(speeds: list[float], spreads: list[float]) -> float:
     """Share of the trials whose stored interval holds the median of all: 0.9 if the stored spread is honest."""
     middle = statistics.median(speeds)
     return statistics.mean(abs(s - middle) <= s * spread / 2 for s, spread in zip(speeds, spreads, strict=True))
+
+
+def machine_noise() -> float:
+    """(p95 - p5) / median of the time that the same matrix products take here, thirty times over.
+
+    No trial can repeat better than its machine does.
+    """
+    a = torch.ones(1024, 1024)
+    seconds = []
+    for _ in range(31):
+        started = time.perf_counter()
+        for _ in range(64):
+            a @ a
+        seconds.append(time.perf_counter() - started)
+    ordered = sorted(seconds[1:])
+    return (ordered[28] - ordered[1]) / statistics.median(ordered)
 
 
 def main() -> None:
@@ -73,6 +92,7 @@ def main() -> None:
         "stored_spread_median": statistics.median(spreads),
         "stored_intervals_that_hold_the_median": covering(speeds, spreads),
         "spread_across_trials": (max(speeds) - min(speeds)) / statistics.median(speeds),
+        "machine_noise": machine_noise(),
         "device_bytes_spread": (max(memory) - min(memory)) / statistics.median(memory),
         "overhead_seconds_first": overheads[0],
         "overhead_seconds_median_after_first": statistics.median(overheads[1:]),

@@ -34,10 +34,27 @@ def estimate(
 
     device, stack, rates = _site(hardware)
     job = options.job((device, stack))
-    reason = unsupported(config, job)
+    reason = unsupported(config, job) or _not_traced(config)
     if reason is not None:
         raise UsageError(reason)
     return predicted(config, job, memory_limit_bytes=memory_limit(memory_limit_bytes, device), rates=rates, exact=exact)
+
+
+NOT_TRACED = {
+    ("optimizer", "paged-adamw-8bit"): "how many of its states are paged out depends on what else needs the memory",
+    ("checkpointing", "offload"): "the trace runs on the host, where moving activations there is nothing",
+    ("compile", True): "what a compiled graph keeps is the compiler's choice",
+    ("loss", "fused"): "Liger's kernel runs on a device only",
+    ("attention", "flash"): "flash-attn's kernel runs on a device only; sdpa takes the same memory",
+}
+"""Values whose memory the trace does not show yet, each with the reason."""
+
+
+def _not_traced(config: Config) -> str | None:
+    for (axis, value), reason in NOT_TRACED.items():
+        if config.get(axis) == value:
+            return f"{axis}={str(value).lower()} cannot be estimated yet: {reason}"
+    return None
 
 
 def _site(hardware: str) -> tuple[Hardware, Stack, Rates | None]:

@@ -10,8 +10,12 @@ from autofit.catalog.models import Model, load, names
 from autofit.errors import UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.techniques import Job
+from autofit.trial.nvml import BUSY_BYTES, first_visible
+from autofit.units import MIB
 from autofit.workload import Goal, Workload
 
+LIMIT_STEP_BYTES = 512 * MIB
+"""A default limit beside other programs is a multiple of this."""
 CPU_SHARE = 0.8
 """Share of the host's memory that a CPU trial may take unless told: the rest is the system's."""
 
@@ -101,6 +105,18 @@ def memory_limit(asked: int | None, hardware: Hardware) -> int:
             f"of {hardware.name}"
         )
     return asked
+
+
+def left_by_others(limit: int, hardware: Hardware) -> int:
+    """`limit`, or on a GPU that a display or another program uses what those leave of it.
+
+    In steps, so that what a display takes more or less does not make every search another question.
+    """
+    device = first_visible() if hardware.kind == "cuda" else None
+    if device is None or device.held_bytes <= BUSY_BYTES:
+        return limit
+    left = (device.memory_bytes - device.held_bytes) // LIMIT_STEP_BYTES * LIMIT_STEP_BYTES
+    return max(0, min(limit, left))
 
 
 def hub_id(model: str) -> str:

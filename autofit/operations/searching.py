@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.hardware import card, fitting
-from autofit.errors import EnvironmentLacks, StoreError
+from autofit.errors import EnvironmentLacks, NothingFits, StoreError
 from autofit.estimate.floor import floor_bytes
 from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.operations.answers import recommendation
 from autofit.operations.keeping import Keeper
 from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
-from autofit.operations.requests import SearchRequest, memory_limit
+from autofit.operations.requests import SearchRequest, left_by_others, memory_limit
 from autofit.operations.shortfall import Shortfall
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.store import Store
@@ -93,6 +93,8 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
             remedy="run the search there, or give --ray-address of a cluster that has it",
         )
     limit = memory_limit(request.memory_limit_bytes, job.hardware)
+    if request.memory_limit_bytes is None and pool is None:
+        limit = left_by_others(limit, job.hardware)
     space = request.space or default_space(job.hardware)
     narrowed = narrow(load_space(space), request.goal, job)
     prepared = Prepared(job=job, narrowed=narrowed, space=space, memory_limit_bytes=limit)
@@ -221,8 +223,11 @@ def _run(
     status = "failed"
     try:
         found.run()
-        status = "done"
         result = _result(request, prepared, found, store, search_id, time.monotonic() - started)
+        status = "done"
+    except NothingFits:
+        status = "done"  # an answer, too
+        raise
     except KeyboardInterrupt:
         status = "interrupted"
         raise
@@ -294,5 +299,5 @@ def _check_any_fits(trials: list[Trial], memory_limit_bytes: int) -> None:
         f"{last.kind.replace('_', ' ')}: {' '.join(last.reason.split())}"
     )
     if all(isinstance(t.outcome, Crashed) for t in trials):
-        raise EnvironmentLacks(said, remedy="autofit doctor")
+        raise EnvironmentLacks(said, remedy="autofit doctor, and --fresh to try them again")
     raise Shortfall(f"{said}; `autofit doctor` may say more", memory_limit_bytes=memory_limit_bytes)

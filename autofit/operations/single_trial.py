@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from autofit.errors import UsageError
 from autofit.lattice import Config
-from autofit.operations.requests import WorkloadOptions, memory_limit
+from autofit.operations.requests import WorkloadOptions, left_by_others, memory_limit
 from autofit.outcome import Outcome, Trial, Unsupported
 from autofit.store import Store
 from autofit.techniques import unsupported
@@ -42,6 +42,8 @@ def trial(
         check_writable(path, name)
     before = {path: modified(path) for path in recordings.values()}
     limit = memory_limit(memory_limit_bytes, job.hardware)
+    if memory_limit_bytes is None:
+        limit = left_by_others(limit, job.hardware)
     reason = unsupported(config, job)
     outcome: Outcome
     if reason is not None:

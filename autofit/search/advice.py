@@ -128,7 +128,7 @@ class Advice:
         if not points:
             # Nothing of this method has fitted yet: the fastest that is likely to fit comes first.
             speed = np.exp(-time.mean)
-            return 1.0 + probability * speed / speed.max(), probability
+            return probability * (1.0 + speed / speed.max()), probability
         best = min(p.measurement.step_seconds.median for p in points)
         speedup = best / np.exp(time.mean[:, None] + time.deviation[:, None] * draws)  # 1 is the best so far
         faster = np.maximum(0.0, speedup - 1.0).mean(axis=1) * probability

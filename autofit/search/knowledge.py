@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autofit.frontier import Point, dominates
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Crashed, Fits, OutOfMemory, TimedOut, Trial
+from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.trial.request import DEADLINE_SECONDS
 
 
@@ -65,6 +65,8 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
         return False
     if isinstance(outcome, TimedOut) and outcome.deadline_seconds < deadline_seconds:
         return False
+    if isinstance(outcome, Diverged):
+        return True  # no memory limit makes it train
     return trial.memory_limit_bytes == memory_limit_bytes
 
 

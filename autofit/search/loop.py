@@ -326,6 +326,7 @@ class Search:
         if left is not None and self._budget.deadline() < self._verification_seconds():
             return False
         self.progress.verifying = True
+        done = self.progress.done
         in_flight = [winner.config]
         self._submit(winner.config, self._verification_timing())
         while in_flight:
@@ -334,7 +335,7 @@ class Search:
                     self._adviser.tell(trial)
         self._refute()
         self.progress.verifying = False
-        return True
+        return self.progress.done > done  # a trial that the budget cut is none
 
     def _show(self, in_flight: list[Config] | None = None) -> None:
         self.progress.running = tuple(in_flight or ())

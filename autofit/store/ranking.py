@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, FromClause, ScalarSelect, and_, case, exists, func, or_, select
 from sqlalchemy.orm import aliased
 
-from autofit.outcome import Fits, OutOfMemory
+from autofit.outcome import Diverged, Fits, OutOfMemory
 from autofit.store.tables import TrialRow
 from autofit.trial.request import DEADLINE_SECONDS
 
@@ -115,8 +115,8 @@ def _fails(later: _Columns, rows: _Columns, limit: int | None) -> ColumnElement[
 
     For a question about `limit`, as a search under that limit judges it (`search.knowledge.verdict`): memory that ran
     out under the limit or a higher one, any other failure under the very limit. For a question about none, and for
-    what is beyond the limit, a failure under the fitting trial's own limit or a higher one. Failures of the machinery
-    say nothing of the config, nor do deadlines shorter than the usual.
+    what is beyond the limit, a failure under the fitting trial's own limit or a higher one. Divergence counts whatever
+    the limit. Failures of the machinery say nothing of the config, nor do deadlines shorter than the usual.
     """
     own = later.memory_limit_bytes >= rows.memory_limit_bytes
     if limit is None:
@@ -126,6 +126,7 @@ def _fails(later: _Columns, rows: _Columns, limit: int | None) -> ColumnElement[
         otherwise = and_(later.outcome != OutOfMemory.kind, later.memory_limit_bytes == limit)
         within = rows.device_bytes <= limit
         where = or_(and_(within, or_(out_of_memory, otherwise)), and_(~within, own))
+    where = or_(where, later.outcome == Diverged.kind)
     too_short = and_(later.deadline_seconds.is_not(None), later.deadline_seconds < DEADLINE_SECONDS)
     return and_(later.outcome != Fits.kind, ~later.transient, ~too_short, where)
 

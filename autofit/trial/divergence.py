@@ -25,7 +25,7 @@ def divergence(
     for reason in (
         _not_finite(config, losses, gradient_norms),
         _not_the_plain_loss(config, losses[0], reference),
-        _not_falling(config, losses),
+        _not_falling(config, [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]),
     ):
         if reason is not None:
             return Diverged(
@@ -62,7 +62,10 @@ def _not_the_plain_loss(config: Config, loss: float, reference: float | None) ->
 
 
 def _not_falling(config: Config, losses: Sequence[float]) -> str | None:
-    """Every trial repeats one batch, so a gradient of the right sign and an update that happens must lower its loss."""
+    """Every trial repeats one batch, so a gradient of the right sign and an update that happens must lower its loss.
+
+    `losses` are those of the steps that updated: loss scaling skips the others.
+    """
     if len(losses) <= FALLING_STEPS or config["optimizer"] == "sgd":
         return None  # a plain gradient step this small is lost in 16-bit weights
     if min(losses[FALLING_STEPS:]) < losses[0]:

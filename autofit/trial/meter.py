@@ -18,9 +18,6 @@ from autofit.trial.classify import LATE_LOADED_BYTES, DeviceBusy, OverLimit
 from autofit.trial.paged_states import paged_bytes
 from autofit.units import MIB, format_bytes
 
-BUSY_BYTES = 256 * MIB
-"""What others may hold of a device that counts as free: a display, the driver's own."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryReading:
@@ -182,7 +179,7 @@ class CudaMeter:
         """Allocations fail once reserved memory and the context exceed `limit` bytes."""
         self._limit = min(limit, self._capacity)
         free = self._capacity - self._held_by_others
-        if self._limit > free + BUSY_BYTES:
+        if self._limit > free + nvml.BUSY_BYTES:
             raise DeviceBusy(
                 f"other processes hold {format_bytes(self._held_by_others)} of the device: a memory limit of "
                 f"{format_bytes(limit)} cannot be had (end them, or use --memory-limit {free // MIB}MiB)"

@@ -9,6 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.errors import EnvironmentLacks
+from autofit.units import MIB
+
+BUSY_BYTES = 256 * MIB
+"""What others may hold of a device that counts as free: a display, the driver's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -67,10 +67,10 @@ class Steps:
             if updates == least:
                 break
         self.seconds.clear()
-        if self._lag:
-            self._issue(self._announced)  # fills the queue: not timed
+        for _ in range(2 * self._lag):
+            self._issue(self._announced)  # fills the queue; the first, which found it empty, is not timed
             self._settle(self._lag)
-            self.seconds.clear()
+        self.seconds.clear()
 
     def timed(self) -> float:
         """Run one more step; composed seconds of the newest one that the device has finished."""

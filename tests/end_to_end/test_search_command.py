@@ -132,6 +132,8 @@ def test_nothing_fits_ends_with_3_and_says_what_came_closest(folder: Path) -> No
     assert "nothing" in said or "cannot fit" in said
 
 
+HEAP_NOISE_BYTES = 32 * 1024**2
+"""What the C library may keep or give back of freed memory: of a small model's peak it is more than a tenth."""
 MEMORY_NOISE = 0.10
 """Relative; peak resident memory of the same config differs by less."""
 
@@ -150,7 +152,7 @@ def check_same_results(folder: Path, undisturbed: Path) -> None:
         mine, theirs = one[config], other[config]
         assert isinstance(mine, Fits) and isinstance(theirs, Fits)
         a, b = mine.measurement, theirs.measurement
-        assert a.device_bytes == pytest.approx(b.device_bytes, rel=MEMORY_NOISE)
+        assert a.device_bytes == pytest.approx(b.device_bytes, rel=MEMORY_NOISE, abs=HEAP_NOISE_BYTES)
         steps = min(len(a.losses), len(b.losses))
         assert a.losses[:steps] == pytest.approx(b.losses[:steps], rel=1e-3)
 
