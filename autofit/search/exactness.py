@@ -34,10 +34,8 @@ class FamilyBaselines:
         if not _comparable(trial):
             return trial
         baseline = self._plainest.setdefault(family(trial.config), trial)
-        if techniques(trial.config) > techniques(baseline.config):
+        if techniques(trial.config) >= techniques(baseline.config):
             return against(trial, baseline)
-        if techniques(trial.config) == techniques(baseline.config):
-            return trial  # which of two equally plain ones is right, only a plainer one can tell
         self._plainest[family(trial.config)] = trial
         refuted = against(baseline, trial)
         if isinstance(refuted.outcome, Diverged):

@@ -57,8 +57,10 @@ def at(limit: float, outcome: Outcome) -> Trial:
         (10, TimedOut(reason="no end within 900 s", deadline_seconds=900.0), 10, True),
         # What the machinery failed says nothing of the config.
         (10, MACHINERY, 10, False),
+        # What trains something else does so under any limit.
         (10, DIVERGED, 10, True),
-        (10, DIVERGED, 11, False),
+        (10, DIVERGED, 11, True),
+        (10, DIVERGED, 9, True),
     ],
 )
 def test_one_trial(ran_under: float, outcome: Outcome, asked: float, answers: bool) -> None:
