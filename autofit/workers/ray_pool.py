@@ -34,10 +34,13 @@ GRACE_SECONDS = 60.0
 class TrialActor:
     """One device's worker. The actor's process never touches the device: trials run in children of its warm parent."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, driver: int | None = None) -> None:
         from autofit.trial.runner import TrialRunner
         from autofit.trial.site import detect
+        from autofit.workers.watch import end_with
 
+        if driver is not None:
+            end_with(driver)
         self._hardware, self._stack = detect(device)
         self._runner = TrialRunner(kind=self._hardware.kind)
         self._runner.start()
@@ -81,6 +84,8 @@ class RayPool:
     ) -> None:
         self._ray = _connect(address)
         self._device = device
+        # In a cluster the driver may be on another machine; there Ray itself ends a lost driver's workers.
+        self._driver = os.getpid() if address is None else None
         self._accelerator = accelerator
         self._running: dict[Any, _Running] = {}
         self._starting: dict[int, tuple[Any, float]] = {}
@@ -123,7 +128,7 @@ class RayPool:
             # A whole machine each, so that trials do not take cores from one another.
             options["num_cpus"] = min(_cpus_per_node(self._ray))
             options["scheduling_strategy"] = "SPREAD"
-        return self._ray.remote(TrialActor).options(**options).remote(self._device)
+        return self._ray.remote(TrialActor).options(**options).remote(self._device, self._driver)
 
     def site(self) -> tuple[Hardware, Stack]:
         """The first worker's device and versions; raises `EnvironmentLacks` if workers differ or none comes up."""
