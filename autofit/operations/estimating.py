@@ -60,6 +60,8 @@ def _not_traced(config: Config) -> str | None:
 def _site(hardware: str) -> tuple[Hardware, Stack, Rates | None]:
     if hardware == "auto":
         device, stack = detect()
+        if device.kind == "cuda" and not (device.capability or "")[:1].isdecimal():
+            raise UsageError(f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither")
         return device, stack, _rates(card(device.name)) if device.name in {c.name for c in cards()} else None
     found = card(hardware)
     if found.kind != "cuda" or found.vendor != "nvidia":

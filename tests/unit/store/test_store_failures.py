@@ -321,4 +321,5 @@ class TestPostgreSQL:
     def test_shares_a_database_with_other_programs(self, postgresql_url: str, make_trial: MakeTrial) -> None:
         sql(postgresql_url, "CREATE TABLE notes (id INTEGER)")
         with Store.open(postgresql_url) as store:
-            store.add(make_trial())
+            added = store.add(make_trial())
+            assert store.trials() == [added]

@@ -116,8 +116,10 @@ def test_memory_of_others_is_not_the_configs_fault(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_display_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
-    install_cuda(monkeypatch, others=100 * MIB)
-    CudaMeter(CARD).enforce(TOTAL)
+    fake = install_cuda(monkeypatch, others=100 * MIB)
+    meter = CudaMeter(CARD)
+    meter.enforce(TOTAL)
+    assert fake.fraction == pytest.approx((TOTAL - meter.context) / TOTAL)
 
 
 def test_others_that_come_meanwhile_spoil_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:

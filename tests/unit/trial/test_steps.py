@@ -1,0 +1,59 @@
+"""Steps that are issued ahead of the device are read in order, and what filled the queue is not timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from autofit.trial.steps import Steps
+
+
+class Queued:
+    """A device that is one step behind the host, by its own clock; the n-th step takes n seconds a mark."""
+
+    def __init__(self, kind: str) -> None:
+        self.device = SimpleNamespace(type=kind)
+        self.issued = 0
+
+    def mark(self) -> int:
+        return self.issued
+
+    def seconds(self, start: int, end: int) -> float:
+        assert start == end, "marks of one step"
+        return float(start)
+
+    def in_use(self) -> int:
+        return 0
+
+    def phase(self, name: str) -> Any:
+        raise AssertionError("no phase is observed")
+
+
+class Counted:
+    """A step whose loss is its number."""
+
+    def __init__(self, meter: Queued) -> None:
+        self._meter = meter
+        self.gradient_norm = torch.ones(())
+
+    def run(self, tokens: torch.Tensor, observe: Any, mark: Callable[[], None]) -> torch.Tensor:
+        self._meter.issued += 1
+        for _ in range(4):
+            mark()
+        return torch.tensor(float(self._meter.issued))
+
+
+@pytest.mark.parametrize(("kind", "first_timed"), [("cpu", 3), ("cuda", 4)])
+def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int) -> None:
+    meter = Queued(kind)
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase: None)
+    steps.warm_up(2, 20)
+    assert steps.seconds == []
+    # First micro-step, three further ones and the update: five spans.
+    assert [steps.timed() for _ in range(2)] == [5.0 * first_timed, 5.0 * (first_timed + 1)]
+    steps.finish()
+    assert steps.losses == [float(n) for n in range(1, meter.issued + 1)], "no step is lost"
