@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 from jobs import tiny_model
 
 from autofit.frontier import Frontier, Point
+from autofit.lattice import Config
 from autofit.outcome import Fits
 from autofit.store import Store
 
@@ -48,7 +50,8 @@ def command(folder: Path, *more: str) -> list[str]:
     return [
         *(sys.executable, "-m", "autofit.cli.main", "search", "--model", str(folder / "small")),
         *("--seq-len", "128", "--global-batch", "4", "--space", str(folder / "space.yaml")),
-        *("--store", str(folder / "store.db"), "--json", *more),
+        # A tenth of the budget is what the winner's verification may take: the default's is too long for a test.
+        *("--time-budget", "80s", "--store", str(folder / "store.db"), "--json", *more),
     ]
 
 
@@ -105,9 +108,9 @@ def test_search_through_ray_ends_with_an_answer_and_is_then_answered_from_the_st
     assert again["trials"] == 0
     assert again["recommendation"]["config"] == answer["config"]
     assert again["frontier"]["points"] == first["frontier"]["points"]
-    stored = trials(folder)
-    verified = [t for t in stored if t.config.to_json() == answer["config"]]
-    assert len(verified) >= 2  # the winner was run again in a fresh process
+    ran = Counter(t.config.key for t in trials(folder))
+    assert max(ran.values()) == 2  # who led when one trial was left was run again in a fresh process
+    assert answer["verified"] == (ran[Config.from_json(answer["config"]).key] == 2)
     wait_until_gone(folder)
 
 
@@ -132,10 +135,16 @@ def test_nothing_fits_ends_with_3_and_says_what_came_closest(folder: Path) -> No
     assert "nothing" in said or "cannot fit" in said
 
 
-HEAP_NOISE_BYTES = 32 * 1024**2
+HEAP_NOISE_BYTES = 64 * 1024**2
 """What the C library may keep or give back of freed memory: of a small model's peak it is more than a tenth."""
-MEMORY_NOISE = 0.10
-"""Relative; peak resident memory of the same config differs by less."""
+FEW_CONFIGS = """
+purpose: Configs enough to be killed ten times among.
+axes:
+  method: [lora, full]
+  precision: [bf16]
+  micro_batch: [1, 4]
+  checkpointing: [full, none]
+"""
 
 
 def check_same_results(folder: Path, undisturbed: Path) -> None:
@@ -152,55 +161,46 @@ def check_same_results(folder: Path, undisturbed: Path) -> None:
         mine, theirs = one[config], other[config]
         assert isinstance(mine, Fits) and isinstance(theirs, Fits)
         a, b = mine.measurement, theirs.measurement
-        assert a.device_bytes == pytest.approx(b.device_bytes, rel=MEMORY_NOISE, abs=HEAP_NOISE_BYTES)
+        assert a.device_bytes == pytest.approx(b.device_bytes, abs=HEAP_NOISE_BYTES)
         steps = min(len(a.losses), len(b.losses))
         assert a.losses[:steps] == pytest.approx(b.losses[:steps], rel=1e-3)
 
 
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("where", "signals", "earliest", "latest"),
-    [
-        (["--in-place"], [signal.SIGKILL] * 10, 0.5, 9.0),
-        ([], [signal.SIGKILL, signal.SIGINT, signal.SIGKILL], 6.0, 22.0),
-    ],
-    ids=["ten times in place", "through Ray"],
-)
-def test_killed_at_random_moments_it_goes_on_to_the_same_results(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    where: list[str],
-    signals: list[signal.Signals],
-    earliest: float,
-    latest: float,
-) -> None:
-    monkeypatch.setenv("AUTOFIT_TEST_FOLDER", str(folder))
+def kill_again_and_again(folder: Path, signals: list[signal.Signals], moments: tuple[float, float], *more: str) -> None:
+    """Start the same search once for each signal, send it at a random one of `moments` (seconds), and check that
+    nothing measured is lost and no process stays."""
     choose = random.Random(7)
     before: list[Any] = []
     for number in signals:
         process = subprocess.Popen(
-            command(folder, *where, "--memory-limit", "2GiB"),
+            command(folder, "--memory-limit", "2GiB", *more),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
-        time.sleep(choose.uniform(earliest, latest))
+        time.sleep(choose.uniform(*moments))
         process.send_signal(number)
         process.wait()
         wait_until_gone(folder, 60.0)
         now = trials(folder)
-        assert [t.to_json() for t in now[: len(before)]] == [t.to_json() for t in before]  # nothing is ever lost
+        assert [t.to_json() for t in now[: len(before)]] == [t.to_json() for t in before]
         before = now
+
+
+@pytest.mark.timeout(600)
+def test_killed_at_ten_random_moments_it_goes_on_to_the_same_results(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOFIT_TEST_FOLDER", str(folder))
+    (folder / "space.yaml").write_text(FEW_CONFIGS)
+    kill_again_and_again(folder, [signal.SIGKILL] * 10, (0.5, 6.0), "--in-place")
     answer, _ = run(folder, "--in-place", "--memory-limit", "2GiB")
     expected, _ = run(folder, "--in-place", "--memory-limit", "2GiB", "--store", str(folder / "undisturbed.db"))
     assert answer["recommendation"]["config"]["method"] == expected["recommendation"]["config"]["method"]
     check_same_results(folder, folder / "undisturbed.db")
     stored = trials(folder)
-    counts: dict[str, int] = {}
-    for trial in stored:
-        counts[trial.config.key] = counts.get(trial.config.key, 0) + 1
-    repeated = [key for key, count in counts.items() if count > 1]
-    assert len(repeated) <= 6, "only winners are run again"  # three verifications a method at most
+    ran = Counter(t.config.key for t in stored)
+    assert sum(count > 1 for count in ran.values()) <= 6, "only winners are run again"  # three a method at most
     latest = {t.config: t for t in stored if isinstance(t.outcome, Fits)}
     frontier = Frontier.of(
         [Point(config=c, measurement=t.outcome.measurement, trial_id=t.trial_id) for c, t in latest.items()],
@@ -214,6 +214,17 @@ def test_killed_at_random_moments_it_goes_on_to_the_same_results(
     again, _ = run(folder, "--in-place", "--memory-limit", "2GiB")
     assert again["trials"] == 0
     assert again["frontier"]["points"] == answer["frontier"]["points"]
+
+
+@pytest.mark.timeout(600)
+def test_killed_through_ray_nothing_is_lost_and_no_process_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOFIT_TEST_FOLDER", str(folder))
+    (folder / "space.yaml").write_text(FEW_CONFIGS)
+    kill_again_and_again(folder, [signal.SIGKILL, signal.SIGINT], (10.0, 22.0))
+    measured = {t.config.key for t in trials(folder)}
+    answer, _ = run(folder, "--in-place", "--memory-limit", "2GiB")
+    assert answer["answered_from_store"] >= len(measured)
+    assert answer["recommendation"]["provenance"] == "measured"
 
 
 @pytest.fixture
