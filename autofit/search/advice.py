@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autofit.frontier import Point, pareto
 from autofit.lattice import Config
-from autofit.outcome import Fits, TimedOut
+from autofit.outcome import Fits, OutOfMemory, TimedOut
 from autofit.search.budget import TIMING_SECONDS
 from autofit.search.knowledge import Knowledge
 from autofit.search.surrogate import LogLinear, Prediction
@@ -27,6 +27,8 @@ MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more of the other work than of the next trial."""
 LEAST_REPEATS = 5
 """Steps that every trial runs whatever they take, about."""
+FAR = 8.0
+"""Deviations above the mean from where on the tail's own expansion is exacter than dividing by its area."""
 NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
 """Midpoints of ten equally likely parts of the normal distribution: expectations are averages over these."""
 
@@ -71,8 +73,12 @@ class Advice:
         return [c for c in self.candidates() if c.expected_gain >= least]
 
     def worthwhile_gain(self) -> float:
-        """The expected gain below which a trial is not worth it, given how noisy the trials so far were."""
-        spreads = [p.measurement.step_seconds.relative_spread for p in self._knowledge.points()]
+        """The expected gain below which a trial is not worth it, given how noisy the trials so far were. Until
+        something fits every trial is: that nothing does is told of what was tried, not of what is unlikely."""
+        points = self._knowledge.points()
+        if not points:
+            return 0.0
+        spreads = [p.measurement.step_seconds.relative_spread for p in points]
         known = [s for s in spreads if s is not None]
         if not known:
             return WORTHWHILE_GAIN
@@ -90,8 +96,7 @@ class Advice:
             return []
         measured = [(p.config, p.measurement) for p in self._knowledge.measured()]
         time = self._models["time"].predict([(c, math.log(m.step_seconds.median)) for c, m in measured], open_configs)
-        excess = [(c, math.log(max(m.device_bytes - self._floors.get(c, 0), 1))) for c, m in measured]
-        activations = self._models["activations"].predict(excess, open_configs)
+        activations = self._activations(open_configs)
         seconds = self._seconds(time, open_configs)
         points = self._knowledge.points()
         methods = np.array([c.text("method") for c in open_configs])
@@ -105,6 +110,27 @@ class Advice:
             )
         order = np.argsort(-gain / seconds, kind="stable")
         return [Candidate(open_configs[i], float(gain[i]), float(probability[i]), float(seconds[i])) for i in order]
+
+    def _activations(self, configs: Sequence[Config]) -> Prediction:
+        """The logarithm of the bytes above the floor. What ran out took more than its limit left it: how much more is
+        expected from what is known otherwise."""
+        model = self._models["activations"]
+        known = [
+            (p.config, self._above_floor(p.config, p.measurement.device_bytes)) for p in self._knowledge.measured()
+        ]
+        ran_out = [
+            (config, self._above_floor(config, trial.memory_limit_bytes))
+            for config, trial in self._knowledge.trials.items()
+            if isinstance(trial.outcome, OutOfMemory)
+        ]
+        expected = model.predict(known, [c for c, _ in ran_out]) if ran_out else None
+        if expected is not None:
+            beyond = zip(ran_out, expected.mean, expected.deviation, strict=True)
+            known += [(c, mean_above(least, mean, deviation)) for (c, least), mean, deviation in beyond]
+        return model.predict(known, configs)
+
+    def _above_floor(self, config: Config, total: int) -> float:
+        return math.log(max(total - self._floors.get(config, 0), 1))
 
     def _seconds(self, time: Prediction, configs: Sequence[Config]) -> Array:
         """Expected seconds of the configs' trials. One that was killed at its deadline took at least that."""
@@ -122,18 +148,33 @@ class Advice:
     ) -> tuple[Array, Array]:
         """Expected gain and probability of fitting, of configs of one method whose points so far are given."""
         limit = float(self._knowledge.memory_limit_bytes)
-        draws = NORMAL_DRAWS[None, :]
-        memory = floors[:, None] + np.exp(activations.mean[:, None] + activations.deviation[:, None] * draws)
-        probability = (memory <= limit).mean(axis=1)
+        room = np.log(np.maximum(limit - floors, 1.0))
+        probability = normal_share_below((room - activations.mean) / activations.deviation)
         if not points:
             # Nothing of this method has fitted yet: the fastest that is likely to fit comes first.
             speed = np.exp(-time.mean)
             return probability * (1.0 + speed / speed.max()), probability
         best = min(p.measurement.step_seconds.median for p in points)
-        speedup = best / np.exp(time.mean[:, None] + time.deviation[:, None] * draws)  # 1 is the best so far
+        draws = time.mean[:, None] + time.deviation[:, None] * NORMAL_DRAWS[None, :]
+        speedup = best / np.exp(draws)  # 1 is the best so far
         faster = np.maximum(0.0, speedup - 1.0).mean(axis=1) * probability
-        area = _area_gain(points, best, np.median(memory, axis=1), np.exp(math.log(best) - time.mean), limit)
+        memory = floors + np.exp(activations.mean)
+        area = _area_gain(points, best, memory, np.exp(math.log(best) - time.mean), limit)
         return faster + 0.5 * area * probability, probability
+
+
+def normal_share_below(deviations: Array) -> Array:
+    """The probability that a normal variable is less than so many deviations above its mean."""
+    return np.array([math.erfc(-d / math.sqrt(2)) / 2 for d in deviations])
+
+
+def mean_above(least: float, mean: float, deviation: float) -> float:
+    """The mean of a normal variable that is known to be above `least` (Greene 2012, theorem 19.2)."""
+    standard = (least - mean) / deviation
+    if standard > FAR:
+        return least + deviation / standard
+    density = math.exp(-(standard**2) / 2) / math.sqrt(2 * math.pi)
+    return mean + deviation * density / (math.erfc(standard / math.sqrt(2)) / 2)
 
 
 def _part(prediction: Prediction, chosen: NDArray[np.intp]) -> Prediction:

@@ -133,8 +133,11 @@ class Knowledge:
         self.version += 1
         self._open.pop(config, None)
         self._forget_ruling(config)
+        earlier = self.trials.get(config)
         self.trials[config] = trial
         self.runs[config] += _in_full(trial)
+        if earlier is not None and self._fits(earlier) and not self._fits(trial):
+            self._reopen_without_rival()
         if self._fits(trial):
             self._reopen(config)
             return 0
@@ -196,6 +199,13 @@ class Knowledge:
     def _forget_ruling(self, config: Config) -> None:
         self.ruled_out.pop(config, None)
         self._ruled_by.pop(config, None)
+
+    def _reopen_without_rival(self) -> None:
+        """Take back the trials that were stopped early beside one that has failed since."""
+        full = [p for p in self.points() if not p.measurement.stopped_early]
+        for config in [c for c, t in self.trials.items() if c in self._members and _lost_its_rival(t, full)]:
+            del self.trials[config]
+            self._open[config] = None
 
     def _reopen(self, fitted: Config) -> None:
         """Take back the rulings of the configs that need no more than `fitted`, as far as no other trial makes them."""

@@ -132,7 +132,8 @@ class Search:
         """Tell the adviser what the store knows."""
         stored = answers(self.known, self.lattice, self.limits.memory_bytes, self.limits.deadline_seconds)
         for config, trial in stored.items():
-            self._adviser.recall(self._checked(trial), self.known[config])
+            checked = self._checked(trial)
+            self._adviser.recall(checked if checked is trial else self.save(checked), self.known[config])
         self.progress.from_store = len(stored)
         self._refute()
         self._show()

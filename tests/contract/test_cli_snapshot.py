@@ -192,7 +192,9 @@ def completed(words: str, shell: str = "bash") -> list[str]:
 
 
 def test_completion_script_for_bash() -> None:
-    by_option = subprocess.run([PROGRAM, "--show-completion", "bash"], capture_output=True, text=True, check=True)
+    # The shell is found among the processes above: bash would put its last command in its own place.
+    shell = ["bash", "-c", f"{PROGRAM} --show-completion; exit $?"]
+    by_option = subprocess.run(shell, capture_output=True, text=True, check=True)
     environment = {**os.environ, "_AUTOFIT_COMPLETE": "source_bash"}
     by_variable = subprocess.run([PROGRAM], capture_output=True, text=True, check=True, env=environment)
     assert "complete -o default -F _autofit_completion autofit" in by_option.stdout

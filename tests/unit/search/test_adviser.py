@@ -21,7 +21,7 @@ from unit.search.made_truth import Truth, cpu_lattice
 from autofit.frontier import Point
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Outcome, TimedOut, Trial
-from autofit.search.advice import WORTHWHILE_GAIN, Advice, _area_gain
+from autofit.search.advice import WORTHWHILE_GAIN, Advice, _area_gain, mean_above
 from autofit.search.adviser import OVER_LIMIT, Adviser
 from autofit.search.knowledge import Knowledge
 from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
@@ -297,7 +297,7 @@ def test_a_time_out_says_how_long_its_like_take() -> None:
 )
 def test_a_gain_that_luck_explains_is_not_worth_a_trial(spread: float | None, least: float) -> None:
     adviser, _ = make_adviser()
-    assert adviser.advice.worthwhile_gain() == WORTHWHILE_GAIN
+    assert adviser.advice.worthwhile_gain() == 0.0  # until something fits, every trial is worth it
     m = fits(4, 250).measurement
     noisy = Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
     run(adviser, noisy)
@@ -348,3 +348,24 @@ def test_asking_is_cheap() -> None:
         adviser.ask()
         taken.append(time.process_time() - began)
     assert min(taken) < 0.05
+
+
+def test_running_out_makes_its_like_less_likely_to_fit() -> None:
+    """Also before anything has fitted, and also where the lattice's order says nothing."""
+    knowledge = Knowledge(LATTICE, LIMIT)
+    advice = Advice(knowledge, lambda config: LIMIT // 2)
+    ran_out = max(advice.candidates(), key=lambda c: c.fit_probability).config
+    before = {c.config: c.fit_probability for c in advice.candidates()}
+    knowledge.learn(make_trial(ran_out, out_of_memory(), limit=LIMIT))
+    after = {c.config: c.fit_probability for c in advice.candidates()}
+    assert after and all(after[c] <= before[c] for c in after)
+    assert sum(after.values()) < 0.9 * sum(before[c] for c in after)
+
+
+@pytest.mark.parametrize("least", [-9.0, -1.0, 0.0, 2.0, 7.9, 8.1, 30.0])
+def test_the_mean_above_a_bound_is_that_of_the_normal_distribution(least: float) -> None:
+    grid = np.linspace(max(least, -10.0), max(least, -10.0) + 20.0, 2_000_001)
+    weights = np.exp(-(grid**2 - grid[0] ** 2) / 2)
+    assert mean_above(5.0 + 2.0 * least, 5.0, 2.0) == pytest.approx(
+        5.0 + 2.0 * float((grid * weights).sum() / weights.sum()), rel=1e-3
+    )

@@ -279,6 +279,18 @@ def test_a_later_trial_of_a_config_replaces_the_earlier() -> None:
     assert [p.measurement.tokens_per_second for p in knowledge.points()] == [80.0]
 
 
+def test_what_was_stopped_early_is_open_again_once_what_beat_it_has_failed() -> None:
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    slow, fast, *_ = (c for c in LATTICE.configs if c["method"] == "full")
+    knowledge.learn(make_trial(fast, fits(2, 300), limit=10 * GIB))
+    knowledge.learn(make_trial(slow, early(4, 80), limit=10 * GIB))
+    assert slow not in knowledge.open
+    knowledge.learn(make_trial(fast, fits(2, 290), limit=10 * GIB))
+    assert slow not in knowledge.open
+    knowledge.learn(make_trial(fast, crashed(), limit=10 * GIB))
+    assert slow in knowledge.open and slow not in knowledge.trials
+
+
 def test_what_is_under_way_is_not_open_and_not_ruled_out() -> None:
     knowledge = Knowledge(LATTICE, 10 * GIB)
     light = LATTICE.configs[0]
