@@ -179,6 +179,34 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What was predicted for a config before its trial ran: what its measurement is judged by."""
+
+    peak_allocated_bytes: int
+    device_bytes: int
+    """What the driver would show."""
+    step_seconds: float | None
+    """Of one optimizer step of the whole global batch; None where the hardware's speed was not known."""
+    calibrated_on: int
+    """Measured trials that the time was fitted to; 0 for a guess from data sheets."""
+    relative_error: float | None
+    """The error that the predicted time was expected to have."""
+
+    def fits(self, memory_limit_bytes: int) -> bool:
+        """Whether the limit was predicted to hold the config."""
+        return self.device_bytes <= memory_limit_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Prediction:
+        """The inverse of `to_json`."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
     """One real run of one config, as it is stored."""
 
@@ -195,6 +223,8 @@ class Trial:
     """When it ended, ISO 8601 in UTC."""
     trial_id: int | None = field(default=None, compare=False)
     """Its number in the store; None before it is stored."""
+    prediction: Prediction | None = None
+    """What the estimator said before the trial ran; None where it said nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object with the keys of `autofit trial --json` first."""
@@ -206,6 +236,7 @@ class Trial:
             "stack": self.stack.to_json(),
             "workload": self.workload.to_json(),
             **body,
+            **({} if self.prediction is None else {"prediction": self.prediction.to_json()}),
             "memory_limit_bytes": self.memory_limit_bytes,
             "seconds": self.seconds,
             "recorded_at": self.recorded_at,
@@ -216,6 +247,7 @@ class Trial:
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
         """The inverse of `to_json`."""
         fields = dict(data)
+        prediction = fields.pop("prediction", None)
         own = {
             "config": Config.from_json(fields.pop("config")),
             "hardware": Hardware.from_json(fields.pop("hardware")),
@@ -225,5 +257,6 @@ class Trial:
             "seconds": fields.pop("seconds"),
             "recorded_at": fields.pop("recorded_at"),
             "trial_id": fields.pop("trial_id", None),
+            "prediction": None if prediction is None else Prediction.from_json(prediction),
         }
         return cls(**own, outcome=outcome_from_json(fields))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import print_json
+from autofit.cli.output import print_json, write
 from autofit.cli.run_commands import read_config, workload
 
 ESTIMATE_HELP = """Predict what a config takes on a card that need not be here.
@@ -19,6 +20,7 @@ Examples:
   autofit estimate --model llama-3.1-8b --hardware rtx-4090 \\
       --config method=qlora,rank=16,micro_batch=4,checkpointing=full
   autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
+  autofit estimate --model qwen3-8b --hardware l4 --config method=lora --html memory.html
 """
 
 
@@ -38,19 +40,32 @@ def estimate(
     devices: options.Devices = 1,
     seed: options.Seed = 0,
     exact: Annotated[bool, typer.Option("--exact", help="Trace every decoder layer, not just a few.")] = False,
+    no_advice: Annotated[
+        bool, typer.Option("--no-advice", help="Do not look for a change that makes it fit, or makes it faster.")
+    ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write a chart of a step's memory, peak marked, to this file.")
+    ] = None,
     as_json: options.Json = False,
 ) -> None:
     """Predict what a config takes and print where every byte goes."""
     from autofit import operations
     from autofit.cli.tables import estimate_text
+    from autofit.cli.waiting import Waiting
     from autofit.units import parse_bytes
 
-    found = operations.estimate(
-        workload(model, seq_len, global_batch, lora_dropout, devices, seed),
-        read_config(config),
-        hardware=hardware,
-        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
-        exact=exact,
-    )
+    with Waiting() as waiting:
+        asked = operations.Estimation.of(
+            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            read_config(config),
+            hardware=hardware,
+            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            exact=exact,
+        )
+        found = asked.estimate() if no_advice else asked.advised(waiting)
+    if html is not None:
+        from autofit.export import memory_chart
+
+        write(html, [memory_chart.html(asked.timeline(), found, asked.workload).encode()])
     print_json(found.to_json()) if as_json else print(estimate_text(found))
     raise typer.Exit(0 if found.fits else 3)

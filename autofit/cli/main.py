@@ -13,6 +13,7 @@ import typer
 from autofit import __version__
 from autofit.cli import (
     answer_commands,
+    bench_command,
     db_commands,
     estimate_command,
     list_commands,
@@ -37,6 +38,7 @@ answer_commands.register(app)
 list_commands.register(app)
 serve_command.register(app)
 db_commands.register(app)
+bench_command.register(app)
 
 
 def _version(wanted: bool) -> None:

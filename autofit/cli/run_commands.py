@@ -19,6 +19,7 @@ Examples:
   autofit search --model llama-3.1-8b
   autofit search --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
   autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
+  autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
   autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
 
 Every trial is stored as it ends: run the same command again to go on, or to get the answer from the store.
@@ -66,7 +67,7 @@ def search(
     ] = None,
     store: options.Store = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be searched, and run nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict the frontier, and run nothing.")] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="Run trials without Ray, for debugging.")] = False,
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
@@ -76,7 +77,8 @@ def search(
     """Run real training trials and recommend the fastest config that fits."""
     from autofit import operations
     from autofit.cli.live import ProgressDisplay
-    from autofit.cli.tables import frontier_table, recommendation_text
+    from autofit.cli.tables import frontier_table, predicted_frontier_text, recommendation_text
+    from autofit.cli.waiting import Waiting
     from autofit.units import format_duration, parse_bytes, parse_duration
 
     request = operations.SearchRequest(
@@ -95,9 +97,10 @@ def search(
         fresh=fresh,
     )
     if dry_run:
-        with nothing_fits_as_json(as_json):
-            plan = operations.preview(request)
-        print_json(plan) if as_json else print(preview_text(plan))
+        with nothing_fits_as_json(as_json), Waiting() as waiting:
+            predicted = operations.predict_frontier(request, waiting)
+        found = predicted.to_json()
+        print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
         return
     with nothing_fits_as_json(as_json), ProgressDisplay() as display:
         result = operations.search(request, display)
@@ -209,17 +212,20 @@ def read_config(text: str):  # type: ignore[no-untyped-def]
 
 def preview_text(plan: dict) -> str:  # type: ignore[type-arg]
     """What a search would walk, for people."""
-    from autofit.units import format_bytes
+    from autofit.units import format_bytes, format_duration
 
     rows = [
         ("hardware", plan["hardware"]["name"]),
         ("space", plan["space"]),
         ("memory limit", format_bytes(plan["memory_limit_bytes"])),
         ("configs", str(plan["configs"])),
+        ("predicted to fit", str(plan["fitting"])),
         ("ruled out by weights, gradients and states alone", str(plan["ruled_out_by_floor"])),
         ("beyond what --allow, --method and --min-rank permit", str(plan["beyond_goal"])),
     ]
     rows += [(f"unsupported: {reason}", str(count)) for reason, count in plan["unsupported"].items()]
+    rows += [(f"not predicted: {reason}", str(count)) for reason, count in plan["not_predicted"].items()]
+    rows.append(("predicted in", format_duration(plan["seconds"])))
     return columns([("dry run", "nothing is run"), *rows])
 
 

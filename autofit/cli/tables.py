@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autofit.cli.output import columns
-from autofit.estimate.estimate import Estimate
+from autofit.estimate.estimate import Change, Estimate
 from autofit.frontier import Alternative, Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.outcome import Fits, Measurement, Trial
 from autofit.units import format_bytes, format_duration
+from autofit.workload import METHODS, Effect, Workload
+
+if TYPE_CHECKING:
+    from autofit.operations.predicted_frontier import PredictedChoice, PredictedFrontier
 
 _ALWAYS = {"precision": "", "micro_batch": "micro-batch ", "checkpointing": "ckpt ", "optimizer": "", "loss": "loss "}
+
+EFFECTS = {
+    Effect.EXACT: "exact: trains the same",
+    Effect.NUMERICS: "numerics: rounds otherwise",
+    Effect.TRAINING: "training: trains something else",
+}
 
 
 def short(config: Config) -> str:
@@ -115,20 +127,97 @@ def trial_text(trial: Trial) -> str:
 
 
 def estimate_text(found: Estimate) -> str:
-    """An estimate for people: whether it fits, where every byte goes, and how fast it would be."""
-    room = found.memory_limit_bytes - found.device_bytes
+    """An estimate for people: whether it fits, where every byte goes, how fast it would be, and what would help."""
+    room = found.headroom_bytes
     verdict = f"fits, {format_bytes(room)} left" if found.fits else f"does not fit: {format_bytes(-room)} too much"
+    share = {name: f"{format_bytes(size)} ({size / found.device_bytes:.0%})" for name, size in found.breakdown.items()}
     rows = [
         ("predicted", f"{verdict} of {format_bytes(found.memory_limit_bytes)} on {found.hardware}"),
-        ("device memory", format_bytes(found.device_bytes)),
-        *((f"  {name.replace('_', ' ')}", format_bytes(size)) for name, size in found.breakdown.items() if size),
+        ("device memory", f"{format_bytes(found.device_bytes)} at the peak, of which"),
+        *((f"  {name.replace('_', ' ')}", share[name]) for name, size in found.breakdown.items() if size),
         ("allocated", format_bytes(found.peak_allocated_bytes)),
         ("reserved", format_bytes(found.peak_reserved_bytes)),
-        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
-        ("speed", speed_text(found)),
+        ("peak by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
+        ("predicted speed", speed_text(found)),
+        *(("assumed", sentence) for sentence in found.assumptions),
+        *advice_rows(found),
         ("estimated in", format_duration(found.seconds_to_estimate)),
     ]
     return f"{found.config}\n{columns(rows)}"
+
+
+def advice_rows(found: Estimate) -> list[tuple[str, str]]:
+    """What would make it fit, or make it faster; no row where nothing is known to."""
+    if found.advice is not None:
+        return [("to be faster" if found.fits else "to make it fit", change_text(found.advice))]
+    if found.lightest is None:
+        return []
+    light = found.lightest.estimate
+    if light.fits:
+        said = f"no one or two changes are enough; {format_bytes(light.device_bytes)} would do: {short(light.config)}"
+    else:
+        said = f"no change is enough; the lightest config needs {format_bytes(light.device_bytes)}"
+        said += f", which {found.lightest.card} has" if found.lightest.card is not None else ""
+        said += f": {short(light.config)}"
+    return [("to make it fit", said)]
+
+
+def change_text(change: Change) -> str:
+    """A change, what it does to the training, and what is predicted then."""
+    values = Config.of(change.values)
+    then = change.estimate
+    speed = "" if then.tokens_per_second is None else f", {then.tokens_per_second:,.0f} tokens/s"
+    return (
+        f"{values} ({EFFECTS[change.effect]}): {format_bytes(then.device_bytes)}, "
+        f"{format_bytes(then.headroom_bytes)} left{speed}"
+    )
+
+
+def predicted_frontier_text(found: PredictedFrontier) -> str:
+    """A predicted frontier, a table for each method, with what would be recommended."""
+    workload, hardware = found.prepared.job.workload, found.prepared.job.hardware
+    parts = [f"Predicted frontier of {hardware.name} for {workload.model} (nothing is run):"]
+    for method in METHODS:
+        points = found.of(method)
+        if points:
+            rows = [(format_bytes(p.device_bytes), _tokens_per_second(p), short(p.config)) for p in points]
+            table = columns([("memory", "tokens/s", method), *rows], right=frozenset({0, 1}))
+            parts.append(table)
+    if not found.points:
+        parts.append("nothing can be predicted here")
+    elif found.recommendation is not None:
+        parts.append(predicted_choice_text(found.recommendation, workload))
+    else:
+        parts.append(f"No recommendation: {speed_text(found.points[0])}")
+    return "\n\n".join(parts)
+
+
+def _tokens_per_second(found: Estimate) -> str:
+    return "?" if found.tokens_per_second is None else f"{found.tokens_per_second:,.0f}"
+
+
+def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
+    """What would be recommended, its headroom, what it changes, and what stands beside it."""
+    found = choice.estimate
+    lines = [
+        f"Would be recommended for {workload.model}, {workload.seq_len} tokens x {workload.global_batch} sequences a "
+        f"step, on {found.hardware}, predicted and not measured:",
+        "",
+        f"  {found.config}",
+        "",
+        f"  {speed_text(found)}",
+        f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}: "
+        f"{format_bytes(found.headroom_bytes)} of headroom",
+    ]
+    lines += [f"  {s}" for s in choice.changes_training or ("trains exactly as the plain recipe does",)]
+    for beside in choice.alternatives:
+        other = beside.estimate
+        over = "" if other.fits else f", {format_bytes(-other.headroom_bytes)} over the limit"
+        lines.append(
+            f"  {beside.role}: {_tokens_per_second(other)} tokens/s ({beside.speedup:.2f}x), "
+            f"{format_bytes(other.device_bytes)}{over}: {short(other.config)}"
+        )
+    return "\n".join(lines)
 
 
 def speed_text(found: Estimate) -> str:

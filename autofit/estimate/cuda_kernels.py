@@ -1,4 +1,4 @@
-"""What CUDA kernels hold beyond their results while they run: none of it shows in a trace on a fake CPU.
+"""What CUDA kernels hold beyond their results while they run, and which of them runs: none of it shows on a fake CPU.
 
 The trace sees the operations of the CPU; each function here names the kernel that runs in its place on an NVIDIA GPU,
 and the source that allocates.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -17,23 +18,115 @@ FP32_BYTES = 4
 SEQUENCE_TILE = 128
 """Rows to which flash attention rounds sequences (seqlen_q_rounded in aten/src/ATen/native/transformers/cuda/
 flash_attn/flash_api.cpp)."""
+EFFICIENT_TILE = 64
+"""Rows and columns of the tiles in which efficient attention sums the query's gradient (kBlockSizeI and kBlockSizeJ of
+most kernels in aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/cutlassB.h)."""
 CUSTOM_GEMM_ROWS = 4
 """Up to here bitsandbytes multiplies without dequantising the weight (_GEMM_4BIT_CUSTOM_FLOOR_M in
 bitsandbytes/backends/cuda/ops.py)."""
 NF4_BLOCK = 64
 
 
-def cuda_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+class Attention(Enum):
+    """A kernel of torch's scaled_dot_product_attention.
+
+    What each keeps for the backward beside query, key and value: `FLASH` and `EFFICIENT` the result and the logarithm
+    of every row's sum (fp32 [batch, heads, tokens]; efficient attention rounds tokens up to 32), as the CPU's own
+    kernel does, which is what is traced for both; `MATH` the scores [batch, heads, tokens, tokens], once or twice, in
+    fp32 also where the operands are in 16 bits.
+    """
+
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    MATH = "math"
+
+
+def attention_kernel(
+    *, dtype: torch.dtype, width: int, value_width: int, grouped: bool, masked: bool, capability: str | None
+) -> Attention:
+    """The kernel that torch 2.11 to 2.13 takes for a training step without dropout.
+
+    `dtype` is that of the product, autocast included; `width` and `value_width` are those of one head; `grouped` says
+    whether several query heads share a key; `masked` whether there is a mask tensor beside causality; `capability` of
+    None is a recent card's.
+
+    | kernel    | 16 bits           | fp32 | mask | grouped | head width                                          |
+    |-----------|-------------------|------|------|---------|-----------------------------------------------------|
+    | flash     | from 8.0 on       | no   | no   | yes     | up to 256; 193 to 224 not on 8.6 to 8.9 and on 12   |
+    | efficient | bf16 from 8.0 on  | yes  | yes  | no      | a multiple of what the tensor cores' loads align to |
+    | math      | yes               | yes  | yes  | yes     | any                                                 |
+
+    Source: can_use_flash_attention, can_use_mem_efficient_attention and select_sdp_backend in
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; efficient attention learns grouped heads after 2.13 (pull
+    request 191085). cuDNN's kernel, which is preferred on 9.0 and 10.x, keeps what flash attention keeps; its workspace
+    is not documented and taken to be as large.
+    """
+    version = _version(capability)
+    half = dtype.itemsize == 2
+    untrained = (8, 6) <= version <= (8, 9) or version[0] == 12
+    if (
+        half
+        and version >= (8, 0)
+        and not masked
+        and width == value_width <= 256
+        and not (untrained and 192 < width <= 224)
+    ):
+        return Attention.FLASH
+    bf16 = str(dtype) == "torch.bfloat16"
+    alignment = _alignment(half, version)
+    if not grouped and width % alignment == 0 == value_width % alignment and (version >= (8, 0) or not bf16):
+        return Attention.EFFICIENT
+    return Attention.MATH
+
+
+def has_ampere(capability: str | None) -> bool:
+    """Whether a compute capability is 8.0 or more, as that of None is taken to be."""
+    return _version(capability) >= (8, 0)
+
+
+def _version(capability: str | None) -> tuple[int, int]:
+    if capability is None:
+        return 9, 0
+    major, _, minor = capability.partition(".")
+    return int(major), int(minor or 0)
+
+
+def _alignment(half: bool, version: tuple[int, int]) -> int:
+    """Elements to which efficient attention needs heads aligned (minimum_gemm_alignment of sdp_utils.cpp)."""
+    if version >= (8, 0):
+        return 8 if half else 4
+    return 8 if half and version >= (7, 0) else 1
+
+
+def cuda_scratch(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, capability: str | None = None
+) -> int:
     """Bytes that the CUDA kernel of an operation allocates and frees within it."""
-    rule = _RULES.get(str(func))
+    name = str(func)
+    if name == "aten._scaled_dot_product_flash_attention_for_cpu_backward.default":
+        return _attention_backward(args, kwargs, capability)
+    rule = _RULES.get(name)
     return 0 if rule is None else rule(args)
 
 
-def _flash_backward(args: tuple[Any, ...]) -> int:
-    """mha_bwd of flash_api.cpp: fp32 sums of the query's gradient, and with grouped queries the keys' and values'
-    gradients for every query head. Arguments: (grad_out, query, key, ...), tensors [batch, heads, tokens, width]."""
+def _attention_backward(args: tuple[Any, ...], kwargs: dict[str, Any], capability: str | None) -> int:
+    """Arguments: (grad_out, query, key, value, ...), tensors [batch, heads, tokens, width]."""
     query: torch.Tensor = args[1]
     key: torch.Tensor = args[2]
+    kernel = attention_kernel(
+        dtype=query.dtype,
+        width=query.shape[3],
+        value_width=args[3].shape[3],
+        grouped=key.shape[1] != query.shape[1],
+        masked=kwargs.get("attn_mask") is not None,
+        capability=capability,
+    )
+    return _efficient_backward(query) if kernel is Attention.EFFICIENT else _flash_backward(query, key)
+
+
+def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> int:
+    """mha_bwd of flash_api.cpp, and of the flash-attn package's: fp32 sums of the query's gradient, and with grouped
+    queries the keys' and values' gradients for every query head."""
     batch, heads, tokens, width = query.shape
     rows = _up(tokens, SEQUENCE_TILE)
     columns = _up(width, 32 if width <= 128 else 64)
@@ -41,6 +134,15 @@ def _flash_backward(args: tuple[Any, ...]) -> int:
     if key.shape[1] == heads:
         return accumulated
     return accumulated + 2 * batch * heads * key.shape[2] * width * query.element_size()
+
+
+def _efficient_backward(query: torch.Tensor) -> int:
+    """_efficient_attention_backward of attention_backward.cu: `delta`, one fp32 per row, and the workspace in which
+    tiles of the query's gradient are summed in fp32 (workspace_elements_gq in mem_eff_attention/kernel_backward.h),
+    each with four words that tell how far it is. Staging tiles of heads wider than 128 are left out."""
+    batch, heads, tokens, width = query.shape
+    tiles = -(-tokens // EFFICIENT_TILE) * -(-width // EFFICIENT_TILE)
+    return batch * heads * (tiles * (EFFICIENT_TILE**2 + 4) + tokens) * FP32_BYTES
 
 
 def _four_bit_product(args: tuple[Any, ...]) -> int:
@@ -60,7 +162,6 @@ def _up(value: int, multiple: int) -> int:
 
 
 _RULES: dict[str, Callable[[tuple[Any, ...]], int]] = {
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _flash_backward,
     "bitsandbytes.gemm_4bit.default": _four_bit_product,
 }
 

@@ -1,11 +1,17 @@
-"""A prediction as a value: what a config would take and give."""
+"""A prediction as a value: what a config would take and give, and the cheapest change to it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from autofit.lattice import Config
+from autofit.lattice import Config, Value
+from autofit.outcome import Prediction
+from autofit.workload import Effect
+
+ESTIMATOR_VERSION = 1
+"""Counted up whenever a config comes to be estimated otherwise: what was kept before is then made anew."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,23 +38,47 @@ class Estimate:
     relative_error: float | None
     """Of the predicted time."""
     seconds_to_estimate: float
+    assumptions: tuple[str, ...] = ()
+    """What no trace can show, one sentence each."""
+    advice: Change | None = None
+    """The cheapest change; None where none helps, or none was asked for."""
+    lightest: Lightest | None = None
+    """Where nothing near it would fit either: what would need least."""
 
     @property
     def fits(self) -> bool:
         """Whether the limit holds it."""
         return self.device_bytes <= self.memory_limit_bytes
 
+    @property
+    def headroom_bytes(self) -> int:
+        """What the limit leaves; negative where it does not hold it."""
+        return self.memory_limit_bytes - self.device_bytes
+
+    @property
+    def prediction(self) -> Prediction:
+        """What a trial keeps of it."""
+        return Prediction(
+            peak_allocated_bytes=self.peak_allocated_bytes,
+            device_bytes=self.device_bytes,
+            step_seconds=self.step_seconds,
+            calibrated_on=self.calibrated_on,
+            relative_error=self.relative_error,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
             "config": self.config.to_json(),
             "hardware": self.hardware,
+            "provenance": "predicted",
             "fits": self.fits,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "device_bytes": self.device_bytes,
             "host_bytes": self.host_bytes,
             "memory_limit_bytes": self.memory_limit_bytes,
+            "headroom_bytes": self.headroom_bytes,
             "breakdown": dict(self.breakdown),
             "phase_peaks": dict(self.phase_peaks),
             "tokens_per_second": self.tokens_per_second,
@@ -57,4 +87,58 @@ class Estimate:
             "calibrated_on": self.calibrated_on,
             "relative_error": self.relative_error,
             "seconds_to_estimate": self.seconds_to_estimate,
+            "assumptions": list(self.assumptions),
+            "advice": None if self.advice is None else self.advice.to_json(),
+            "lightest": None if self.lightest is None else self.lightest.to_json(),
         }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Estimate:
+        """The inverse of `to_json`, but for the advice; keys that it does not know are left out."""
+        other = ("config", "assumptions", "advice", "lightest")
+        own = {f.name: data[f.name] for f in fields(cls) if f.name not in other}
+        return cls(config=Config.from_json(data["config"]), assumptions=tuple(data["assumptions"]), **own)
+
+    def short_json(self) -> dict[str, Any]:
+        """What it comes to, as a JSON object: for an estimate beside another one."""
+        return {
+            "config": self.config.to_json(),
+            "fits": self.fits,
+            "device_bytes": self.device_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "tokens_per_second": self.tokens_per_second,
+            "step_seconds": self.step_seconds,
+            "mfu": self.mfu,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One or two axes of an estimated config that take other values, with what is predicted then."""
+
+    values: Mapping[str, Value] = field(hash=False)
+    """The axes that change, with their new values."""
+    effect: Effect
+    """What the change does to the training."""
+    estimate: Estimate
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "change": dict(self.values),
+            "effect": self.effect.label,
+            "estimate": self.estimate.short_json(),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lightest:
+    """The config with the lightest value of every axis, with the smallest card that would hold it."""
+
+    estimate: Estimate
+    card: str | None
+    """A name of the catalog; None where no card holds it, and for a processor."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"card": self.card, "estimate": self.estimate.short_json()}

@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from autofit.estimate.allocator import MIN_BLOCK, CachingAllocator
-from autofit.estimate.cuda_kernels import cublas_workspace_bytes, cuda_scratch
+from autofit.estimate.allocator import MIN_BLOCK
+from autofit.estimate.assumptions import added_error, assumptions
+from autofit.estimate.cuda_kernels import cuda_scratch
+from autofit.estimate.elsewhere import HOST_BYTES_PER_SECOND, PinnedCopies, paged_bytes
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.events import MicroSteps, Updates, micro_steps, updates
+from autofit.estimate.memory import Memory, memory
 from autofit.estimate.pattern import representatives
-from autofit.estimate.recorder import Scratch
+from autofit.estimate.seam import HeadShape, trace_loss
 from autofit.estimate.speed import Rates, features, seconds
 from autofit.estimate.splice import NotUniform, splice
-from autofit.estimate.tape import Category, Place, Tape
+from autofit.estimate.tape import LOSS, Place, Tape
 from autofit.estimate.timeline import Timeline, timeline
-from autofit.estimate.trace import layer_kinds, trace_micro_steps
+from autofit.estimate.trace import HOST, MICRO_STEPS, at_primes, layer_kinds, trace_decoder
 from autofit.estimate.update import trace_updates
-from autofit.estimate.work import Work
+from autofit.estimate.work import Costs, Works
 from autofit.lattice import Config
 from autofit.techniques import Job
+from autofit.training.build import make_plan
 from autofit.training.flops import mfu
+
+if TYPE_CHECKING:
+    from autofit.techniques.technique import LossKernel
 
 HOST_ALIGNMENT = 64
 """Bytes to which PyTorch aligns host memory (c10/core/alignment.h)."""
-CONTEXT_BYTES = 400 * 1024**2
-"""What a CUDA context and its loaded kernels take outside of the allocator. Not measured yet: reports speak of 300 MB
-and more, growing with the kernels that are used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,125 +41,212 @@ class Traced:
     """What a config's step does on a kind of device, before any rate is applied."""
 
     timeline: Timeline
-    work: tuple[tuple[Work, int], ...]
-    """Of one optimizer step of the whole global batch: each operation with how often it runs."""
+    costs: tuple[Costs, ...]
+    """Of one optimizer step of the whole global batch."""
+    pinned_bytes: int
+    """Of host memory that offloaded activations take."""
+    moved_bytes: int
+    """To the host and back in one optimizer step."""
+    paged_bytes: int
+    """Of optimizer states in managed memory."""
 
 
-def trace(config: Config, job: Job, *, exact: bool = False) -> Traced:
-    """Trace the training step of `config` for `job`. `exact` runs every decoder layer instead of repeating a few."""
-    scratch = cuda_scratch if job.hardware.kind == "cuda" else _no_scratch
-    accumulation = job.workload.batch_per_device // config.number("micro_batch")
-    micro_steps, counts = _micro_steps(config, job, min(accumulation, 2), scratch, exact=exact)
-    updates = trace_updates(config, job, scratch)
-    rounding = MIN_BLOCK if _cuda(job) else HOST_ALIGNMENT
-    return Traced(timeline(micro_steps, updates, rounding), tuple(_work(micro_steps, counts, updates, accumulation)))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Decoder:
+    """The decoder of one method, precision and checkpointing at every micro-batch and rank."""
+
+    tape: Tape
+    head: HeadShape
+    works: tuple[Works, Works]
+    """Of the first micro-step and of every further one."""
+    copies: PinnedCopies
 
 
-def estimate(
-    config: Config, job: Job, *, memory_limit_bytes: int, rates: Rates | None, exact: bool = False
-) -> Estimate:
-    """Predict memory and time of `config`, which must be supported; `rates` of None leaves the time out."""
-    started = time.monotonic()
-    traced = trace(config, job, exact=exact)
-    memory = _memory(traced.timeline, job)
-    step_seconds = None if rates is None else seconds(features(traced.work, rates), rates, overlapping_host=_cuda(job))
-    speed = None if step_seconds is None else job.workload.tokens_per_step / step_seconds
-    return Estimate(
-        config=config,
-        hardware=job.hardware.name,
-        memory_limit_bytes=memory_limit_bytes,
-        **memory,
-        step_seconds=step_seconds,
-        tokens_per_second=speed,
-        mfu=None if speed is None else mfu(job, config, speed),
-        calibrated_on=0 if rates is None else rates.calibrated_on,
-        relative_error=None if rates is None else rates.relative_error,
-        seconds_to_estimate=time.monotonic() - started,
+@dataclass(frozen=True, slots=True, eq=False)
+class _Loss:
+    """One loss kernel at one number of tokens."""
+
+    tape: Tape
+    costs: tuple[Costs, Costs]
+    """Of the first micro-step and of every further one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Update:
+    """One optimizer of one set of parameters."""
+
+    events: Updates
+    costs: Costs
+    paged_bytes: int
+
+
+class Estimator:
+    """Predicts configs of one job. What configs have in common is traced once."""
+
+    def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False) -> None:
+        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few."""
+        self.job = job
+        self.rates = rates
+        self._exact = exact
+        self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if _cuda(job) else _no_scratch
+        self._decoders: dict[Config, _Decoder] = {}
+        self._losses: dict[tuple[LossKernel, HeadShape, int], _Loss] = {}
+        self._micro_steps: dict[tuple[_Decoder, _Loss], MicroSteps] = {}
+        self._updates: dict[Config, _Update] = {}
+        self._fragmentation: dict[Config, float] = {}
+
+    def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
+        """Predict memory and time of `config`, which must be supported.
+
+        Without `replayed` the allocator's part is that of the first config with the same decoder: for whole lattices.
+        """
+        started = time.monotonic()
+        traced = self.trace(config)
+        found = _with_elsewhere(self._memory(config, traced.timeline, replayed=replayed), traced)
+        rates = self.rates
+        step_seconds = None
+        if rates is not None:
+            step_seconds = seconds(features(traced.costs, rates), rates, overlapping_host=_cuda(self.job))
+            step_seconds += traced.moved_bytes / HOST_BYTES_PER_SECOND
+        speed = None if step_seconds is None else self.job.workload.tokens_per_step / step_seconds
+        return Estimate(
+            config=config,
+            hardware=self.job.hardware.name,
+            memory_limit_bytes=memory_limit_bytes,
+            peak_allocated_bytes=found.peak_allocated_bytes,
+            peak_reserved_bytes=found.peak_reserved_bytes,
+            device_bytes=found.device_bytes,
+            host_bytes=found.host_bytes,
+            breakdown=found.breakdown,
+            phase_peaks=found.phase_peaks,
+            step_seconds=step_seconds,
+            tokens_per_second=speed,
+            mfu=None if speed is None else mfu(self.job, config, speed),
+            calibrated_on=0 if rates is None else rates.calibrated_on,
+            relative_error=None if rates is None else rates.relative_error + added_error(config),
+            assumptions=assumptions(config),
+            seconds_to_estimate=time.monotonic() - started,
+        )
+
+    def _memory(self, config: Config, line: Timeline, *, replayed: bool) -> Memory:
+        key = _common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
+        known = None if replayed else self._fragmentation.get(key)
+        found = memory(line, self.job.hardware, known)
+        in_use = found.peak_reserved_bytes - found.breakdown["fragmentation"]
+        self._fragmentation.setdefault(key, found.breakdown["fragmentation"] / in_use)
+        return found
+
+    def trace(self, config: Config) -> Traced:
+        """The memory of `config`'s step, event by event, and its work."""
+        micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
+        accumulation = self.job.workload.batch_per_device // micro_batch
+        decoder = self._decoder(config)
+        loss = self._loss(config, decoder.head, micro_batch * self.job.workload.seq_len)
+        steps = _cached(self._micro_steps, (decoder, loss), lambda: micro_steps(decoder.tape, loss.tape))
+        update = self._update(config)
+        line = timeline(
+            steps,
+            update.events,
+            micro_batch=micro_batch,
+            rank=rank,
+            accumulates=accumulation > 1,
+            rounding=MIN_BLOCK if _cuda(self.job) else HOST_ALIGNMENT,
+        )
+        costs = [update.costs]
+        for works, of_loss, times in zip(decoder.works, loss.costs, (1, accumulation - 1), strict=True):
+            costs += [works.at(micro_batch, rank).repeated(times), of_loss.repeated(times)]
+        return Traced(
+            line,
+            tuple(costs),
+            pinned_bytes=decoder.copies.blocks_at(micro_batch, rank),
+            moved_bytes=2 * accumulation * decoder.copies.bytes_at(micro_batch, rank),
+            paged_bytes=update.paged_bytes,
+        )
+
+    def _decoder(self, config: Config) -> _Decoder:
+        key = _common(at_primes(config), without=("optimizer", "loss", "compile"))
+        return _cached(self._decoders, key, lambda: self._trace_decoder(config))
+
+    def _trace_decoder(self, config: Config) -> _Decoder:
+        kinds = layer_kinds(config, self.job)
+        every = tuple(range(len(kinds)))
+        if not self._exact:
+            layers, representative = representatives(kinds)
+            small, head = trace_decoder(config, self.job, layers, self._scratch)
+            try:
+                spliced = splice(small, representative)
+            except NotUniform:
+                pass  # layers of one kind differ after all: every one of them is run
+            else:
+                counts = {place: representative.count(place) for place in range(len(layers))}
+                return _Decoder(spliced, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
+        full, head = trace_decoder(config, self.job, every, self._scratch)
+        return _Decoder(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
+
+    def _loss(self, config: Config, head: HeadShape, tokens: int) -> _Loss:
+        kernel = make_plan(config, self.job, HOST).loss
+        assert kernel is not None
+        return _cached(self._losses, (kernel, head, tokens), lambda: self._trace_loss(kernel, head, tokens))
+
+    def _trace_loss(self, kernel: LossKernel, head: HeadShape, tokens: int) -> _Loss:
+        tape = trace_loss(kernel, head, tokens, MICRO_STEPS, self._scratch, capability=self.job.hardware.capability)
+        first, further = (_works(tape, number, lambda place: place.layer == LOSS) for number in "12")
+        return _Loss(tape, (first.at(1, 1), further.at(1, 1)))
+
+    def _update(self, config: Config) -> _Update:
+        key = _common(config, only=("method", "precision", "optimizer", "rank", "targets"))
+        return _cached(self._updates, key, lambda: self._trace_updates(config))
+
+    def _trace_updates(self, config: Config) -> _Update:
+        tape = trace_updates(config, self.job, self._scratch)
+        return _Update(updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _cached(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
+    if key not in known:
+        known[key] = make()
+    return known[key]
+
+
+def _common(config: Config, *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None) -> Config:
+    """`config` cut down to what the trace of a part depends on."""
+    return Config(items=tuple((k, v) for k, v in config.items if k not in without and (only is None or k in only)))
+
+
+def _works(
+    tape: Tape, number: str, belongs: Callable[[Place], bool], times: Callable[[int], int] = lambda layer: 1
+) -> Works:
+    """The operations of the stages with a number at the places that belong, each as often as its layer stands."""
+    return Works.joined(
+        [
+            Works.of(found, times=times(place.layer))
+            for place, found in tape.work.items()
+            if place.stage.endswith(number) and belongs(place)
+        ]
     )
 
 
-def _micro_steps(config: Config, job: Job, count: int, scratch: Scratch, *, exact: bool) -> tuple[Tape, dict[int, int]]:
-    """The tape of the full stack, and for how many layers each traced layer stands."""
-    kinds = layer_kinds(config, job)
-    every = tuple(range(len(kinds)))
-    if not exact:
-        layers, representative = representatives(kinds)
-        small = trace_micro_steps(config, job, layers, count, scratch)
-        try:
-            spliced = splice(small, representative)
-        except NotUniform:
-            pass  # layers of one kind differ after all: every one of them is run
-        else:
-            spliced.work = small.work
-            return spliced, {place: representative.count(place) for place in range(len(layers))}
-    return trace_micro_steps(config, job, every, count, scratch), dict.fromkeys(every, 1)
+def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
+    """Of each micro-step; a layer's operations count for all layers that it stands for."""
+    first, further = (
+        _works(tape, number, lambda place: place.layer != LOSS, lambda layer: counts.get(layer, 1)) for number in "12"
+    )
+    return first, further
 
 
-def _work(tape: Tape, counts: dict[int, int], updates: Tape, accumulation: int) -> Iterator[tuple[Work, int]]:
-    """Operations of one optimizer step: the first micro-step once, the second for all further ones, the update."""
-    for place, works in tape.work.items():
-        repeats = accumulation - 1 if place.stage.endswith("-2") else 1
-        for work in works:
-            yield work, counts.get(place.layer, 1) * repeats
-    for place, works in updates.work.items():
-        if place.stage == "optimizer-2":
-            for work in works:
-                yield work, 1
-
-
-def _memory(line: Timeline, job: Job) -> dict[str, Any]:
-    if not _cuda(job):
-        peak = line.peak()
-        parts = {category.name.lower(): size for category, size in line.breakdown().items()}
-        return {
-            "peak_allocated_bytes": peak,
-            "peak_reserved_bytes": peak,
-            "device_bytes": peak,
-            "host_bytes": peak,
-            "breakdown": {**parts, "fragmentation": 0, "context": 0},
-            "phase_peaks": line.phase_peaks(),
-        }
-    workspace = cublas_workspace_bytes(job.hardware.capability)
-    allocator = replay(line, workspace)
-    handles = 2 * workspace  # the forward's thread and autograd's
-    parts = {category.name.lower(): size for category, size in line.breakdown().items()}
-    parts["temporaries"] += handles
-    allocated = sum(parts.values())
-    reserved = max(allocator.peak_reserved, allocated)
-    return {
-        "peak_allocated_bytes": allocated,
-        "peak_reserved_bytes": reserved,
-        "device_bytes": reserved + CONTEXT_BYTES,
-        "host_bytes": 0,
-        "breakdown": {**parts, "fragmentation": reserved - allocated, "context": CONTEXT_BYTES},
-        "phase_peaks": {phase: size + handles for phase, size in line.phase_peaks().items()},
-    }
-
-
-def replay(line: Timeline, workspace: int, *, expandable_segments: bool = True) -> CachingAllocator:
-    """The allocator after the whole timeline; cuBLAS takes a workspace at the first product of each thread."""
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
-    blocks: dict[int, Any] = {}
-    waiting = {"forward", "backward"}
-    weights = int(Category.WEIGHTS)
-    for place, storage, size, category in zip(
-        line.places, line.storages.tolist(), line.sizes.tolist(), line.categories.tolist(), strict=True
-    ):
-        if waiting and category != weights and _starts(place, waiting):
-            allocator.allocate(workspace)
-        if size > 0:
-            blocks[storage] = allocator.allocate(size)
-        else:
-            allocator.release(blocks.pop(storage))
-    return allocator
-
-
-def _starts(place: Place, waiting: set[str]) -> bool:
-    """Whether a thread makes its first product here; it waits no longer then."""
-    if place.phase not in waiting:
-        return False
-    waiting.remove(place.phase)
-    return True
+def _with_elsewhere(found: Memory, traced: Traced) -> Memory:
+    """With what lies beside the allocator: paged states count as a trial counts them, on the device and in full."""
+    parts = {**found.breakdown, "optimizer": found.breakdown["optimizer"] + traced.paged_bytes}
+    return replace(
+        found,
+        device_bytes=found.device_bytes + traced.paged_bytes,
+        host_bytes=found.host_bytes + traced.pinned_bytes,
+        breakdown=parts,
+    )
 
 
 def _cuda(job: Job) -> bool:

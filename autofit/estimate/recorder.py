@@ -34,6 +34,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._ignored: set[int] = set()
         self._next: Place | None = None
         self._closed = False
+        self._is_elsewhere = False
 
     @contextmanager
     def at(self, stage: str, layer: int) -> Iterator[None]:
@@ -66,6 +67,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Record nothing of this tensor's storage."""
         self._ignored.add(tensor.untyped_storage()._cdata)
 
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """What is allocated inside is none of the device's allocator: it counts as memory elsewhere."""
+        self._is_elsewhere = True
+        yield
+        self._is_elsewhere = False
+
+    def label(self, tensor: torch.Tensor, label: str) -> None:
+        """Name the storage of `tensor` in this stage."""
+        self.tape.labels[self.place.stage, label] = self._known[tensor.untyped_storage()._cdata]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:
             return args[0].fake_device
@@ -93,6 +105,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _seen(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
+        if self._is_elsewhere:
+            self.tape.elsewhere.setdefault(self.place, []).append(storage.nbytes())
+            self._ignored.add(storage._cdata)
+            weakref.finalize(storage, self._ignored.discard, storage._cdata)
         if storage._cdata not in self._known and storage._cdata not in self._ignored:
             index = self._add(storage, self.place)
             self._events.append(Event(index, True))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.estimate.work import Work
+from autofit.estimate.work import Costs
 
 Features = NDArray[np.float64]
 MATMUL_EFFICIENCY = 0.65
@@ -53,19 +53,19 @@ def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:
     )
 
 
-def features(works: Iterable[tuple[Work, int]], rates: Rates) -> Features:
-    """(FLOPs in 16 bits, FLOPs in fp32, bytes, operations) of operations, each with how often it runs.
+def features(costs: Iterable[Costs], rates: Rates) -> Features:
+    """(FLOPs in 16 bits, FLOPs in fp32, bytes, operations) of operations.
 
     An operation counts by its arithmetic or by its bytes, whichever `rates` say takes longer.
     """
     total = np.zeros(4)
-    for work, times in works:
-        rate = rates.per_wide_flop if work.wide else rates.per_flop
-        if work.flops * rate > work.bytes * rates.per_byte:
-            total[1 if work.wide else 0] += work.flops * times
-        else:
-            total[2] += work.bytes * times
-        total[3] += times
+    for cost in costs:
+        per_flop = np.where(cost.wide, rates.per_wide_flop, rates.per_flop)
+        by_flops = cost.flops * per_flop > cost.bytes * rates.per_byte
+        total[0] += float(cost.times @ np.where(by_flops & ~cost.wide, cost.flops, 0.0))
+        total[1] += float(cost.times @ np.where(by_flops & cost.wide, cost.flops, 0.0))
+        total[2] += float(cost.times @ np.where(by_flops, 0.0, cost.bytes))
+        total[3] += float(cost.times.sum())
     return total
 
 

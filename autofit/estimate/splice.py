@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from autofit.estimate.tape import AFTER, BEFORE, Event, Place, Storage, Tape
+from autofit.estimate.tape import BEFORE, OUTSIDE, Event, Place, Storage, Tape
 
 
 class NotUniform(Exception):
@@ -38,6 +38,7 @@ class _Splice:
                 self._copy_resident(index, storage)
         for stage, segments in self._runs():
             self._repeat(stage, segments)
+        self._full.labels = {label: self._copies[index, BEFORE] for label, index in self._small.labels.items()}
         return self._full
 
     def _copy_resident(self, index: int, storage: Storage) -> None:
@@ -62,7 +63,7 @@ class _Splice:
         outside: list[tuple[bool, Place, list[Event]]] = []
         seen_layers = False
         for place, events in segments:
-            if place.layer in (BEFORE, AFTER):
+            if place.layer in OUTSIDE:
                 outside.append((seen_layers, place, events))
             else:
                 seen_layers = True
@@ -97,7 +98,7 @@ class _Splice:
     def _freed(self, index: int, storage: Storage, stage: str, layer: int | None) -> list[int]:
         """The copies that an event frees: one, or outside of the layers those of all of them."""
         home = storage.allocated.layer if storage.allocated is not None else storage.layer
-        if home is None or home in (BEFORE, AFTER):
+        if home is None or home in OUTSIDE:
             # What all layers share goes with the last of them that runs, whichever stood for it.
             if layer is not None:
                 alike = self._images[self._representative[layer]]

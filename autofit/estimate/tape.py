@@ -26,7 +26,8 @@ class Place(NamedTuple):
     stage: str
     """`forward-1`, `backward-1`, `forward-2`, `backward-2` of the micro-steps, or `optimizer`."""
     layer: int
-    """Index of the decoder layer; BEFORE and AFTER for what precedes the first and follows the last."""
+    """Index of the decoder layer; BEFORE and AFTER for what precedes the first and follows the last, LOSS for the
+    output head with the loss."""
 
     @property
     def phase(self) -> str:
@@ -34,7 +35,9 @@ class Place(NamedTuple):
         return self.stage.partition("-")[0]
 
 
-BEFORE, AFTER = -1, 1 << 20
+BEFORE, AFTER, LOSS = -1, 1 << 20, 1 << 21
+OUTSIDE = (BEFORE, AFTER, LOSS)
+"""Places that no layer is at."""
 
 
 @dataclass(slots=True)
@@ -42,6 +45,7 @@ class Storage:
     """One block of memory over its life."""
 
     bytes: int
+    """At the micro-batch and rank of the trace."""
     allocated: Place | None
     """None for what is there before the step: weights and buffers."""
     freed: Place | None = None
@@ -67,6 +71,10 @@ class Tape:
     segments: list[tuple[Place, list[Event]]] = field(default_factory=list)
     work: dict[Place, list[Work]] = field(default_factory=dict)
     """What the operations of each place cost."""
+    labels: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Storages that two tapes have in common: (stage, label) to the storage."""
+    elsewhere: dict[Place, list[int]] = field(default_factory=dict)
+    """Bytes of what each place puts beside the device's allocator: in pinned or managed memory."""
 
     def events(self) -> list[tuple[Place, Event]]:
         """All events in order."""

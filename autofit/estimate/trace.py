@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from autofit.catalog.models import Model, architecture
-from autofit.estimate import fake_weights
+from autofit.estimate import cuda_kernels, fake_weights
+from autofit.estimate.amounts import MICRO_BATCH, RANK
 from autofit.estimate.recorder import Recorder, Scratch
-from autofit.estimate.tape import AFTER, BEFORE, Tape
+from autofit.estimate.seam import HeadShape, Seam
+from autofit.estimate.tape import AFTER, BEFORE, LOSS, Tape
 from autofit.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.technique import Plan
@@ -23,6 +25,8 @@ from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
 
 HOST = torch.device("cpu")
+MICRO_STEPS = 2
+"""The first of an accumulation leaves its gradients, the second runs beside them; all further ones are as that."""
 
 
 def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
@@ -51,11 +55,31 @@ def _architecture_kinds(model: Model) -> tuple[Hashable, ...]:
 _KINDS: dict[str, tuple[Hashable, ...]] = {}
 
 
-def trace_micro_steps(config: Config, job: Job, layers: tuple[int, ...], micro_steps: int, scratch: Scratch) -> Tape:
-    """The tape of `micro_steps` forwards and backwards (1 or 2) of the model cut down to `layers`."""
+def at_primes(config: Config) -> Config:
+    """`config` with the micro-batch and rank that its trace is made with.
+
+    Eager attention of a single sequence is another program: where its heads are laid out anew, one needs no copy.
+    """
+    values = dict(config.items)
+    if not (config["attention"] == "eager" and config["micro_batch"] == 1):
+        values["micro_batch"] = MICRO_BATCH
+    if values.get("rank") is not None:
+        values["rank"] = RANK
+    return Config.of(values)
+
+
+def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch) -> tuple[Tape, HeadShape]:
+    """The tape of two forwards and backwards of the model cut down to `layers`, with a seam where the loss belongs.
+
+    For the flash-attn package, whose kernel runs on a device only, stands torch's own build of it, which keeps and
+    allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
+    """
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    config = at_primes(config)
     plan = make_plan(config, job, HOST)
+    plan.attention = _traceable(plan.attention)
+    seam = plan.loss = Seam(plan.compute_dtype if plan.autocast else None)
     kinds = layer_kinds(config, job)
     model = make_skeleton(config, plan, job.model, layers)
     with FakeTensorMode():
@@ -63,16 +87,17 @@ def trace_micro_steps(config: Config, job: Job, layers: tuple[int, ...], micro_s
         stack = decoder_layers(model)
         _checkpoint_as_in_full(stack, [kinds[i] for i in layers])
         step = _step(model, plan)
-        recorder = Recorder(scratch)
+        recorder = seam.recorder = Recorder(scratch)
         _register_residents(recorder, model, stack)
         tokens = torch.empty((plan.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
-        with recorder, _layer_marks(recorder, stack), _as_with_data():
-            for number in range(1, micro_steps + 1):
-                last = number == micro_steps
+        with recorder, _layer_marks(recorder, stack), _as_with_data(), _as_on_device(job, recorder):
+            for number in range(1, MICRO_STEPS + 1):
+                last = number == MICRO_STEPS
                 step.micro_step(inputs, labels, 1, last=last, observe=partial(_stage, recorder, number))
         recorder.close()
-    return recorder.tape
+    assert seam.shape is not None
+    return recorder.tape, seam.shape
 
 
 def _give_fake_weights(model: nn.Module, config: Config, plan: Plan) -> None:
@@ -132,8 +157,8 @@ def _register_residents(recorder: Recorder, model: nn.Module, layers: list[Any])
 
 
 def _stage(recorder: Recorder, micro_step: int, phase: str) -> AbstractContextManager[None]:
-    """A forward starts before the first layer, a backward after the last."""
-    return recorder.at(f"{phase}-{micro_step}", BEFORE if phase == "forward" else AFTER)
+    """A forward starts before the first layer, a backward with the loss."""
+    return recorder.at(f"{phase}-{micro_step}", BEFORE if phase == "forward" else LOSS)
 
 
 @contextmanager
@@ -148,6 +173,92 @@ def _as_with_data() -> Iterator[None]:
         yield
     finally:
         module.is_tracing = before
+
+
+@contextmanager
+def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
+    """On CUDA: have torch choose the attention kernel of the device, and move activations to a host apart from it."""
+    if job.hardware.kind != "cuda":
+        yield
+        return
+    functional: Any = torch.nn.functional
+    graph: Any = torch.autograd.graph
+    before = functional.scaled_dot_product_attention, graph.save_on_cpu
+    functional.scaled_dot_product_attention = partial(_attention, before[0], job.hardware.capability)
+    graph.save_on_cpu = partial(_save_on_host, recorder)
+    try:
+        yield
+    finally:
+        functional.scaled_dot_product_attention, graph.save_on_cpu = before
+
+
+def _attention(
+    torch_attention: Any,
+    capability: str | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    **options: Any,
+) -> torch.Tensor:
+    """scaled_dot_product_attention that is fused only where it would be on the device."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    kernel = cuda_kernels.attention_kernel(
+        dtype=torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype,
+        width=query.shape[-1],
+        value_width=value.shape[-1],
+        grouped=key.shape[-3] != query.shape[-3],
+        masked=attn_mask is not None,
+        capability=capability,
+    )
+    unfused = kernel is cuda_kernels.Attention.MATH
+    with sdpa_kernel(SDPBackend.MATH) if unfused else nullcontext():
+        result: torch.Tensor = torch_attention(query, key, value, attn_mask=attn_mask, **options)
+    return result
+
+
+def _save_on_host(recorder: Recorder, pin_memory: bool = False) -> AbstractContextManager[None]:
+    """torch.autograd.graph.save_on_cpu as it is between a device and its host; on the host alone it does nothing."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        with recorder.elsewhere():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def unpack(copy: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():  # as the recomputation that it is for: it counts among the activations
+            return torch.empty_like(copy)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _traceable(attention: str) -> str:
+    """transformers' name of an attention that can be traced in place of `attention`."""
+    if attention != "flash_attention_2":
+        return attention
+    from transformers.modeling_utils import AttentionInterface
+
+    # Under a name for which transformers knows no mask it builds none, as for flash-attn.
+    AttentionInterface.register(UNMASKED, _unmasked_attention)
+    return UNMASKED
+
+
+UNMASKED = "unmasked"
+
+
+def _unmasked_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention; windows and caps on the scores, which flash-attn applies in place, take no memory."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    known = {name: options[name] for name in ("dropout", "scaling", "is_causal") if name in options}
+    return cast("tuple[torch.Tensor, None]", sdpa_attention_forward(module, query, key, value, None, **known))
 
 
 @contextmanager

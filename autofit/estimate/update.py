@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -28,6 +29,7 @@ def trace_updates(config: Config, job: Job, scratch: Scratch) -> Tape:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     plan = make_plan(config, job, HOST)
+    plan.attention = "eager"  # what an update does not touch need not be there
     model = make_skeleton(config, plan, job.model)
     fake = FakeTensorMode()
     with fake:
@@ -39,6 +41,7 @@ def trace_updates(config: Config, job: Job, scratch: Scratch) -> Tape:
     trained = [p for p in model.parameters() if p.requires_grad]
     with fake:
         _give_quantisation_maps(engine.optimizer)
+        _page_states(engine.optimizer, recorder)
         for update in range(1, UPDATES + 1):
             recorder.move(f"optimizer-{update}", AFTER)
             for parameter in trained:
@@ -56,3 +59,20 @@ def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:
     maps = getattr(cast(Any, optimizer), "name2qmap", None)
     if maps is not None:
         maps.update(dynamic=torch.empty(256), udynamic=torch.empty(256))
+
+
+PAGED_FROM = 100_000
+"""Elements from which on bitsandbytes puts a state into managed memory (Optimizer8bit.get_state_buffer of
+bitsandbytes/optim/optimizer.py)."""
+
+
+def _page_states(optimizer: Any, recorder: Recorder) -> None:
+    """Have a paged optimizer page as on a device: on the host bitsandbytes warns and does not."""
+    if not getattr(optimizer, "is_paged", False):
+        return
+
+    def state_buffer(parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        with recorder.elsewhere() if parameter.numel() >= PAGED_FROM else nullcontext():
+            return torch.zeros_like(parameter, dtype=dtype)
+
+    optimizer.get_state_buffer = state_buffer

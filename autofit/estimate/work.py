@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from autofit.estimate.amounts import Amounts
 
 _ATEN = torch.ops.aten
 
@@ -14,21 +19,80 @@ _ATEN = torch.ops.aten
 class Work(NamedTuple):
     """The cost of one operation."""
 
-    flops: float
+    flops: int
     """Multiplications and additions of matrix products and attention; 0 for everything else."""
-    bytes: int
-    """Read and written, each operand once."""
+    moved: tuple[int, ...]
+    """Bytes read and written, of each operand."""
     wide: bool
     """Whether the arithmetic is in fp32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Works:
+    """Many operations as arrays, as functions of micro-batch and rank."""
+
+    flops: Amounts
+    moved: Amounts
+    """Bytes of every operand of every operation."""
+    owners: NDArray[np.int64]
+    """Of every operand, the operation that moves it."""
+    wide: NDArray[np.bool_]
+    times: NDArray[np.float64]
+    """How often each operation runs."""
+
+    @classmethod
+    def of(cls, works: Sequence[Work], times: float = 1) -> Works:
+        """From a trace at the primes."""
+        return cls(
+            Amounts.of(w.flops for w in works),
+            Amounts.of(size for w in works for size in w.moved),
+            np.repeat(np.arange(len(works)), [len(w.moved) for w in works]),
+            np.array([w.wide for w in works], dtype=np.bool_),
+            np.full(len(works), float(times)),
+        )
+
+    @classmethod
+    def joined(cls, parts: Sequence[Works]) -> Works:
+        """One after the other."""
+        starts = np.cumsum([0, *(len(p.wide) for p in parts)])
+        return cls(
+            Amounts.joined([p.flops for p in parts]),
+            Amounts.joined([p.moved for p in parts]),
+            np.concatenate([p.owners + start for p, start in zip(parts, starts[:-1], strict=True)]),
+            np.concatenate([p.wide for p in parts]),
+            np.concatenate([p.times for p in parts]),
+        )
+
+    def at(self, micro_batch: int, rank: int) -> Costs:
+        """The operations with this micro-batch and rank."""
+        moved = np.zeros(len(self.wide))
+        np.add.at(moved, self.owners, self.moved.at(micro_batch, rank))
+        return Costs(self.flops.at(micro_batch, rank), moved, self.wide, self.times)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Many operations as arrays."""
+
+    flops: NDArray[np.float64]
+    bytes: NDArray[np.float64]
+    wide: NDArray[np.bool_]
+    """Whether the arithmetic is in fp32."""
+    times: NDArray[np.float64]
+    """How often each operation runs."""
+
+    def repeated(self, times: int) -> Costs:
+        """The same, so many times."""
+        return Costs(self.flops, self.bytes, self.wide, self.times * times)
 
 
 def work(func: Any, args: tuple[Any, ...], result: Any) -> Work:
     """The cost of one operation on tensors."""
     tensors = [*_tensors(args), *_tensors((result,))]
-    moved = sum(t.numel() * t.element_size() for t in tensors)
+    moved = tuple(t.numel() * t.element_size() for t in tensors)
     rule = _FLOPS.get(str(func))
     if rule is None:
-        return Work(0.0, moved, False)
+        return Work(0, moved, False)
     return Work(rule(args), moved, args[0].dtype == torch.float32)
 
 
@@ -42,23 +106,25 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return found
 
 
-def _product(a: torch.Tensor, b: torch.Tensor) -> float:
+def _product(a: torch.Tensor, b: torch.Tensor) -> int:
     """2 m n k of [..., m, k] @ [..., k, n]."""
-    return 2.0 * a.numel() * b.shape[-1]
+    return 2 * a.numel() * b.shape[-1]
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor) -> float:
+def _attention(query: torch.Tensor, key: torch.Tensor) -> int:
     """Scores and their product with the values, halved for the causal mask; tensors [batch, heads, tokens, width]."""
     batch, heads, tokens, width = query.shape
-    return float(2 * batch * heads * tokens * key.shape[2] * width)
+    return 2 * batch * heads * tokens * key.shape[2] * width
 
 
-def _four_bit(args: tuple[Any, ...]) -> float:
+def _four_bit(args: tuple[Any, ...]) -> int:
     activations, _, shape, *_ = args
-    return float(2 * activations.numel() // activations.shape[-1] * math.prod(shape))
+    rows: int = activations.numel() // activations.shape[-1]
+    weights: int = math.prod(shape)
+    return 2 * rows * weights
 
 
-_FLOPS: dict[str, Callable[[tuple[Any, ...]], float]] = {
+_FLOPS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "aten.mm.default": lambda args: _product(args[0], args[1]),
     "aten.bmm.default": lambda args: _product(args[0], args[1]),
     "aten.addmm.default": lambda args: _product(args[1], args[2]),
@@ -68,7 +134,7 @@ _FLOPS: dict[str, Callable[[tuple[Any, ...]], float]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": lambda args: _attention(args[0], args[1]),
     # Five products against two: the scores are computed again (Dao 2023, section 3.2).
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": lambda args: (
-        2.5 * _attention(args[1], args[2])
+        5 * _attention(args[1], args[2]) // 2
     ),
     "bitsandbytes.gemm_4bit.default": _four_bit,
 }

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from autofit.operations.answers import frontier, recommend
-from autofit.operations.estimating import estimate
+from autofit.operations.estimating import Estimation, estimate
+from autofit.operations.predicted_frontier import PredictedFrontier, predict_frontier
 from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
+from autofit.operations.residuals import residuals
 from autofit.operations.searching import SearchResult, preview, search
 from autofit.operations.single_trial import trial
 
 __all__ = [
+    "Estimation",
+    "PredictedFrontier",
     "SearchRequest",
     "SearchResult",
     "WorkloadOptions",
     "estimate",
     "frontier",
     "hub_id",
+    "predict_frontier",
     "preview",
     "recommend",
+    "residuals",
     "search",
     "trial",
 ]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autofit.catalog.hardware import Card, card, cards
@@ -9,12 +11,16 @@ from autofit.errors import UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
+from autofit.operations.cheapest_change import advised
 from autofit.operations.requests import WorkloadOptions, memory_limit
-from autofit.techniques import unsupported
+from autofit.techniques import Job, unsupported
 from autofit.trial.site import detect, installed_stack
+from autofit.workload import Workload
 
 if TYPE_CHECKING:
+    from autofit.estimate.estimator import Estimator
     from autofit.estimate.speed import Rates
+    from autofit.estimate.timeline import Timeline
 
 
 def estimate(
@@ -28,45 +34,109 @@ def estimate(
     """Predict what `config` takes and gives on a catalog card, or with `auto` on this machine's device.
 
     The libraries are those installed here. `exact` traces every decoder layer instead of repeating a few. Raises
-    `UsageError` for a config that cannot work there, saying why.
+    `UsageError` for a config that cannot work there, saying why. `Estimation` also has advice and the memory's course.
     """
-    from autofit.estimate.estimator import estimate as predicted
-
-    device, stack, rates = _site(hardware)
-    job = options.job((device, stack))
-    reason = unsupported(config, job) or _not_traced(config)
-    if reason is not None:
-        raise UsageError(reason)
-    return predicted(config, job, memory_limit_bytes=memory_limit(memory_limit_bytes, device), rates=rates, exact=exact)
+    asked = Estimation.of(options, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, exact=exact)
+    return asked.estimate()
 
 
-NOT_TRACED = {
-    ("optimizer", "paged-adamw-8bit"): "how many of its states are paged out depends on what else needs the memory",
-    ("checkpointing", "offload"): "the trace runs on the host, where moving activations there is nothing",
-    ("compile", True): "what a compiled graph keeps is the compiler's choice",
-    ("loss", "fused"): "Liger's kernel runs on a device only",
-    ("attention", "flash"): "flash-attn's kernel runs on a device only; sdpa takes the same memory",
-}
-"""Values whose memory the trace does not show yet, each with the reason."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimation:
+    """A config that can be estimated, and what has been traced for it: its answers share their traces."""
+
+    estimator: Estimator
+    config: Config
+    memory_limit_bytes: int
+
+    @classmethod
+    def of(
+        cls,
+        options: WorkloadOptions,
+        config: Config,
+        *,
+        hardware: str = "auto",
+        memory_limit_bytes: int | None = None,
+        exact: bool = False,
+    ) -> Estimation:
+        """Arguments and errors as for `estimate`; nothing is traced yet."""
+        from autofit.estimate.estimator import Estimator
+
+        device, stack = site(hardware)
+        job = options.job((device, stack))
+        reason = why_not(config, job)
+        if reason is not None:
+            raise UsageError(reason)
+        limit = memory_limit(memory_limit_bytes, device)
+        return cls(estimator=Estimator(job, rates_of(device), exact=exact), config=config, memory_limit_bytes=limit)
+
+    @property
+    def workload(self) -> Workload:
+        """What is trained."""
+        return self.estimator.job.workload
+
+    def estimate(self) -> Estimate:
+        """Without advice."""
+        return self.estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
+
+    def advised(self, report: Callable[[int], None] = lambda done: None) -> Estimate:
+        """With the cheapest change that makes it fit, or where it fits makes it faster.
+
+        Predicts configs near it; `report` is told how many so far.
+        """
+        job = self.estimator.job
+        return advised(self.estimate(), self.estimator, lambda config: why_not(config, job), report)
+
+    def timeline(self) -> Timeline:
+        """Its memory, event by event."""
+        return self.estimator.trace(self.config).timeline
 
 
-def _not_traced(config: Config) -> str | None:
-    for (axis, value), reason in NOT_TRACED.items():
-        if config.get(axis) == value:
-            return f"{axis}={str(value).lower()} cannot be estimated yet: {reason}"
-    return None
+def why_not(config: Config, job: Job) -> str | None:
+    """Why `config` cannot be estimated for `job`, in one sentence; None where it can."""
+    return _not_estimated(job.hardware) or unsupported(config, job)
 
 
-def _site(hardware: str) -> tuple[Hardware, Stack, Rates | None]:
-    if hardware == "auto":
-        device, stack = detect()
-        if device.kind == "cuda" and not (device.capability or "")[:1].isdecimal():
-            raise UsageError(f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither")
-        return device, stack, _rates(card(device.name)) if device.name in {c.name for c in cards()} else None
-    found = card(hardware)
-    if found.kind != "cuda" or found.vendor != "nvidia":
-        raise UsageError(f"estimates are for NVIDIA cards and this machine's CPU; {found.name} is neither")
-    return _device(found), installed_stack(), _rates(found)
+def is_card(hardware: str) -> bool:
+    """Whether that is a name of the catalog, in any case."""
+    return hardware.lower() in {known.name for known in cards()}
+
+
+def site(hardware: str) -> tuple[Hardware, Stack]:
+    """A card of the catalog, or with `auto` this machine's device, with the libraries that are installed here.
+
+    With a card come Liger's and flash-attn's kernels, installed here or not: no trace runs them. Raises `UsageError`
+    for an unknown name.
+    """
+    if hardware.lower() == "auto":
+        return detect()
+    stack = installed_stack()
+    kernels = {"liger_kernel": stack.liger_kernel or ASSUMED, "flash_attn": stack.flash_attn or ASSUMED}
+    return _device(card(hardware)), replace(stack, **kernels)
+
+
+ASSUMED = "assumed"
+"""The version of a package that is taken to be there."""
+
+
+def _not_estimated(device: Hardware) -> str | None:
+    nvidia = device.kind == "cuda" and (device.capability or "")[:1].isdecimal()  # a gfx name is AMD's
+    if nvidia or device.kind == "cpu":
+        return None
+    return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither"
+
+
+def rates_of(device: Hardware) -> Rates | None:
+    """What the data sheet says of a device's speed; None for one that is not in the catalog, or whose peak is not."""
+    from autofit.estimate.speed import guess
+
+    if not is_card(device.name):
+        return None
+    found = card(device.name)
+    peak = found.training_peak_flops
+    if peak is None:
+        return None
+    wide = found.peak_flops.get("fp32", peak)
+    return guess(flops=peak, wide_flops=wide, bandwidth=found.bandwidth_bytes_per_second)
 
 
 def _device(found: Card) -> Hardware:
@@ -80,13 +150,3 @@ def _device(found: Card) -> Hardware:
         bf16=found.bf16,
         peak_flops=found.training_peak_flops,
     )
-
-
-def _rates(found: Card) -> Rates | None:
-    from autofit.estimate.speed import guess
-
-    peak = found.training_peak_flops
-    if peak is None:
-        return None
-    wide = found.peak_flops.get("fp32", peak)
-    return guess(flops=peak, wide_flops=wide, bandwidth=found.bandwidth_bytes_per_second)

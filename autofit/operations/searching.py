@@ -95,9 +95,14 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
     limit = memory_limit(request.memory_limit_bytes, job.hardware)
     if request.memory_limit_bytes is None and pool is None:
         limit = left_by_others(limit, job.hardware)
+    return walked(request, job, limit)
+
+
+def walked(request: SearchRequest, job: Job, memory_limit_bytes: int) -> Prepared:
+    """What a search for `job` would walk; raises `NothingFits` if not even weights, gradients and states can fit."""
     space = request.space or default_space(job.hardware)
     narrowed = narrow(load_space(space), request.goal, job)
-    prepared = Prepared(job=job, narrowed=narrowed, space=space, memory_limit_bytes=limit)
+    prepared = Prepared(job=job, narrowed=narrowed, space=space, memory_limit_bytes=memory_limit_bytes)
     _check_floor(prepared)
     return prepared
 
@@ -128,7 +133,11 @@ def _check_floor(prepared: Prepared) -> None:
 
 def preview(request: SearchRequest) -> dict[str, Any]:
     """What a search would walk, without running anything."""
-    prepared = prepare(request)
+    return outline(prepare(request))
+
+
+def outline(prepared: Prepared) -> dict[str, Any]:
+    """The lattice of a search in figures, as a JSON object."""
     lattice = prepared.narrowed.lattice
     over = sum(prepared.floor(c) > prepared.memory_limit_bytes for c in lattice.configs)
     return {

@@ -1,6 +1,6 @@
 """Every trial ever measured, in SQLite or PostgreSQL. Only this package imports SQLAlchemy and Alembic."""
 
-from autofit.store.exchange import ImportReport, export_lines, import_lines, line_of, opening_line
+from autofit.store.exchange import ImportReport, export_lines, import_lines, line_of, opening_line, read_lines
 from autofit.store.schema import NoStore, StoreReport, check, place, upgrade
 from autofit.store.searches import Search
 from autofit.store.store import Store
@@ -17,5 +17,6 @@ __all__ = [
     "line_of",
     "opening_line",
     "place",
+    "read_lines",
     "upgrade",
 ]

@@ -12,7 +12,7 @@ from autofit import __version__
 from autofit.errors import UsageError, unknown
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Outcome, Trial
+from autofit.outcome import Outcome, Prediction, Trial
 from autofit.store.engine import to_text
 from autofit.store.rows import storable, trial_values
 from autofit.store.store import Store
@@ -64,11 +64,15 @@ def import_lines(store: Store, lines: Iterable[str]) -> ImportReport:
     Blank lines are passed over. Raises `UsageError` with the number of a bad line and what is wrong with it,
     and `StoreError`.
     """
-    added, repeated = store.add_new(_trials(lines))
+    added, repeated = store.add_new(read_lines(lines))
     return ImportReport(added=added, repeated=repeated)
 
 
-def _trials(lines: Iterable[str]) -> Iterator[Trial]:
+def read_lines(lines: Iterable[str]) -> Iterator[Trial]:
+    """The trials of an export, one after the other; blank lines are passed over.
+
+    Raises `UsageError` with the number of a bad line and what is wrong with it.
+    """
     begun = False
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -115,6 +119,7 @@ def _trial(body: dict[str, Any]) -> Trial:
         seconds=_checked(float, given, "seconds"),
         recorded_at=_checked(str, given, "recorded_at"),
         outcome=_checked(kinds[outcome], {"": given}, ""),
+        prediction=None if given.get("prediction") is None else _checked(Prediction, given, "prediction"),
     )
     own = {field.name for value in (trial, trial.outcome) for field in fields(value)}
     for name in given.keys() - own:

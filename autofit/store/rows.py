@@ -13,7 +13,7 @@ from sqlalchemy import Connection, Row, Select, insert, select
 from autofit.errors import StoreError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Fits, Outcome, TimedOut, Trial, outcome_from_json, outcome_to_json
+from autofit.outcome import Crashed, Fits, Outcome, Prediction, TimedOut, Trial, outcome_from_json, outcome_to_json
 from autofit.store.engine import to_text
 from autofit.store.tables import Base, HardwareRow, StackRow, TrialRow, WorkloadRow
 from autofit.techniques import family
@@ -85,8 +85,9 @@ def trial_values(trial: Trial) -> Values:
     without a method, integers beyond 64 bits.
     """
     evidence = outcome_to_json(trial.outcome)
+    prediction = None if trial.prediction is None else trial.prediction.to_json()
     try:
-        to_text([evidence, trial.seconds, trial.config.to_json(), trial.hardware.to_json()])
+        to_text([evidence, prediction, trial.seconds, trial.config.to_json(), trial.hardware.to_json()])
     except ValueError:
         raise ValueError("a number is NaN or infinite, which JSON has not") from None
     method = trial.config.get("method")
@@ -114,6 +115,7 @@ def trial_values(trial: Trial) -> Values:
         "recorded_at": trial.recorded_at,
         "config": trial.config.to_json(),
         "evidence": evidence,
+        "prediction": prediction,
     }
     for name, value in values.items():
         if isinstance(value, int) and abs(value) > _LARGEST:
@@ -157,6 +159,7 @@ class Reader:
                 seconds=row.seconds,
                 recorded_at=row.recorded_at,
                 trial_id=row.id,
+                prediction=None if row.prediction is None else Prediction.from_json(row.prediction),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _unreadable(f"trial {row.id}", error) from None
@@ -172,6 +175,7 @@ TRIAL_COLUMNS = (
     TrialRow.recorded_at,
     TrialRow.config,
     TrialRow.evidence,
+    TrialRow.prediction,
 )
 """What `Reader.trial` needs."""
 

@@ -19,7 +19,7 @@ from autofit.store.engine import BUSY_SECONDS, Database
 from autofit.store.failures import translated
 from autofit.store.tables import TABLES
 
-REVISIONS = ("0001", "0002")
+REVISIONS = ("0001", "0002", "0003")
 """Every revision, oldest first. Opening a store compares with it, to spare the import of Alembic."""
 
 _SCRIPTS = Path(__file__).parent / "migrations"

@@ -8,13 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from sqlalchemy import ColumnElement, Connection, Select, func, select
+from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 
 from autofit.frontier import Frontier, Point
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Fits, OutOfMemory, Trial
-from autofit.store import attempts, ranking, schema, searches
+from autofit.store import attempts, estimates, ranking, schema, searches
 from autofit.store.address import Address
 from autofit.store.engine import Database
 from autofit.store.rows import TRIAL_COLUMNS, Reader, storable
@@ -155,6 +155,12 @@ class Store:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
         return self._read_trials(select(*TRIAL_COLUMNS).order_by(TrialRow.id))
 
+    def predicted(self, *, hardware_key: str | None = None) -> Iterator[Trial]:
+        """The trials that were predicted before they ran, on one hardware where given, as `stream` gives them."""
+        conditions = _conditions(hardware_key, None, None, None, None, None)
+        query = select(*TRIAL_COLUMNS).where(TrialRow.prediction.is_not(null()), *conditions)
+        return self._read_trials(query.order_by(TrialRow.id))
+
     def known(self, *, hardware_key: str, stack_key: str, workload_key: str) -> dict[Config, list[Trial]]:
         """All attempts of each config that was tried, oldest first; configs in order of their first trial."""
         grouped: dict[Config, list[Trial]] = {}
@@ -226,6 +232,18 @@ class Store:
         )
         with self._database.read() as connection:
             return [self._reader.workload(connection, key) for key in connection.scalars(query).all()]
+
+    def known_estimates(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Those of the estimates of these keys that are here, by key, each as the JSON object that was kept."""
+        with self._database.read() as connection:
+            return estimates.known(connection, keys)
+
+    def keep_estimates(self, found: Mapping[str, Mapping[str, Any]]) -> None:
+        """Keeps JSON objects by the keys of their estimates; what is here already stays as it is.
+
+        Raises `ValueError` where one holds NaN or infinity.
+        """
+        self._database.commit(lambda c: estimates.keep(c, found))
 
     def begin_search(
         self,

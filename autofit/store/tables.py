@@ -140,6 +140,19 @@ class TrialRow(Base):
     config: Mapped[Body]
     evidence: Mapped[Body]
     """`outcome_to_json` of the outcome."""
+    prediction: Mapped[Body | None] = mapped_column(JSON(none_as_null=True))
+    """`Prediction.to_json` of what was predicted, None where nothing was."""
+
+
+class EstimateRow(Base):
+    """An estimate that was made once: a cache, which may be emptied at any time."""
+
+    __tablename__ = "estimates"
+
+    key: Mapped[str] = mapped_column(primary_key=True)
+    """Digest of all that the estimate depends on, the estimator's own version included."""
+    estimate: Mapped[Body]
+    recorded_at: Mapped[str]
 
 
 TABLES = tuple(table.name for table in Base.metadata.sorted_tables)

@@ -34,6 +34,7 @@ def attention_projections(model: Any) -> list[str]:
 
 def add(model: Any, plan: Plan) -> Any:
     """`model` with frozen base weights and trainable adapters of `plan.trained_dtype`, all on the meta device."""
+    import torch
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
 
@@ -47,10 +48,11 @@ def add(model: Any, plan: Plan) -> Any:
         bias="none",
         task_type="CAUSAL_LM",
     )
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.device("meta"):
         warnings.filterwarnings("ignore", message=".*meta.*")
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         warnings.filterwarnings("ignore", message="The following (rank|alpha)_pattern keys")  # peft's own, for experts
-        # low_cpu_mem_usage keeps the adapters on the meta device, too.
+        # low_cpu_mem_usage moves the adapters to the meta device; the context creates them there.
         wrapped = get_peft_model(model, settings, autocast_adapter_dtype=False, low_cpu_mem_usage=True)
     for module in wrapped.modules():
         if isinstance(module, LoraLayer):

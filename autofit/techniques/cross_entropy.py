@@ -11,6 +11,8 @@ from autofit.techniques.chunked_cross_entropy import chunked_cross_entropy, save
 from autofit.techniques.technique import IGNORE_INDEX, Head
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from autofit.techniques.technique import LossKernel
 
 
@@ -35,6 +37,13 @@ def fused_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) 
     """The same by Liger's fused linear cross-entropy (Hsu et al. 2024), which never holds all logits."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
+    return fused_by(liger_fused_linear_cross_entropy, hidden, head, labels)
+
+
+def fused_by(
+    kernel: Callable[..., torch.Tensor], hidden: torch.Tensor, head: Head, labels: torch.Tensor
+) -> torch.Tensor:
+    """The same by `kernel`, which is Liger's or, where there is no device, what stands for it in an estimate."""
     weight, bias = head.weight, head.bias
     if torch.is_autocast_enabled(hidden.device.type):
         # The kernel's own autocast handling casts the inputs but not the gradient buffers it allocates.
@@ -43,10 +52,7 @@ def fused_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) 
         bias = bias.to(dtype) if bias is not None else None
     if head.scale != 1.0:
         hidden = hidden * head.scale
-    loss: torch.Tensor = liger_fused_linear_cross_entropy(
-        hidden, weight, labels, bias=bias, ignore_index=IGNORE_INDEX, reduction="sum", softcap=head.softcap
-    )
-    return loss
+    return kernel(hidden, weight, labels, bias=bias, ignore_index=IGNORE_INDEX, reduction="sum", softcap=head.softcap)
 
 
 KERNELS: dict[str, LossKernel] = {

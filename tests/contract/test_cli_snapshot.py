@@ -37,6 +37,7 @@ DESIGN: dict[str, set[str]] = {
     "db check": {"--store"},
     "db export": {"--store", "FILE"},
     "db import": {"--store", "FILE"},
+    "bench replay": {"--residuals", "--table", "--store", "--json"},
 }
 """What DESIGN.md's command line promises, for the commands that exist so far."""
 DEFAULTS = {
@@ -164,7 +165,7 @@ def test_formats_of_a_recommendation() -> None:
     assert all(name in form.help for name in FORMATS)
 
 
-@pytest.mark.parametrize("command", [*DESIGN, "", "db"])
+@pytest.mark.parametrize("command", [*DESIGN, "", "db", "bench"])
 def test_help_fits_a_terminal_and_gives_examples(command: str) -> None:
     done = subprocess.run(
         [PROGRAM, *command.split(), "--help"], capture_output=True, text=True, env={**os.environ, "COLUMNS": "80"}

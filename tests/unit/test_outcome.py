@@ -18,6 +18,7 @@ from autofit.outcome import (
     Measurement,
     Outcome,
     OutOfMemory,
+    Prediction,
     StepSeconds,
     TimedOut,
     Trial,
@@ -82,6 +83,14 @@ KINDS: dict[type[Any], st.SearchStrategy[Any]] = {
     Unsupported: st.builds(Unsupported, reason=TEXT),
 }
 OUTCOMES = st.one_of(*KINDS.values())
+PREDICTIONS = st.builds(
+    Prediction,
+    peak_allocated_bytes=BYTES,
+    device_bytes=BYTES,
+    step_seconds=st.none() | FINITE,
+    calibrated_on=st.integers(0, 1000),
+    relative_error=st.none() | FINITE,
+)
 
 TRIALS = st.builds(
     Trial,
@@ -96,6 +105,7 @@ TRIALS = st.builds(
     seconds=FINITE,
     recorded_at=st.just("2026-01-02T03:04:05+00:00"),
     trial_id=st.none() | st.integers(1),
+    prediction=st.none() | PREDICTIONS,
 )
 
 
@@ -135,6 +145,17 @@ def test_a_trial_starts_with_the_keys_that_users_rely_on(trial: Trial) -> None:
         assert keys[5] == "measurement"
     else:
         assert keys[5] == "reason"
+
+
+@given(TRIALS)
+def test_a_trial_that_nobody_predicted_says_nothing_of_it(trial: Trial) -> None:
+    assert ("prediction" in trial.to_json()) == (trial.prediction is not None)
+
+
+@given(PREDICTIONS, BYTES)
+def test_a_prediction_fits_what_holds_its_device_memory(prediction: Prediction, limit: int) -> None:
+    assert prediction.fits(limit) == (prediction.device_bytes <= limit)
+    assert prediction.fits(prediction.device_bytes)
 
 
 @given(MEASUREMENTS)

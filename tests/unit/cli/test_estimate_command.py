@@ -13,6 +13,7 @@ PROGRAM = str(Path(sys.executable).parent / "autofit")
 CONTRACT = {
     "config", "hardware", "fits", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "host_bytes",
     "memory_limit_bytes", "breakdown", "phase_peaks", "tokens_per_second", "step_seconds", "mfu", "seconds_to_estimate",
+    "provenance", "headroom_bytes", "advice", "lightest",
 }  # fmt: skip
 PARTS = {
     "weights", "gradients", "optimizer", "activations", "logits_and_loss", "temporaries", "fragmentation", "context",
@@ -34,13 +35,32 @@ def test_an_estimate_is_the_contracts_document() -> None:
     assert sum(found["breakdown"].values()) == found["device_bytes"] < found["memory_limit_bytes"]
     assert found["phase_peaks"].keys() == {"forward", "backward", "optimizer"}
     assert found["calibrated_on"] == 0
+    assert found["provenance"] == "predicted"
+    assert found["headroom_bytes"] == found["memory_limit_bytes"] - found["device_bytes"]
+    advice = found["advice"]
+    assert advice["change"].items() <= advice["estimate"]["config"].items()
+    assert advice["effect"] == "exact"
+    assert advice["estimate"]["fits"] and advice["estimate"]["tokens_per_second"] > 1.03 * found["tokens_per_second"]
 
 
 def test_what_does_not_fit_ends_with_3_and_says_by_how_much() -> None:
-    done = run("--config", "method=full,micro_batch=64", "--hardware", "l4", "--memory-limit", "4GiB")
+    done = run("--config", "method=full,micro_batch=64", "--hardware", "l4", "--memory-limit", "4GiB", "--no-advice")
     assert done.returncode == 3
+    assert "to make it fit" not in done.stdout
     assert "does not fit" in done.stdout and "too much of 4.00 GiB on l4" in done.stdout
     assert "not calibrated" in done.stdout
+
+
+def test_what_does_not_fit_is_told_the_cheapest_change_and_drawn(tmp_path: Path) -> None:
+    page = tmp_path / "memory.html"
+    config = "method=lora,precision=bf16,micro_batch=8"
+    done = run(
+        "--config", config, "--seq-len", "256", "--hardware", "l4", "--memory-limit", "3GiB", "--html", str(page)
+    )
+    assert done.returncode == 3
+    (advice,) = (line for line in done.stdout.splitlines() if line.startswith("to make it fit"))
+    assert "(exact: trains the same)" in advice and " left, " in advice
+    assert "peak: " in page.read_text()
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,18 @@ from unit.store.test_store_failures import locked, sql
 
 from autofit.operations import keeping
 from autofit.store import Store
+from autofit.store.schema import REVISIONS
 
 __all__ = ["postgresql_server", "postgresql_url"]
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 SEARCH = ("search", *ASKED, "--device", "cpu", "--memory-limit", "2GiB", "--max-trials", "12")
-READING = {"frontier": ("frontier", *ASKED), "recommend": ("recommend", *ASKED), "export": ("db", "export", "-")}
+READING = {
+    "frontier": ("frontier", *ASKED),
+    "recommend": ("recommend", *ASKED),
+    "export": ("db", "export", "-"),
+    "bench": ("bench", "replay", "--residuals"),
+}
 WRITING = {"search": SEARCH, "import": ("db", "import", "trials.jsonl")}
 
 
@@ -77,7 +83,7 @@ class TestEveryCommand:
         trials_file(filled.parent)
         sql(f"sqlite:///{filled}", "UPDATE alembic_version SET version_num = '9999'")
         check(autofit(*(READING | WRITING)[command]), "schema 9999, newer", "pip install --upgrade")
-        sql(f"sqlite:///{filled}", "UPDATE alembic_version SET version_num = '0002'")
+        sql(f"sqlite:///{filled}", f"UPDATE alembic_version SET version_num = '{REVISIONS[-1]}'")
         with Store.open(str(filled)) as store:
             assert store.count() == len(MADE)
 

@@ -11,7 +11,7 @@ from tiny import CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.estimator import estimate
+from autofit.estimate.estimator import Estimator
 from autofit.estimate.speed import guess
 from autofit.hardware import Hardware
 from autofit.techniques import Job, complete, parse
@@ -29,7 +29,7 @@ def job(name: str, *, seq_len: int = 2048, global_batch: int = 16, hardware: Har
 
 
 def predicted(text: str, of: Job) -> Estimate:
-    return estimate(complete(parse(text)), of, memory_limit_bytes=80 * GIB, rates=RATES)
+    return Estimator(of, RATES).estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
 
 
 @pytest.mark.parametrize(
@@ -100,20 +100,17 @@ def test_more_of_anything_never_takes_less(config: str) -> None:
 
 
 def test_a_processor_has_neither_context_nor_fragmentation() -> None:
-    found = estimate(
-        complete(parse("method=full,precision=bf16,micro_batch=4")),
-        job("smollm2-135m", seq_len=128, global_batch=4, hardware=CPU),
-        memory_limit_bytes=2 * GIB,
-        rates=None,
-    )
+    of = job("smollm2-135m", seq_len=128, global_batch=4, hardware=CPU)
+    config = complete(parse("method=full,precision=bf16,micro_batch=4"))
+    found = Estimator(of, None).estimate(config, memory_limit_bytes=2 * GIB)
     assert found.device_bytes == found.peak_allocated_bytes
     assert found.tokens_per_second is None and found.mfu is None
 
 
 def test_exact_and_extrapolated_estimates_agree() -> None:
     config = complete(parse("method=lora,precision=bf16,checkpointing=every-2,micro_batch=2"))
-    quick = estimate(config, small(layers=7), memory_limit_bytes=GIB, rates=RATES)
-    exact = estimate(config, small(layers=7), memory_limit_bytes=GIB, rates=RATES, exact=True)
+    quick = Estimator(small(layers=7), RATES).estimate(config, memory_limit_bytes=GIB)
+    exact = Estimator(small(layers=7), RATES, exact=True).estimate(config, memory_limit_bytes=GIB)
     assert quick.peak_allocated_bytes == exact.peak_allocated_bytes
     assert quick.peak_reserved_bytes == exact.peak_reserved_bytes
     assert quick.breakdown == exact.breakdown

@@ -7,19 +7,29 @@ import random
 import numpy as np
 import pytest
 
+from autofit.estimate.amounts import MICRO_BATCH, RANK
 from autofit.estimate.speed import Rates, calibrated, features, guess, seconds
-from autofit.estimate.work import Work
+from autofit.estimate.work import Work, Works
 
 PRIOR = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12)
 
 
 def test_an_operation_counts_by_what_bounds_it() -> None:
-    product = Work(flops=1e12, bytes=10**6, wide=False)
-    wide = Work(flops=1e12, bytes=10**6, wide=True)
-    copy = Work(flops=0.0, bytes=10**9, wide=False)
-    thin = Work(flops=1e6, bytes=10**9, wide=False)
-    found = features([(product, 3), (wide, 1), (copy, 2), (thin, 1)], PRIOR)
+    product = Work(flops=10**12, moved=(10**5, 9 * 10**5), wide=False)
+    wide = Work(flops=10**12, moved=(10**6,), wide=True)
+    copy = Work(flops=0, moved=(10**9,), wide=False)
+    thin = Work(flops=10**6, moved=(10**8, 9 * 10**8), wide=False)
+    works = [Works.of([product], times=3), Works.of([wide]), Works.of([copy], times=2), Works.of([thin])]
+    found = features([part.at(1, 1) for part in works], PRIOR)
     assert found.tolist() == [3e12, 1e12, 3e9, 7]
+    assert features([Works.joined(works).at(1, 1)], PRIOR).tolist() == found.tolist()
+
+
+def test_costs_grow_with_what_they_are_proportional_to() -> None:
+    of_both = Work(flops=6 * MICRO_BATCH * RANK, moved=(4 * MICRO_BATCH, 8 * RANK, 16), wide=False)
+    found = Works.of([of_both]).at(3, 5)
+    assert (found.flops.tolist(), found.bytes.tolist()) == ([6 * 3 * 5], [4 * 3 + 8 * 5 + 16])
+    assert found.repeated(7).times.tolist() == [7.0]
 
 
 def test_an_accelerator_hides_the_host_and_a_processor_does_not() -> None:

@@ -10,7 +10,7 @@ from autofit.estimate.cuda_kernels import cuda_scratch
 from autofit.estimate.pattern import representatives
 from autofit.estimate.splice import splice
 from autofit.estimate.tape import Tape
-from autofit.estimate.trace import layer_kinds, trace_micro_steps
+from autofit.estimate.trace import layer_kinds, trace_decoder
 from autofit.lattice import Config
 from autofit.techniques import Job, complete, parse
 from autofit.workload import Workload
@@ -53,8 +53,9 @@ def job(of: Model) -> Job:
     return Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
 
 
-def traced(config: Config, of: Model, layers: tuple[int, ...], micro_steps: int = 2) -> Tape:
-    return trace_micro_steps(config, job(of), layers, micro_steps, cuda_scratch)
+def traced(config: Config, of: Model, layers: tuple[int, ...]) -> Tape:
+    tape, _ = trace_decoder(config, job(of), layers, cuda_scratch)
+    return tape
 
 
 def history(tape: Tape) -> list[tuple[str, int, int]]:

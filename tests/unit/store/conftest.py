@@ -22,6 +22,7 @@ from autofit.outcome import (
     Measurement,
     Outcome,
     OutOfMemory,
+    Prediction,
     StepSeconds,
     TimedOut,
     Trial,
@@ -48,6 +49,14 @@ OUTCOMES: tuple[Outcome, ...] = (
     Crashed(reason="SIGSEGV", signal="SIGSEGV", exit_code=-11, stderr_tail="naïve \0 \N{SNOWMAN}\n"),
     Diverged(reason="loss is not finite", losses=(11.5, None), reference_loss=11.5),
     Unsupported(reason="flash attention needs compute capability 8.0"),
+)
+
+PREDICTION = Prediction(
+    peak_allocated_bytes=19 * 2**30 + 1,
+    device_bytes=21 * 2**30,
+    step_seconds=0.1 + 0.2,
+    calibrated_on=5,
+    relative_error=None,
 )
 
 _NUMBERS = itertools.count(1)
@@ -85,6 +94,7 @@ def a_trial(
     outcome: Outcome | None = None,
     seconds: float = 12.25,
     recorded_at: str | None = None,
+    prediction: Prediction | None = None,
 ) -> Trial:
     """A trial, recorded at a time of its own unless one is given."""
     number = next(_NUMBERS)
@@ -97,6 +107,7 @@ def a_trial(
         outcome=measured() if outcome is None else outcome,
         seconds=seconds,
         recorded_at=recorded_at or f"2026-01-01T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z",
+        prediction=prediction,
     )
 
 
@@ -110,6 +121,12 @@ def make_trial() -> Callable[..., Trial]:
 def outcomes() -> tuple[Outcome, ...]:
     """One outcome of each kind but `fits`."""
     return OUTCOMES
+
+
+@pytest.fixture
+def prediction() -> Prediction:
+    """What was predicted for a trial."""
+    return PREDICTION
 
 
 @pytest.fixture

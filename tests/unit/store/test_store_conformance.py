@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from autofit.errors import UsageError
 from autofit.hardware import Hardware
-from autofit.outcome import Crashed, Fits, Outcome, OutOfMemory, Trial
+from autofit.outcome import Crashed, Fits, Outcome, OutOfMemory, Prediction, Trial
 from autofit.store import Store
 
 MakeTrial = Callable[..., Trial]
@@ -79,14 +80,28 @@ class TestAdding:
         store.add(first)
         assert store.hardware() == [first.hardware]
 
+    def test_keeps_what_was_predicted(self, store: Store, make_trial: MakeTrial, prediction: Prediction) -> None:
+        plain, predicted = store.add(make_trial()), store.add(make_trial(prediction=prediction))
+        assert [trial.prediction for trial in store.trials()] == [None, prediction]
+        assert list(store.predicted()) == [predicted]
+        assert list(store.predicted(hardware_key=plain.hardware.key)) == [predicted]
+        assert list(store.predicted(hardware_key="another")) == []
+
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_refuses_what_json_has_not(
-        self, store: Store, make_trial: MakeTrial, fits: Callable[..., Fits], value: float
+        self,
+        store: Store,
+        make_trial: MakeTrial,
+        fits: Callable[..., Fits],
+        prediction: Prediction,
+        value: float,
     ) -> None:
         with pytest.raises(ValueError, match="NaN or infinite"):
             store.add(make_trial(outcome=fits(value)))
         with pytest.raises(ValueError, match="NaN or infinite"):
             store.add(make_trial(seconds=value))
+        with pytest.raises(ValueError, match="NaN or infinite"):
+            store.add(make_trial(prediction=replace(prediction, step_seconds=value)))
         assert store.count() == 0
         assert store.workloads() == []
 
@@ -204,6 +219,54 @@ class TestAsking:
         assert store.workloads(model=one.workload.model, hardware_key=one.hardware.key) == [one.workload]
         assert store.stacks(one.hardware.key, one.workload.key) == [other.stack, one.stack]
         assert store.stacks(other.hardware.key, one.workload.key) == []
+
+
+class TestEstimates:
+    """Estimates are kept by key until somebody empties the table."""
+
+    def test_gives_back_what_was_kept(self, store: Store) -> None:
+        first = {
+            "config": {"method": "lora", "compile": False},
+            "step_seconds": 0.1 + 0.2,
+            "mfu": None,
+            "size": 2**53 + 1,
+        }
+        store.keep_estimates({"a": first, "b": {}})
+        assert store.known_estimates(["b", "a", "c", "a"]) == {"a": first, "b": {}}
+        assert store.known_estimates([]) == {}
+
+    def test_the_first_stays(self, store: Store) -> None:
+        store.keep_estimates({"a": {"device_bytes": 1}})
+        store.keep_estimates({"a": {"device_bytes": 2}, "b": {"device_bytes": 3}})
+        store.keep_estimates({})
+        assert store.known_estimates(iter(["a", "b"])) == {"a": {"device_bytes": 1}, "b": {"device_bytes": 3}}
+
+    def test_refuses_what_json_has_not(self, store: Store) -> None:
+        with pytest.raises(ValueError):
+            store.keep_estimates({"a": {}, "b": {"step_seconds": math.inf}})
+        assert store.known_estimates(["a", "b"]) == {}
+
+    def test_threads_may_keep_the_same(self, store: Store) -> None:
+        same = {f"{number:064x}": {"device_bytes": number} for number in range(500)}
+        threads = [
+            threading.Thread(target=store.keep_estimates, args=[dict(list(same.items())[::step])])
+            for step in (1, -1, 2, 1)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert store.known_estimates(same) == same
+
+    def test_a_whole_lattice_is_looked_up_at_once(self, store: Store) -> None:
+        parts = {f"part-{number}": 10**9 + number for number in range(12)}
+        many = {
+            f"{number:064x}": {"device_bytes": number, "breakdown": parts, "phases": parts} for number in range(6000)
+        }
+        store.keep_estimates(many)
+        started = time.perf_counter()
+        assert store.known_estimates(many) == many
+        assert time.perf_counter() - started < 1.0
 
 
 class TestSearches:

@@ -12,8 +12,8 @@ import pytest
 
 from autofit import __version__
 from autofit.errors import UsageError
-from autofit.outcome import Fits, Outcome, Trial
-from autofit.store import ImportReport, Store, export_lines, import_lines
+from autofit.outcome import Fits, Outcome, Prediction, Trial
+from autofit.store import ImportReport, Store, export_lines, import_lines, read_lines
 
 MakeTrial = Callable[..., Trial]
 HEADER = json.dumps({"schema": 1, "autofit": __version__}) + "\n"
@@ -47,6 +47,28 @@ def test_carries_every_trial_and_its_attempts(
     assert other.known(hardware_key=base.hardware.key, stack_key=base.stack.key, workload_key=base.workload.key) == {
         base.config: store.trials(workload_key=base.workload.key)
     }
+
+
+def test_carries_predictions(store: Store, other: Store, make_trial: MakeTrial, prediction: Prediction) -> None:
+    trials = [make_trial(prediction=prediction), make_trial()]
+    for trial in trials:
+        store.add(trial)
+    lines = list(export_lines(store))
+    assert ["prediction" in json.loads(line) for line in lines[1:]] == [True, False]
+    assert list(read_lines(lines)) == trials
+    assert import_lines(other, lines) == ImportReport(added=2, repeated=0)
+    assert other.trials() == trials
+
+
+def test_what_was_predicted_does_not_make_another_trial(
+    store: Store, make_trial: MakeTrial, prediction: Prediction
+) -> None:
+    trial = make_trial(prediction=prediction)
+    null = {**trial.to_json(), "prediction": None}
+    assert import_lines(store, [HEADER, json.dumps(trial.to_json()), json.dumps(null)]) == ImportReport(
+        added=1, repeated=1
+    )
+    assert store.trials() == [trial]
 
 
 def test_carries_more_trials_than_one_chunk(store: Store, other: Store, make_trial: MakeTrial) -> None:
@@ -113,15 +135,19 @@ BAD: list[tuple[str, object, str]] = [
     ("seconds", "12", "seconds: input should be a valid number"),
     ("recorded_at", "today", "isoformat"),
     ("recorded_at", 12, "recorded_at: "),
+    ("prediction.device_bytes", "much", "prediction.device_bytes: input should be a valid integer"),
+    ("prediction.step_seconds", ..., "prediction.step_seconds: field required"),
+    ("prediction.watts", 300, "Prediction has no field 'watts'"),
+    ("prediction", 3, "prediction: "),
     ("note", "mine", "'note' is no field of a trial that ends with fits"),
 ]
 
 
 @pytest.mark.parametrize(("path", "value", "words"), BAD, ids=lambda part: str(part)[:30])
 def test_refuses_a_bad_line_and_all_others_with_it(
-    store: Store, make_trial: MakeTrial, path: str, value: object, words: str
+    store: Store, make_trial: MakeTrial, prediction: Prediction, path: str, value: object, words: str
 ) -> None:
-    body = make_trial().to_json()
+    body = make_trial(prediction=prediction).to_json()
     lines = [HEADER, "", json.dumps(body), changed(body, path, value)]
     with pytest.raises(UsageError, match=f"line 4 cannot be imported: .*{words}") as refused:
         import_lines(store, lines)

@@ -88,6 +88,13 @@ class TestEveryDatabase:
             with refused(f"trial {added.trial_id} .*vanished.*autofit db check"):
                 store.trials()
 
+    def test_a_prediction_that_makes_no_sense(self, url: str, make_trial: MakeTrial) -> None:
+        with Store.open(url) as store:
+            added = store.add(make_trial())
+            sql(url, "UPDATE trials SET prediction = '{}'")
+            with refused(f"trial {added.trial_id} .*autofit db check"):
+                list(store.predicted())
+
     def test_text_that_is_not_json(self, sqlite_url: str, make_trial: MakeTrial) -> None:
         with Store.open(sqlite_url) as store:
             store.add(make_trial())

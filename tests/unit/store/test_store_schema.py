@@ -20,9 +20,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from autofit.errors import StoreError
-from autofit.outcome import Crashed, Fits, Trial
+from autofit.outcome import Crashed, Fits, Prediction, Trial
 from autofit.store import Store, check, export_lines, import_lines, schema, upgrade
-from autofit.store.tables import TABLES, Base
+from autofit.store.tables import Base
 
 ASSETS = Path(__file__).with_name("assets")
 MIGRATIONS = Path(schema.__file__).with_name("migrations")
@@ -96,6 +96,27 @@ def test_reads_the_stores_of_every_revision(url: str, revision: str, tmp_path: P
         store.add(store.trials()[0])
 
 
+def test_trials_that_were_never_predicted_say_so(url: str) -> None:
+    load(url, "0002")
+    upgrade(url)
+    with Store.open(url) as store:
+        assert {trial.prediction for trial in store.trials()} == {None}
+        assert list(store.predicted()) == []
+
+
+def test_predictions_are_all_that_an_older_schema_loses(
+    url: str, make_trial: Callable[..., Trial], prediction: Prediction
+) -> None:
+    with Store.open(url) as store:
+        kept = store.add(make_trial(prediction=prediction))
+        store.keep_estimates({"0" * 64: {"fits": True}})
+    to_revision(url, "0002")
+    assert "estimates" not in check(url).counts
+    upgrade(url)
+    with Store.open(url) as store:
+        assert store.trials() == [replace(kept, prediction=None)]
+
+
 def points(store: Store, **context: str) -> list[object]:
     """The frontier's points without their numbers."""
     frontier = store.frontier(**context)
@@ -108,7 +129,7 @@ def test_checks_a_sound_store(store: Store, url: str, make_trial: Callable[..., 
     report = check(url)
     assert report.sound
     assert report.kind in url
-    assert report.counts == {"hardware": 1, "stacks": 1, "workloads": 1, "searches": 0, "trials": 1}
+    assert report.counts == {"hardware": 1, "stacks": 1, "workloads": 1, "searches": 0, "trials": 1, "estimates": 0}
     assert (report.revision, report.problems) == (report.newest, ())
 
 
@@ -139,11 +160,11 @@ def next_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "versions" / "9999_next.py"
 
 
-NEXT = """
+NEXT = f"""
 from alembic import op
 import sqlalchemy as sa
 
-revision, down_revision = "9999", "0002"
+revision, down_revision = "9999", "{schema.REVISIONS[-1]}"
 
 def upgrade():
     op.create_table("notes", sa.Column("id", sa.Integer, primary_key=True))
@@ -173,7 +194,7 @@ def test_a_failed_upgrade_changes_nothing(url: str, next_revision: Path) -> None
     after = check(url)
     assert (after.revision, after.counts) == ("0001", before)
     engine = engine_of(url)
-    assert set(inspect(engine).get_table_names()) == {*TABLES, "alembic_version"}
+    assert set(inspect(engine).get_table_names()) == {*before, "alembic_version"}
     engine.dispose()
 
 

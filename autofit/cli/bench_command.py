@@ -1,0 +1,88 @@
+"""`autofit bench`: how well autofit itself does, judged by what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import columns, print_json
+
+if TYPE_CHECKING:
+    from autofit.operations.residuals import Group, Residuals
+
+REPLAY_HELP = """Print how far predictions were from measurements.
+
+Over the store's trials, or those of files written by `autofit db export`: the relative errors of memory and time, and
+how often fit was misjudged, per hardware, method and technique.
+
+\b
+Examples:
+  autofit bench replay --residuals
+  autofit bench replay --residuals --table trials.jsonl --json
+"""
+TITLES = {
+    "peak_allocated_bytes": "Peak allocated",
+    "device_bytes": "Device memory",
+    "step_seconds": "Step time, calibrated",
+    "step_seconds_uncalibrated": "Step time, guessed from data sheets",
+}
+"""Of the quantities' tables, in their order."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group to the program."""
+    group = typer.Typer(help="How well autofit itself does.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("replay", help=REPLAY_HELP)(replay)
+    app.add_typer(group, name="bench")
+
+
+def replay(
+    with_residuals: Annotated[
+        bool, typer.Option("--residuals", help="Compare the predictions of trials with their measurements.")
+    ] = False,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option("--table", help="File of trials to read instead of the store; may be given several times."),
+    ] = None,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Print the error distribution of the predictions."""
+    from autofit.errors import UsageError
+    from autofit.operations import residuals
+
+    if not with_residuals:
+        raise UsageError("bench replay needs --residuals: replaying search methods comes with a later release")
+    if table and store is not None:
+        raise UsageError("--table and --store exclude each other: trials are read from files or from a store")
+    found = residuals(store, tables=table or ())
+    print_json(found.to_json()) if as_json else print(residuals_text(found))
+
+
+def residuals_text(found: Residuals) -> str:
+    """One table for each quantity that was predicted, and one of fit."""
+    parts = [f"{found.trials:,} trials with a prediction; errors are predicted / measured - 1"]
+    for quantity, title in TITLES.items():
+        rows = [_errors(group, quantity) for group in found.groups if quantity in group.errors]
+        if rows:
+            heading = ("hardware", "technique", "trials", "median", "median abs", "p95 abs", "worst")
+            parts.append(f"{title}\n{columns([heading, *rows], right=frozenset(range(2, 7)))}")
+    fit_heading = ("hardware", "technique", "trials", "misjudged", "ran out unforeseen", "fitted unforeseen")
+    fits = [_fit(group) for group in found.groups]
+    parts.append(f"Fit\n{columns([fit_heading, *fits], right=frozenset(range(2, 6)))}")
+    return "\n\n".join(parts)
+
+
+def _errors(group: Group, quantity: str) -> tuple[str, ...]:
+    e = group.errors[quantity]
+    shares = (f"{e.median:+.1%}", f"{e.median_absolute:.1%}", f"{e.p95_absolute:.1%}", f"{e.worst:+.1%}")
+    return (group.hardware, group.technique, f"{e.count:,}", *shares)
+
+
+def _fit(group: Group) -> tuple[str, ...]:
+    fit = group.fit
+    wrong = f"{fit.misjudged:,} ({fit.misjudged / fit.judged:.1%})"
+    return (group.hardware, group.technique, f"{fit.judged:,}", wrong, f"{fit.too_hopeful:,}", f"{fit.too_careful:,}")

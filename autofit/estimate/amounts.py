@@ -1,0 +1,62 @@
+"""Sizes as functions of the micro-batch and the rank, read off from one trace at prime numbers of both.
+
+A trace is made with `MICRO_BATCH` sequences and adapters of rank `RANK`, primes larger than any dimension of a model.
+A size that either divides is proportional to it; so one trace serves every micro-batch and every rank, exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+MICRO_BATCH, RANK = 999_983, 999_979
+"""The two largest primes below a million: vocabularies, widths and lengths are smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class Amounts:
+    """Many sizes, each a constant times the micro-batch, the rank, both or neither."""
+
+    constants: NDArray[np.float64]
+    of_micro_batch: NDArray[np.bool_]
+    of_rank: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, traced: Iterable[int]) -> Amounts:
+        """From the sizes that a trace at the primes has shown."""
+        constants, of_micro_batch, of_rank = [], [], []
+        for size in traced:
+            by_micro_batch, by_rank = size % MICRO_BATCH == 0, size % RANK == 0
+            constants.append(size // ((MICRO_BATCH if by_micro_batch else 1) * (RANK if by_rank else 1)))
+            of_micro_batch.append(by_micro_batch)
+            of_rank.append(by_rank)
+        return cls(
+            np.array(constants, dtype=np.float64),
+            np.array(of_micro_batch, dtype=np.bool_),
+            np.array(of_rank, dtype=np.bool_),
+        )
+
+    @classmethod
+    def constant(cls, sizes: Iterable[float]) -> Amounts:
+        """Sizes that depend on neither."""
+        constants = np.array(list(sizes), dtype=np.float64)
+        neither = np.zeros(len(constants), dtype=np.bool_)
+        return cls(constants, neither, neither)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Amounts]) -> Amounts:
+        """One after the other."""
+        return cls(
+            np.concatenate([p.constants for p in parts]),
+            np.concatenate([p.of_micro_batch for p in parts]),
+            np.concatenate([p.of_rank for p in parts]),
+        )
+
+    def at(self, micro_batch: int, rank: int) -> NDArray[np.float64]:
+        """The sizes with this micro-batch and rank."""
+        return np.asarray(
+            self.constants * np.where(self.of_micro_batch, micro_batch, 1) * np.where(self.of_rank, rank, 1)
+        )

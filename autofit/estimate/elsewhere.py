@@ -1,0 +1,53 @@
+"""Memory that a step takes beside the device's allocator: activations on the host, paged optimizer states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.estimate.amounts import Amounts
+from autofit.estimate.tape import Tape
+
+HOST_BYTES_PER_SECOND = 25e9
+"""Between pinned memory and the device: a guess, that packets leave 25 of the 31.5 GB/s that PCIe 4.0 x16 has each way.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedCopies:
+    """Activations that wait in pinned host memory, as functions of micro-batch and rank."""
+
+    sizes: Amounts
+    times: NDArray[np.float64]
+    """For how many layers each stands."""
+
+    @classmethod
+    def of(cls, tape: Tape, counts: Mapping[int, int]) -> PinnedCopies:
+        """From a decoder's trace, whose layers stand for `counts` of the full stack each (1 where not named)."""
+        found = [
+            (size, counts.get(place.layer, 1))
+            for place, sizes in tape.elsewhere.items()
+            if place.stage == "forward-1"
+            for size in sizes
+        ]
+        return cls(Amounts.of(size for size, _ in found), np.array([times for _, times in found], dtype=np.float64))
+
+    def bytes_at(self, micro_batch: int, rank: int) -> int:
+        """What is copied in one forward."""
+        return int(self.times @ self.sizes.at(micro_batch, rank))
+
+    def blocks_at(self, micro_batch: int, rank: int) -> int:
+        """Bytes of host memory at the end of a forward, in blocks that the next one uses again.
+
+        A block is the next power of two (CachingHostAllocatorImpl::allocate in aten/src/ATen/core/
+        CachingHostAllocator.h).
+        """
+        return int(self.times @ 2 ** np.ceil(np.log2(self.sizes.at(micro_batch, rank))))
+
+
+def paged_bytes(tape: Tape) -> int:
+    """Optimizer states in managed memory: in full, as a trial counts them, because a device with room holds them."""
+    return sum(size for sizes in tape.elsewhere.values() for size in sizes)

@@ -1,0 +1,92 @@
+"""From the timeline of a step to what the device shows: the allocator's part, and what lies outside of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autofit.estimate.allocator import CachingAllocator
+from autofit.estimate.cuda_kernels import cublas_workspace_bytes
+from autofit.estimate.events import PHASES
+from autofit.estimate.tape import Category
+from autofit.estimate.timeline import Timeline
+from autofit.hardware import Hardware
+
+CONTEXT_BYTES = 400 * 1024**2
+"""What a CUDA context and its loaded kernels take outside of the allocator. Not measured yet: reports speak of 300 MB
+and more, growing with the kernels that are used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a step takes, in bytes."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    host_bytes: int
+    breakdown: dict[str, int]
+    """By what it holds at the moment of the peak; adds up to `device_bytes`."""
+    phase_peaks: dict[str, int]
+
+
+def memory(line: Timeline, hardware: Hardware, fragmentation: float | None = None) -> Memory:
+    """The memory of two optimizer steps. A known `fragmentation`, as a share of what is allocated, saves the replay."""
+    if hardware.kind == "cuda":
+        return _cuda_memory(line, hardware.capability, fragmentation)
+    return _host_memory(line)
+
+
+def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | None) -> Memory:
+    workspace = cublas_workspace_bytes(capability)
+    handles = 2 * workspace  # the forward's thread and autograd's
+    parts = _parts(line)
+    parts["temporaries"] += handles
+    allocated = sum(parts.values())
+    if fragmentation is None:
+        reserved = max(replay(line, workspace).peak_reserved, allocated)
+    else:
+        reserved = int(allocated * (1.0 + fragmentation))
+    return Memory(
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + CONTEXT_BYTES,
+        host_bytes=0,
+        breakdown={**parts, "fragmentation": reserved - allocated, "context": CONTEXT_BYTES},
+        phase_peaks={phase: size + handles for phase, size in line.phase_peaks().items()},
+    )
+
+
+def _host_memory(line: Timeline) -> Memory:
+    """The tensors that are alive. What malloc keeps of freed ones, which a CPU trial measures too, is not in it."""
+    peak = line.peak()
+    return Memory(
+        peak_allocated_bytes=peak,
+        peak_reserved_bytes=peak,
+        device_bytes=peak,
+        host_bytes=peak,
+        breakdown={**_parts(line), "fragmentation": 0, "context": 0},
+        phase_peaks=line.phase_peaks(),
+    )
+
+
+def _parts(line: Timeline) -> dict[str, int]:
+    return {category.name.lower(): size for category, size in line.breakdown().items()}
+
+
+def replay(line: Timeline, workspace: int, *, expandable_segments: bool = True) -> CachingAllocator:
+    """The caching allocator after the whole timeline; cuBLAS takes a workspace at the first product of each thread."""
+    allocator = CachingAllocator(expandable_segments=expandable_segments)
+    blocks: dict[int, Any] = {}
+    in_step = line.categories != Category.WEIGHTS
+    first_product = {int(np.argmax(in_step & (line.phases == PHASES.index(p)))) for p in ("forward", "backward")}
+    for index, (storage, size) in enumerate(zip(line.storages.tolist(), line.sizes.tolist(), strict=True)):
+        if index in first_product:
+            allocator.allocate(workspace)
+        if size > 0:
+            blocks[storage] = allocator.allocate(size)
+        elif size < 0:
+            allocator.release(blocks.pop(storage))
+    return allocator

@@ -1,0 +1,226 @@
+"""The cheapest change to a config: the most faithful one that makes it fit, or where it fits makes it faster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autofit.catalog.hardware import fitting
+from autofit.estimate.estimate import Change, Estimate, Lightest
+from autofit.estimate.floor import floor_bytes
+from autofit.lattice import Axis, Config, Lattice, Value
+from autofit.operations.lattices import default_space, load_space
+from autofit.space import ADAPTER_AXES
+from autofit.techniques import AXES, complete, holds
+from autofit.workload import METHODS, Effect
+
+if TYPE_CHECKING:
+    from autofit.estimate.estimator import Estimator
+
+GAIN = 0.03
+"""Share of predicted speed below which a difference is not worth naming."""
+MAX_TRACES = 5
+"""Decoders that are traced for changes of one effect; for an 8B model each takes about a second."""
+WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
+"""Axes that are varied without tracing the decoder again (`Estimator`)."""
+
+
+def advised(
+    found: Estimate, estimator: Estimator, refused: Callable[[Config], str | None], report: Callable[[int], None]
+) -> Estimate:
+    """`found` with the cheapest change to it, or where nothing near it fits with what the lightest config needs.
+
+    `refused` says why a config cannot be estimated for the estimator's job, `report` is told the number of configs
+    predicted so far.
+    """
+    near = _Neighbourhood(found, estimator, refused, report)
+    if found.fits:
+        return replace(found, advice=near.faster())
+    change = near.that_fits()
+    return replace(found, advice=change, lightest=near.lightest() if change is None else None)
+
+
+def effect_of(before: Config, after: Config) -> Effect:
+    """The strongest of what the differences between two configs change: nothing, numerics, or the training."""
+    differ = (axis for axis in AXES if before.get(axis.name) != after.get(axis.name))
+    return max((_strongest(axis, before, after) for axis in differ), default=Effect.EXACT)
+
+
+def _strongest(axis: Axis, before: Config, after: Config) -> Effect:
+    if axis.name == "rank":
+        return Effect.TRAINING
+    return max(axis.effect(config[axis.name]) for config in (before, after) if axis.name in config)
+
+
+def lightness(config: Config) -> tuple[int, ...]:
+    """Orders configs so that none comes before one that is claimed to need less."""
+    return tuple(-1 if axis.name not in config else _place(axis, config[axis.name]) for axis in AXES)
+
+
+def _place(axis: Axis, value: Value) -> int:
+    return int(value) if axis.numeric else axis.values.index(value)
+
+
+class _Neighbourhood:
+    """Configs that differ from one in a value or two of the default space, each predicted once at most."""
+
+    def __init__(
+        self,
+        found: Estimate,
+        estimator: Estimator,
+        refused: Callable[[Config], str | None],
+        report: Callable[[int], None],
+    ) -> None:
+        job = estimator.job
+        self._found = found
+        self._estimator = estimator
+        self._refused = refused
+        self._report = report
+        self._space = load_space(default_space(job.hardware))
+        self._order = Lattice(axes=AXES, configs=(), holds=holds(job))
+        self._known: dict[Config, Estimate] = {found.config: found}
+        self._grant_traces()
+
+    def that_fits(self) -> Change | None:
+        """Of what fits, the most faithful, then the one with the fewest changes, then the fastest."""
+        for effect in Effect:
+            self._grant_traces()
+            for changes in (1, 2):
+                fits = self._fitting(self._lighter(effect, changes))
+                if fits:
+                    return self._change(min(fits, key=_preference))
+        return None
+
+    def faster(self) -> Change | None:
+        """The fastest single change that fits, an exact one if it gains enough; what is trained stays the user's."""
+        speed = self._found.tokens_per_second
+        if speed is None:
+            return None
+        for effect in (Effect.EXACT, Effect.NUMERICS):
+            self._grant_traces()
+            fits = self._fitting(self._not_sure_to_be_slower(effect))
+            best = max(fits, key=_speed, default=None)
+            if best is not None and _speed(best) >= speed * (1 + GAIN):
+                return self._change(best)
+        return None
+
+    def lightest(self) -> Lightest:
+        """Every axis at the lightest value that can be estimated here."""
+        config = self._found.config
+        for axis in AXES:
+            if axis.name in config:
+                lighter = (_with(config, {axis.name: value}) for value in self._values(axis, below=config[axis.name]))
+                config = next(filter(self._possible, lighter), config)
+        estimate = self._estimate(config)
+        return Lightest(estimate=estimate, card=self._card(estimate))
+
+    def _lighter(self, effect: Effect, changes: int) -> list[Config]:
+        """The configs with that many lighter values whose strongest change is `effect`."""
+        moves = [(a.name, v) for a, present in self._present() for v in self._values(a, below=present)]
+        chosen = [dict(some) for some in itertools.combinations(moves, changes)]
+        return self._near((values for values in chosen if len(values) == changes), effect)
+
+    def _not_sure_to_be_slower(self, effect: Effect) -> list[Config]:
+        """The configs that differ in one value, but for what only recomputes more or starts more operations."""
+        moves = [
+            (axis, value)
+            for axis, present in self._present()
+            for value in self._values(axis)
+            if not (axis.name in ("checkpointing", "micro_batch") and axis.is_lighter_or_equal(value, present))
+        ]
+        return self._near(({axis.name: value} for axis, value in moves), effect)
+
+    def _present(self) -> list[tuple[Axis, Value]]:
+        config = self._found.config
+        return [(axis, config[axis.name]) for axis in AXES if axis.name in config]
+
+    def _values(self, axis: Axis, *, below: Value | None = None) -> list[Value]:
+        """What the default space has on an axis, lightest first; only what comes before `below` where it is given."""
+        listed: Iterable[Value] = self._space.axes.get(axis.name, ())
+        if axis.name == "micro_batch":
+            batch = self._estimator.job.workload.batch_per_device
+            among = set(listed) or range(1, batch + 1)
+            listed = [size for size in range(1, batch + 1) if batch % size == 0 and size in among]
+        if below is None:
+            return list(listed)
+        return [value for value in listed if _place(axis, value) < _place(axis, below)]
+
+    def _near(self, changes: Iterable[dict[str, Value]], effect: Effect) -> list[Config]:
+        here = self._found.config
+        near = dict.fromkeys(_with(here, values) for values in changes)
+        return [c for c in near if c != here and effect_of(here, c) is effect and self._possible(c)]
+
+    def _possible(self, config: Config) -> bool:
+        """Whether it can be estimated, and the space's rules leave out none of its new values."""
+        here, values = self._found.config, config.to_json()
+        changed = {axis for axis in config if config[axis] != here.get(axis)}
+        ruled_out = (r.excludes(values) and not changed.isdisjoint({*r.only, *r.never}) for r in self._space.rules)
+        return not any(ruled_out) and self._refused(config) is None
+
+    def _fitting(self, configs: Iterable[Config]) -> list[Estimate]:
+        """The estimates of those that fit, lighter ones made first: what is above one that does not fit is left out."""
+        found = []
+        for config in sorted(configs, key=lightness):
+            if config in self._known or (not self._too_heavy(config) and self._affordable(config)):
+                estimate = self._estimate(config)
+                if estimate.fits:
+                    found.append(estimate)
+        return found
+
+    def _too_heavy(self, config: Config) -> bool:
+        if floor_bytes(config, self._estimator.job) > self._found.memory_limit_bytes:
+            return True
+        return any(not e.fits and self._order.is_lighter_or_equal(e.config, config) for e in self._known.values())
+
+    def _grant_traces(self) -> None:
+        self._may_be_traced = len(self._traced()) + MAX_TRACES
+
+    def _traced(self) -> set[tuple[tuple[str, Value], ...]]:
+        return {_decoder(known) for known in self._known}
+
+    def _affordable(self, config: Config) -> bool:
+        traced = self._traced()
+        return _decoder(config) in traced or len(traced) < self._may_be_traced
+
+    def _estimate(self, config: Config) -> Estimate:
+        if config not in self._known:
+            limit = self._found.memory_limit_bytes
+            self._known[config] = self._estimator.estimate(config, memory_limit_bytes=limit)
+            self._report(len(self._known))
+        return self._known[config]
+
+    def _change(self, estimate: Estimate) -> Change:
+        before, after = self._found.config, estimate.config
+        values = {axis: after[axis] for axis in after if before.get(axis) != after[axis]}
+        return Change(values=values, effect=effect_of(before, after), estimate=estimate)
+
+    def _card(self, estimate: Estimate) -> str | None:
+        """The smallest card that would hold it, of those that estimates are for."""
+        if self._estimator.job.hardware.kind != "cuda":
+            return None
+        bf16 = estimate.config.text("precision").startswith("bf16")
+        enough = (c for c in fitting(estimate.device_bytes) if c.vendor == "nvidia" and (c.bf16 or not bf16))
+        return next((c.name for c in enough), None)
+
+
+def _with(config: Config, values: dict[str, Value]) -> Config:
+    """`config` with other values; axes that its method then lacks are dropped, those that it gains are the recipe's."""
+    together = {**config.to_json(), **values}
+    if together["method"] == "full":
+        together = {name: value for name, value in together.items() if name not in ADAPTER_AXES}
+    return complete(together)
+
+
+def _decoder(config: Config) -> tuple[tuple[str, Value], ...]:
+    return tuple(item for item in config.items if item[0] not in WITHOUT_TRACE)
+
+
+def _speed(estimate: Estimate) -> float:
+    return estimate.tokens_per_second or 0.0
+
+
+def _preference(estimate: Estimate) -> tuple[int, float, int]:
+    """The most faithful method, then the fastest; where no speed is known what needs most is likely to be."""
+    return METHODS.index(estimate.config.text("method")), -_speed(estimate), -estimate.device_bytes

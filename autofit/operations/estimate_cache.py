@@ -1,0 +1,53 @@
+"""Estimates that were made before, looked up in the store, whose failure costs time and never an answer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+
+from autofit.errors import StoreError
+from autofit.estimate.estimate import Estimate
+from autofit.store import Store
+
+_log = logging.getLogger(__name__)
+
+
+class EstimateCache:
+    """Estimates by the keys of `estimate.identity`. Once the store has failed, nothing is known or kept any more."""
+
+    def __init__(self, store: Store | None) -> None:
+        """Without a store nothing is known, and nothing is kept."""
+        self._store = store
+
+    def known(self, keys: Iterable[str], *, memory_limit_bytes: int) -> dict[str, Estimate]:
+        """Those that were kept, by key, under this limit; `seconds_to_estimate` is what each took when it was made.
+
+        What cannot be read counts as not there.
+        """
+        if self._store is None:
+            return {}
+        try:
+            bodies = self._store.known_estimates(keys)
+        except StoreError as error:
+            self._give_up(error)
+            return {}
+        found = {}
+        for key, body in bodies.items():
+            try:
+                found[key] = Estimate.from_json({**body, "memory_limit_bytes": memory_limit_bytes})
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                _log.debug("the kept estimate %s cannot be read: %s", key, error)
+        return found
+
+    def keep(self, estimates: Mapping[str, Estimate]) -> None:
+        """Keeps estimates by key."""
+        if self._store is None or not estimates:
+            return
+        try:
+            self._store.keep_estimates({key: estimate.to_json() for key, estimate in estimates.items()})
+        except (StoreError, ValueError) as error:
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        _log.warning("autofit: estimates are made anew, not looked up: %s", error)
+        self._store = None

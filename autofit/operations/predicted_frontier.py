@@ -1,0 +1,234 @@
+"""The frontier that a search is predicted to find: nothing is run, and the hardware need not be here."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from autofit.catalog.hardware import fitting
+from autofit.estimate.estimate import Estimate
+from autofit.lattice import Config
+from autofit.operations.cheapest_change import GAIN
+from autofit.operations.estimating import is_card, rates_of, site, why_not
+from autofit.operations.requests import SearchRequest, memory_limit
+from autofit.operations.searching import Prepared, outline, prepare, walked
+from autofit.operations.shortfall import Shortfall
+from autofit.techniques import Job, changes
+from autofit.units import format_bytes
+from autofit.workload import METHODS
+
+if TYPE_CHECKING:
+    from autofit.estimate.speed import Rates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedAlternative:
+    """Another config of interest beside the recommended one."""
+
+    role: str
+    """`faster, does not fit`, `lighter`, or `other method`, as of measured ones."""
+    estimate: Estimate
+    speedup: float
+    """Its tokens per second over the recommended config's."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "role": self.role,
+            "config": self.estimate.config.to_json(),
+            "estimate": self.estimate.short_json(),
+            "over_limit_bytes": -self.estimate.headroom_bytes,
+            "speedup": self.speedup,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedChoice:
+    """What would be recommended if every prediction came true."""
+
+    estimate: Estimate
+    changes_training: tuple[str, ...]
+    """What differs from the plain recipe in numerics or training, one sentence each."""
+    alternatives: tuple[PredictedAlternative, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, with the keys of a measured recommendation."""
+        return {
+            "config": self.estimate.config.to_json(),
+            "provenance": "predicted",
+            "estimate": self.estimate.to_json(),
+            "headroom_bytes": self.estimate.headroom_bytes,
+            "changes_training": list(self.changes_training),
+            "alternatives": [a.to_json() for a in self.alternatives],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedFrontier:
+    """The predicted frontiers of full, LoRA and QLoRA training side by side."""
+
+    prepared: Prepared
+    """The hardware, the workload and the lattice."""
+    not_predicted: dict[str, int]
+    """Reason -> configs of the lattice that cannot be estimated for it."""
+    fitting: int
+    """Configs that are predicted to fit."""
+    points: tuple[Estimate, ...]
+    """Sorted by memory; each is undominated among those of its own method."""
+    recommendation: PredictedChoice | None
+    """None where the hardware's speed is not known."""
+    seconds: float
+    """That the prediction took."""
+
+    def of(self, method: str) -> tuple[Estimate, ...]:
+        """The frontier of one method."""
+        return tuple(p for p in self.points if p.config["method"] == method)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object: what `preview` gives, and the predictions."""
+        return {
+            "provenance": "predicted",
+            **outline(self.prepared),
+            "not_predicted": dict(self.not_predicted),
+            "fitting": self.fitting,
+            "frontier": [{"config": p.config.to_json(), "estimate": p.to_json()} for p in self.points],
+            "recommendation": None if self.recommendation is None else self.recommendation.to_json(),
+            "seconds": self.seconds,
+        }
+
+
+def predict_frontier(
+    request: SearchRequest, report: Callable[[int, int], None] = lambda done, total: None
+) -> PredictedFrontier:
+    """Predict every config that a search would walk, on a card of the catalog or on this machine's device.
+
+    `report` is told how many configs are predicted, and of how many. Raises `NothingFits` if none is predicted to fit.
+    """
+    started = time.monotonic()
+    prepared = _prepared(request)
+    job, limit = prepared.job, prepared.memory_limit_bytes
+    reasons: Counter[str] = Counter()
+    within: list[Config] = []
+    for config in prepared.narrowed.lattice.configs:
+        reason = why_not(config, job)
+        if reason is not None:
+            reasons[reason] += 1
+        elif prepared.floor(config) <= limit:
+            within.append(config)
+    found = predict_all(job, rates_of(job.hardware), within, limit, lambda done: report(done, len(within)))
+    fits = [e for e in found if e.fits]
+    if found and not fits:
+        raise _shortfall(found, job)
+    return PredictedFrontier(
+        prepared=prepared,
+        not_predicted=dict(reasons),
+        fitting=len(fits),
+        points=frontiers(fits),
+        recommendation=recommended(found, request.goal.methods),
+        seconds=time.monotonic() - started,
+    )
+
+
+def predict_all(
+    job: Job, rates: Rates | None, configs: Sequence[Config], memory_limit_bytes: int, report: Callable[[int], None]
+) -> list[Estimate]:
+    """The estimates of configs that can be estimated, in their order; `report` is told how many are done."""
+    from autofit.estimate.sweep import sweep
+
+    return list(sweep(job, rates, configs, memory_limit_bytes=memory_limit_bytes, report=report).values())
+
+
+def pareto(estimates: Iterable[Estimate]) -> list[Estimate]:
+    """Those that no other beats in both memory and speed, lightest first; where no speed is known the lightest."""
+    best: list[Estimate] = []
+    for estimate in sorted(estimates, key=lambda e: (e.device_bytes, -_speed(e))):
+        if not best or _speed(estimate) > _speed(best[-1]):
+            best.append(estimate)
+    return best
+
+
+def frontiers(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
+    """The frontier of each method, all of them sorted by memory."""
+    kept = [e for method in METHODS for e in pareto(_of(method, estimates))]
+    return tuple(sorted(kept, key=lambda e: e.device_bytes))
+
+
+def recommended(estimates: Sequence[Estimate], methods: Iterable[str]) -> PredictedChoice | None:
+    """The fastest that fits of the first of `methods` that has one; None where none fits or no speed is known.
+
+    Of those within `GAIN` of the fastest, the one that changes the training least, then the lightest.
+    """
+    fits = [e for e in estimates if e.fits and e.tokens_per_second is not None]
+    own = next((found for method in methods if (found := _of(method, fits))), [])
+    chosen = _choice(own)
+    if chosen is None:
+        return None
+    return PredictedChoice(
+        estimate=chosen,
+        changes_training=changes(chosen.config),
+        alternatives=tuple(
+            PredictedAlternative(role=role, estimate=other, speedup=_speed(other) / _speed(chosen))
+            for role, other in _beside(chosen, estimates, fits)
+        ),
+    )
+
+
+def _choice(fits: Sequence[Estimate]) -> Estimate | None:
+    least = max(map(_speed, fits), default=0.0) * (1 - GAIN)
+    tied = [e for e in fits if _speed(e) >= least]
+    return min(tied, key=lambda e: (len(changes(e.config)), e.device_bytes, -_speed(e)), default=None)
+
+
+def _beside(chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Estimate]) -> list[tuple[str, Estimate]]:
+    """The next faster that does not fit, the next lighter, and the other methods' choices, each with its role."""
+    method = chosen.config.text("method")
+    picks: list[tuple[str, Estimate]] = []
+    over = [e for e in _of(method, estimates) if not e.fits and _speed(e) > _speed(chosen) * (1 + GAIN)]
+    if over:
+        picks.append(("faster, does not fit", min(over, key=lambda e: (e.device_bytes, -_speed(e)))))
+    lighter = [e for e in pareto(_of(method, fits)) if e.device_bytes < chosen.device_bytes]
+    if lighter:
+        picks.append(("lighter", lighter[-1]))
+    for other in METHODS:
+        best = _choice(_of(other, fits)) if other != method else None
+        if best is not None:
+            picks.append(("other method", best))
+    return picks
+
+
+def _prepared(request: SearchRequest) -> Prepared:
+    """A search on a card of the catalog as if this machine had it, else on what this machine has."""
+    if not is_card(request.hardware):
+        return prepare(request)
+    job = request.workload.job(site(request.hardware))
+    return walked(request, job, memory_limit(request.memory_limit_bytes, job.hardware))
+
+
+def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
+    """Every config is predicted to need more than the limit: which needs least, and what could hold it."""
+    lightest = min(found, key=lambda e: e.device_bytes)
+    limit = lightest.memory_limit_bytes
+    cards = [c for c in fitting(lightest.device_bytes) if c.vendor == "nvidia"] if job.hardware.kind == "cuda" else []
+    where = f"; the smallest card that could hold it is {cards[0].name}" if cards else ""
+    return Shortfall(
+        f"no config of {job.model.name} is predicted to fit {format_bytes(limit)}: the lightest needs "
+        f"{format_bytes(lightest.device_bytes)} ({lightest.config}){where}",
+        memory_limit_bytes=limit,
+        closest={
+            "config": lightest.config.to_json(),
+            "provenance": "predicted",
+            "estimate": lightest.short_json(),
+            "over_limit_bytes": -lightest.headroom_bytes,
+        },
+    )
+
+
+def _of(method: str, estimates: Iterable[Estimate]) -> list[Estimate]:
+    return [e for e in estimates if e.config["method"] == method]
+
+
+def _speed(estimate: Estimate) -> float:
+    return estimate.tokens_per_second or 0.0

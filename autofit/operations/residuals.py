@@ -1,0 +1,209 @@
+"""How far predictions were from measurements: the errors of all trials that have both."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autofit.errors import EnvironmentLacks, UsageError
+from autofit.lattice import Config, Value
+from autofit.outcome import Fits, Measurement, OutOfMemory, Prediction, Trial
+from autofit.store import Store, read_lines
+from autofit.techniques import AXES
+
+EVERYTHING = "all"
+"""The group of all trials on one hardware."""
+QUANTITIES: dict[str, Callable[[Prediction, Measurement], tuple[float | None, float]]] = {
+    "peak_allocated_bytes": lambda said, m: (said.peak_allocated_bytes, m.peak_allocated_bytes),
+    "device_bytes": lambda said, m: (said.device_bytes, m.device_bytes),
+    "step_seconds": lambda said, m: (said.step_seconds if said.calibrated_on else None, m.step_seconds.median),
+    "step_seconds_uncalibrated": lambda said, m: (
+        None if said.calibrated_on else said.step_seconds,
+        m.step_seconds.median,
+    ),
+}
+"""What is compared: the predicted value, None where there was none, and the measured one. Times that were fitted to
+measured trials are kept apart from guesses by data sheets."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distribution:
+    """Relative errors: predicted over measured, less one. Above zero too much was predicted."""
+
+    count: int
+    median: float
+    median_absolute: float
+    p95_absolute: float
+    """By nearest rank: at least 95 % of the errors are no larger."""
+    worst: float
+    """The error farthest from zero, with its sign."""
+
+    @classmethod
+    def of(cls, errors: Sequence[float]) -> Distribution:
+        """The distribution of at least one error."""
+        sizes = sorted(abs(error) for error in errors)
+        return cls(
+            count=len(errors),
+            median=statistics.median(errors),
+            median_absolute=statistics.median(sizes),
+            p95_absolute=sizes[math.ceil(0.95 * len(sizes)) - 1],
+            worst=max(errors, key=abs),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """How often it was foretold whether a config fits its trial's limit."""
+
+    judged: int
+    """Trials that trained or ran out of the device's memory."""
+    too_hopeful: int
+    """Of which were predicted to fit and ran out of memory."""
+    too_careful: int
+    """Of which were predicted not to fit and trained."""
+
+    @property
+    def misjudged(self) -> int:
+        """Of which were predicted wrongly."""
+        return self.too_hopeful + self.too_careful
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """The errors of those trials on one hardware whose configs share a technique's value."""
+
+    hardware: str
+    technique: str
+    """`axis=value`, the method's among them, or `all`."""
+    errors: Mapping[str, Distribution]
+    """By the names of `QUANTITIES`; what was never both predicted and measured is absent."""
+    fit: Judgement
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "hardware": self.hardware,
+            "technique": self.technique,
+            "errors": {name: asdict(errors) for name, errors in self.errors.items()},
+            "fit": {**asdict(self.fit), "misjudged": self.fit.misjudged},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Residuals:
+    """The errors of every group: per hardware of all its trials, of each method, and of each technique's values."""
+
+    trials: int
+    """Trials that were predicted and either trained or ran out of the device's memory."""
+    groups: tuple[Group, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"trials": self.trials, "groups": [group.to_json() for group in self.groups]}
+
+
+def residuals(store: str | None = None, *, tables: Sequence[Path] = ()) -> Residuals:
+    """The errors of all predictions in the store at this URL, or in files of `autofit db export` instead.
+
+    Every attempt counts. Raises `UsageError` for a file that cannot be read, and `EnvironmentLacks` where no trial has
+    been predicted.
+    """
+    if tables:
+        found = judged(trial for table in tables for trial in _read(table))
+        where = ", ".join(map(str, tables))
+    else:
+        with Store.open(store, create=False) as opened:
+            found = judged(opened.predicted())
+            where = f"the store {opened}"
+    if not found.trials:
+        raise EnvironmentLacks(
+            f"{where} holds no trial with a prediction beside its outcome",
+            remedy="run `autofit search`, which stores a prediction with every trial",
+        )
+    return found
+
+
+def judged(trials: Iterable[Trial]) -> Residuals:
+    """The errors of those trials that were predicted and either trained or ran out of the device's memory."""
+    tallies: dict[tuple[str, str, Value], _Tally] = defaultdict(_Tally)
+    count = 0
+    for trial in trials:
+        if trial.prediction is None or not _tells(trial):
+            continue
+        count += 1
+        for axis, value in ((EVERYTHING, EVERYTHING), *trial.config.items):
+            tallies[trial.hardware.name, axis, value].add(trial, trial.prediction)
+    groups = (
+        tallies[hardware, axis, value].group(hardware, EVERYTHING if axis == EVERYTHING else _spelled(axis, value))
+        for hardware, axis, value in sorted(tallies, key=lambda key: (key[0], _place(key[1], key[2])))
+    )
+    return Residuals(trials=count, groups=tuple(groups))
+
+
+@dataclass(slots=True)
+class _Tally:
+    """The errors of a group while its trials come in."""
+
+    errors: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in QUANTITIES})
+    judged: int = 0
+    too_hopeful: int = 0
+    too_careful: int = 0
+
+    def add(self, trial: Trial, prediction: Prediction) -> None:
+        fits = isinstance(trial.outcome, Fits)
+        foretold = prediction.fits(trial.memory_limit_bytes)
+        self.judged += 1
+        self.too_hopeful += foretold and not fits
+        self.too_careful += fits and not foretold
+        if isinstance(trial.outcome, Fits):
+            for name, values in QUANTITIES.items():
+                predicted, measured = values(prediction, trial.outcome.measurement)
+                if predicted is not None and measured > 0:
+                    self.errors[name].append(predicted / measured - 1.0)
+
+    def group(self, hardware: str, technique: str) -> Group:
+        return Group(
+            hardware=hardware,
+            technique=technique,
+            errors={name: Distribution.of(errors) for name, errors in self.errors.items() if errors},
+            fit=Judgement(judged=self.judged, too_hopeful=self.too_hopeful, too_careful=self.too_careful),
+        )
+
+
+def _tells(trial: Trial) -> bool:
+    """Whether the outcome says if the config fits; where the host's memory ran out, it says nothing of the device's."""
+    outcome = trial.outcome
+    return isinstance(outcome, Fits) or (isinstance(outcome, OutOfMemory) and not outcome.host)
+
+
+def _spelled(axis: str, value: Value) -> str:
+    return str(Config.of({axis: value}))
+
+
+_PLACES = {axis.name: place for place, axis in enumerate(AXES)}
+_VALUES = {axis.name: axis.values for axis in AXES}
+
+
+def _place(axis: str, value: Value) -> tuple[int, str, int, str]:
+    """Where a group stands: everything first, then axes and values in their own order, then what is not known here."""
+    if axis == EVERYTHING:
+        return (-1, "", 0, "")
+    known = _VALUES.get(axis, ())
+    number = value if isinstance(value, int) else len(known)
+    rank = known.index(value) if value in known else number
+    return (_PLACES.get(axis, len(_PLACES)), axis, rank, str(value))
+
+
+def _read(table: Path) -> Iterator[Trial]:
+    try:
+        with table.open(encoding="utf-8") as lines:
+            yield from read_lines(lines)
+    except UsageError as error:
+        raise UsageError(f"{table}: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{table} cannot be read: {error}") from error

@@ -1,0 +1,41 @@
+"""Estimates that were made once, by keys that cover all they depend on: a cache, which may be emptied at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import Connection, insert, select
+
+from autofit.store.engine import to_text
+from autofit.store.rows import now
+from autofit.store.tables import Body, EstimateRow
+
+# Far below the parameters that one statement may have (SQLite: 32,766), and enough to make statements few.
+_AT_ONCE = 1000
+
+
+def known(connection: Connection, keys: Iterable[str]) -> dict[str, Body]:
+    """Those of the estimates that are there, by key."""
+    asked = list(dict.fromkeys(keys))
+    found: dict[str, Body] = {}
+    for start in range(0, len(asked), _AT_ONCE):
+        part = EstimateRow.key.in_(asked[start : start + _AT_ONCE])
+        for key, body in connection.execute(select(EstimateRow.key, EstimateRow.estimate).where(part)):
+            found[key] = body
+    return found
+
+
+def keep(connection: Connection, estimates: Mapping[str, Mapping[str, Any]]) -> None:
+    """Adds those that are not there yet; raises `ValueError` where one holds NaN or infinity."""
+    bodies = {key: dict(body) for key, body in estimates.items()}
+    to_text(list(bodies.values()))
+    there = known(connection, bodies)
+    recorded_at = now()
+    # In one order for every writer, so that no two wait for each other.
+    new = [
+        {"key": key, "estimate": bodies[key], "recorded_at": recorded_at}
+        for key in sorted(bodies.keys() - there.keys())
+    ]
+    if new:
+        connection.execute(insert(EstimateRow), new)

@@ -1,0 +1,177 @@
+"""What the published runs did that our own step does not, so that the estimator can be held against their memory.
+
+Read in the versions that the runs' authors pinned (scripts/benchmarks/refs/requirements.txt of
+foundation-model-stack/fms-acceleration: torch 2.4.1, transformers 4.48.1, trl 0.13.0, peft 0.13.2, accelerate 1.0.1,
+fms-hf-tuning 2.5.0); each difference names its place there. Where to read was learnt from what the predictions missed;
+no number here was fitted to a measurement. What CUDA does and a trace on the CPU does not is here as far as these runs
+show it: dropout's masks, layer_norm under autocast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autofit.estimate import trace
+from autofit.lattice import Config
+from autofit.techniques import TECHNIQUES, Job, adapters
+from autofit.techniques.technique import IGNORE_INDEX, Head, Plan, Technique
+from autofit.training import build
+from autofit.training.weights import unwrap
+
+if TYPE_CHECKING:
+    from autofit.techniques.technique import LossKernel
+
+OldLoss = Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
+"""(logits [sequences, seq_len, vocabulary], shifted labels [sequences, seq_len], under autocast) -> scalar."""
+
+
+class OlderLibraries(Technique):
+    """Alters a build to what the older libraries made of the same settings."""
+
+    def __init__(self, *, wide_norms: bool) -> None:
+        """`wide_norms`: trl prepared the quantised model, which leaves norms in fp32."""
+        self._wide_norms = wide_norms
+        self._kernel: LossKernel | None = None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        if config["method"] != "full":
+            # peft: get_peft_model(autocast_adapter_dtype=True) makes adapters fp32 whatever the base is.
+            plan.trained_dtype = torch.float32
+        if self._kernel is None:
+            of_model = _gpt_bigcode_loss if _is_gpt_bigcode(job) else _causal_lm_loss
+            self._kernel = _kernel(of_model, job.workload.seq_len)
+        plan.loss = self._kernel
+
+    def on_skeleton(self, config: Config, plan: Plan, model: Any) -> Any:
+        if self._wide_norms:
+            # trl/trainer/utils.py, peft_module_casting_to_bf16: after peft's prepare_model_for_kbit_training has made
+            # everything fp32, head and embeddings go back to bf16, norms do not.
+            for name, module in model.named_modules():
+                if isinstance(module, nn.LayerNorm) or "norm" in name:
+                    module.to(torch.float32)
+        return model
+
+    def on_model(self, config: Config, plan: Plan, model: Any) -> None:
+        causal_lm = unwrap(model)
+        if causal_lm.config.model_type == "gpt_bigcode":
+            _keep_cache(causal_lm.transformer)
+            for block in causal_lm.transformer.h:
+                # flash-attn keeps dropout's seed, not its mask; torch's kernel for the CPU knows no dropout at all.
+                block.attn.attn_dropout = 0.0
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.forward = partial(_cuda_dropout, module)  # type: ignore[method-assign]
+            elif isinstance(module, nn.LayerNorm) and plan.autocast:
+                module.forward = partial(_cuda_autocast_layer_norm, module)  # type: ignore[method-assign]
+
+
+@contextmanager
+def older_libraries(*, wide_norms: bool) -> Iterator[None]:
+    """Inside, every build and every trace is as the older libraries made it; `wide_norms` as in `OlderLibraries`."""
+    projections = adapters.attention_projections
+    _take((*TECHNIQUES, OlderLibraries(wide_norms=wide_norms)))
+    # scenarios.yaml of the source: q_proj, k_proj, v_proj, o_proj and c_attn. GPTBigCode calls o_proj c_proj.
+    adapters.attention_projections = lambda model: [name for name in projections(model) if name != "c_proj"]
+    try:
+        yield
+    finally:
+        _take(TECHNIQUES)
+        adapters.attention_projections = projections
+
+
+def _take(techniques: tuple[Technique, ...]) -> None:
+    for user in (build, trace):
+        vars(user)["TECHNIQUES"] = techniques
+
+
+def _is_gpt_bigcode(job: Job) -> bool:
+    return bool(job.model.config["model_type"] == "gpt_bigcode")
+
+
+def _kernel(loss: OldLoss, seq_len: int) -> LossKernel:
+    """The old loss behind our kernels' signature; frames hold what their models' frames held."""
+
+    def kernel(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
+        logits = functional.linear(hidden, head.weight, head.bias).view(-1, seq_len, head.weight.shape[0])
+        mixed = torch.is_autocast_enabled("cpu")
+        # CUDA's autocast is spelt out below: the CPU's has other lists of operations.
+        with torch.autocast("cpu", enabled=False):
+            result = loss(logits, labels.view(-1, seq_len), mixed)
+            if mixed:
+                # accelerate/utils/operations.py, ConvertOutputsToFp32: a copy beside the logits.
+                logits.float()
+        return result
+
+    return kernel
+
+
+def _causal_lm_loss(logits: torch.Tensor, labels: torch.Tensor, mixed: bool) -> torch.Tensor:
+    """transformers/loss/loss_utils.py, ForCausalLMLoss: the logits, their fp32 copy and its shifted copy at once."""
+    wide = logits.float()
+    shifted = wide[..., :-1, :].contiguous()
+    targets = labels[..., :-1].contiguous()
+    return functional.cross_entropy(
+        shifted.view(-1, shifted.shape[-1]), targets.view(-1), ignore_index=IGNORE_INDEX, reduction="sum"
+    )
+
+
+def _gpt_bigcode_loss(logits: torch.Tensor, labels: torch.Tensor, mixed: bool) -> torch.Tensor:
+    """GPTBigCodeForCausalLM.forward: a shifted copy in the logits' own format.
+
+    Of cross_entropy's two parts, CUDA's autocast (aten/src/ATen/autocast_mode.h) leaves log_softmax in the format that
+    cross_entropy asks it for, and widens what nll_loss gets.
+    """
+    shifted = logits[..., :-1, :].contiguous()
+    targets = labels[..., :-1].contiguous()
+    likelihoods = functional.log_softmax(shifted.view(-1, shifted.shape[-1]), dim=-1)
+    if mixed:
+        likelihoods = likelihoods.float()
+    return functional.nll_loss(likelihoods, targets.view(-1), ignore_index=IGNORE_INDEX, reduction="sum")
+
+
+def _keep_cache(decoder: Any) -> None:
+    """GPTBigCodeModel.forward collects keys and values (`presents`) under checkpointing, too: the output holds them.
+
+    They are views of c_attn's output, which they keep alive as a whole.
+    """
+    kept: list[torch.Tensor] = []
+    collecting = [False]
+
+    def start(module: nn.Module, inputs: Any) -> None:
+        collecting[0] = True
+
+    def collect(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
+        if collecting[0]:  # not when a checkpoint recomputes
+            kept.append(output)
+
+    def hand_over(module: nn.Module, inputs: Any, output: Any) -> Any:
+        output.past_key_values = tuple(kept)
+        kept.clear()
+        collecting[0] = False
+        return output
+
+    decoder.register_forward_pre_hook(start)
+    for block in decoder.h:
+        block.attn.c_attn.register_forward_hook(collect)
+    decoder.register_forward_hook(hand_over)
+
+
+def _cuda_dropout(dropout: nn.Dropout, given: torch.Tensor) -> torch.Tensor:
+    """CUDA's kernel keeps a mask of one byte an element; the CPU's keeps factors in the input's format."""
+    if not dropout.training or dropout.p == 0.0:
+        return given
+    return torch.native_dropout(given, dropout.p, True)[0]
+
+
+def _cuda_autocast_layer_norm(norm: nn.LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
+    """CUDA's autocast runs layer_norm in fp32 and leaves its result so; the CPU's does not know it."""
+    return functional.layer_norm(
+        hidden.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
+    )

@@ -1,0 +1,104 @@
+"""The published measurements: what the benchmark reads of them and compares. Nothing is traced here."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from tiny import STACK
+
+from autofit.techniques import TECHNIQUES, unsupported
+from autofit.techniques.cross_entropy import full_cross_entropy
+from autofit.techniques.technique import IGNORE_INDEX, Head
+from autofit.training import build
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def published(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("estimate_published")
+
+
+@pytest.fixture
+def older(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield importlib.import_module("older_libraries")
+
+
+def test_every_row_is_compared_or_left_out_for_a_reason(published: ModuleType) -> None:
+    every = published.rows()
+    text = (BENCHMARKS / "published" / "measurements.csv").read_text(encoding="utf-8")
+    assert len(every) == len(text.splitlines()) - 1
+    reasons = [published.left_out(row) for row in every]
+    assert all(reason is None or len(reason) > 10 for reason in reasons)
+    assert all(reason is not None for row, reason in zip(every, reasons, strict=True) if row.gpus > 1)
+    kept = [row for row, reason in zip(every, reasons, strict=True) if reason is None]
+    measured = [row for row in kept if not row.ran_out]
+    assert len(measured) >= 12
+    assert {row.words["method"] for row in measured} == {"full", "lora", "qlora"}
+    assert all(row.peak_bytes and row.metric == published.ALLOCATED for row in measured)
+    assert [row for row in every if row.ran_out] == [row for row in kept if row.ran_out] != []
+
+
+def test_what_is_compared_is_a_config_that_we_support(published: ModuleType) -> None:
+    for row in published.rows():
+        if published.left_out(row) is None:
+            config, job = published.settings(row), published.job(row, STACK)
+            assert unsupported(config, job) is None
+            assert config["method"] == row.words["method"] and config["micro_batch"] == row.micro_batch
+            assert job.workload.global_batch == row.micro_batch * (row.accumulation or 1)
+            assert job.workload.seq_len <= job.model.config.get("n_positions", job.workload.seq_len)
+
+
+def row_like(published: ModuleType, **changed: Any) -> Any:
+    """The first row that is compared, with other fields."""
+    import dataclasses
+
+    first = next(row for row in published.rows() if published.left_out(row) is None)
+    words = {**first.words, **changed.pop("words", {})}
+    return dataclasses.replace(first, words=words, **changed)
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"gpus": 2}, "2 GPUs"),
+        ({"micro_batch": None}, "micro-batch"),
+        ({"versions": ""}, "versions"),
+        ({"words": {"checkpointing": ""}}, "checkpointing"),
+        ({"words": {"method": "lora"}}, "rank, targets"),
+        ({"words": {"loss": "fused"}}, "fused"),
+        ({"words": {"precision": "float8"}}, "precision float8"),
+        ({"peak_bytes": None}, "did not finish"),
+        ({"metric": "GB as printed"}, "GB as printed"),
+        ({"versions": "torch 2.0"}, "torch 2.0"),
+        ({"model": "someone/else"}, "someone/else"),
+    ],
+)
+def test_a_row_left_out_says_what_is_missing(published: ModuleType, changed: dict[str, Any], said: str) -> None:
+    assert said in (published.left_out(row_like(published, **changed)) or "")
+
+
+@pytest.mark.parametrize("loss", ["_causal_lm_loss", "_gpt_bigcode_loss"])
+def test_the_old_losses_are_the_same_loss(older: ModuleType, loss: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(3 * 8, 16, generator=generator)
+    head = Head(weight=torch.randn(32, 16, generator=generator))
+    labels = torch.randint(32, (3, 8), generator=generator)
+    labels[:, -1] = IGNORE_INDEX
+    found = older._kernel(getattr(older, loss), 8)(hidden, head, labels.reshape(-1))
+    assert found.item() == pytest.approx(full_cross_entropy(hidden, head, labels.reshape(-1)).item(), rel=1e-5)
+
+
+def test_the_older_libraries_leave_nothing_behind(older: ModuleType) -> None:
+    with pytest.raises(KeyError), older.older_libraries(wide_norms=True):
+        assert len(build.TECHNIQUES) == len(TECHNIQUES) + 1
+        raise KeyError
+    assert build.TECHNIQUES == TECHNIQUES

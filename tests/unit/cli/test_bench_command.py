@@ -1,0 +1,82 @@
+"""`autofit bench replay --residuals`, and what bench does not do yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.cli.conftest import Autofit
+from unit.operations.made_trials import fits, make_trial, out_of_memory
+
+from autofit.outcome import Prediction
+from autofit.store import Store
+from autofit.units import GIB
+
+PREDICTION = Prediction(
+    peak_allocated_bytes=9 * GIB, device_bytes=11 * GIB, step_seconds=0.5, calibrated_on=5, relative_error=0.1
+)
+BENCH = ("bench", "replay", "--residuals")
+
+
+@pytest.fixture
+def judged(store_file: Path) -> Path:
+    """A store with one trial that fits and one that does not, both predicted, and one that was not."""
+    with Store.open(str(store_file)) as store:
+        for outcome in (fits(10, 512, tokens=512), out_of_memory()):
+            store.add(replace(make_trial({"method": "lora"}, outcome), prediction=PREDICTION))
+        store.add(make_trial({"method": "full"}, fits(10, 512)))
+    return store_file
+
+
+def test_tables_of_errors_and_of_fit(autofit: Autofit, judged: Path) -> None:
+    done = autofit(*BENCH)
+    assert (done.code, done.err) == (0, "")
+    lines = [line.split() for line in done.out.splitlines()]
+    assert done.out.startswith("2 trials with a prediction")
+    assert done.out.index("Peak allocated\n") < done.out.index("Device memory\n") < done.out.index("Fit\n")
+    assert ["h100-80g", "all", "1", "+0.0%", "0.0%", "0.0%", "+0.0%"] in lines
+    assert ["h100-80g", "method=lora", "1", "+10.0%", "10.0%", "10.0%", "+10.0%"] in lines
+    assert ["h100-80g", "method=lora", "1", "-50.0%", "50.0%", "50.0%", "-50.0%"] in lines
+    assert ["h100-80g", "method=lora", "2", "1", "(50.0%)", "1", "0"] in lines
+    assert "method=full" not in done.out
+    assert "guessed from data sheets" not in done.out
+
+
+def test_json_is_one_document(autofit: Autofit, judged: Path) -> None:
+    document = autofit(*BENCH, "--json").document
+    assert document["trials"] == 2
+    first = document["groups"][0]
+    assert (first["hardware"], first["technique"]) == ("h100-80g", "all")
+    assert first["errors"]["device_bytes"]["median_absolute"] == pytest.approx(0.1)
+    assert first["fit"] == {"judged": 2, "too_hopeful": 1, "too_careful": 0, "misjudged": 1}
+
+
+def test_recorded_files_instead_of_the_store(autofit: Autofit, judged: Path) -> None:
+    said = autofit(*BENCH, "--json").document
+    assert autofit("db", "export", "trials.jsonl").code == 0
+    judged.unlink()
+    assert autofit(*BENCH, "--table", "trials.jsonl", "--json").document == said
+    twice = autofit(*BENCH, "--table", "trials.jsonl", "--table", "trials.jsonl", "--json").document
+    assert twice["trials"] == 2 * said["trials"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "part"),
+    [
+        (("replay",), 2, "needs --residuals: replaying search methods comes with a later release"),
+        (("replay", "--residuals", "--table", "a.jsonl", "--store", "b.db"), 2, "exclude each other"),
+        (("replay", "--residuals", "--table", "nowhere.jsonl"), 2, "nowhere.jsonl cannot be read"),
+        (("record",), 2, "No such command 'record'"),
+    ],
+)
+def test_what_is_refused(autofit: Autofit, judged: Path, arguments: tuple[str, ...], code: int, part: str) -> None:
+    done = autofit("bench", *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert part in done.err
+
+
+def test_a_store_without_predictions(autofit: Autofit, filled: Path) -> None:
+    done = autofit(*BENCH, "--json")
+    assert (done.code, done.out) == (4, "")
+    assert "holds no trial with a prediction" in done.err and len(done.err.splitlines()) == 1

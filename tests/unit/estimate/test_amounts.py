@@ -1,0 +1,67 @@
+"""One trace at primes is a trace at every micro-batch and rank."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tiny import CUDA_HARDWARE, STACK, model
+
+from autofit.estimate import trace
+from autofit.estimate.amounts import MICRO_BATCH, RANK, Amounts
+from autofit.estimate.cuda_kernels import cuda_scratch
+from autofit.techniques import Job, complete, parse
+from autofit.workload import Workload
+
+LLAMA = model("llama", num_hidden_layers=3, tie_word_embeddings=False)
+MIXTURE = model(
+    "qwen3_moe",
+    num_hidden_layers=3,
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=32,
+    norm_topk_prob=True,
+    tie_word_embeddings=False,
+)
+
+
+def test_sizes_are_read_off_by_what_divides_them() -> None:
+    amounts = Amounts.of([12, 3 * MICRO_BATCH, 5 * RANK, 7 * MICRO_BATCH * RANK, 0])
+    assert amounts.at(2, 10).tolist() == [12, 6, 50, 140, 0]
+    assert Amounts.joined([amounts, Amounts.constant([MICRO_BATCH])]).at(2, 10)[-1] == MICRO_BATCH
+
+
+def test_both_are_primes() -> None:
+    for number in (MICRO_BATCH, RANK):
+        assert all(number % divisor for divisor in range(2, int(number**0.5) + 1))
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        (LLAMA, "method=full,precision=bf16,checkpointing=none"),
+        (LLAMA, "method=full,precision=fp32,checkpointing=selective,attention=eager"),
+        (LLAMA, "method=lora,precision=bf16-mixed,checkpointing=full,rank=16"),
+        (LLAMA, "method=qlora,precision=bf16,checkpointing=every-2,rank=64"),
+        (MIXTURE, "method=full,precision=bf16,checkpointing=none"),
+        (MIXTURE, "method=lora,precision=bf16,checkpointing=full,rank=8"),
+    ],
+)
+def test_a_trace_at_the_primes_has_the_sizes_of_a_trace_at_the_numbers_themselves(
+    of: object, text: str, micro_batch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = complete(parse(f"{text},micro_batch={micro_batch}"))
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=32, global_batch=12)  # type: ignore[attr-defined]
+    job = Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)  # type: ignore[arg-type]
+    rank = int(config.get("rank") or 1)
+    at_primes, _ = trace.trace_decoder(config, job, (0, 1, 2), cuda_scratch)
+    monkeypatch.setattr(trace, "MICRO_BATCH", micro_batch)
+    monkeypatch.setattr(trace, "RANK", rank)
+    directly, _ = trace.trace_decoder(config, job, (0, 1, 2), cuda_scratch)
+    sizes = Amounts.of(s.bytes for s in at_primes.storages).at(micro_batch, rank)
+    assert sizes.tolist() == [s.bytes for s in directly.storages]
+    # What is freed at one place together, as autocast's copies are, has no order.
+    assert [(s.allocated, s.freed) for s in at_primes.storages] == [(s.allocated, s.freed) for s in directly.storages]
+    for place, works in at_primes.work.items():
+        flops = Amounts.of(w.flops for w in works).at(micro_batch, rank)
+        assert np.array_equal(flops, [w.flops for w in directly.work[place]])

@@ -1,0 +1,253 @@
+"""What only a device does, as the estimator sees it: every technique's place in its axis, kernels, memory elsewhere."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from tiny import CUDA_HARDWARE, GEMMA2, LLAMA, STACK, model
+
+from autofit.catalog.models import Model, load
+from autofit.estimate.assumptions import COMPILE_ERROR
+from autofit.estimate.cuda_kernels import Attention, attention_kernel, cuda_scratch
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.estimator import Estimator
+from autofit.estimate.liger import chunk_rows
+from autofit.estimate.speed import guess
+from autofit.estimate.update import PAGED_FROM
+from autofit.lattice import Axis, Config, Lattice, Value
+from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
+from autofit.training.build import make_plan, make_skeleton
+from autofit.units import GIB
+from autofit.workload import Workload
+
+RATES = guess(flops=1e15, wide_flops=5e13, bandwidth=3e12)
+DEVICE_STACK = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3")
+SMALL = load("smollm2-135m")
+BATCH = 8
+FEW, MANY = 16, 1024
+"""Tokens per sequence: two micro-batches of the few are fewer than the hidden size."""
+SETTINGS: tuple[dict[str, Value], ...] = (
+    {"precision": "bf16", "checkpointing": "none"},
+    {"precision": "bf16-mixed", "checkpointing": "full", "loss": "chunked"},
+)
+"""What else a config holds while one axis is varied."""
+IN_BOTH = ("micro_batch", "loss", "checkpointing")
+"""Axes that are varied in each setting and with few tokens, too; the others in the first, with many."""
+OF_FULL = ("precision", "optimizer", "attention")
+"""Axes that adapters show nothing more of."""
+NUMBERS: dict[str, tuple[Value, ...]] = {"micro_batch": (1, 2, 4, 8), "rank": (8, 32)}
+
+
+def job(of: Model = SMALL, *, seq_len: int = MANY, capability: str = "9.0") -> Job:
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=seq_len, global_batch=BATCH)
+    hardware = replace(CUDA_HARDWARE, capability=capability, bf16=capability >= "8.0")
+    return Job(model=of, workload=workload, hardware=hardware, stack=DEVICE_STACK)
+
+
+@cache
+def estimator(of: Job) -> Estimator:
+    return Estimator(of, RATES)
+
+
+def predicted(text: str, of: Job) -> Estimate:
+    return estimator(of).estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
+
+
+def alive(config: Config, of: Job) -> int:
+    """Bytes of tensors at the peak, wherever on the device."""
+    traced = estimator(of).trace(config)
+    return traced.timeline.peak() + traced.paged_bytes
+
+
+def pairs(axis: Axis, of: Job) -> list[tuple[Config, Config]]:
+    """Configs that differ on `axis` alone and run on the device, claimed to be in this order."""
+    order = Lattice(axes=AXES, configs=(), holds=holds(of))
+    found: list[tuple[Config, Config]] = []
+    for method, micro_batch, setting in itertools.product(
+        ("full",) if axis.name in OF_FULL else ("full", "lora"),
+        (BATCH, BATCH // 2),
+        SETTINGS if axis.name in IN_BOTH else SETTINGS[:1],
+    ):
+        if method == "full" and axis.name in ("rank", "targets"):
+            continue
+        base = {"method": method, "micro_batch": micro_batch, **setting}
+        values = NUMBERS.get(axis.name, axis.values)
+        configs = [complete({**base, axis.name: value}) for value in values]
+        runnable = [c for c in configs if unsupported(c, of) is None]
+        found += [(a, b) for a, b in itertools.permutations(runnable, 2) if order.is_lighter_or_equal(a, b)]
+    return list(dict.fromkeys(found))
+
+
+CLAIMS = [axis for axis in AXES if axis.numeric or axis.lighter]
+CASES = [*((axis, MANY) for axis in CLAIMS), *((axis, FEW) for axis in CLAIMS if axis.name in IN_BOTH)]
+SLACK = 1e-3
+"""Fused AdamW counts the steps of each parameter on the device, in a block of 512 bytes, and foreach on the host: with
+many small adapters that is half a thousandth of a small step."""
+
+
+@pytest.mark.parametrize(("axis", "seq_len"), CASES, ids=[f"{axis.name}-{seq_len}" for axis, seq_len in CASES])
+def test_the_estimators_order_of_an_axis_is_the_claimed_one(axis: Axis, seq_len: int) -> None:
+    of = job(seq_len=seq_len)
+    claimed = pairs(axis, of)
+    sizes = {config: alive(config, of) for config in {c for pair in claimed for c in pair}}
+    wrong = [
+        f"{light[axis.name]} <= {heavy[axis.name]}: {sizes[light]:,} > {sizes[heavy]:,} ({heavy})"
+        for light, heavy in claimed
+        if sizes[light] > sizes[heavy] * (1 + SLACK)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_every_axis_with_a_claim_on_this_device_has_pairs_to_hold_it_against() -> None:
+    without = [axis.name for axis in CLAIMS if not pairs(axis, job())]
+    assert without == ["offload"], "its lighter values come with a later release"
+
+
+def test_offloaded_activations_are_on_the_host_but_for_those_of_one_layer() -> None:
+    common = "method=full,precision=bf16,micro_batch=4,loss=chunked,checkpointing="
+    full, offload = (predicted(common + value, job()) for value in ("full", "offload"))
+    layers, input_bytes = 30, 4 * MANY * 576 * 2
+    assert offload.host_bytes == layers * 8 * 1024**2, "blocks of pinned memory are powers of two"
+    assert full.host_bytes == 0
+    saved = full.breakdown["activations"] - offload.breakdown["activations"]
+    assert (layers - 2) * input_bytes <= saved <= layers * input_bytes
+    assert offload.step_seconds > full.step_seconds  # type: ignore[operator]
+    assert "PCIe" in offload.assumptions[0] and not full.assumptions
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_paged_states_are_on_the_device_but_not_in_its_allocator(method: str) -> None:
+    common = f"method={method},precision=bf16,micro_batch=8,checkpointing=full,optimizer="
+    plain, paged = (predicted(common + value, job()) for value in ("adamw-8bit", "paged-adamw-8bit"))
+    config = complete(parse(common + "paged-adamw-8bit"))
+    plan = make_plan(config, job(), torch.device("cpu"))
+    skeleton = make_skeleton(config, plan, SMALL)
+    embeddings = {id(m.weight) for m in skeleton.modules() if isinstance(m, torch.nn.Embedding)}
+    trained = [p for p in skeleton.parameters() if p.requires_grad and p.numel() >= PAGED_FROM]
+    states = sum(p.numel() * (8 if id(p) in embeddings else 2) for p in trained)
+    assert plain.peak_allocated_bytes - paged.peak_allocated_bytes == pytest.approx(states, rel=1e-3)
+    assert paged.breakdown["optimizer"] == pytest.approx(plain.breakdown["optimizer"], rel=1e-3)
+    assert sum(paged.breakdown.values()) == paged.device_bytes
+    assert paged.device_bytes - paged.peak_reserved_bytes - paged.breakdown["context"] == states
+
+
+def test_compilation_is_assumed_to_change_nothing_and_the_estimate_says_so() -> None:
+    common = "method=lora,precision=bf16,micro_batch=4,checkpointing=full,compile="
+    eager, compiled = (predicted(common + value, job()) for value in ("false", "true"))
+    assert compiled.breakdown == eager.breakdown
+    assert compiled.step_seconds == eager.step_seconds
+    assert compiled.relative_error == pytest.approx(eager.relative_error + COMPILE_ERROR)  # type: ignore[operator]
+    assert not eager.assumptions
+    assert "without compilation" in compiled.assumptions[0]
+    assert compiled.to_json()["assumptions"] == list(compiled.assumptions)
+    assert Estimate.from_json(compiled.to_json()).assumptions == compiled.assumptions
+
+
+def test_flash_attn_takes_what_torchs_own_flash_kernel_takes() -> None:
+    common = "method=full,precision=bf16-mixed,micro_batch=4,attention="
+    flash, sdpa = (predicted(common + value, job()) for value in ("flash", "sdpa"))
+    assert flash.breakdown == sdpa.breakdown
+
+
+def test_flash_attn_needs_neither_the_mask_of_a_window_nor_scores_to_cap() -> None:
+    sliding = model("mistral", sliding_window=8, num_hidden_layers=4)
+    common = "method=full,precision=bf16,micro_batch=4,attention="
+    flash, sdpa = (predicted(common + value, job(sliding, seq_len=512)) for value in ("flash", "sdpa"))
+    assert flash.peak_allocated_bytes < sdpa.peak_allocated_bytes
+    flash, eager = (predicted(common + value, job(GEMMA2, seq_len=128)) for value in ("flash", "eager"))
+    assert flash.peak_allocated_bytes < eager.peak_allocated_bytes
+
+
+def test_grouped_heads_in_fp32_have_their_scores_as_a_tensor() -> None:
+    """Neither flash attention, which is for 16 bits, nor efficient attention, which is for equal heads, takes them."""
+    ungrouped = model("llama", num_key_value_heads=4)
+    scores = 3 * 4 * 4 * MANY**2 * 4  # three layers, batch and heads of four
+    kept = {}
+    for name, of in (("grouped", LLAMA), ("ungrouped", ungrouped)):
+        for precision in ("bf16", "fp32"):
+            config = f"method=full,precision={precision},micro_batch=4,loss=chunked"
+            kept[name, precision] = predicted(config, job(of)).breakdown["activations"]
+    assert kept["grouped", "fp32"] > scores
+    assert max(kept["grouped", "bf16"], kept["ungrouped", "bf16"], kept["ungrouped", "fp32"]) < scores / 3
+
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "grouped", "masked", "capability", "kernel"),
+    [
+        (BF16, 128, True, False, "9.0", "flash"),
+        (FP16, 64, False, False, "8.0", "flash"),
+        (BF16, 72, False, False, None, "flash"),
+        (BF16, 256, True, False, "8.6", "flash"),
+        (BF16, 208, False, False, "8.6", "efficient"),
+        (BF16, 208, False, False, "9.0", "flash"),
+        (BF16, 128, False, True, "8.9", "efficient"),
+        (BF16, 128, True, True, "8.9", "math"),
+        (BF16, 320, False, False, "9.0", "efficient"),
+        (BF16, 100, False, True, "9.0", "math"),
+        (FP32, 128, False, False, "9.0", "efficient"),
+        (FP32, 128, True, False, "9.0", "math"),
+        (FP32, 66, False, False, "8.0", "math"),
+        (FP16, 64, False, False, "7.5", "efficient"),
+        (FP16, 64, True, False, "7.5", "math"),
+        (BF16, 64, False, False, "7.0", "math"),
+        (FP32, 66, False, False, "7.5", "efficient"),
+    ],
+)
+def test_which_kernel_torch_takes(
+    dtype: torch.dtype, width: int, grouped: bool, masked: bool, capability: str | None, kernel: str
+) -> None:
+    found = attention_kernel(
+        dtype=dtype, width=width, value_width=width, grouped=grouped, masked=masked, capability=capability
+    )
+    assert found is Attention(kernel)
+
+
+def test_heads_of_values_that_are_narrower_are_not_for_flash_attention() -> None:
+    found = attention_kernel(dtype=BF16, width=192, value_width=128, grouped=False, masked=False, capability="9.0")
+    assert found is Attention.EFFICIENT
+
+
+def scratch(query_heads: int, key_heads: int, dtype: torch.dtype, *, masked: bool = False) -> int:
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+    query = torch.empty(2, query_heads, 256, 64, dtype=dtype, device="meta")
+    key = torch.empty(2, key_heads, 256, 64, dtype=dtype, device="meta")
+    mask = torch.empty(2, 1, 256, 256, device="meta") if masked else None
+    return cuda_scratch(backward, (query, query, key, key), {"attn_mask": mask}, None, capability="8.0")
+
+
+def test_the_backward_of_attention_sums_the_querys_gradient_in_fp32() -> None:
+    rows = 2 * 8 * 256
+    assert scratch(8, 8, BF16) == rows * (64 + 1) * 4
+    assert scratch(8, 2, BF16) == rows * (64 + 1) * 4 + 2 * rows * 64 * 2, "keys and values for every query head"
+    efficient = rows * (64 + 1) * 4 + 2 * 8 * 4 * 16
+    assert scratch(8, 8, FP32) == scratch(8, 8, BF16, masked=True) == efficient
+
+
+def test_chunks_of_the_fused_loss_are_ligers() -> None:
+    """The example in a comment of its source, and the borders of its formula."""
+    assert chunk_rows(4 * 4096, 4096, 32000) == 2048
+    assert chunk_rows(4 * 4096, 4096, 32001 + 4096) == 2048
+    assert chunk_rows(100, 4096, 4096) == 100
+    assert chunk_rows(100, 64, 64000) == 1
+
+
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed"])
+def test_the_fused_loss_holds_one_chunk_and_from_ampere_on_no_product_beside_the_heads_gradient(precision: str) -> None:
+    """A trained head: its gradient is in 16 bits; older cards hold each product, too, and widened to fp32."""
+    of = model("llama", vocab_size=65536, tie_word_embeddings=False)
+    head, chunk = 65536 * 64 * 2, chunk_rows(BATCH * FEW, 64, 65536) * 65536 * 2
+    peaks = {}
+    for capability in ("7.5", "8.0"):
+        line = estimator(job(of, seq_len=FEW, capability=capability)).trace(
+            complete(parse(f"method=full,precision={precision},micro_batch=8,loss=fused,attention=eager"))
+        )
+        peaks[capability] = line.timeline.phase_peaks()["forward"]
+    assert peaks["7.5"] - peaks["8.0"] == 3 * head
+    assert chunk < head

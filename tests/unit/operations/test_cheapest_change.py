@@ -1,0 +1,205 @@
+"""The cheapest change to a config, held against every change that there is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import cache
+
+import pytest
+from tiny import CUDA_HARDWARE, STACK, model
+
+from autofit.estimate.estimate import Change, Estimate
+from autofit.estimate.estimator import Estimator
+from autofit.estimate.speed import guess
+from autofit.hardware import Hardware
+from autofit.lattice import Config, Lattice, Value
+from autofit.operations import Estimation
+from autofit.operations.cheapest_change import GAIN, effect_of, lightness
+from autofit.operations.estimating import why_not
+from autofit.operations.lattices import load_space
+from autofit.techniques import AXES, Job, complete, holds, parse
+from autofit.units import GIB
+from autofit.workload import Effect, Workload
+
+BATCH = 8
+RATES = guess(flops=1e13, wide_flops=1e12, bandwidth=1e11)
+"""Of a card so slow that this model's operations take longer than their start."""
+EXACT: dict[str, tuple[Value, ...]] = {
+    "micro_batch": (1, 2, 4, 8),
+    "checkpointing": ("offload", "full", "every-2", "every-4", "selective", "none"),
+    "loss": ("fused", "chunked", "full"),
+}
+CPU = Hardware(name="cpu-x", kind="cpu", device_name="x", memory_bytes=64 * GIB, cores=2)
+
+
+def make_job(hardware: Hardware = CUDA_HARDWARE) -> Job:
+    of = model(
+        "llama", num_hidden_layers=4, hidden_size=256, intermediate_size=512, vocab_size=4096,
+        max_position_embeddings=1024, tie_word_embeddings=False,
+    )  # fmt: skip
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=1024, global_batch=BATCH)
+    return Job(model=of, workload=workload, hardware=hardware, stack=STACK)
+
+
+@cache
+def estimator() -> Estimator:
+    """Shared, so that what the tests have in common is traced once."""
+    return Estimator(make_job(), RATES)
+
+
+def config(text: str) -> Config:
+    return complete(parse(text))
+
+
+def predicted(of: Config, limit: int = 80 * GIB) -> Estimate:
+    return estimator().estimate(of, memory_limit_bytes=limit)
+
+
+def advised(of: Config, limit: int) -> Estimate:
+    return Estimation(estimator=estimator(), config=of, memory_limit_bytes=limit).advised()
+
+
+def advice(of: Config, limit: int) -> Change:
+    found = advised(of, limit)
+    assert found.advice is not None
+    assert found.lightest is None
+    return found.advice
+
+
+def exact_changes(of: Config, changes: int) -> list[Config]:
+    """Every config that differs from `of` in so many exact axes."""
+    found = []
+    for axes in itertools.combinations(EXACT, changes):
+        for values in itertools.product(*(EXACT[axis] for axis in axes)):
+            if all(value != of[axis] for axis, value in zip(axes, values, strict=True)):
+                found.append(of.replace(**dict(zip(axes, values, strict=True))))
+    return [c for c in found if why_not(c, estimator().job) is None]
+
+
+HEAVY = config(f"method=full,precision=bf16-mixed,micro_batch={BATCH},checkpointing=none,loss=full")
+
+
+def test_one_exact_change_is_enough_and_no_faster_one_would_do() -> None:
+    single = [predicted(c) for c in exact_changes(HEAVY, 1)]
+    limit = (min(e.device_bytes for e in single) + predicted(HEAVY).device_bytes) // 2
+    change = advice(HEAVY, limit)
+    assert change.effect is Effect.EXACT
+    assert len(change.values) == 1
+    assert change.estimate.fits
+    assert change.estimate.config == HEAVY.replace(**change.values)
+    fits = [e for e in single if e.device_bytes <= limit]
+    assert len(fits) > 1
+    assert change.estimate.tokens_per_second == max(e.tokens_per_second or 0.0 for e in fits)
+
+
+def test_two_exact_changes_come_before_one_that_rounds_otherwise() -> None:
+    single, double = ([predicted(c) for c in exact_changes(HEAVY, n)] for n in (1, 2))
+    least, next_least = (min(e.device_bytes for e in every) for every in (double, single))
+    assert least < next_least
+    limit = next_least - 1
+    change = advice(HEAVY, limit)
+    assert change.effect is Effect.EXACT
+    assert len(change.values) == 2
+    fits = [e for e in double if e.device_bytes <= limit]
+    assert change.estimate.tokens_per_second == max(e.tokens_per_second or 0.0 for e in fits)
+
+
+def test_what_rounds_otherwise_comes_before_what_trains_something_else() -> None:
+    limit = min(predicted(c).device_bytes for n in (1, 2) for c in exact_changes(HEAVY, n)) - 1
+    assert advice(HEAVY, limit).effect is Effect.NUMERICS
+
+
+def test_another_method_is_the_last_resort() -> None:
+    light = config("method=full,precision=bf16,micro_batch=1,checkpointing=offload,loss=chunked,optimizer=sgd")
+    found = advice(light, predicted(light).device_bytes - 1)
+    assert found.effect is Effect.TRAINING
+    assert found.estimate.fits
+
+
+def test_where_nothing_helps_the_lightest_config_and_its_card_are_named() -> None:
+    light = config("method=qlora,precision=bf16,micro_batch=1,checkpointing=offload,loss=chunked,optimizer=adamw-8bit")
+    limit = predicted(light).device_bytes - 1
+    found = advised(light, limit)
+    assert found.advice is None
+    assert found.lightest is not None
+    assert found.lightest.estimate.config == light
+    assert found.lightest.card is not None
+    # T4 and V100 are smaller, and have no bf16.
+    assert found.lightest.card not in ("t4", "v100-16g")
+    heavy = advised(HEAVY.replace(optimizer="sgd"), limit)
+    assert heavy.advice is None and heavy.lightest is not None
+    assert heavy.lightest.estimate.device_bytes <= predicted(light).device_bytes * 1.01
+
+
+def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:
+    slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
+    change = advice(slow, 80 * GIB)
+    single = [predicted(c) for c in exact_changes(slow, 1)]
+    assert change.effect is Effect.EXACT
+    assert change.estimate.tokens_per_second == max(e.tokens_per_second or 0.0 for e in single)
+    assert (change.estimate.tokens_per_second or 0.0) >= (predicted(slow).tokens_per_second or math.inf) * (1 + GAIN)
+
+
+def test_a_faster_change_must_fit() -> None:
+    slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
+    room = advice(slow, 80 * GIB).estimate.device_bytes - 1
+    found = advised(slow, room)
+    assert found.advice is None or found.advice.estimate.device_bytes <= room
+
+
+def test_the_fastest_config_has_nothing_faster_beside_it() -> None:
+    slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
+    seen = []
+    for _ in range(4):
+        found = advised(slow, 80 * GIB)
+        if found.advice is None:
+            break
+        seen.append(found.advice.effect)
+        slow = found.advice.estimate.config
+    assert found.advice is None
+    assert seen and Effect.TRAINING not in seen
+
+
+def test_without_a_speed_what_does_not_fit_is_still_helped() -> None:
+    of = make_job(CPU)
+    heavy = config(f"method=full,precision=fp32,micro_batch={BATCH},checkpointing=none,loss=full")
+    found = Estimator(of, None).estimate(heavy, memory_limit_bytes=80 * GIB)
+    asked = Estimation(estimator=Estimator(of, None), config=heavy, memory_limit_bytes=80 * GIB)
+    assert asked.advised().advice is None
+    tight = Estimation(estimator=asked.estimator, config=heavy, memory_limit_bytes=found.device_bytes * 3 // 4)
+    change = tight.advised().advice
+    assert change is not None
+    assert change.effect is Effect.EXACT and change.estimate.fits
+
+
+def test_progress_is_told_as_configs_are_predicted() -> None:
+    told: list[int] = []
+    Estimation(estimator=estimator(), config=HEAVY, memory_limit_bytes=80 * GIB).advised(told.append)
+    assert told == list(range(2, len(told) + 2))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "effect"),
+    [
+        ("method=full", "method=full", Effect.EXACT),
+        ("method=full", "method=full,micro_batch=4,checkpointing=full,loss=chunked", Effect.EXACT),
+        ("method=full,precision=bf16", "method=full,precision=bf16-mixed", Effect.NUMERICS),
+        ("method=full,checkpointing=full", "method=full,optimizer=adamw-8bit", Effect.NUMERICS),
+        ("method=full", "method=lora", Effect.TRAINING),
+        ("method=lora,rank=16", "method=lora,rank=8", Effect.TRAINING),
+        ("method=full,optimizer=sgd,precision=bf16", "method=full,precision=bf16-mixed", Effect.TRAINING),
+    ],
+)
+def test_the_effect_of_a_change_is_its_strongest(before: str, after: str, effect: Effect) -> None:
+    assert effect_of(config(before), config(after)) is effect
+    assert effect_of(config(after), config(before)) is effect
+
+
+def test_lightness_puts_nothing_before_what_needs_less() -> None:
+    of = make_job()
+    configs = tuple(load_space("single-gpu").configs(AXES, batch=BATCH))[::97]
+    order = Lattice(axes=AXES, configs=configs, holds=holds(of))
+    pairs = [(a, b) for a, b in itertools.permutations(configs, 2) if order.is_lighter_or_equal(a, b)]
+    assert pairs
+    assert all(lightness(a) < lightness(b) for a, b in pairs)

@@ -1,0 +1,107 @@
+"""Estimates looked up in the store, and a store that fails without failing who asks."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from unit.store.test_store_failures import locked, sql
+
+from autofit.estimate.estimate import Estimate
+from autofit.operations.estimate_cache import EstimateCache
+from autofit.store import Store
+from autofit.techniques import complete
+from autofit.units import GIB
+
+ESTIMATE = Estimate(
+    config=complete({"method": "qlora", "rank": 64, "compile": True}),
+    hardware="h100-80g",
+    memory_limit_bytes=80 * GIB,
+    peak_allocated_bytes=19 * GIB,
+    peak_reserved_bytes=20 * GIB,
+    device_bytes=21 * GIB,
+    host_bytes=0,
+    breakdown={"weights": 16 * GIB, "activations": 3 * GIB, "fragmentation": GIB, "context": GIB},
+    phase_peaks={"forward": 18 * GIB, "backward": 19 * GIB, "optimizer": 17 * GIB},
+    step_seconds=0.1 + 0.2,
+    tokens_per_second=12345.678,
+    mfu=None,
+    calibrated_on=5,
+    relative_error=0.07,
+    seconds_to_estimate=1.25,
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A SQLite file that is not there yet."""
+    return tmp_path / "store.db"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    """An empty store that waits for no lock."""
+    with Store.open(f"sqlite:///{path}?timeout=0.1") as opened:
+        yield opened
+
+
+def test_an_estimate_survives_json_unchanged() -> None:
+    document = ESTIMATE.to_json()
+    assert Estimate.from_json(document) == ESTIMATE
+    assert Estimate.from_json({**document, "of a later version": 1}) == ESTIMATE
+
+
+def test_a_prediction_says_what_the_estimate_says() -> None:
+    prediction = ESTIMATE.prediction
+    for field in fields(prediction):
+        assert getattr(prediction, field.name) == getattr(ESTIMATE, field.name)
+    assert prediction.fits(21 * GIB) and not prediction.fits(21 * GIB - 1)
+
+
+def test_what_is_kept_is_known_under_any_limit(store: Store) -> None:
+    cache = EstimateCache(store)
+    assert cache.known(["a"], memory_limit_bytes=80 * GIB) == {}
+    cache.keep({"a": ESTIMATE})
+    assert cache.known(["a", "b"], memory_limit_bytes=80 * GIB) == {"a": ESTIMATE}
+    tight = EstimateCache(store).known(["a"], memory_limit_bytes=20 * GIB)["a"]
+    assert tight == replace(ESTIMATE, memory_limit_bytes=20 * GIB)
+    assert not tight.fits
+
+
+def test_without_a_store_nothing_is_known() -> None:
+    cache = EstimateCache(None)
+    cache.keep({"a": ESTIMATE})
+    assert cache.known(["a"], memory_limit_bytes=1) == {}
+
+
+def test_a_locked_store_fails_nobody(store: Store, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = EstimateCache(store)
+    with locked(path), caplog.at_level(logging.WARNING):
+        cache.keep({"a": ESTIMATE})
+        cache.keep({"a": ESTIMATE})
+    assert "locked by another process" in caplog.text
+    assert len(caplog.records) == 1, "what fails once is not waited for again"
+    assert cache.known(["a"], memory_limit_bytes=1) == {}
+    assert store.known_estimates(["a"]) == {}
+
+
+def test_a_damaged_store_fails_nobody(store: Store, path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    cache = EstimateCache(store)
+    sql(f"sqlite:///{path}", "DROP TABLE estimates")
+    with caplog.at_level(logging.WARNING):
+        assert cache.known(["a"], memory_limit_bytes=1) == {}
+    assert "estimates" in caplog.text
+
+
+def test_an_estimate_that_makes_no_sense_is_made_anew(store: Store) -> None:
+    cache = EstimateCache(store)
+    store.keep_estimates({"a": {"device_bytes": 1}, "b": ESTIMATE.to_json()})
+    assert set(cache.known(["a", "b"], memory_limit_bytes=1)) == {"b"}
+
+
+def test_what_json_has_not_is_not_kept(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    EstimateCache(store).keep({"a": replace(ESTIMATE, tokens_per_second=float("inf"))})
+    assert store.known_estimates(["a"]) == {}

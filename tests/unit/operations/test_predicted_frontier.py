@@ -1,0 +1,182 @@
+"""The frontier that is predicted without running anything, on hardware that is not here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+
+from autofit.catalog.hardware import card
+from autofit.errors import UsageError
+from autofit.estimate.estimate import Estimate
+from autofit.operations import PredictedFrontier, SearchRequest, WorkloadOptions, predict_frontier
+from autofit.operations.predicted_frontier import frontiers, pareto, recommended
+from autofit.operations.shortfall import Shortfall
+from autofit.techniques import changes, complete, parse
+from autofit.units import GIB, MIB
+from autofit.workload import METHODS, Effect, Goal
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of the user's own."""
+    made = tmp_path_factory.mktemp("tiny")
+    (made / "config.json").write_text(json.dumps(tiny_model(vocabulary=4096, hidden=128).config))
+    return made
+
+
+@pytest.fixture(scope="module")
+def request_(folder: Path) -> SearchRequest:
+    """A search on a card that is not here."""
+    options = WorkloadOptions(model=str(folder), seq_len=256, global_batch=4)
+    return SearchRequest(workload=options, hardware="h100-80g", space="smoke")
+
+
+@pytest.fixture(scope="module")
+def found(request_: SearchRequest) -> PredictedFrontier:
+    """What is predicted of it."""
+    return predict_frontier(request_)
+
+
+def test_every_config_of_the_space_is_predicted(request_: SearchRequest) -> None:
+    told: list[tuple[int, int]] = []
+    found = predict_frontier(request_, lambda done, total: told.append((done, total)))
+    assert told == [(done, 8) for done in range(1, 9)]
+    assert found.fitting == len(found.prepared.narrowed.lattice.configs) == 8
+    assert found.prepared.memory_limit_bytes == card("h100-80g").memory_bytes
+
+
+def test_points_fit_and_are_beaten_by_none_of_their_method(found: PredictedFrontier) -> None:
+    assert {p.config["method"] for p in found.points} == {"full", "lora"}
+    assert [p.device_bytes for p in found.points] == sorted(p.device_bytes for p in found.points)
+    for method in METHODS:
+        own = found.of(method)
+        speeds = [p.tokens_per_second or 0.0 for p in own]
+        assert speeds == sorted(set(speeds))
+    assert all(p.fits and p.hardware == "h100-80g" for p in found.points)
+
+
+def test_the_document_has_what_a_preview_has_and_says_predicted(found: PredictedFrontier) -> None:
+    body = found.to_json()
+    assert set(body) == {
+        *("provenance", "hardware", "workload", "space", "memory_limit_bytes", "configs", "ruled_out_by_floor"),
+        *("beyond_goal", "unsupported", "not_predicted", "fitting", "frontier", "recommendation", "seconds"),
+    }
+    assert body["provenance"] == body["recommendation"]["provenance"] == "predicted"
+    assert set(body["recommendation"]) == {
+        *("config", "provenance", "estimate", "headroom_bytes", "changes_training", "alternatives"),
+    }
+    assert [p["config"] for p in body["frontier"]] == [p.config.to_json() for p in found.points]
+    assert all(p["estimate"]["provenance"] == "predicted" for p in body["frontier"])
+    assert json.loads(json.dumps(body, allow_nan=False)) == body
+
+
+def test_the_most_faithful_method_is_recommended(found: PredictedFrontier) -> None:
+    choice = found.recommendation
+    assert choice is not None
+    assert choice.estimate.config["method"] == "full"
+    assert choice.estimate in found.of("full")
+    assert [a.estimate.config["method"] for a in choice.alternatives if a.role == "other method"] == ["lora"]
+
+
+def test_a_goal_narrows_what_is_predicted(request_: SearchRequest) -> None:
+    lora = predict_frontier(replace(request_, goal=Goal(method="lora")))
+    assert {p.config["method"] for p in lora.points} == {"lora"}
+    assert lora.prepared.narrowed.beyond_goal == 4
+
+
+def test_what_cannot_be_predicted_is_counted_with_its_reason(request_: SearchRequest) -> None:
+    found = predict_frontier(replace(request_, hardware="mi300x"))
+    ((reason, count),) = found.not_predicted.items()
+    assert "mi300x is neither" in reason
+    assert (count, found.fitting, found.points, found.recommendation) == (8, 0, (), None)
+
+
+def test_on_a_limit_that_nothing_fits_what_needs_least_is_named(request_: SearchRequest) -> None:
+    with pytest.raises(Shortfall, match="is predicted to fit") as caught:
+        predict_frontier(replace(request_, memory_limit_bytes=300 * MIB))
+    closest = caught.value.to_json()["closest"]
+    assert closest["provenance"] == "predicted"
+    assert closest["over_limit_bytes"] == closest["estimate"]["device_bytes"] - 300 * MIB > 0
+
+
+def test_a_card_that_does_not_exist_is_refused(request_: SearchRequest) -> None:
+    with pytest.raises(UsageError, match="h100-80g"):
+        predict_frontier(replace(request_, hardware="h100-80"))
+    with pytest.raises(UsageError, match="memory-limit"):
+        predict_frontier(replace(request_, memory_limit_bytes=100 * GIB))
+
+
+def test_where_no_speed_is_known_the_lightest_of_each_method_is_left(request_: SearchRequest) -> None:
+    found = predict_frontier(replace(request_, hardware="auto", device="cpu", memory_limit_bytes=2 * GIB))
+    assert found.prepared.job.hardware.kind == "cpu"
+    if found.points[0].tokens_per_second is None:
+        assert found.recommendation is None
+        assert [p.config["method"] for p in sorted(found.points, key=lambda p: str(p.config["method"]))] == [
+            "full",
+            "lora",
+        ]
+    assert found.fitting == 8
+
+
+@cache
+def one() -> Estimate:
+    return Estimate(
+        config=complete({}), hardware="h100-80g", memory_limit_bytes=80 * GIB, peak_allocated_bytes=GIB,
+        peak_reserved_bytes=GIB, device_bytes=GIB, host_bytes=0, breakdown={}, phase_peaks={}, step_seconds=1.0,
+        tokens_per_second=1.0, mfu=None, calibrated_on=0, relative_error=0.5, seconds_to_estimate=0.0,
+    )  # fmt: skip
+
+
+def made(config: str, gib: float, speed: float | None) -> Estimate:
+    return replace(one(), config=complete(parse(config)), device_bytes=int(gib * GIB), tokens_per_second=speed)
+
+
+def chosen(estimates: Sequence[Estimate], methods: Sequence[str] = METHODS) -> Estimate | None:
+    found = recommended(estimates, methods)
+    return None if found is None else found.estimate
+
+
+def test_a_point_is_kept_if_none_is_lighter_and_as_fast() -> None:
+    a, b, c, d = made("micro_batch=1", 1, 10), made("micro_batch=2", 2, 9), made("micro_batch=4", 3, 20), one()
+    assert pareto([c, b, a]) == [a, c]
+    assert pareto([a, replace(a, tokens_per_second=11.0)])[0].tokens_per_second == 11.0
+    assert pareto([]) == []
+    assert pareto([replace(d, tokens_per_second=None), replace(c, tokens_per_second=None)])[0].device_bytes == GIB
+    lora = made("method=lora", 0.5, 30)
+    assert frontiers([a, c, lora]) == (lora, a, c)
+
+
+def test_ties_go_to_what_changes_less_and_then_to_what_is_lighter() -> None:
+    plain, rounded = made("micro_batch=2", 10, 100), made("micro_batch=2,precision=bf16", 5, 102)
+    assert chosen([plain, rounded]) == plain
+    assert chosen([plain, replace(rounded, tokens_per_second=120.0)]) == replace(rounded, tokens_per_second=120.0)
+    assert chosen([plain, made("micro_batch=1", 9, 99)]) == made("micro_batch=1", 9, 99)
+    assert len(changes(rounded.config)) == 1
+
+
+def test_the_recommendation_stops_at_the_first_method_that_fits() -> None:
+    full, lora, qlora = made("method=full", 90, 50), made("method=lora", 40, 100), made("method=qlora", 20, 90)
+    found = recommended([full, lora, qlora], METHODS)
+    assert found is not None
+    assert found.estimate == lora
+    assert [(a.role, a.estimate) for a in found.alternatives] == [("other method", qlora)]
+    assert found.changes_training and Effect.TRAINING > Effect.EXACT
+    assert chosen([full, lora, qlora], ["qlora"]) == qlora
+    assert chosen([full]) is None
+    assert chosen([made("method=full", 1, None)]) is None
+
+
+def test_beside_it_stand_the_next_faster_and_the_next_lighter() -> None:
+    fits, over, further = made("micro_batch=2", 70, 100), made("micro_batch=4", 85, 130), made("micro_batch=8", 99, 140)
+    light, lightest = made("micro_batch=1", 50, 80), made("checkpointing=full", 40, 60)
+    found = recommended([further, over, fits, light, lightest], METHODS)
+    assert found is not None
+    assert [(a.role, a.estimate) for a in found.alternatives] == [("faster, does not fit", over), ("lighter", light)]
+    assert found.alternatives[0].to_json()["over_limit_bytes"] == 5 * GIB
+    assert found.alternatives[0].speedup == pytest.approx(1.3)

@@ -1,0 +1,151 @@
+"""Errors of predictions, against errors worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.operations.made_trials import HARDWARE, crashed, fits, make_job, make_trial, out_of_memory
+
+from autofit.errors import EnvironmentLacks, UsageError
+from autofit.operations import residuals
+from autofit.operations.residuals import Distribution, Group, Judgement, Residuals, judged
+from autofit.outcome import Outcome, OutOfMemory, Prediction, Trial
+from autofit.store import Store, export_lines
+from autofit.units import GIB
+
+
+def predicted(
+    values: dict[str, object],
+    outcome: Outcome,
+    gib: float,
+    *,
+    seconds: float | None = None,
+    calibrated_on: int = 0,
+    limit: int = 80 * GIB,
+) -> Trial:
+    """A trial for which `gib` of device memory, and 0.9 times that allocated, were predicted."""
+    prediction = Prediction(
+        peak_allocated_bytes=int(0.9 * gib * GIB),
+        device_bytes=int(gib * GIB),
+        step_seconds=seconds,
+        calibrated_on=calibrated_on,
+        relative_error=None,
+    )
+    return replace(make_trial(values, outcome, limit=limit), prediction=prediction)
+
+
+def group(found: Residuals, technique: str, hardware: str = HARDWARE.name) -> Group:
+    return next(g for g in found.groups if (g.hardware, g.technique) == (hardware, technique))
+
+
+def test_a_distribution_by_hand() -> None:
+    errors = [0.01 * number for number in range(1, 20)] + [-0.5]
+    assert Distribution.of(errors) == Distribution(
+        count=20,
+        median=pytest.approx(0.095),
+        median_absolute=pytest.approx(0.105),
+        p95_absolute=pytest.approx(0.19),
+        worst=-0.5,
+    )
+    assert Distribution.of([0.25]) == Distribution(
+        count=1, median=0.25, median_absolute=0.25, p95_absolute=0.25, worst=0.25
+    )
+
+
+def test_errors_per_hardware_method_and_technique() -> None:
+    lora, full = {"method": "lora", "rank": 8}, {"method": "full", "checkpointing": "full"}
+    found = judged(
+        [
+            predicted(lora, fits(10, 512), 11, seconds=1.5, calibrated_on=5),
+            predicted(full, fits(20, 512, allocated=10), 18, seconds=0.5),
+            make_trial(full, fits(20, 512)),
+            predicted(full, crashed(), 18),
+        ]
+    )
+    assert found.trials == 2
+    everything = group(found, "all")
+    assert {name: (e.count, e.worst) for name, e in everything.errors.items()} == {
+        "peak_allocated_bytes": (2, pytest.approx(0.62)),
+        "device_bytes": (2, pytest.approx(0.1)),
+        "step_seconds": (1, pytest.approx(0.5)),
+        "step_seconds_uncalibrated": (1, pytest.approx(-0.5)),
+    }
+    assert everything.errors["device_bytes"].median == pytest.approx(0.0)
+    assert everything.errors["device_bytes"].median_absolute == pytest.approx(0.1)
+    for technique in ("method=lora", "rank=8"):
+        assert group(found, technique).errors["device_bytes"].median == pytest.approx(0.1)
+    for technique in ("method=full", "checkpointing=full"):
+        assert group(found, technique).errors["device_bytes"].median == pytest.approx(-0.1)
+        assert "step_seconds" not in group(found, technique).errors
+    assert group(found, "compile=false").fit.judged == 2
+
+
+def test_fit_misjudged_both_ways() -> None:
+    limit, host = 24 * GIB, OutOfMemory(reason="the host is out of memory", host=True)
+    found = judged(
+        [
+            predicted({"micro_batch": 1}, fits(20, 512), 24, limit=limit),
+            predicted({"micro_batch": 2}, fits(23, 512), 24.5, limit=limit),
+            predicted({"micro_batch": 4}, out_of_memory(), 23, limit=limit),
+            predicted({"micro_batch": 4}, out_of_memory(), 30, limit=limit),
+            predicted({"micro_batch": 4}, host, 20, limit=limit),
+        ]
+    )
+    assert found.trials == 4
+    assert group(found, "all").fit == Judgement(judged=4, too_hopeful=1, too_careful=1)
+    assert group(found, "all").fit.misjudged == 2
+    assert group(found, "micro_batch=4").fit == Judgement(judged=2, too_hopeful=1, too_careful=0)
+    assert group(found, "micro_batch=4").errors == {}
+
+
+def test_groups_stand_in_the_techniques_order() -> None:
+    other = make_job(hardware=replace(HARDWARE, name="a100-80g"))
+    trial = predicted({"method": "lora", "rank": 16}, fits(10, 512), 10)
+    trials = [
+        trial,
+        predicted({"method": "lora", "rank": 8, "micro_batch": 16}, fits(10, 512), 10),
+        predicted({"method": "full", "micro_batch": 2}, fits(10, 512), 10),
+        replace(trial, hardware=other.hardware),
+        replace(trial, config=trial.config.replace(fabric="wool")),
+    ]
+    names = [(g.hardware, g.technique) for g in judged(trials).groups]
+    assert len(names) == len(set(names))
+    assert [name for hardware, name in names if hardware == "a100-80g"][:2] == ["all", "method=lora"]
+    here = [name for hardware, name in names if hardware == HARDWARE.name]
+    assert here[:5] == ["all", "method=lora", "method=full", "rank=8", "rank=16"]
+    assert [name for name in here if name.startswith("micro_batch")] == [
+        "micro_batch=1",
+        "micro_batch=2",
+        "micro_batch=16",
+    ]
+    assert here[-1] == "fabric=wool", "an axis that is not known here stands last"
+
+
+def test_the_store_and_its_export_say_the_same(tmp_path: Path) -> None:
+    url, table = str(tmp_path / "store.db"), tmp_path / "trials.jsonl"
+    with Store.open(url) as store:
+        for trial in (predicted({}, fits(10, 512), 11, seconds=2.0), make_trial({}, fits(10, 512))):
+            store.add(trial)
+        table.write_text("".join(export_lines(store)))
+    assert residuals(url) == residuals(tables=[table])
+    twice = residuals(tables=[table, table])
+    assert twice.trials == 2 * residuals(url).trials == 2
+    assert twice.to_json()["groups"][0]["fit"] == {"judged": 2, "too_hopeful": 0, "too_careful": 0, "misjudged": 0}
+
+
+def test_says_what_is_missing(tmp_path: Path) -> None:
+    url, table = str(tmp_path / "store.db"), tmp_path / "trials.jsonl"
+    with Store.open(url) as store:
+        store.add(make_trial({}, fits(10, 512)))
+        table.write_text("".join(export_lines(store)))
+    with pytest.raises(EnvironmentLacks, match=r"store\.db holds no trial with a prediction .*autofit search"):
+        residuals(url)
+    with pytest.raises(EnvironmentLacks, match=r"trials\.jsonl holds no trial with a prediction"):
+        residuals(tables=[table])
+    with pytest.raises(UsageError, match=r"nowhere\.jsonl cannot be read"):
+        residuals(tables=[tmp_path / "nowhere.jsonl"])
+    table.write_text("trials")
+    with pytest.raises(UsageError, match=r"trials\.jsonl: line 1 "):
+        residuals(tables=[table])
