@@ -13,7 +13,7 @@ from autofit.estimate.assumptions import added_error, assumptions
 from autofit.estimate.cuda_kernels import cuda_scratch
 from autofit.estimate.elsewhere import HOST_BYTES_PER_SECOND, PinnedCopies, paged_bytes
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.events import MicroSteps, Updates, micro_steps, updates
+from autofit.estimate.events import DecoderEvents, MicroSteps, Updates, updates
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.pattern import representatives
 from autofit.estimate.seam import HeadShape, trace_loss
@@ -55,7 +55,7 @@ class Traced:
 class _Decoder:
     """The decoder of one method, precision and checkpointing at every micro-batch and rank."""
 
-    tape: Tape
+    events: DecoderEvents
     head: HeadShape
     works: tuple[Works, Works]
     """Of the first micro-step and of every further one."""
@@ -94,6 +94,7 @@ class Estimator:
         self._micro_steps: dict[tuple[_Decoder, _Loss], MicroSteps] = {}
         self._updates: dict[Config, _Update] = {}
         self._fragmentation: dict[Config, float] = {}
+        self._figures: dict[tuple[Config, bool], tuple[Memory, float | None]] = {}
 
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
         """Predict memory and time of `config`, which must be supported.
@@ -101,13 +102,10 @@ class Estimator:
         Without `replayed` the allocator's part is that of the first config with the same decoder: for whole lattices.
         """
         started = time.monotonic()
-        traced = self.trace(config)
-        found = _with_elsewhere(self._memory(config, traced.timeline, replayed=replayed), traced)
+        # Compiled or not, it is the eager step that is traced.
+        key = _common(config, without=("compile",)), replayed
+        found, step_seconds = _cached(self._figures, key, lambda: self._memory_and_time(config, replayed=replayed))
         rates = self.rates
-        step_seconds = None
-        if rates is not None:
-            step_seconds = seconds(features(traced.costs, rates), rates, overlapping_host=_cuda(self.job))
-            step_seconds += traced.moved_bytes / HOST_BYTES_PER_SECOND
         speed = None if step_seconds is None else self.job.workload.tokens_per_step / step_seconds
         return Estimate(
             config=config,
@@ -128,6 +126,14 @@ class Estimator:
             seconds_to_estimate=time.monotonic() - started,
         )
 
+    def _memory_and_time(self, config: Config, *, replayed: bool) -> tuple[Memory, float | None]:
+        traced = self.trace(config)
+        found = _with_elsewhere(self._memory(config, traced.timeline, replayed=replayed), traced)
+        if self.rates is None:
+            return found, None
+        step_seconds = seconds(features(traced.costs, self.rates), self.rates, overlapping_host=_cuda(self.job))
+        return found, step_seconds + traced.moved_bytes / HOST_BYTES_PER_SECOND
+
     def _memory(self, config: Config, line: Timeline, *, replayed: bool) -> Memory:
         key = _common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
         known = None if replayed else self._fragmentation.get(key)
@@ -142,7 +148,7 @@ class Estimator:
         accumulation = self.job.workload.batch_per_device // micro_batch
         decoder = self._decoder(config)
         loss = self._loss(config, decoder.head, micro_batch * self.job.workload.seq_len)
-        steps = _cached(self._micro_steps, (decoder, loss), lambda: micro_steps(decoder.tape, loss.tape))
+        steps = _cached(self._micro_steps, (decoder, loss), lambda: decoder.events.with_loss(loss.tape))
         update = self._update(config)
         line = timeline(
             steps,
@@ -179,9 +185,11 @@ class Estimator:
                 pass  # layers of one kind differ after all: every one of them is run
             else:
                 counts = {place: representative.count(place) for place in range(len(layers))}
-                return _Decoder(spliced, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
+                return _Decoder(
+                    DecoderEvents(spliced), head, _decoder_works(small, counts), PinnedCopies.of(small, counts)
+                )
         full, head = trace_decoder(config, self.job, every, self._scratch)
-        return _Decoder(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
+        return _Decoder(DecoderEvents(full), head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
 
     def _loss(self, config: Config, head: HeadShape, tokens: int) -> _Loss:
         kernel = make_plan(config, self.job, HOST).loss
@@ -228,6 +236,11 @@ def _works(
             if place.stage.endswith(number) and belongs(place)
         ]
     )
+
+
+def _decoder(deep: Tape, traced: Tape, counts: dict[int, int], head: HeadShape) -> _Decoder:
+    """Memory from the tape of the full depth, work from the traced one, whose layers stand for so many each."""
+    return _Decoder(DecoderEvents(deep), head, _decoder_works(traced, counts), PinnedCopies.of(traced, counts))
 
 
 def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:

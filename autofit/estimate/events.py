@@ -76,11 +76,6 @@ class Updates:
     second: Events
 
 
-def micro_steps(decoder: Tape, loss: Tape) -> MicroSteps:
-    """The decoder's tape, spliced to its full depth, with the events of the loss's."""
-    return _Join(decoder, loss).run()
-
-
 def updates(tape: Tape) -> Updates:
     """The optimizer's tape as arrays."""
     created = {event.storage for _, event in tape.events() if event.allocates}
@@ -102,68 +97,65 @@ def updates(tape: Tape) -> Updates:
     )
 
 
-class _Join:
-    """Storages of the loss are numbered after the decoder's, but for those that both name alike."""
+class DecoderEvents:
+    """A decoder's tape as arrays, with a place in each stage where the events of a loss go."""
 
-    def __init__(self, decoder: Tape, loss: Tape) -> None:
-        self._decoder = decoder
-        self._loss = loss
-        self._common = {index: decoder.labels[label] for label, index in loss.labels.items() if label in decoder.labels}
-        self._labels = {index: name for (_, name), index in decoder.labels.items()}
-        self._offset = len(decoder.storages)
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._labels = {index: name for (_, name), index in tape.labels.items()}
+        self._sizes = Amounts.of(s.bytes for s in tape.storages)
+        self._categories = np.array([self._category(i, s) for i, s in enumerate(tape.storages)], dtype=np.int8)
+        self._residents = np.array([i for i, s in enumerate(tape.storages) if s.allocated is None], dtype=np.int64)
+        self._stages = {stage: self._around_loss(stage) for stage in STAGES}
 
-    def run(self) -> MicroSteps:
-        stages = {stage: self._stage(stage) for stage in STAGES}
-        storages = [*self._decoder.storages, *self._loss.storages]
+    def with_loss(self, loss: Tape) -> MicroSteps:
+        """Both together. Storages of the loss are numbered after the decoder's, but for those that both name alike."""
+        common = {index: self._tape.labels[name] for name, index in loss.labels.items() if name in self._tape.labels}
+        stages = {
+            stage: [before, self._of_loss(loss, stage, common), after]
+            for stage, (before, after) in self._stages.items()
+        }
+        own = np.array([micro_step_category(s) for s in loss.storages], dtype=np.int8)
         return MicroSteps(
-            sizes=Amounts.joined(
-                [
-                    Amounts.of(s.bytes for s in self._decoder.storages),
-                    Amounts.constant(s.bytes for s in self._loss.storages),
-                ]
-            ),
-            categories=np.array([self._category(i, s) for i, s in enumerate(storages)], dtype=np.int8),
-            residents=np.array(
-                [i for i, s in enumerate(self._decoder.storages) if s.allocated is None], dtype=np.int64
-            ),
-            first=Events.of(stages["forward-1"] + stages["backward-1"]),
-            second=Events.of(stages["forward-2"] + stages["backward-2"]),
+            sizes=Amounts.joined([self._sizes, Amounts.constant(s.bytes for s in loss.storages)]),
+            categories=np.concatenate([self._categories, own]),
+            residents=self._residents,
+            first=Events.joined(stages["forward-1"] + stages["backward-1"]),
+            second=Events.joined(stages["forward-2"] + stages["backward-2"]),
         )
 
     def _category(self, index: int, storage: Storage) -> Category:
         return Category.ACTIVATIONS if self._labels.get(index) == HIDDEN else micro_step_category(storage)
 
-    def _stage(self, stage: str) -> list[tuple[Place, int, bool]]:
-        """The events of one stage, those of the loss before what else the decoder does there."""
-        found: list[tuple[Place, int, bool]] = []
-        put_in = False
-        for place, events in self._decoder.segments:
-            if place.stage != stage:
-                continue
-            if place.layer == LOSS and not put_in:
-                found += self._of_loss(stage)
-                put_in = True
-            found += [(place, e.storage, e.allocates) for e in events if self._stays(place, e)]
-        return found
+    def _around_loss(self, stage: str) -> tuple[Events, Events]:
+        """The events of one stage before those of the loss, and after: what else the decoder does there is after."""
+        before: list[tuple[Place, int, bool]] = []
+        after: list[tuple[Place, int, bool]] = []
+        found = before
+        for place, events in self._tape.segments:
+            if place.stage == stage:
+                found = after if place.layer == LOSS else found
+                found += [(place, e.storage, e.allocates) for e in events if self._stays(place, e)]
+        return Events.of(before), Events.of(after)
 
-    def _of_loss(self, stage: str) -> list[tuple[Place, int, bool]]:
-        return [
-            (place, self._common.get(event.storage, self._offset + event.storage), event.allocates)
-            for place, events in self._loss.segments
-            if place.stage == stage and place.layer == LOSS
-            for event in events
-            if event.allocates or self._loss_frees(event.storage)
-        ]
+    def _of_loss(self, loss: Tape, stage: str, common: dict[int, int]) -> Events:
+        offset = len(self._tape.storages)
+        return Events.of(
+            [
+                (place, common.get(event.storage, offset + event.storage), event.allocates)
+                for place, events in loss.segments
+                if place.stage == stage and place.layer == LOSS
+                for event in events
+                if event.allocates or self._loss_frees(loss.storages[event.storage], common.get(event.storage))
+            ]
+        )
 
-    def _loss_frees(self, storage: int) -> bool:
+    def _loss_frees(self, storage: Storage, common: int | None) -> bool:
         """Whether the loss frees it: not the gradients that it hands on, nor hidden states that the decoder keeps."""
-        common = self._common.get(storage)
         if common is None:
-            return self._loss.storages[storage].freed is not None
-        if self._labels[common] != HIDDEN:
-            return False
-        freed = self._decoder.storages[common].freed
-        return freed is not None and freed.layer == LOSS
+            return storage.freed is not None
+        freed = self._tape.storages[common].freed
+        return self._labels[common] == HIDDEN and freed is not None and freed.layer == LOSS
 
     def _stays(self, place: Place, event: Event) -> bool:
         """Whether an event is the decoder's own: not of what the seam allocates, nor what the loss does to the common.
@@ -172,7 +164,7 @@ class _Join:
         """
         label = self._labels.get(event.storage)
         if label is None:
-            allocated = self._decoder.storages[event.storage].allocated
+            allocated = self._tape.storages[event.storage].allocated
             return allocated is None or allocated.layer != LOSS
         return place.layer != LOSS or (label != HIDDEN and not event.allocates)
 
