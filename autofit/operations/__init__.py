@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from autofit.operations.answers import frontier, recommend
 from autofit.operations.estimating import estimate
+from autofit.operations.keeping import Keeper
 from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
 from autofit.operations.searching import SearchResult, preview, search
 from autofit.operations.single_trial import trial
 
 __all__ = [
+    "Keeper",
     "SearchRequest",
     "SearchResult",
     "WorkloadOptions",
