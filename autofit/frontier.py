@@ -121,6 +121,18 @@ class Frontier:
             considered=tuple(every),
         )
 
+    def only(self, keep: Callable[[Config], bool]) -> Frontier:
+        """The frontiers of the configs that `keep` accepts. It must judge all configs of a family alike: of each family
+        only what nothing else of it beats need have been considered."""
+        return Frontier.of(
+            [p for p in self.considered if keep(p.config)],
+            hardware=self.hardware,
+            workload=self.workload,
+            stack=self.stack,
+            trials=self.trials,
+            out_of_memory=self.out_of_memory,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, points sorted by memory."""
         return {

@@ -55,8 +55,9 @@ class Measurement:
     """From the request to the first timed step: building, warm-up, compilation."""
     overhead_seconds: float
     """From the request to the first forward, building the step apart: what the trial's machinery costs."""
-    gradient_norms: tuple[float, ...] = ()
-    """L2 norm of all gradients before clipping, one per optimizer step that ran, warm-up included."""
+    gradient_norms: tuple[float | None, ...] = ()
+    """L2 norm of all gradients before clipping, one per optimizer step that ran, warm-up included; None where it was
+    not finite (JSON has no infinity): loss scaling overflows on purpose, to find its scale."""
     setup_peak_bytes: int = 0
     """Peak while the step was built and checked, before the first training step: no part of the peaks above."""
     leak_bytes_per_step: int = 0

@@ -74,8 +74,10 @@ class Space:
 
         `axes` are all axes there are: those that the file does not name take their recipe's value (`rank`: 8;
         `micro_batch`: every divisor). `batch` is the number of sequences per optimizer step on one device.
-        Raises `UsageError` if no value of `micro_batch` divides it.
+        Raises `UsageError` if it is no number of sequences, or no value of `micro_batch` divides it.
         """
+        if batch < 1:
+            raise UsageError(f"the batch is {batch}: it must be at least 1")
         values = {axis.name: self._values(axis, batch) for axis in axes}
         if not values["micro_batch"]:
             listed = ", ".join(map(str, self.axes.get("micro_batch") or [self.defaults["micro_batch"]]))

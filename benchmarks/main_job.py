@@ -2,8 +2,9 @@
 
     python benchmarks/main_job.py [--out FILE] [--trials FILE]
 
-Takes about ten minutes on 2 cores. Prints one JSON document: per run its seconds (whole process), trials, outcomes and
-recommendation, with hardware and stack. `--trials` exports those of the first run. Run nothing else meanwhile.
+Takes about ten minutes on 2 cores. Prints one JSON document: when it began, and per run its seconds (whole process),
+trials, outcomes and recommendation, with hardware and stack. `--trials` exports those of the first run. Run nothing
+else meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store.db"
         runs = {
+            "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "first": run(store, "2GiB"),
             "second": run(store, "2GiB"),
             "tight": run(Path(folder) / "tight.db", "1GiB"),

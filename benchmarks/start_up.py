@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from autofit.operations import WorkloadOptions
@@ -100,6 +101,7 @@ def main() -> None:
         job = ["--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4", "--store", str(store)]
         hardware, stack = detect()
         report = {
+            "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
             "hardware": hardware.name,
             "stack": stack.to_json(),
             "trials": arguments.trials,

@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from datetime import UTC, datetime
 from itertools import combinations
 from pathlib import Path
 
@@ -83,6 +84,7 @@ def main() -> None:
     half = len(speeds) // 2
     first, other = statistics.median(speeds[:half]), statistics.median(speeds[half:])
     report = {
+        "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": job.hardware.name,
         "stack": job.stack.to_json(),
         "config": arguments.config,

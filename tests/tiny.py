@@ -78,6 +78,25 @@ GRANITE = model("granite", num_hidden_layers=2, logits_scaling=4.0, tie_word_emb
 """Divides the logits."""
 PHI = model("phi", num_hidden_layers=2, tie_word_embeddings=False)
 """Its output head has a bias."""
+GPT2 = Model(
+    name="tiny-gpt2",
+    config={
+        "model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY, "n_positions": 256,
+    },
+    source="a test",
+    parameters=None,
+)  # fmt: skip
+"""Projects with Conv1D in place of Linear, and drops a tenth of its activations."""
+CTRL = Model(
+    name="tiny-ctrl",
+    config={
+        "model_type": "ctrl", "n_embd": 64, "dff": 128, "n_layer": 2, "n_head": 4, "vocab_size": VOCABULARY,
+        "n_positions": 256,
+    },
+    source="a test",
+    parameters=None,
+)  # fmt: skip
+"""Its layers are none that transformers can checkpoint."""
 
 FAMILIES = {
     "llama": LLAMA,

@@ -50,6 +50,18 @@ class ModelShape:
     active_matmul_parameters: int
     """Weights that one token is multiplied with: every matrix, the output head among them, of the routed experts only
     the chosen share; not the look-up in the input embedding, norms or biases. The N of 6N in FLOP formulas."""
+    checkpointable: bool = True
+    """Whether transformers can recompute the activations of its layers in the backward pass."""
+    dropout: bool = False
+    """Whether it drops activations at random in training, by itself (`drops_out`)."""
+
+
+def drops_out(config: Any) -> bool:
+    """Whether the text model of a transformers config drops activations at random in training, or jitters them, so that
+    its loss is not that of evaluation: GPT-2's `attn_pdrop`, OPT's `dropout`, PhiMoE's `router_jitter_noise`."""
+    fields = config.get_text_config().to_dict().items()
+    random = ("drop", "jitter")
+    return any(isinstance(value, float) and value > 0 and any(w in name for w in random) for name, value in fields)
 
 
 def measure(config: PretrainedConfig, origin: str) -> ModelShape:
@@ -71,6 +83,8 @@ def measure(config: PretrainedConfig, origin: str) -> ModelShape:
 
 
 def _counted(model: Any, config: Any) -> ModelShape:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     text = config.get_text_config()
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
@@ -100,6 +114,8 @@ def _counted(model: Any, config: Any) -> ModelShape:
         experts_per_token=per_token,
         expert_parameters=expert_parameters,
         active_matmul_parameters=matrices - lookup + (expert_parameters * per_token // experts if experts else 0),
+        checkpointable=any(isinstance(m, GradientCheckpointingLayer) for m in model.modules()),
+        dropout=drops_out(config),
     )
 
 

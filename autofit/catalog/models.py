@@ -19,7 +19,7 @@ from autofit.errors import EnvironmentLacks, unknown
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["Model", "ModelShape", "architecture", "load", "names", "shape"]
+__all__ = ["Model", "ModelShape", "architecture", "load", "names", "positions", "shape"]
 
 STORAGE_KEYS = frozenset(
     {
@@ -84,6 +84,18 @@ def architecture(model: Model) -> PretrainedConfig:
     """
     kept = {key: value for key, value in model.config.items() if key not in STORAGE_KEYS}
     return architecture_file.built(copy.deepcopy(kept), model.source)
+
+
+def positions(model: Model) -> int | None:
+    """The longest sequence that the architecture is made for, in tokens; None where it sets no limit.
+
+    Configs write it under many names (`max_position_embeddings`, `n_positions`, `n_ctx`), or leave it to the default of
+    their class: transformers' class knows. Raises `UsageError` if transformers refuses the fields.
+    """
+    written = model.config.get("max_position_embeddings")
+    # Transformers takes seconds to import, which an answer from the store need not wait for.
+    longest = written if written is not None else getattr(architecture(model), "max_position_embeddings", None)
+    return longest if isinstance(longest, int) else None
 
 
 def shape(model: Model) -> ModelShape:

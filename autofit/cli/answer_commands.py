@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import nothing_fits_as_json, print_json, write
+from autofit.cli.output import nothing_fits_as_json, print_json, warn, write
 
 FRONTIER_HELP = """Show the Pareto frontier of memory against throughput that has been measured.
 
@@ -100,7 +100,7 @@ def recommend(
 ) -> None:
     """Answer with the fastest measured config that fits."""
     from autofit import operations
-    from autofit.cli.run_commands import goal, warn, workload
+    from autofit.cli.run_commands import goal, workload
     from autofit.cli.tables import recommendation_text
     from autofit.store import Store
     from autofit.units import parse_bytes

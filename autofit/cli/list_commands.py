@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import columns, print_json
+from autofit.cli.output import columns, print_json, warn
 
 NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the published count is the text model's"}
 """What a model's row cannot say."""
@@ -42,14 +42,19 @@ def models(as_json: options.Json = False) -> None:
 def hardware(as_json: options.Json = False) -> None:
     """List the cards of the catalog."""
     from autofit.catalog.hardware import cards
+    from autofit.errors import EnvironmentLacks
     from autofit.trial.site import detect
     from autofit.units import format_bytes
 
-    here, stack = detect()
+    try:
+        site, lacks = detect(), None
+    except EnvironmentLacks as error:
+        site, lacks = None, error  # no reason to list nothing
     if as_json:
-        print_json(
-            {"here": {"hardware": here.to_json(), "stack": stack.to_json()}, "cards": [c.to_json() for c in cards()]}
-        )
+        here = None if site is None else {"hardware": site[0].to_json(), "stack": site[1].to_json()}
+        print_json({"here": here, "cards": [c.to_json() for c in cards()]})
+        if lacks is not None:
+            warn(f"this machine: {lacks}")
         return
     rows = [("card", "memory", "bandwidth", "bf16 dense", "source")]
     for card in cards():
@@ -64,7 +69,11 @@ def hardware(as_json: options.Json = False) -> None:
             )
         )
     print(columns(rows, right=frozenset({1, 2, 3})))
-    print(f"\nThis machine: {here.name} ({here.device_name}, {format_bytes(here.memory_bytes)}), torch {stack.torch}")
+    found = str(lacks)
+    if site is not None:
+        device, stack = site
+        found = f"{device.name} ({device.device_name}, {format_bytes(device.memory_bytes)}), torch {stack.torch}"
+    print(f"\nThis machine: {found}")
 
 
 def spaces(

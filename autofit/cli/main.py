@@ -73,7 +73,7 @@ def main() -> None:
         print(f"autofit: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("autofit: interrupted; what was measured is stored, the same command goes on from there", file=sys.stderr)
+        print("autofit: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left: nothing to say to anyone

@@ -23,6 +23,11 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, indent=2, allow_nan=False))
 
 
+def warn(message: str) -> None:
+    """A line on standard error."""
+    print(f"autofit: {message}", file=sys.stderr)
+
+
 @contextmanager
 def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
     """Also print why nothing fits, and what came closest, as a document where `wanted`."""

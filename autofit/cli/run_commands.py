@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -79,6 +78,7 @@ def search(
     from autofit.cli.live import ProgressDisplay
     from autofit.cli.tables import frontier_table, predicted_frontier_text, recommendation_text
     from autofit.cli.waiting import Waiting
+    from autofit.errors import Interrupted
     from autofit.units import format_duration, parse_bytes, parse_duration
 
     request = operations.SearchRequest(
@@ -102,8 +102,12 @@ def search(
         found = predicted.to_json()
         print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
         return
-    with nothing_fits_as_json(as_json), ProgressDisplay() as display:
-        result = operations.search(request, display)
+    try:
+        with nothing_fits_as_json(as_json), ProgressDisplay() as display:
+            result = operations.search(request, display)
+    except KeyboardInterrupt:
+        said = "interrupted; what was measured is stored, the same command goes on from there"
+        raise Interrupted(said) from None
     if as_json:
         print_json(result.to_json())
         return
@@ -144,6 +148,7 @@ def trial(
 
     chosen = read_config(config)
     with Store.open(store) as opened:
+        keeper = operations.Keeper(opened)
         done = operations.trial(
             workload(model, seq_len, global_batch, lora_dropout, devices, seed),
             chosen,
@@ -152,9 +157,10 @@ def trial(
             deadline_seconds=parse_duration(deadline),
             snapshot=str(Path(snapshot).resolve()) if snapshot else None,
             profile=str(Path(profile).resolve()) if profile else None,
-            store=opened,
+            keeper=keeper,
         )
     print_json(done.to_json()) if as_json else print(trial_text(done))
+    keeper.check()
     transient = isinstance(done.outcome, Crashed) and done.outcome.transient
     raise typer.Exit(4 if transient else EXIT_CODES[done.outcome.kind])
 
@@ -204,6 +210,8 @@ def read_config(text: str):  # type: ignore[no-untyped-def]
         ) from error
     except ValueError as error:
         raise UsageError(f"config file {text} is not JSON: {error}") from error
+    except RecursionError as error:
+        raise UsageError(f"config file {text} is no config: it is nested too deeply") from error
     config = data.get("config", data) if isinstance(data, dict) else data
     if not isinstance(config, dict):
         raise UsageError(f"config file {text} must hold one JSON object")
@@ -227,8 +235,3 @@ def preview_text(plan: dict) -> str:  # type: ignore[type-arg]
     rows += [(f"not predicted: {reason}", str(count)) for reason, count in plan["not_predicted"].items()]
     rows.append(("predicted in", format_duration(plan["seconds"])))
     return columns([("dry run", "nothing is run"), *rows])
-
-
-def warn(message: str) -> None:
-    """A line on standard error."""
-    print(f"autofit: {message}", file=sys.stderr)

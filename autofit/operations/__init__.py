@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autofit.operations.answers import frontier, recommend
 from autofit.operations.estimating import Estimation, estimate
+from autofit.operations.keeping import Keeper
 from autofit.operations.predicted_frontier import PredictedFrontier, predict_frontier
 from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
 from autofit.operations.residuals import residuals
@@ -12,6 +13,7 @@ from autofit.operations.single_trial import trial
 
 __all__ = [
     "Estimation",
+    "Keeper",
     "PredictedFrontier",
     "SearchRequest",
     "SearchResult",

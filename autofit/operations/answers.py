@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autofit.catalog.hardware import cards
@@ -10,11 +11,12 @@ from autofit.frontier import Frontier, Recommendation, alternatives, choose
 from autofit.hardware import Hardware
 from autofit.operations.lattices import within
 from autofit.operations.requests import WorkloadOptions, memory_limit
-from autofit.operations.shortfall import Shortfall, closest_point
+from autofit.operations.shortfall import Shortfall, how_all_failed, levers, lightest, of_failures
+from autofit.outcome import Trial
 from autofit.store import Store
 from autofit.techniques import changes
 from autofit.units import format_bytes
-from autofit.workload import METHODS, Effect, Goal, Workload
+from autofit.workload import METHODS, Goal, Workload
 
 Asked = WorkloadOptions | Workload
 """What is asked about: options that name a model, or a workload that a store has."""
@@ -45,38 +47,46 @@ def recommend(
     goal: Goal | None = None,
     store: Store,
 ) -> Recommendation:
-    """The fastest measured config of the most faithful method that fits. Raises `NothingFits` if none does.
+    """The fastest measured config of the most faithful method that fits.
 
-    The limit is the one that a search here would take, unless one is given.
+    Without a limit it is the device's memory (of a host a share), whatever other programs hold of it now: a search
+    leaves them theirs. Raises `NothingFits` if nothing fits, `EnvironmentLacks` if nothing within the goal was tried,
+    naming the search that would.
     """
     goal = goal or Goal()
     device = find_hardware(hardware, store)
     limit = memory_limit_bytes or memory_limit(None, device)
     # All methods, so that what other methods give can stand beside the answer, or take its place.
     found = _frontier(asked, device, replace(goal, method="any"), limit, store)
-    return recommendation(found, memory_limit_bytes=limit, goal=goal)
+    return recommendation(
+        found, memory_limit_bytes=limit, goal=goal, tried=lambda: _tried_within(goal, asked, found, store)
+    )
 
 
-def recommendation(found: Frontier, *, memory_limit_bytes: int, goal: Goal) -> Recommendation:
-    """The recommendation that a frontier gives under a limit. Raises `NothingFits` if it has none."""
-    points = [p for p in found.points if p.method in goal.methods]
+def recommendation(
+    found: Frontier,
+    *,
+    memory_limit_bytes: int,
+    goal: Goal,
+    tried: Callable[[], Sequence[Trial]] = tuple,
+) -> Recommendation:
+    """The recommendation that a frontier gives under a limit. Raises `NothingFits` if it has none.
+
+    `tried` gives the trials within the goal, for what came closest; it is asked only if nothing has fitted at all.
+    """
     chosen = choose(
         found.considered,
         memory_limit_bytes=memory_limit_bytes,
         methods=goal.methods,
-        changes=lambda config: len(changes(config)),
+        changes=lambda config: len(changes(config, goal)),
     )
     if chosen is None:
-        raise Shortfall(
-            _closest(found, memory_limit_bytes, goal),
-            memory_limit_bytes=memory_limit_bytes,
-            closest=closest_point(points[0], memory_limit_bytes) if points else None,
-        )
+        raise _shortfall(found, memory_limit_bytes, goal, tried)
     return Recommendation(
         point=chosen,
         memory_limit_bytes=memory_limit_bytes,
         headroom_bytes=memory_limit_bytes - chosen.measurement.device_bytes,
-        changes_training=changes(chosen.config),
+        changes_training=changes(chosen.config, goal),
         alternatives=alternatives(chosen, found.points, memory_limit_bytes=memory_limit_bytes),
         hardware=found.hardware,
         workload=found.workload,
@@ -88,14 +98,10 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
     workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
     for stack in store.stacks(device.key, workload.key):
         found = store.frontier(
-            hardware_key=device.key,
-            stack_key=stack.key,
-            workload_key=workload.key,
-            memory_limit_bytes=limit,
-            allowed=lambda config: within(config, goal),
+            hardware_key=device.key, stack_key=stack.key, workload_key=workload.key, memory_limit_bytes=limit
         )
         if found is not None:
-            return found
+            return found.only(within(goal, (p.config for p in found.considered)))
     raise EnvironmentLacks(
         f"{workload.model} with seq-len {workload.seq_len} and global-batch {workload.global_batch} "
         f"is not measured on {device.name} yet{_what_is(store, workload.model, device)}",
@@ -103,26 +109,38 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
     )
 
 
-def _closest(found: Frontier, limit: int, goal: Goal) -> str:
-    """What came closest to the limit, and which lever would help."""
+def _tried_within(goal: Goal, asked: Asked, found: Frontier, store: Store) -> list[Trial]:
+    """The trials of a frontier's hardware, workload and stack that are within the goal; raises `EnvironmentLacks` if
+    there are none."""
+    every = store.trials(hardware_key=found.hardware.key, stack_key=found.stack.key, workload_key=found.workload.key)
+    allowed = within(goal, (t.config for t in every))
+    tried = [t for t in every if allowed(t.config)]
+    if not tried:
+        raise EnvironmentLacks(
+            f"none of the {found.trials} trials of {found.workload.model} on {found.hardware.name} is within --method "
+            f"{goal.method} --min-rank {goal.min_rank} --allow {goal.allow.label}",
+            remedy=f"run: {search_command(asked, goal)}",
+        )
+    return tried
+
+
+def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequence[Trial]]) -> Shortfall:
+    """What came closest to the limit, and which levers would help."""
     points = [p for p in found.points if p.method in goal.methods]
-    said = f"nothing that was measured fits {format_bytes(limit)}: "
     if points:
-        lightest = points[0]
-        said += f"the closest takes {format_bytes(lightest.measurement.device_bytes)} ({lightest.config})"
-    elif found.trials and found.trials == found.out_of_memory:
-        said += "every trial ran out of memory"
+        closest = lightest(points[0], limit)
+        how = closest.text
     else:
-        said += f"of {found.trials} trials none within --method {goal.method} --min-rank {goal.min_rank} has fitted"
+        trials = tried()
+        closest = of_failures(trials, limit)
+        how = f"{how_all_failed(trials)}, {closest.text}"
+    said = [f"nothing that was measured fits {format_bytes(limit)}: {how}"]
     other = choose(found.points, memory_limit_bytes=limit, methods=METHODS)
     if other is not None:
         memory, speed = other.measurement.device_bytes, other.measurement.tokens_per_second
-        said += f"; --method {other.method} would fit, with {format_bytes(memory)} at {speed:,.0f} tokens/s"
-    elif "qlora" not in goal.methods:
-        said += "; --method any would also try lighter methods"
-    elif goal.allow < Effect.TRAINING:
-        said += "; --allow training would also try lighter optimizers and targets"
-    return said
+        said.append(f"--method {other.method} would fit, with {format_bytes(memory)} at {speed:,.0f} tokens/s")
+    said.append(levers(goal, found.workload, found.hardware, beyond_bytes=closest.beyond_bytes))
+    return Shortfall("; ".join(said), memory_limit_bytes=limit, closest=closest.document)
 
 
 def find_hardware(name: str, store: Store) -> Hardware:
@@ -156,16 +174,20 @@ def _what_is(store: Store, model: str, device: Hardware) -> str:
     return f" (--hardware names another that is: {', '.join(elsewhere[:5])})" if elsewhere else ""
 
 
-def search_command(options: Asked) -> str:
+def search_command(options: Asked, goal: Goal | None = None) -> str:
     """The command whose trials would answer for these options."""
+    goal, usual = goal or Goal(), Goal()
     words = [
         f"autofit search --model {options.model} --seq-len {options.seq_len} --global-batch {options.global_batch}"
     ]
-    for name, value, usual in (
+    for name, value, default in (
         ("lora-dropout", options.lora_dropout, 0.0),
         ("devices", options.devices, 1),
         ("seed", options.seed, 0),
+        ("method", goal.method, usual.method),
+        ("min-rank", goal.min_rank, usual.min_rank),
+        ("allow", goal.allow.label, usual.allow.label),
     ):
-        if value != usual:
+        if value != default:
             words.append(f"--{name} {value}")
     return " ".join(words)

@@ -78,7 +78,7 @@ def _attempt(name: str, check: Callable[[], str], remedy: str) -> Check:
         return Check(name=name, state="ok", found=check())
     except EnvironmentLacks as error:
         return Check(name=name, state="missing", found=str(error), remedy=error.remedy)
-    except (AutofitError, OSError) as error:
+    except (AutofitError, OSError, ImportError) as error:
         return Check(name=name, state="missing", found=str(error), remedy=remedy)
 
 

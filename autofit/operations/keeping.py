@@ -1,4 +1,4 @@
-"""Keeps every trial of a search: in the store, or where that fails in a file that the store can import later."""
+"""Keeps every trial that is run: in the store, or where that fails in a file that the store can import later."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAUSE_SECONDS = 2.0
 class Keeper:
     """Keeps trials for good before it returns. Once the store has failed for good, trials go to the file alone."""
 
-    def __init__(self, store: Store, search_id: str) -> None:
+    def __init__(self, store: Store, search_id: str | None = None) -> None:
         self._store = store
         self._search_id = search_id
         self._file: Path | None = None
@@ -69,7 +69,8 @@ class Keeper:
     def _places(self) -> Iterator[Path]:
         """Beside the store, then here, then where temporary files go."""
         folders = [self._store.folder, Path.cwd(), Path(tempfile.gettempdir())]
-        yield from (folder / f"autofit-unsaved-{self._search_id}.jsonl" for folder in folders if folder is not None)
+        name = f"autofit-unsaved-{self._search_id or 'trials'}.jsonl"
+        yield from (folder / name for folder in folders if folder is not None)
 
 
 def _patiently(work: Callable[[], Trial]) -> Trial:

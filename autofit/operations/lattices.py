@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from autofit import space as spaces
@@ -11,9 +12,10 @@ from autofit.errors import UsageError
 from autofit.hardware import Hardware
 from autofit.lattice import Config, Lattice
 from autofit.space import Space
-from autofit.techniques import AXES, Job, holds, is_built, unsupported
+from autofit.techniques import AXES, TECHNIQUES, Job, holds, is_built, unsupported
 from autofit.techniques.precision import has_bf16
-from autofit.workload import Effect, Goal, digest
+from autofit.techniques.rank import nearest
+from autofit.workload import Goal, digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +44,23 @@ def load_space(name: str) -> Space:
     return spaces.load(name, AXES)
 
 
-def within(config: Config, goal: Goal) -> bool:
+def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
     """Whether a config stays within the user's training goal; the same for all configs of a family.
 
-    The method is the user's: that it changes the training is what was asked for.
+    The method is the user's: that it changes the training is what was asked for. So is the lowest rank that the goal
+    accepts; where `configs`, which are all there are, do not have it, the next higher one stands in for it.
     """
-    rank = config.get("rank")
-    return (
-        config["method"] in goal.methods
-        and (rank is None or int(rank) >= goal.min_rank)
-        and all(a.effect(config[a.name]) <= goal.allow for a in AXES if a.name in config and a.name != "method")
-    )
+    ranks = nearest(configs, goal)
+
+    def allowed(config: Config) -> bool:
+        rank = config.get("rank")
+        if config["method"] not in goal.methods or (rank is not None and int(rank) < goal.min_rank):
+            return False
+        asked = {"method"} if rank != ranks.get(config.text("method")) else {"method", "rank"}
+        judged = [t for t in TECHNIQUES if t.axis.name in config and t.axis.name not in asked]
+        return all(t.effect(config, goal) <= goal.allow for t in judged)
+
+    return allowed
 
 
 def narrow(space: Space, goal: Goal, job: Job) -> Narrowed:
@@ -64,16 +72,16 @@ def narrow(space: Space, goal: Goal, job: Job) -> Narrowed:
     reasons: Counter[str] = Counter()
     beyond = 0
     every = list(space.with_ranks_from(goal.min_rank).configs(AXES, batch=job.workload.batch_per_device))
-    lowest = min((c.number("rank") for c in every if "rank" in c), default=0)
+    allowed = within(goal, every)
     for listed in every:
         config = _for_here(listed, job)
         if config in kept:
             continue
-        if not within(listed, goal) or (goal.allow < Effect.TRAINING and listed.get("rank") not in (None, lowest)):
-            beyond += 1  # higher ranks only cost memory and time: they are for who lets the training change
+        if not allowed(listed):
+            beyond += 1
             continue
         # Where this hardware's own format goes further than the goal, what is left is the one that it lacks.
-        reason = unsupported(config if within(config, goal) else listed, job)
+        reason = unsupported(config if allowed(config) else listed, job)
         if reason is not None:
             reasons[reason] += 1
             continue
@@ -97,7 +105,9 @@ def _for_here(config: Config, job: Job) -> Config:
 
 def space_summaries(global_batch: int) -> list[dict[str, object]]:
     """Every built-in space: its name, purpose, and number of valid configs that this release runs, on hardware and
-    with packages that lack nothing."""
+    with packages that lack nothing. Raises `UsageError` for a global batch below 1."""
+    if global_batch < 1:
+        raise UsageError(f"global-batch is {global_batch}: it must be at least 1")
     return [
         {"name": s.name, "purpose": s.purpose, "configs": s.count(AXES, batch=global_batch, valid=is_built)}
         for s in (load_space(name) for name in spaces.names())

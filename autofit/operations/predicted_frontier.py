@@ -14,7 +14,7 @@ from autofit.lattice import Config
 from autofit.operations.cheapest_change import GAIN
 from autofit.operations.estimating import is_card, rates_of, site, why_not
 from autofit.operations.requests import SearchRequest, memory_limit
-from autofit.operations.searching import Prepared, outline, prepare, walked
+from autofit.operations.searching import Prepared, check_local, outline, prepare, walked
 from autofit.operations.shortfall import Shortfall
 from autofit.techniques import Job, changes
 from autofit.units import format_bytes
@@ -108,6 +108,7 @@ def predict_frontier(
     `report` is told how many configs are predicted, and of how many. Raises `NothingFits` if none is predicted to fit.
     """
     started = time.monotonic()
+    check_local(request)
     prepared = _prepared(request)
     job, limit = prepared.job, prepared.memory_limit_bytes
     reasons: Counter[str] = Counter()

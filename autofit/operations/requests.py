@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autofit.catalog.models import Model, load, names
+from autofit.catalog.models import Model, load, names, positions
 from autofit.errors import UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.techniques import Job
@@ -34,8 +34,8 @@ class WorkloadOptions:
     def resolve(self) -> tuple[Model, Workload]:
         """The model's architecture, and the workload; raises `UsageError` for what cannot be trained."""
         model = load(self.model)
-        longest = model.config.get("max_position_embeddings")
-        if isinstance(longest, int) and self.seq_len > longest:
+        longest = positions(model)
+        if longest is not None and self.seq_len > longest:
             raise UsageError(f"seq-len {self.seq_len} is longer than the {longest} positions of {model.name}")
         return model, Workload(
             model=model.name,
@@ -78,6 +78,8 @@ class SearchRequest:
             raise UsageError(f"max-trials is {self.max_trials}: it must be at least 1")
         if self.in_place and self.workers not in (None, 1):
             raise UsageError("--in-place runs one trial at a time: leave --workers out")
+        if self.in_place and self.ray_address is not None:
+            raise UsageError("--in-place runs trials here, without Ray: leave --ray-address out")
         if self.workers is not None and self.workers < 1:
             raise UsageError(f"workers is {self.workers}: it must be at least 1")
 

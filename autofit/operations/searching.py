@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.hardware import card, fitting
-from autofit.errors import EnvironmentLacks, NothingFits, StoreError
+from autofit.catalog.hardware import card
+from autofit.errors import EnvironmentLacks, NothingFits, StoreError, UsageError
 from autofit.estimate.floor import floor_bytes
 from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
@@ -18,13 +18,14 @@ from autofit.operations.answers import recommendation
 from autofit.operations.keeping import Keeper
 from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
 from autofit.operations.requests import SearchRequest, left_by_others, memory_limit
-from autofit.operations.shortfall import Shortfall
+from autofit.operations.shortfall import CONTEXT_BYTES, Shortfall, levers, of_failures, smallest_card, wider
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.store import Store
 from autofit.techniques import Job
 from autofit.trial.site import detect
-from autofit.units import GIB, format_bytes
+from autofit.units import format_bytes
 from autofit.workers.pool import Pool
+from autofit.workload import Goal
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 BEYOND_FLOOR = 1.15
 """What a card must hold over weights, gradients and states for its allocator to work at all: fragmentation is rarely
 less. Activations are not in it: with checkpointing and short sequences they can be small."""
-CONTEXT_BYTES = 3 * GIB // 2
-"""Driver's context, library workspaces, and one matrix in the making (dequantised, or its gradient)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,24 +102,33 @@ def walked(request: SearchRequest, job: Job, memory_limit_bytes: int) -> Prepare
     space = request.space or default_space(job.hardware)
     narrowed = narrow(load_space(space), request.goal, job)
     prepared = Prepared(job=job, narrowed=narrowed, space=space, memory_limit_bytes=memory_limit_bytes)
-    _check_floor(prepared)
+    _check_floor(prepared, request)
     return prepared
 
 
-def _check_floor(prepared: Prepared) -> None:
+def _check_floor(prepared: Prepared, request: SearchRequest) -> None:
     """Raise `NothingFits` if no config's weights, gradients and states fit, saying what could hold the smallest."""
     smallest = min(prepared.narrowed.lattice.configs, key=prepared.floor)
     least = prepared.floor(smallest)
     limit = prepared.memory_limit_bytes
     if least <= limit:
         return
-    cards = [known for known in fitting(int(least * BEYOND_FLOOR) + CONTEXT_BYTES) if known.kind == "cuda"]
-    where = "no card of the catalog could hold it"
-    if cards:
-        where = f"the smallest card that could hold it is {cards[0].name} ({format_bytes(cards[0].memory_bytes)})"
-    raise Shortfall(
+    said = [
         f"{prepared.job.model.name} cannot fit {format_bytes(limit)}: the smallest config needs at least "
-        f"{format_bytes(least)} for weights, gradients and states, and activations on top ({smallest}); {where}",
+        f"{format_bytes(least)} for weights, gradients and states, and activations on top ({smallest})"
+    ]
+    hardware = prepared.job.hardware
+    if least < hardware.memory_bytes:
+        said.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
+    said += _lower_floors(prepared, request.goal, least)
+    holder = smallest_card(int(least * BEYOND_FLOOR) + CONTEXT_BYTES - 1)
+    said.append(
+        "no card of the catalog could hold it"
+        if holder is None
+        else f"the smallest card that could hold it is {holder.name} ({format_bytes(holder.memory_bytes)})"
+    )
+    raise Shortfall(
+        "; ".join(said),
         memory_limit_bytes=limit,
         closest={
             "config": smallest.to_json(),
@@ -131,9 +139,27 @@ def _check_floor(prepared: Prepared) -> None:
     )
 
 
+def _lower_floors(prepared: Prepared, goal: Goal, least: int) -> list[str]:
+    """The levers of a wider goal under which the same space has a config that needs less than `least`."""
+    found = []
+    for words, goal_ in wider(goal):
+        configs = narrow(load_space(prepared.space), goal_, prepared.job).lattice.configs
+        lower = min(map(prepared.floor, configs))
+        if lower < least:
+            found.append(f"{words} would lower that to {format_bytes(lower)}")
+    return found
+
+
 def preview(request: SearchRequest) -> dict[str, Any]:
     """What a search would walk, without running anything."""
+    check_local(request)
     return outline(prepare(request))
+
+
+def check_local(request: SearchRequest) -> None:
+    """Raise `UsageError` where a dry run is asked of a cluster."""
+    if request.ray_address is not None:
+        raise UsageError("--dry-run looks at this machine and asks no cluster: leave --ray-address out")
 
 
 def outline(prepared: Prepared) -> dict[str, Any]:
@@ -196,14 +222,20 @@ def _run(
     job = prepared.job
     question = request.question(job, prepared.memory_limit_bytes, prepared.narrowed.digest)
     answered = None if request.fresh else _already_answered(store, question, request)
-    search_id = answered or uuid.uuid4().hex
+    begun = _begun_afresh(store, question) if request.fresh else None
+    search_id = answered or begun or uuid.uuid4().hex
     if answered is None:
         store.begin_search(
             search_id,
             hardware=job.hardware,
             stack=job.stack,
             workload=job.workload,
-            request={"question": question, "max_trials": request.max_trials, "seconds": request.time_budget_seconds},
+            request={
+                "question": question,
+                "fresh": request.fresh,
+                "max_trials": request.max_trials,
+                "seconds": request.time_budget_seconds,
+            },
         )
     keeper = Keeper(store, search_id)
 
@@ -216,17 +248,22 @@ def _run(
         job=job,
         lattice=prepared.narrowed.lattice,
         methods=request.goal.methods,
+        goal=request.goal,
         limits=Limits(
             memory_bytes=prepared.memory_limit_bytes,
             max_trials=request.max_trials,
             seconds=request.time_budget_seconds,
         ),
         floor=prepared.floor,
-        known=store.known(hardware_key=job.hardware.key, stack_key=job.stack.key, workload_key=job.workload.key),
+        known=store.known(
+            hardware_key=job.hardware.key,
+            stack_key=job.stack.key,
+            workload_key=job.workload.key,
+            search_id=search_id if request.fresh else None,
+        ),
         open_pool=(lambda: pool) if pool is not None else (lambda: open_pool(request)),
         save=keeper.keep,
         report=shown,
-        fresh=request.fresh,
         answer_only=answered is not None,
     )
     status = "failed"
@@ -261,6 +298,19 @@ def _already_answered(store: Store, question: dict[str, Any], request: SearchReq
     return None
 
 
+def _begun_afresh(store: Store, question: dict[str, Any]) -> str | None:
+    """The id of a search that has asked the same afresh and was interrupted or killed: it goes on with the trials that
+    are its own. None if there is none, or if a later search has answered the question."""
+    for earlier in store.searches():
+        if earlier.request.get("question") != question:
+            continue
+        if earlier.status == "done":
+            return None
+        if earlier.request.get("fresh"):
+            return earlier.search_id
+    return None
+
+
 def _at_least(spent: float | None, asked: float | None) -> bool:
     return spent is None or (asked is not None and spent >= asked)
 
@@ -270,7 +320,7 @@ def _result(
 ) -> SearchResult:
     job = prepared.job
     trials: list[Trial] = list(found.knowledge.trials.values())
-    _check_any_fits(trials or store.trials(search_id=search_id), prepared.memory_limit_bytes)
+    _check_any_fits(trials or store.trials(search_id=search_id), prepared, request.goal)
     # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
     context = {"hardware_key": job.hardware.key, "stack_key": job.stack.key, "workload_key": job.workload.key}
     frontier = Frontier.of(
@@ -283,7 +333,9 @@ def _result(
     )
     return SearchResult(
         search_id=search_id,
-        recommendation=recommendation(frontier, memory_limit_bytes=prepared.memory_limit_bytes, goal=request.goal),
+        recommendation=recommendation(
+            frontier, memory_limit_bytes=prepared.memory_limit_bytes, goal=request.goal, tried=lambda: trials
+        ),
         frontier=frontier,
         trials=found.progress.done,
         out_of_memory=found.progress.out_of_memory,
@@ -294,7 +346,7 @@ def _result(
     )
 
 
-def _check_any_fits(trials: list[Trial], memory_limit_bytes: int) -> None:
+def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None:
     """Raise with what failed, if trials failed otherwise than for memory and none has fitted.
 
     Where every one of them crashed it is the environment that lacks something, not memory.
@@ -309,4 +361,8 @@ def _check_any_fits(trials: list[Trial], memory_limit_bytes: int) -> None:
     )
     if all(isinstance(t.outcome, Crashed) for t in trials):
         raise EnvironmentLacks(said, remedy="autofit doctor, and --fresh to try them again")
-    raise Shortfall(f"{said}; `autofit doctor` may say more", memory_limit_bytes=memory_limit_bytes)
+    limit, job = prepared.memory_limit_bytes, prepared.job
+    closest = of_failures(trials, limit)
+    if len(failed) < len(trials):
+        said += f"; {closest.text}; {levers(goal, job.workload, job.hardware, beyond_bytes=closest.beyond_bytes)}"
+    raise Shortfall(f"{said}; `autofit doctor` may say more", memory_limit_bytes=limit, closest=closest.document)

@@ -1,16 +1,33 @@
-"""Nothing fits: why, and what came closest, for people in a line and for programs as a document."""
+"""Nothing fits: why, what came closest and what would help, for people in a line and for programs as a document."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+from autofit.catalog.hardware import Card, fitting
 from autofit.errors import NothingFits
 from autofit.frontier import Point
+from autofit.hardware import Hardware
+from autofit.lattice import Config
+from autofit.outcome import Fits, OutOfMemory, Trial, outcome_to_json
+from autofit.techniques import AXES
+from autofit.units import GIB, format_bytes
+from autofit.workload import Effect, Goal, Workload
+
+CONTEXT_BYTES = 3 * GIB // 2
+"""Driver's context, library workspaces, and one matrix in the making (dequantised, or its gradient)."""
+USUAL_RANK = Goal().min_rank
+MEMORY_LEVERS = ("method", "micro_batch", "checkpointing", "loss", "precision", "optimizer", "rank")
+"""Axes by what they usually weigh, the heaviest first."""
 
 
 class Shortfall(NothingFits):
-    """No config fits `memory_limit_bytes`; `closest` is the config that needs least, None where none was measured."""
+    """No config fits `memory_limit_bytes`; `closest` is the config that came closest to it, None where none was tried.
+
+    Its `over_limit_bytes` are None where a trial that failed does not show how much it lacked.
+    """
 
     def __init__(self, message: str, *, memory_limit_bytes: int, closest: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -27,7 +44,104 @@ class Shortfall(NothingFits):
         }
 
 
-def closest_point(point: Point, memory_limit_bytes: int) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closest:
+    """What came closest to fitting."""
+
+    text: str
+    """For people."""
+    document: Mapping[str, Any] | None
+    """For programs; None where nothing was tried."""
+    beyond_bytes: int
+    """More than this is what it needs, as far as is known."""
+
+
+def lightest(point: Point, memory_limit_bytes: int) -> Closest:
     """A measured config that is too heavy, and by how much."""
-    over = point.measurement.device_bytes - memory_limit_bytes
-    return {**point.to_json(), "provenance": "measured", "over_limit_bytes": over}
+    needed = point.measurement.device_bytes
+    document = {**point.to_json(), "provenance": "measured", "over_limit_bytes": needed - memory_limit_bytes}
+    text = f"the closest takes {format_bytes(needed)} ({point.config})"
+    return Closest(text=text, document=document, beyond_bytes=needed - 1)
+
+
+def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
+    """Where nothing has fitted under any limit: of the trials that ran out of memory the one that is known to need
+    least, or where none did the last that failed.
+
+    What ran out needs more than its limit; of several under one limit the config counts that is lightest by the axes.
+    """
+    failed = [t for t in trials if not isinstance(t.outcome, Fits)]
+    if not failed:
+        return Closest(text="none has ended", document=None, beyond_bytes=memory_limit_bytes)
+    ran_out = [t for t in failed if isinstance(t.outcome, OutOfMemory)]
+    closest = min(ran_out, key=lambda t: (t.memory_limit_bytes, _weight(t.config))) if ran_out else failed[-1]
+    return Closest(
+        text=f"the closest {_failure(closest)}",
+        document={
+            "config": closest.config.to_json(),
+            **outcome_to_json(closest.outcome),
+            "trial_id": closest.trial_id,
+            "provenance": "measured",
+            "trial_limit_bytes": closest.memory_limit_bytes,
+            "over_limit_bytes": None,
+        },
+        beyond_bytes=max(memory_limit_bytes, closest.memory_limit_bytes),
+    )
+
+
+def how_all_failed(trials: Sequence[Trial]) -> str:
+    """In a few words how trials ended of which none has fitted."""
+    if trials and all(isinstance(t.outcome, OutOfMemory) for t in trials):
+        return "every trial ran out of memory"
+    return f"of {len(trials)} trials none has fitted"
+
+
+def _failure(trial: Trial) -> str:
+    assert not isinstance(trial.outcome, Fits)
+    kind, reason = trial.outcome.kind.replace("_", " "), " ".join(trial.outcome.reason.split())
+    return f"under {format_bytes(trial.memory_limit_bytes)}: {kind}: {reason} ({trial.config})"
+
+
+def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: int) -> str:
+    """What would help where more than `beyond_bytes` are needed, what changes the training least first."""
+    found = []
+    if beyond_bytes < hardware.memory_bytes:
+        found.append(f"a higher --memory-limit ({hardware.name} has {format_bytes(hardware.memory_bytes)})")
+    found += [words for words, _ in wider(goal)]
+    if goal.min_rank > USUAL_RANK and goal.method != "full":
+        found.append(f"--min-rank {USUAL_RANK}")
+    if workload.seq_len >= 4:
+        found.append(f"--seq-len {workload.seq_len // 2}")
+    card = smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else CONTEXT_BYTES))
+    if card is not None:
+        found.append(f"a card as {card.name} ({format_bytes(card.memory_bytes)})")
+    return f"what would help: {', '.join(found) or 'a smaller --model'}"
+
+
+def wider(goal: Goal) -> list[tuple[str, Goal]]:
+    """The options that would let a search try lighter configs than `goal` does, each with the goal that it makes."""
+    effects = [effect for effect in Effect if effect > goal.allow]
+    found = [(f"--allow {effect.label}", replace(goal, allow=effect)) for effect in effects]
+    if "qlora" not in goal.methods:
+        found.append(("--method any", replace(goal, method="any")))
+    return found
+
+
+def smallest_card(more_than_bytes: int) -> Card | None:
+    """The smallest card of the catalog that trials run on and that holds more; None if none does."""
+    return next((known for known in fitting(more_than_bytes + 1) if known.kind == "cuda"), None)
+
+
+def _weight(config: Config) -> tuple[int, ...]:
+    """Orders configs by memory, about: what no claim of the lattice's order says, but a user expects."""
+    axes = {axis.name: axis for axis in AXES}
+    weight = []
+    for name in MEMORY_LEVERS:
+        value = config.get(name)
+        if value is None:
+            weight.append(0)
+        elif axes[name].numeric:
+            weight.append(int(value))
+        else:
+            weight.append(axes[name].values.index(value) if value in axes[name].values else len(axes[name].values))
+    return tuple(weight)

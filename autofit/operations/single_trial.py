@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 from autofit.errors import UsageError
 from autofit.lattice import Config
+from autofit.operations.keeping import Keeper
 from autofit.operations.requests import WorkloadOptions, left_by_others, memory_limit
 from autofit.outcome import Outcome, Trial, Unsupported
-from autofit.store import Store
 from autofit.techniques import unsupported
 from autofit.trial.recording import check_writable, modified
 from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
@@ -28,9 +28,11 @@ def trial(
     deadline_seconds: float = DEADLINE_SECONDS,
     snapshot: str | None = None,
     profile: str | None = None,
-    store: Store | None = None,
+    keeper: Keeper | None = None,
 ) -> Trial:
-    """Run `config` here and now; the outcome is stored if `store` is given. Never answered from the store.
+    """Run `config` here and now; with a `keeper` the outcome is stored. Never answered from the store.
+
+    A store that fails does not cost the outcome: it is returned, and `keeper.check()` says where else it is.
 
     `snapshot` and `profile` are files for recordings of one more step, taken when the measurement is done.
     """
@@ -69,7 +71,7 @@ def trial(
         seconds=seconds,
         recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    stored = store.add(done) if store is not None and reason is None else done
+    stored = keeper.keep(done) if keeper is not None and reason is None else done
     for name, path in recordings.items():
         if modified(path) == before[path]:
             _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", name, path, outcome.kind)

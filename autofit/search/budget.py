@@ -46,9 +46,7 @@ class Budget:
         """How many more trials may begin; infinite without a limit."""
         return float("inf") if self.limits.max_trials is None else self.limits.max_trials - begun
 
-    def deadline(self, reserved_seconds: float = 0.0) -> float:
-        """Seconds after which a trial that begins now is killed."""
+    def left_for_trial(self, reserved_seconds: float = 0.0) -> float:
+        """Seconds that a trial which begins now may take until the search's time is over; infinite without a budget."""
         left = self.seconds_left
-        if left is None:
-            return self.limits.deadline_seconds
-        return min(self.limits.deadline_seconds, max(0.0, left - reserved_seconds) + GRACE_SECONDS)
+        return float("inf") if left is None else max(0.0, left - reserved_seconds) + GRACE_SECONDS

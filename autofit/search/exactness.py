@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -22,16 +21,17 @@ class FamilyBaselines:
     """The plainest trial of each family of configs. Trials of a family see the same tokens and weights.
 
     Of two trials that disagree, the one with more techniques is wrong: techniques claim to be exact, the plain run
-    claims nothing.
+    claims nothing. With dropout every run is another: then nothing is compared.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, dropout: bool = False) -> None:
+        self._dropout = dropout
         self._plainest: dict[str, Trial] = {}
         self._refuted: list[Trial] = []
 
     def checked(self, trial: Trial) -> Trial:
         """`trial`, with outcome `Diverged` if a plainer one of its family shows other losses or gradients."""
-        if not _comparable(trial):
+        if self._dropout or not isinstance(trial.outcome, Fits):
             return trial
         baseline = self._plainest.setdefault(family(trial.config), trial)
         if techniques(trial.config) >= techniques(baseline.config):
@@ -71,7 +71,7 @@ def against(trial: Trial, baseline: Trial) -> Trial:
 
 
 def _other_gradient(own: Measurement, expected: Measurement, tolerance: float) -> str | None:
-    first, known = first_finite(own.gradient_norms), first_finite(expected.gradient_norms)
+    first, known = first_known(own.gradient_norms), first_known(expected.gradient_norms)
     if first is None or known is None or abs(first - known) <= tolerance * known:
         return None
     return f"the first gradient's norm is {first:.4g}, more than {tolerance:.1%} from the {known:.4g}"
@@ -84,13 +84,9 @@ def _other_loss(own: Measurement, expected: Measurement, tolerance: float) -> st
     return None
 
 
-def first_finite(values: Sequence[float]) -> float | None:
+def first_known(norms: Sequence[float | None]) -> float | None:
     """The first gradient that loss scaling did not overflow; the weights are still the initial ones there."""
-    return next((v for v in values if math.isfinite(v)), None)
-
-
-def _comparable(trial: Trial) -> bool:
-    return isinstance(trial.outcome, Fits) and trial.workload.lora_dropout == 0
+    return next((norm for norm in norms if norm is not None), None)
 
 
 def _measurement(trial: Trial) -> Measurement:

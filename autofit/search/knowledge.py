@@ -38,9 +38,9 @@ def verdict(
     """The stored trial that answers for a config under a limit; None if it must be run.
 
     A trial that fitted under any limit answers for every limit that holds its memory. One that ran out of memory
-    answers for every limit that is no higher than its own. A crash, a time-out or a divergence answers for its own
-    limit only, a time-out for deadlines that are no longer besides; a failure of the machinery never does. What was
-    measured last counts, but one that was stopped early gives way to one that was timed in full.
+    answers for every limit that is no higher than its own, a divergence for every limit. A crash or a time-out answers
+    for its own limit only, a time-out for deadlines that are no longer besides; a failure of the machinery never does.
+    What was measured last counts, but one that was stopped early gives way to one that was timed in full.
     """
     stopped_early: Trial | None = None
     for trial in reversed(list(trials)):

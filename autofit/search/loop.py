@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from autofit.catalog.models import shape
 from autofit.errors import EnvironmentLacks
 from autofit.frontier import Point, choose
 from autofit.lattice import Config, Lattice
@@ -18,6 +19,7 @@ from autofit.techniques import Job, changes
 from autofit.trial.request import TIMING_SECONDS as VERIFICATION_SECONDS
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
+from autofit.workload import Goal
 
 __all__ = ["Limits", "Progress", "Search"]
 
@@ -27,6 +29,12 @@ HOPELESS_DEADLINES = 3.0
 """Time lost to them after which the same holds, in deadlines of one trial."""
 MACHINERY_FAILURES = 3
 """Failures of the machinery in a row after which it must be mended before a trial can say anything."""
+LEAST_DEADLINE_SECONDS = 90.0
+"""Before this no trial is taken to hang: start, set-up and an unlucky compilation may take it."""
+DEADLINE_SHARE = 0.2
+"""Share of the time budget before which no trial is taken to hang: five hangs may cost it, one may not."""
+DEADLINE_FACTOR = 5.0
+"""Nor is it before this many times what its trial is expected to take."""
 POLL_SECONDS = 0.25
 
 
@@ -37,7 +45,7 @@ class Progress:
     candidates: int
     """Valid configs of the lattice."""
     done: int = 0
-    """Trials run by this search, verification included."""
+    """Trials run by this search, verification and what the end of its time has cut off included."""
     out_of_memory: int = 0
     failed: int = 0
     """Trials that crashed, timed out or diverged."""
@@ -66,21 +74,23 @@ class Search:
     limits: Limits
     floor: Callable[[Config], int]
     known: dict[Config, list[Trial]]
-    """Earlier trials of this hardware, stack and workload."""
+    """Earlier trials of this hardware, stack and workload that may answer."""
     open_pool: Callable[[], Pool]
     """Called at the first trial that must be run: a search that the store answers starts no worker."""
     save: Callable[[Trial], Trial]
     """Commits a trial, and returns it with its number."""
     report: Callable[[Progress], None] = lambda progress: None
-    fresh: bool = False
-    """Whether earlier trials are measured again."""
+    goal: Goal = field(default_factory=Goal)
+    """The user's: where speeds tie, the config counts that changes least against its plain recipe."""
     answer_only: bool = False
     """Whether to run nothing, because an equal search has ended before."""
     knowledge: Knowledge = field(init=False)
     progress: Progress = field(init=False)
     _adviser: Adviser = field(init=False)
     _budget: Budget = field(init=False)
-    _baselines: FamilyBaselines = field(init=False, default_factory=FamilyBaselines)
+    _until_budget_ends: set[Config] = field(init=False, default_factory=set)
+    """Configs under way whose trials are killed because the search's time is over, before they are taken to hang."""
+    _baselines: FamilyBaselines = field(init=False)
     _pool: Pool | None = field(init=False, default=None)
     _retried: set[Config] = field(init=False, default_factory=set)
     """Configs whose trial the machinery has failed once."""
@@ -96,10 +106,11 @@ class Search:
         self._budget = Budget(limits=self.limits)
         self.knowledge = Knowledge(self.lattice, self.limits.memory_bytes)
         self.progress = Progress(candidates=len(self.lattice.configs))
+        dropout = self.job.workload.lora_dropout > 0 or shape(self.job.model).dropout
+        self._baselines = FamilyBaselines(dropout=dropout)
         self._rule_out_by_floor()
         self._adviser = Adviser(self.knowledge, self.floor)
-        if not self.fresh:
-            self._recall()
+        self._recall()
         if self.answer_only:
             self.progress.stopped_because = "the same search has ended before"
             self._show()
@@ -119,7 +130,7 @@ class Search:
             self.knowledge.points(),
             memory_limit_bytes=self.limits.memory_bytes,
             methods=self.methods,
-            changes=lambda config: len(changes(config)),
+            changes=lambda config: len(changes(config, self.goal)),
         )
 
     def _rule_out_by_floor(self) -> None:
@@ -203,17 +214,32 @@ class Search:
 
     def _submit(self, config: Config, timing_seconds: float, rivals: tuple[Rival, ...] = ()) -> None:
         pool = self._pool or self._open()
-        reserved = 0.0 if self.progress.verifying else self._verification_seconds()
+        own = self._own_deadline(config)
+        left = self._budget.left_for_trial(0.0 if self.progress.verifying else self._verification_seconds())
+        self._until_budget_ends.discard(config)
+        if left < own:
+            self._until_budget_ends.add(config)
         pool.submit(
             TrialRequest(
                 job=self.job,
                 config=config,
                 memory_limit_bytes=self.limits.memory_bytes,
-                deadline_seconds=self._budget.deadline(reserved),
+                deadline_seconds=min(own, left),
                 timing_seconds=timing_seconds,
                 rivals=rivals,
             )
         )
+
+    def _own_deadline(self, config: Config) -> float:
+        """Seconds after which a trial of `config` is taken to hang: with a time budget soon enough for others to run.
+
+        The winner's second run has the usual deadline: what fails then is failed for everyone who asks the store.
+        """
+        if self.limits.seconds is None or self.progress.verifying:
+            return self.limits.deadline_seconds
+        expected = self._adviser.expected_seconds(config)
+        patience = max(LEAST_DEADLINE_SECONDS, DEADLINE_SHARE * self.limits.seconds, DEADLINE_FACTOR * expected)
+        return min(self.limits.deadline_seconds, patience)
 
     def _open(self) -> Pool:
         """The workers; raises `EnvironmentLacks` if their trials would be stored as another device's."""
@@ -248,18 +274,18 @@ class Search:
         trials = []
         for done in completed:
             in_flight.remove(done.request.config)
-            if self._cut_by_budget(done):
-                self.progress.done += 1
-                self._adviser.give_up(done.request.config)
-                continue
-            trials.append(self.save(self._checked(self._trial(done))))
-            self._count(trials[-1])
+            trial = self.save(self._checked(self._trial(done)))
+            self._count(trial)
+            if self._cut_by_budget(trial):
+                self._adviser.give_up(trial.config)
+            else:
+                trials.append(trial)
         self._show(in_flight)
         return [trial for trial in trials if not self._begun_again(trial, in_flight)]
 
-    def _cut_by_budget(self, done: Completed) -> bool:
+    def _cut_by_budget(self, trial: Trial) -> bool:
         """Whether the trial was killed because the search's time is over: that says nothing of its config."""
-        return isinstance(done.outcome, TimedOut) and done.request.deadline_seconds < self.limits.deadline_seconds
+        return isinstance(trial.outcome, TimedOut) and trial.config in self._until_budget_ends
 
     def _begun_again(self, trial: Trial, in_flight: list[Config]) -> bool:
         """Run a trial that the machinery has failed once more. Raises `EnvironmentLacks` if it fails in a row."""
@@ -320,23 +346,23 @@ class Search:
             self._failed_seconds += trial.seconds
 
     def _verify(self) -> bool:
-        """Run the winner again in a fresh process, unless it was run twice; whether a trial was run."""
-        winner, left = self.winner(), self._budget.seconds_left
+        """Run the winner again in a fresh process, unless it was run twice; whether that has shown anything."""
+        winner = self.winner()
         if winner is None or not self._must_verify() or self._budget.trials_left(self.progress.done) < 1:
             return False
-        if left is not None and self._budget.deadline() < self._verification_seconds():
+        if self._budget.left_for_trial() < self._verification_seconds():
             return False
-        self.progress.verifying = True
-        done = self.progress.done
+        self.progress.verifying, shown = True, False
         in_flight = [winner.config]
         self._submit(winner.config, self._verification_timing())
         while in_flight:
             for trial in self._collect(in_flight):
+                shown = True
                 if not (isinstance(trial.outcome, Crashed) and trial.outcome.transient):
                     self._adviser.tell(trial)
         self._refute()
         self.progress.verifying = False
-        return self.progress.done > done  # a trial that the budget cut is none
+        return shown
 
     def _show(self, in_flight: list[Config] | None = None) -> None:
         self.progress.running = tuple(in_flight or ())

@@ -12,7 +12,7 @@ from autofit import __version__
 from autofit.errors import UsageError, unknown
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Outcome, Prediction, Trial
+from autofit.outcome import Fits, Outcome, Prediction, Trial
 from autofit.store.engine import to_text
 from autofit.store.rows import storable, trial_values
 from autofit.store.store import Store
@@ -87,6 +87,8 @@ def read_lines(lines: Iterable[str]) -> Iterator[Trial]:
                 _check_header(body)
         except (ValueError, UsageError) as error:
             raise UsageError(f"line {number} cannot be imported: {error}") from None
+        except RecursionError:
+            raise UsageError(f"line {number} cannot be imported: it is nested too deeply") from None
         begun = True
     if not begun:
         raise UsageError('there is nothing to import: the first line must be {"schema": 1, ...}')
@@ -130,6 +132,8 @@ def _trial(body: dict[str, Any]) -> Trial:
     except TypeError as error:
         said = str(error).replace(".__init__() got an unexpected keyword argument", " has no field")
         raise ValueError(said) from None
+    if isinstance(trial.outcome, Fits) and not trial.outcome.measurement.losses:
+        raise ValueError("measurement.losses is empty: a trial that fits has a loss for every step")
     trial_values(trial)
     return trial
 

@@ -161,10 +161,17 @@ class Store:
         query = select(*TRIAL_COLUMNS).where(TrialRow.prediction.is_not(null()), *conditions)
         return self._read_trials(query.order_by(TrialRow.id))
 
-    def known(self, *, hardware_key: str, stack_key: str, workload_key: str) -> dict[Config, list[Trial]]:
-        """All attempts of each config that was tried, oldest first; configs in order of their first trial."""
+    def known(
+        self, *, hardware_key: str, stack_key: str, workload_key: str, search_id: str | None = None
+    ) -> dict[Config, list[Trial]]:
+        """All attempts of each config that was tried, oldest first; configs in order of their first trial.
+
+        With `search_id` those of one search.
+        """
         grouped: dict[Config, list[Trial]] = {}
-        for trial in self.trials(hardware_key=hardware_key, stack_key=stack_key, workload_key=workload_key):
+        for trial in self.trials(
+            hardware_key=hardware_key, stack_key=stack_key, workload_key=workload_key, search_id=search_id
+        ):
             grouped.setdefault(trial.config, []).append(trial)
         return grouped
 

@@ -20,7 +20,7 @@ from autofit.techniques.rank import Rank
 from autofit.techniques.sharding import Sharding
 from autofit.techniques.targets import Targets
 from autofit.techniques.technique import Technique
-from autofit.workload import Effect
+from autofit.workload import Effect, Goal
 
 TECHNIQUES: tuple[Technique, ...] = (
     Method(),
@@ -116,17 +116,19 @@ def family(config: Config) -> str:
     return ",".join(f"{a.name}={config[a.name]}" for a in axes if a.name in config and a.name != "micro_batch")
 
 
-def changes(config: Config) -> tuple[str, ...]:
-    """What `config` changes against the plain recipe beyond rounding order, one sentence each."""
+def changes(config: Config, goal: Goal | None = None) -> tuple[str, ...]:
+    """What `config` changes against the plain recipe of `goal` beyond rounding order, one sentence each.
+
+    Without a goal against the plain recipe itself: full fine-tuning, or else adapters of the lowest usual rank.
+    """
+    goal = goal or Goal()
     found = []
-    for axis in AXES:
-        value = config.get(axis.name)
-        if value is None:
-            continue
-        effect = axis.effect(value)
+    for technique in TECHNIQUES:
+        name = technique.axis.name
+        effect = technique.effect(config, goal) if name in config else Effect.EXACT
         if effect is not Effect.EXACT:
             what = "the training itself" if effect is Effect.TRAINING else "numerical precision"
-            found.append(f"{axis.name}={value} instead of {axis.recipe} changes {what}")
+            found.append(f"{name}={config[name]} instead of {technique.plain(goal)} changes {what}")
     return tuple(found)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from autofit.catalog.models import shape
 from autofit.lattice import Axis, Config, chain, closure
 from autofit.techniques.job import Job
 from autofit.techniques.selective import selective_contexts
@@ -29,7 +30,10 @@ class Checkpointing(Technique):
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
-        if config["checkpointing"] == "offload" and job.hardware.kind == "cpu":
+        value = config.text("checkpointing")
+        if value != "none" and not shape(job.model).checkpointable:
+            return f"checkpointing={value} cannot work: transformers has no checkpointing for {job.model.name}"
+        if value == "offload" and job.hardware.kind == "cpu":
             return "checkpointing=offload moves activations to host memory, where a CPU's activations already are"
         return None
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.catalog.models import shape
-from autofit.lattice import Axis, Config
+from autofit.lattice import Axis, Config, Value
 from autofit.techniques import adapters, quantisation
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
-from autofit.workload import Effect
+from autofit.workload import Effect, Goal
 
 
 class Method(Technique):
@@ -25,6 +25,9 @@ class Method(Technique):
         lighter=frozenset({("qlora", "lora")}),
     )
 
+    def plain(self, goal: Goal) -> Value | None:
+        return self.axis.recipe if goal.method == "any" else goal.method
+
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["method"] != "qlora":
             return None
@@ -32,10 +35,16 @@ class Method(Technique):
             return "qlora needs bitsandbytes, which is not installed here"
         if job.hardware.kind not in ("cpu", "cuda", "xpu"):
             return f"bitsandbytes has no 4-bit kernels for {job.hardware.kind}"
-        if shape(job.model).experts:
+        counts = shape(job.model)
+        if counts.experts:
             return (
                 f"qlora cannot quantise the experts of {job.model.name}: bitsandbytes quantises Linear layers, and "
                 "transformers keeps experts as stacked tensors"
+            )
+        if counts.linear_parameters == 0:
+            return (
+                f"qlora has nothing to quantise in {job.model.name}: bitsandbytes quantises Linear layers, and its "
+                "decoder layers have none (GPT-2's are Conv1D)"
             )
         return None
 

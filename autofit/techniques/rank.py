@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from autofit.lattice import Axis, Config
+from collections.abc import Iterable
+
+from autofit.lattice import Axis, Config, Value
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
+from autofit.workload import Effect, Goal
 
 
 class Rank(Technique):
@@ -12,9 +15,29 @@ class Rank(Technique):
 
     axis = Axis(name="rank", values=(), recipe=8)
 
+    def plain(self, goal: Goal) -> Value:
+        return goal.min_rank
+
+    def effect(self, config: Config, goal: Goal) -> Effect:
+        return Effect.EXACT if config["rank"] == self.plain(goal) else Effect.TRAINING
+
     def applies(self, config: Config) -> bool:
         return config["method"] != "full"
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         if self.applies(config):
             plan.rank = config.number("rank")
+
+
+def nearest(configs: Iterable[Config], goal: Goal) -> dict[str, int]:
+    """Of each method the lowest rank among `configs` that `goal` accepts.
+
+    A space, or a store, need not have the very rank that was asked for: this comes nearest to it.
+    """
+    found: dict[str, int] = {}
+    for config in configs:
+        rank = config.get("rank")
+        if rank is not None and int(rank) >= goal.min_rank:
+            method = config.text("method")
+            found[method] = min(int(rank), found.get(method, int(rank)))
+    return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofit.lattice import Axis, Config, Value
+from autofit.workload import Effect, Goal
 
 if TYPE_CHECKING:
     import torch
@@ -77,6 +78,15 @@ class Technique:
     def applies(self, config: Config) -> bool:
         """Whether a config must have this axis."""
         return True
+
+    def plain(self, goal: Goal) -> Value | None:
+        """The value of the plain recipe: the user's own, where `goal` names one."""
+        return self.axis.recipe
+
+    def effect(self, config: Config, goal: Goal) -> Effect:
+        """What the config's value changes against the plain recipe of `goal`."""
+        value = config[self.axis.name]
+        return Effect.EXACT if value == self.plain(goal) else self.axis.effect(value)
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         """Why this axis's value cannot work in `config` for `job`, in one sentence; None where it can."""

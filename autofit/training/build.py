@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from autofit.catalog.model_shape import drops_out
 from autofit.catalog.models import Model, architecture
 from autofit.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
@@ -70,11 +71,13 @@ def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
     if plan.compile:
         module.compile_decoder()
     engine = LocalEngine(module, cast("OptimizerFactory", plan.optimizer), loss_scaling=plan.loss_scaling)
+    built = unwrap(model).config
     return TrainingStep(
         module=module,
         engine=engine,
         device=device,
         micro_batch=plan.micro_batch,
         autocast=plan.compute_dtype if plan.autocast else None,
-        vocabulary=int(unwrap(model).config.get_text_config().vocab_size),
+        vocabulary=int(built.get_text_config().vocab_size),
+        dropout=drops_out(built),
     )

@@ -45,12 +45,15 @@ class TrainingStep:
         micro_batch: int,
         autocast: torch.dtype | None,
         vocabulary: int,
+        dropout: bool = False,
     ) -> None:
         self.module = module
         self.engine = engine
         self.device = device
         self.micro_batch = micro_batch
         self.vocabulary = vocabulary
+        self.dropout = dropout
+        """Whether the architecture drops activations at random in training, by itself."""
         self._autocast = autocast
         self.gradient_norm = torch.zeros(())
         """L2 norm of the last update's gradients before clipping, fp32 scalar."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autofit.errors import AutofitError
@@ -28,9 +28,9 @@ class Events:
             self.phase = phase
             self._send({"phase": phase, "room": process_memory.room()})
 
-    def result(self, outcome: Outcome) -> None:
-        """Say how the trial ended."""
-        self._send({"result": outcome_to_json(outcome)})
+    def result(self, outcome: Outcome, *, recording: bool = False) -> None:
+        """Say how the trial ended, and whether a recording follows that is worth waiting for."""
+        self._send({"result": outcome_to_json(outcome), "recording": recording})
 
     def _send(self, event: Mapping[str, Any]) -> None:
         data = (json.dumps(event, allow_nan=False) + "\n").encode()
@@ -42,22 +42,28 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Run the request in `data`; events go to the file `descriptor`. `asked_at` is in monotonic seconds."""
     events = Events(descriptor)
     process_memory.prefer_as_oom_victim()
-    events.result(_outcome(TrialRequest.from_json(data), events, asked_at))
+    outcome, record = _outcome(TrialRequest.from_json(data), events, asked_at)
+    # The result first: what happens to a recording must not touch it.
+    events.result(outcome, recording=record is not None)
+    if record is not None:
+        events.enter("recording")
+        record()
 
 
-def _outcome(request: TrialRequest, events: Events, asked_at: float) -> Outcome:
+def _outcome(request: TrialRequest, events: Events, asked_at: float) -> tuple[Outcome, Callable[[], None] | None]:
+    """The outcome, and what then makes the recordings that the request asks for; None where there are none to make."""
     from autofit.trial.measure import run_trial
 
     try:
         return run_trial(request, events.enter, asked_at=asked_at)
     except AutofitError as error:
-        return Unsupported(reason=str(error))
+        return Unsupported(reason=str(error)), None
     except Exception as error:
         failure = memory_failure(error, events.phase, host_is_device=request.job.hardware.kind == "cpu")
         if failure is not None:
-            return failure
+            return failure, None
         text = traceback.format_exc()
-        return Crashed(reason=_one_line(error), phase=events.phase, stderr_tail=text[-4000:])
+        return Crashed(reason=_one_line(error), phase=events.phase, stderr_tail=text[-4000:]), None
 
 
 def _one_line(error: Exception) -> str:

@@ -16,16 +16,23 @@ FALLING_STEPS = 4
 
 
 def divergence(
-    config: Config, losses: Sequence[float], gradient_norms: Sequence[float], reference: float | None
+    config: Config,
+    losses: Sequence[float],
+    gradient_norms: Sequence[float],
+    reference: float | None,
+    *,
+    dropout: bool = False,
 ) -> Diverged | None:
     """The outcome of a loss or gradient that is not what training gives; None if all is well.
 
     `losses` and `gradient_norms` are those of every step so far; `reference` is the plain forward's loss of the first.
+    `dropout` says that the architecture has dropout of its own, so that the loss of one batch goes up and down.
     """
+    updated = [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]
     for reason in (
         _not_finite(config, losses, gradient_norms),
         _not_the_plain_loss(config, losses[0], reference),
-        _not_falling(config, [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]),
+        None if dropout else _not_falling(config, updated),
     ):
         if reason is not None:
             return Diverged(

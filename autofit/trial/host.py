@@ -37,6 +37,8 @@ DEVICE_BACK_SECONDS = 10.0
 """How long a driver may take to free the memory of a process that has ended."""
 DEVICE_BACK_BYTES = 64 * 1024**2
 """What may stay behind and the device still count as freed: other processes' memory moves, too."""
+RECORDING_SECONDS = 600.0
+"""How long a trial that has answered may go on to write its recordings; no deadline of the trial's counts it."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Entry = Callable[[Mapping[str, Any], int, float], None]
@@ -52,6 +54,8 @@ class _Child:
     room: int | None = None
     """Bytes that were left of the memory limit when the phase began; None without a limit."""
     result: Outcome | None = None
+    recording: bool = False
+    """Whether recordings follow the result."""
     pending: bytes = b""
 
 
@@ -100,6 +104,10 @@ class Host:
         deadline = float(data.get("deadline_seconds", 600.0))
         try:
             finished = self._listen(child, started + deadline, stdin)
+            if child.recording:
+                answered_at = time.monotonic()
+                finished = self._listen(child, answered_at + RECORDING_SECONDS, stdin, to_its_end=True)
+                started += time.monotonic() - answered_at  # no part of the trial
             status = self._end(child, kill=not finished)
             outcome = child.result
             if not finished and outcome is None:
@@ -174,12 +182,14 @@ class Host:
                 sys.stderr.flush()
             os._exit(code)  # no finalisers: they belong to the parent's copies
 
-    def _listen(self, child: _Child, deadline: float, stdin: int) -> bool:
-        """Read events until the child closes its pipe or has sent a result; False once the deadline has passed."""
+    def _listen(self, child: _Child, deadline: float, stdin: int, *, to_its_end: bool = False) -> bool:
+        """Read events until the child closes its pipe or, unless `to_its_end`, has sent a result; False once the
+        deadline has passed.
+        """
         with selectors.DefaultSelector() as selector:
             selector.register(child.events, selectors.EVENT_READ)
             selector.register(stdin, selectors.EVENT_READ)
-            while child.result is None:
+            while to_its_end or child.result is None:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
@@ -253,6 +263,7 @@ def _take(child: _Child, chunk: bytes) -> None:
             child.room = event.get("room", child.room)
             if "result" in event:
                 child.result = outcome_from_json(event["result"])
+                child.recording = event.get("recording", False)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue  # a broken event is no result; the exit status speaks then
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from autofit.outcome import Fits, Measurement, Outcome, StepSeconds
+from autofit.outcome import Diverged, Fits, Measurement, Outcome, StepSeconds
 from autofit.training.build import build
 from autofit.training.flops import mfu
 from autofit.training.step import TrainingStep
@@ -36,8 +38,11 @@ LEAK_STEPS = 3
 """Growth must be seen this often in a row."""
 
 
-def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float) -> Outcome:
-    """Run the request in this process; `Fits` or `Diverged`. Raises what torch raises, out of memory included.
+def run_trial(
+    request: TrialRequest, progress: Progress, *, asked_at: float
+) -> tuple[Outcome, Callable[[], None] | None]:
+    """Run the request in this process: `Fits` or `Diverged`, and for a config that fits what then makes the recordings
+    that the request asks for, if any. Raises what torch raises, out of memory included.
 
     `asked_at` is the monotonic time at which the trial was asked for.
     """
@@ -59,15 +64,15 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float) -> 
 
     steps = Steps(step, tokens, accumulation, meter, progress)
     steps.warm_up(WARM_UP_UPDATES, MAX_WARM_UPS)
-    problem = divergence(request.config, steps.losses, steps.gradient_norms, reference)
+    problem = _problem(request, step, steps, reference)
     if problem is not None:
-        return problem
+        return problem, None
     setup_seconds = time.monotonic() - asked_at
     stopped_early = _repeat(steps, meter, request)
     steps.finish()
-    problem = divergence(request.config, steps.losses, steps.gradient_norms, reference)
+    problem = _problem(request, step, steps, reference)
     if problem is not None:
-        return problem
+        return problem, None
     measurement = _measurement(
         request,
         meter,
@@ -78,11 +83,26 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float) -> 
         overhead_seconds=overhead_seconds,
         stopped_early=stopped_early,
     )
-    if request.profile is not None:
-        write_profile(request.profile, lambda: step.run(tokens))
-    if request.snapshot is not None:
-        memory_snapshot(request.snapshot, lambda: step.run(tokens))
-    return Fits(measurement=measurement)
+    return Fits(measurement=measurement), _recorder(request, step, tokens)
+
+
+def _problem(request: TrialRequest, step: TrainingStep, steps: Steps, reference: float | None) -> Diverged | None:
+    return divergence(request.config, steps.losses, steps.gradient_norms, reference, dropout=step.dropout)
+
+
+def _recorder(request: TrialRequest, step: TrainingStep, tokens: torch.Tensor) -> Callable[[], None] | None:
+    """What records one more step in the files that the request names; None if it names none."""
+    if request.profile is None and request.snapshot is None:
+        return None
+
+    def record() -> None:
+        process_memory.lift_limit()  # it was the measured steps', and a profiler needs memory of its own
+        if request.profile is not None:
+            write_profile(request.profile, lambda: step.run(tokens))
+        if request.snapshot is not None:
+            memory_snapshot(request.snapshot, lambda: step.run(tokens))
+
+    return record
 
 
 def _batch(step: TrainingStep, request: TrialRequest) -> tuple[torch.Tensor, int]:
@@ -103,7 +123,7 @@ def _batch(step: TrainingStep, request: TrialRequest) -> tuple[torch.Tensor, int
 def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequest) -> float | None:
     """The plain forward's loss; None where dropout makes it another, or where it alone runs out of memory."""
     job = request.job
-    if job.workload.lora_dropout > 0:
+    if step.dropout or job.workload.lora_dropout > 0:
         return None
     try:
         return step.reference_loss(tokens)
@@ -163,7 +183,7 @@ def _measurement(request: TrialRequest, meter: Meter, steps: Steps, **known: Any
         setup_peak_bytes=memory.setup_peak,
         phase_peaks=memory.phase_peaks,
         losses=tuple(steps.losses),
-        gradient_norms=tuple(steps.gradient_norms),
+        gradient_norms=tuple(norm if math.isfinite(norm) else None for norm in steps.gradient_norms),
         steps=len(steps.seconds),
         leak_bytes_per_step=leak(steps.in_use),
         expandable_segments=job.hardware.kind == "cuda",

@@ -87,6 +87,12 @@ def limit_further(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (allowed, hard))
 
 
+def lift_limit() -> None:
+    """Take `limit_further` back."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
 def room() -> int | None:
     """Bytes that this process may still get before allocations fail; None where no limit is set."""
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)

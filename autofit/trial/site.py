@@ -10,6 +10,7 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -23,6 +24,9 @@ from autofit.units import GIB
 
 NATIVE_BF16 = 8.0
 """First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
+CONTROL_GROUPS = Path("/sys/fs/cgroup")
+OWN_GROUPS = Path("/proc/self/cgroup")
+"""Of which control groups this process is a member, a line each: number, controllers, path."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
@@ -61,7 +65,7 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
 def cpu() -> Hardware:
     """This machine's processor as the device."""
     name = _processor_name()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores()
     memory = host_memory_bytes()
     return Hardware(
         name=f"cpu-{_slug(name)}-{cores}c"[:64],
@@ -72,6 +76,38 @@ def cpu() -> Hardware:
         host_memory_bytes=memory,
         bf16=True,
     )
+
+
+def _cores() -> int:
+    """Processors that this process may use, by its affinity and its control groups' quotas; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(min([float(allowed), *map(_quota, _control_groups())])))
+
+
+def _control_groups() -> Iterator[Path]:
+    """The folders of the control groups that this process is in and of those above, as far as they are visible here."""
+    with suppress(OSError):
+        for line in OWN_GROUPS.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                root = CONTROL_GROUPS  # version 2 (cgroups(7))
+            elif "cpu" in controllers.split(","):
+                root = CONTROL_GROUPS / "cpu"
+            else:
+                continue
+            own = root / path.lstrip("/")
+            yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
+
+
+def _quota(group: Path) -> float:
+    """Processors' worth of time that a control group gives; infinite without a quota."""
+    with suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        return float("inf") if quota == "max" else int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return float("inf") if int(quota) < 0 else int(quota) / int(period)
+    return float("inf")
 
 
 def host_memory_bytes() -> int:

@@ -291,6 +291,18 @@ def test_every_option_of_search_env_is_used(objects: tuple[Object, ...]) -> None
     assert set(options["data"]) == used
 
 
+def test_search_env_has_every_option_but_those_that_the_readme_names() -> None:
+    command: Any = typer.main.get_command(app)
+    options = {p.opts[0].removeprefix("--") for p in command.commands["search"].params}
+    (data,) = of_kind(render("base"), "ConfigMap")
+    given = {name.lower().replace("_", "-") for name in data["data"]}
+    of_the_cluster = {"ray-address", "store", "json", "dry-run", "in-place"}
+    named = {"workers": "`replicas`", "devices": "several devices a trial", "fresh": "measuring afresh"}
+    assert options - given == of_the_cluster | named.keys()
+    told = " ".join(README[README.index("`k8s/base/search.env` has") :].split("\n\n")[0].split())
+    assert all(words in told for words in named.values())
+
+
 @pytest.mark.skipif(not HAS_KUBECTL, reason="kubectl is not installed, and only it gives names their hash")
 def test_a_search_keeps_its_options_when_others_are_applied() -> None:
     names = {of_kind(render(variant), "ConfigMap")[0]["metadata"]["name"] for variant in VARIANTS}
@@ -436,6 +448,14 @@ def test_the_image_is_built_from_files_that_are_there(objects: tuple[Object, ...
     (user,) = re.findall(r"^USER (\d+):", dockerfile, re.MULTILINE)
     runs_as = {t["spec"]["securityContext"]["runAsUser"] for c, t in templates(objects).items() if c != "store"}
     assert runs_as == {int(user)}
+
+
+def test_no_package_index_is_named() -> None:
+    """Which index torch comes from is for who builds to say, as for `make install`."""
+    dockerfile = (K8S / "Dockerfile").read_text()
+    assert re.findall(r"^ARG TORCH_INDEX=(.*)$", dockerfile, re.MULTILINE) == [""]
+    assert not re.search(r"https?://", dockerfile)
+    assert re.findall(r"TORCH_INDEX=(\S+)", README) == ['"$TORCH_INDEX"']
 
 
 def test_the_readme_names_what_exists(objects: tuple[Object, ...]) -> None:

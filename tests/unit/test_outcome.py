@@ -54,6 +54,7 @@ MEASUREMENTS = st.builds(
     leak_bytes_per_step=BYTES,
     expandable_segments=st.booleans(),
     stopped_early=st.booleans(),
+    gradient_norms=st.lists(st.none() | FINITE, max_size=5).map(tuple),
 )
 KINDS: dict[type[Any], st.SearchStrategy[Any]] = {
     Fits: st.builds(Fits, measurement=MEASUREMENTS),

@@ -138,6 +138,13 @@ def test_every_config_is_complete(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("batch", [0, -4])
+def test_a_batch_of_no_sequences_is_refused(tmp_path: Path, batch: int) -> None:
+    space = read(tmp_path, "axes: {method: [full]}")
+    with pytest.raises(UsageError, match=f"the batch is {batch}: it must be at least 1"):
+        list(configs(space, batch=batch))
+
+
 def test_rank_is_eight_where_nothing_says_otherwise(tmp_path: Path) -> None:
     axes = tuple(Axis(name="rank", values=()) if axis.name == "rank" else axis for axis in AXES)
     (tmp_path / "mine.yaml").write_text("axes: {method: [lora]}")

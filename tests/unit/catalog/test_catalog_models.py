@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autofit.catalog.model_shape import measure
+from autofit.catalog.model_shape import drops_out, measure
 from autofit.catalog.models import Model, architecture, load, names, shape
 from autofit.errors import UsageError
 
@@ -110,6 +110,22 @@ def test_a_mixture_of_experts_shape() -> None:
     router, head = 48 * 128 * 2048, 151936 * 2048
     chosen = mixture.expert_parameters // 16
     assert mixture.active_matmul_parameters == mixture.linear_parameters + router + head + chosen
+
+
+@pytest.mark.parametrize(
+    ("config", "drops"),
+    [
+        (TINY, False),
+        ({**TINY, "attention_dropout": 0.1}, True),
+        ({**TINY, "attention_dropout": 0.0}, False),
+        # What the architecture itself does where the file says nothing.
+        ({"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 512}, True),
+        ({**TINY, "model_type": "phimoe", "num_local_experts": 2, "router_jitter_noise": 0.01}, True),
+    ],
+)
+def test_dropout_is_told_from_the_config(config: dict[str, Any], drops: bool) -> None:
+    model = Model(name="any", config=config, source="here", parameters=None)
+    assert drops_out(architecture(model)) is shape(model).dropout is drops
 
 
 def test_a_shape_is_measured_once() -> None:

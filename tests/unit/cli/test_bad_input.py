@@ -94,6 +94,18 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "trials": (("search", *SMALL, "--max-trials", "0"), 2, ("max-trials is 0",)),
     "workers": (("search", *SMALL, "--workers", "0"), 2, ("workers is 0",)),
     "workers in place": (("search", *SMALL, "--in-place", "--workers", "2"), 2, ("one trial at a time",)),
+    "a cluster in place": (
+        ("search", *SMALL, "--in-place", "--ray-address", "auto"),
+        2,
+        ("--in-place runs trials here, without Ray", "--ray-address"),
+    ),
+    "a cluster's dry run": (
+        ("search", *SMALL, "--dry-run", "--ray-address", "auto"),
+        2,
+        ("--dry-run", "leave --ray-address out"),
+    ),
+    "batch of the spaces": (("spaces", "--global-batch", "0"), 2, ("global-batch is 0: it must be at least 1",)),
+    "negative batch of the spaces": (("spaces", "--global-batch", "-4"), 2, ("global-batch is -4",)),
     # what this machine cannot do
     "more memory than there is": (("search", *SMALL, "--memory-limit", "900TiB"), 2, ("is more than the",)),
     "trial with more memory than there is": (
@@ -279,6 +291,7 @@ CONFIGS: Mapping[str, tuple[str, str]] = {
     "inner number": ('{"config": 5}', "must hold one JSON object"),
     "inner text": ('{"config": "method=full"}', "must hold one JSON object"),
     "bytes": ("\udcff", "config.json"),
+    "nested": ("[" * 100_000, "config file config.json is no config: it is nested too deeply"),
 }
 
 
@@ -347,6 +360,8 @@ def test_a_file_that_cannot_be_written(autofit: Autofit, filled: Path, arguments
         ('{"schema": 99}\n', "line 1 cannot be imported"),
         ('{"schema": 1, "autofit": "0.1.0"}\n{"outcome": "fits"}\n', "line 2 cannot be imported"),
         ("\udcff\n", "cannot be read"),
+        ("[" * 100_000, "line 1 cannot be imported: it is nested too deeply"),
+        ('{"schema": 1}\n{"outcome": ' + "[" * 100_000, "line 2 cannot be imported: it is nested too deeply"),
     ],
 )
 def test_a_file_that_cannot_be_imported(autofit: Autofit, filled: Path, text: str, part: str) -> None:

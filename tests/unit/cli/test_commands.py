@@ -15,8 +15,11 @@ from unit.operations.made_world import World
 
 from autofit import __version__, operations
 from autofit.catalog.models import names
+from autofit.errors import EnvironmentLacks
 from autofit.operations import diagnosis
 from autofit.store import Store
+from autofit.trial import site
+from autofit.trial.runner import TrialRunner
 from autofit.trial.site import detect
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
@@ -85,6 +88,18 @@ def test_an_interrupt_ends_with_130_and_says_that_it_goes_on(autofit: Autofit, w
     rest = autofit(*SEARCH, "--json")
     assert rest.code == 0
     assert rest.document["answered_from_store"] == 3
+
+
+def test_an_interrupted_trial_does_not_say_that_it_goes_on(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch, store_file: Path
+) -> None:
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(TrialRunner, "run", interrupt)
+    done = autofit("trial", *ASKED, "--device", "cpu", "--config", "method=lora")
+    assert (done.code, done.out) == (130, "")
+    assert done.err.strip() == "autofit: interrupted"
 
 
 def test_a_search_whose_trials_all_crash_says_so(autofit: Autofit, world: World) -> None:
@@ -193,6 +208,22 @@ def test_hardware(autofit: Autofit) -> None:
     assert f"This machine: {here.name}" in table.out
 
 
+def test_the_catalog_is_listed_where_this_machine_cannot_be_looked_at(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(device: str = "auto") -> None:
+        raise EnvironmentLacks("torch is not installed", remedy="pip install torch")
+
+    monkeypatch.setattr(site, "detect", fail)
+    done = autofit("hardware", "--json")
+    assert (done.code, done.document["here"]) == (0, None)
+    assert done.err == "autofit: this machine: torch is not installed (pip install torch)\n"
+    assert "h100-80g" in {c["name"] for c in done.document["cards"]}
+    table = autofit("hardware")
+    assert table.code == 0 and "h100-80g" in table.out
+    assert table.out.endswith("This machine: torch is not installed (pip install torch)\n")
+
+
 def test_spaces(autofit: Autofit) -> None:
     done = autofit("spaces", "--json")
     assert (done.code, done.err) == (0, "")
@@ -264,6 +295,15 @@ def test_a_library_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPa
     states = {c["name"]: (c["state"], c["remedy"]) for c in done.document}
     assert states["peft"] == ("missing", "pip install peft")
     assert states["deepspeed"] == ("optional", "pip install deepspeed")
+
+
+def test_ray_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(diagnosis, "_trial", lambda device: "a small trial ran in 1.0 s")
+    monkeypatch.setitem(sys.modules, "ray", None)  # what makes `import ray` fail as if it were not installed
+    done = autofit("doctor", "--device", "cpu", "--json")
+    assert (done.code, done.err) == (4, "")
+    (missing,) = [c for c in done.document if c["state"] == "missing"]
+    assert (missing["name"], missing["remedy"]) == ("ray", "pip install 'ray>=2.50'")
 
 
 def test_the_store_travels(autofit: Autofit, filled: Path, tmp_path: Path) -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from jobs import tiny_model
 from unit.cli.conftest import Autofit
+from unit.store.test_store_failures import locked
 
+from autofit.operations import keeping
+from autofit.outcome import Outcome
 from autofit.store import Store
+from autofit.trial.request import TrialRequest
+from autofit.trial.runner import TrialRunner
 
 KEYS = {"outcome", "config", "hardware", "stack", "workload"}
 KEYS_BESIDES = {"memory_limit_bytes", "seconds", "recorded_at", "trial_id"}
@@ -42,6 +48,49 @@ def test_a_trial_that_fits(autofit: Autofit, store_file: Path, workload: tuple[s
     with Store.open(str(store_file)) as store:
         stored = store.trial(trial["trial_id"])
     assert stored is not None and json.loads(json.dumps(stored.to_json())) == trial
+
+
+def test_a_store_that_fails_does_not_cost_the_outcome(
+    autofit: Autofit, store_file: Path, workload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeping, "PATIENCE_SECONDS", 0.0)
+    run = TrialRunner.run
+    with ExitStack() as lock:
+
+        def locks_the_store(runner: TrialRunner, request: TrialRequest) -> tuple[Outcome, float]:
+            lock.enter_context(locked(store_file))
+            return run(runner, request)
+
+        monkeypatch.setattr(TrialRunner, "run", locks_the_store)
+        url = f"sqlite:///{store_file}?timeout=0.1"
+        done = autofit("trial", *workload, "--config", "method=lora", "--deadline", "50ms", "--json", "--store", url)
+    assert done.code == 4
+    trial = done.document
+    assert (trial["outcome"], trial["trial_id"]) == ("timed_out", None)
+    last = done.err.splitlines()[-1]
+    assert "locked by another process" in last and "autofit db import" in last
+    (file,) = store_file.parent.glob("autofit-unsaved-*.jsonl")
+    assert str(file) in last
+    assert autofit("db", "import", str(file)).out == "1 trials added, 0 were there already\n"
+    with Store.open(str(store_file)) as store:
+        assert store.count(outcome="timed_out") == 1
+
+
+def test_what_cannot_work_is_refused_before_anything_runs(
+    autofit: Autofit, store_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*arguments: object) -> None:
+        raise AssertionError("a trial was started")
+
+    monkeypatch.setattr(TrialRunner, "run", never)
+    (tmp_path / "ctrl").mkdir()
+    sizes = {"n_embd": 64, "dff": 128, "n_layer": 1, "n_head": 4, "vocab_size": 512, "n_positions": 256}
+    (tmp_path / "ctrl" / "config.json").write_text(json.dumps({"model_type": "ctrl", **sizes}))
+    asked = ("--model", "./ctrl", "--seq-len", "32", "--global-batch", "4", "--device", "cpu", "--json")
+    done = autofit("trial", *asked, "--config", "checkpointing=full,attention=eager")
+    assert done.code == 2
+    assert done.document["outcome"] == "unsupported"
+    assert "no checkpointing for ctrl" in done.document["reason"]
 
 
 def test_a_trial_that_runs_out_of_memory(autofit: Autofit, store_file: Path, workload: tuple[str, ...]) -> None:

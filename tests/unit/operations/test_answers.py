@@ -25,7 +25,9 @@ from autofit import operations
 from autofit.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.hardware import Hardware
 from autofit.operations.answers import find_hardware
+from autofit.operations.shortfall import Shortfall
 from autofit.store import Store
+from autofit.techniques import complete
 from autofit.trial.site import detect
 from autofit.units import GIB
 from autofit.workload import Effect, Goal
@@ -139,12 +141,46 @@ def test_an_empty_store_says_what_to_run(store: Store) -> None:
         operations.recommend(OPTIONS, store=store)
 
 
+@pytest.mark.parametrize(("allow", "rank"), [(Effect.EXACT, 8), (Effect.NUMERICS, 8), (Effect.TRAINING, 64)])
+def test_a_higher_rank_is_for_who_lets_the_training_change(store: Store, allow: Effect, rank: int) -> None:
+    add(store, {"method": "lora"}, fits(8, 2000))
+    add(store, {"method": "lora", "rank": 64}, fits(7, 4000))
+    answer = operations.recommend(OPTIONS, goal=Goal(method="lora", allow=allow), store=store)
+    assert answer.point.config["rank"] == rank
+    higher = "rank=64 instead of 8 changes the training itself"
+    assert answer.changes_training == ((higher,) if rank == 64 else ())
+    found = operations.frontier(OPTIONS, goal=Goal(allow=allow), store=store)
+    assert {p.config["rank"] for p in found.points} == {rank}
+
+
+def test_the_lowest_rank_that_was_measured_answers_and_what_it_changes_is_said(store: Store) -> None:
+    add(store, {"method": "lora", "rank": 16}, fits(8, 2000))
+    add(store, {"method": "lora", "rank": 64}, fits(7, 4000))
+    answer = operations.recommend(OPTIONS, goal=Goal(method="lora"), store=store)
+    assert answer.point.config["rank"] == 16
+    assert answer.changes_training == ("rank=16 instead of 8 changes the training itself",)
+    asked = operations.recommend(OPTIONS, goal=Goal(method="lora", min_rank=16), store=store)
+    assert (asked.point, asked.changes_training) == (answer.point, ())
+
+
+def test_a_method_that_was_asked_for_changes_nothing(filled: Store) -> None:
+    asked = operations.recommend(OPTIONS, goal=Goal(method="lora"), store=filled)
+    chosen = operations.recommend(OPTIONS, memory_limit_bytes=9 * GIB, store=filled)
+    assert chosen.point.config == asked.point.config
+    assert asked.changes_training == ()
+    assert chosen.changes_training == ("method=lora instead of full changes the training itself",)
+
+
 def test_nothing_that_fits_says_what_came_closest(filled: Store) -> None:
     with pytest.raises(NothingFits) as nothing:
         operations.recommend(OPTIONS, memory_limit_bytes=GIB, store=filled)
     assert nothing.value.exit_code == 3
     assert "nothing that was measured fits 1.00 GiB: the closest takes 2.00 GiB (" in str(nothing.value)
     assert "method=qlora" in str(nothing.value)
+    # Every lever is pulled already but these.
+    levers = str(nothing.value).partition("what would help: ")[2].split(", ")
+    assert levers[:3] == ["a higher --memory-limit (h100-80g has 80.00 GiB)", "--allow training", "--seq-len 64"]
+    assert levers[3].startswith("a card as ") and len(levers) == 4
 
 
 def test_what_came_closest_is_of_the_method_asked(filled: Store) -> None:
@@ -174,9 +210,43 @@ def test_crashes_are_not_called_out_of_memory(store: Store) -> None:
 
 
 def test_out_of_memory_alone_is_called_that(store: Store) -> None:
-    add(store, {"method": "full"}, out_of_memory())
-    with pytest.raises(NothingFits, match="every trial ran out of memory"):
+    add(store, {"method": "full", "micro_batch": 4}, out_of_memory())
+    add(store, {"method": "full", "micro_batch": 2}, out_of_memory())
+    add(store, {"method": "full", "micro_batch": 4, "checkpointing": "full"}, out_of_memory())
+    with pytest.raises(Shortfall, match=r"every trial ran out of memory, the closest under 80.00 GiB: ") as told:
         operations.recommend(OPTIONS, store=store)
+    closest = told.value.to_json()["closest"]
+    assert closest["config"] == complete({"method": "full", "micro_batch": 2}).to_json()
+    assert (closest["outcome"], closest["requested_bytes"], closest["provenance"]) == (
+        *("out_of_memory", 2 * GIB, "measured"),
+    )
+    assert str(complete({"method": "full", "micro_batch": 2})) in str(told.value)
+    assert "--seq-len 64" in str(told.value) and "a card as " in str(told.value)
+
+
+def test_what_ran_out_under_the_lowest_limit_is_known_to_need_least(store: Store) -> None:
+    store.add(make_trial({"method": "full", "micro_batch": 1}, out_of_memory(), limit=40 * GIB))
+    store.add(make_trial({"method": "full", "micro_batch": 4}, out_of_memory(), limit=30 * GIB))
+    with pytest.raises(Shortfall, match=r"the closest under 30.00 GiB") as told:
+        operations.recommend(OPTIONS, memory_limit_bytes=20 * GIB, goal=Goal(method="full"), store=store)
+    assert told.value.to_json()["closest"]["trial_limit_bytes"] == 30 * GIB
+    # What would hold more than is known to be too little.
+    assert "--method any" in str(told.value) and "a card as rtx-5090 (31.36 GiB)" in str(told.value)
+
+
+def test_where_nothing_ran_out_the_last_failure_came_closest(store: Store) -> None:
+    add(store, {"method": "full"}, crashed())
+    with pytest.raises(Shortfall, match=r"of 1 trials none has fitted, the closest under 80.00 GiB: crashed: ") as told:
+        operations.recommend(OPTIONS, store=store)
+    assert told.value.to_json()["closest"]["outcome"] == "crashed"
+
+
+def test_what_was_never_tried_within_the_goal_says_which_search_would(store: Store) -> None:
+    add(store, {"method": "lora"}, fits(8, 2600))
+    goal = Goal(method="qlora", min_rank=16, allow=Effect.EXACT)
+    with pytest.raises(EnvironmentLacks, match=r"none of the 1 trials .* is within --method qlora") as lacking:
+        operations.recommend(OPTIONS, goal=goal, store=store)
+    assert lacking.value.remedy.endswith("--global-batch 4 --method qlora --min-rank 16 --allow exact")
 
 
 def test_hardware_that_is_here_is_meant_first(filled: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -76,6 +77,20 @@ def test_another_optimizer_family_needs_the_permission_to_change_training() -> N
     assert families & {c["optimizer"] for c in narrowed("full", allow=Effect.TRAINING).lattice.configs}
 
 
+def test_what_a_model_cannot_do_is_left_out_with_the_reason(tmp_path: Path) -> None:
+    sizes = {"n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 512, "n_positions": 256}
+    (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    (tmp_path / "ctrl").mkdir()
+    (tmp_path / "ctrl" / "config.json").write_text(json.dumps({"model_type": "ctrl", "dff": 128, **sizes}))
+    on_gpt2 = narrow(load_space("cpu"), Goal(), make_job(replace(OPTIONS, model=str(tmp_path / "gpt2")), hardware=CPU))
+    assert methods(on_gpt2) == {"lora", "full"}
+    assert any("nothing to quantise in gpt2" in reason for reason in on_gpt2.unsupported)
+    on_ctrl = narrow(load_space("cpu"), Goal(), make_job(replace(OPTIONS, model=str(tmp_path / "ctrl")), hardware=CPU))
+    assert {c["checkpointing"] for c in on_ctrl.lattice.configs} == {"none"}
+    assert any("no checkpointing for ctrl" in reason for reason in on_ctrl.unsupported)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_the_users_method_is_the_only_one(method: str) -> None:
     found = narrowed("single-gpu", method=method)
@@ -106,7 +121,15 @@ def test_ranks_are_searched_where_training_may_change(min_rank: int) -> None:
     ("values", "goal", "inside"),
     [
         ({"method": "lora"}, Goal(), True),
-        ({"method": "lora", "rank": 64}, Goal(), True),
+        ({"method": "lora", "rank": 64}, Goal(), False),
+        ({"method": "lora", "rank": 64}, Goal(method="lora"), False),
+        ({"method": "lora", "rank": 64}, Goal(min_rank=64), True),
+        ({"method": "lora", "rank": 64}, Goal(allow=Effect.TRAINING), True),
+        # Where there is no rank 9, the next higher one comes nearest.
+        ({"method": "lora", "rank": 16}, Goal(min_rank=9), True),
+        ({"method": "lora", "rank": 64}, Goal(min_rank=9), False),
+        # Of each method: qlora was not run with less.
+        ({"method": "qlora", "rank": 16}, Goal(), True),
         ({"method": "lora", "rank": 4}, Goal(), False),
         ({"method": "lora", "rank": 8}, Goal(min_rank=16), False),
         ({"method": "lora", "rank": 64}, Goal(method="qlora"), False),
@@ -119,7 +142,18 @@ def test_ranks_are_searched_where_training_may_change(min_rank: int) -> None:
     ],
 )
 def test_within(values: dict[str, object], goal: Goal, inside: bool) -> None:
-    assert within(complete(values), goal) is inside
+    ranks = [("lora", 4), ("lora", 8), ("lora", 16), ("lora", 64), ("qlora", 16), ("qlora", 64)]
+    every = [complete({"method": method, "rank": rank}) for method, rank in ranks]
+    assert within(goal, every)(complete(values)) is inside
+
+
+def test_a_space_of_higher_ranks_is_searched_from_its_lowest(tmp_path: Path) -> None:
+    path = tmp_path / "high.yaml"
+    path.write_text("axes:\n  method: [lora]\n  rank: [16, 32]\n")
+    job = make_job()
+    assert {c["rank"] for c in narrow(load_space(str(path)), Goal(), job).lattice.configs} == {16}
+    every = narrow(load_space(str(path)), Goal(allow=Effect.TRAINING), job).lattice.configs
+    assert {c["rank"] for c in every} == {16, 32}
 
 
 def test_what_cannot_work_here_is_counted_by_its_reason() -> None:
@@ -166,6 +200,12 @@ def test_digests_tell_lattices_apart() -> None:
 def test_the_default_space_is_the_devices() -> None:
     assert default_space(CPU) == "cpu"
     assert default_space(make_job().hardware) == "single-gpu"
+
+
+@pytest.mark.parametrize("batch", [0, -1, -64])
+def test_no_space_is_listed_for_no_sequences(batch: int) -> None:
+    with pytest.raises(UsageError, match=f"global-batch is {batch}: it must be at least 1"):
+        space_summaries(batch)
 
 
 def test_every_built_in_space_is_listed_with_its_size() -> None:

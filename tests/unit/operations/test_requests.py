@@ -151,6 +151,32 @@ def test_a_trainer_loads_the_folder_that_the_user_named(
     assert Path(source).is_dir()
 
 
+GPT2 = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512}
+
+
+@pytest.mark.parametrize(("fields", "longest"), [({"n_positions": 96}, 96), ({}, 1024)])
+def test_positions_by_another_name_or_by_default_are_a_limit_too(
+    tmp_path: Path, fields: dict[str, int], longest: int
+) -> None:
+    """GPT-2 has `n_positions`, 1024 unless its config says otherwise, and embeddings for no more."""
+    folder = tmp_path / "gpt2"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**GPT2, **fields}))
+    options = WorkloadOptions(model=str(folder), seq_len=longest)
+    assert options.resolve()[1].seq_len == longest
+    with pytest.raises(UsageError, match=f"seq-len {longest + 1} is longer than the {longest} positions of gpt2"):
+        replace(options, seq_len=longest + 1).resolve()
+
+
+def test_an_architecture_without_positions_has_no_limit(tmp_path: Path) -> None:
+    folder = tmp_path / "bloom"
+    folder.mkdir()
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "bloom", "hidden_size": 64, "n_layer": 2, "n_head": 4})
+    )
+    assert WorkloadOptions(model=str(folder), seq_len=100_000).resolve()[1].seq_len == 100_000
+
+
 def test_a_workload_of_a_folder_is_named_after_it(tmp_path: Path) -> None:
     folder = model_in(tmp_path / "small")
     _, workload = WorkloadOptions(model=str(folder), seq_len=64).resolve()

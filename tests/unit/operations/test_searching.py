@@ -22,7 +22,7 @@ from autofit.outcome import Diverged, Outcome
 from autofit.store import Store
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import detect
-from autofit.units import GIB
+from autofit.units import GIB, format_bytes
 from autofit.workload import Effect, Goal
 
 RESULT_KEYS = {
@@ -182,6 +182,48 @@ def test_an_interrupted_search_goes_on(world: World, request_: SearchRequest, st
     assert {s.status for s in store.searches()} == {"interrupted", "done"}
 
 
+@pytest.mark.parametrize("status", ["interrupted", "killed"])
+def test_measuring_afresh_goes_on_where_it_was_interrupted(
+    world: World, request_: SearchRequest, store: Store, status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = operations.search(request_).trials
+    afresh = replace(request_, fresh=True)
+
+    def interrupt() -> None:
+        if store.count() >= known + 4:
+            raise KeyboardInterrupt
+
+    world.on_wait = interrupt
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        if status == "killed":
+            patched.setattr(Store, "end_search", lambda *arguments: None)
+        operations.search(afresh)
+    world.on_wait = lambda: None
+    rest = operations.search(afresh)
+    assert (rest.answered_from_store, rest.trials > 0) == (4, True)
+    assert store.count(search_id=rest.search_id) == 4 + rest.trials
+    assert [s.status for s in store.searches()] == ["done", "done"]
+    # That one has ended: whoever asks afresh again gets all of it measured again.
+    again = operations.search(afresh)
+    assert again.answered_from_store == 0
+    assert again.search_id != rest.search_id
+
+
+def test_measuring_afresh_begins_anew_once_the_question_is_answered(
+    world: World, request_: SearchRequest, store: Store
+) -> None:
+    def interrupt() -> None:
+        if store.count() >= 4:
+            raise KeyboardInterrupt
+
+    world.on_wait = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        operations.search(replace(request_, fresh=True))
+    world.on_wait = lambda: None
+    assert operations.search(request_).answered_from_store == 4
+    assert operations.search(replace(request_, fresh=True)).answered_from_store == 0
+
+
 def test_a_search_that_was_killed_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
     """SIGKILL leaves the search as running: it is no answer."""
     site = detect("cpu")
@@ -216,14 +258,28 @@ def test_where_nothing_fits_it_says_so_at_once_the_second_time(
     world: World, request_: SearchRequest, store: Store
 ) -> None:
     world.special = lambda request: out_of_memory()
-    with pytest.raises(NothingFits, match=r"nothing that was measured fits 2.00 GiB: every trial ran out of memory"):
+    with pytest.raises(
+        Shortfall, match=r"nothing that was measured fits 2.00 GiB: every trial ran out of memory"
+    ) as told:
         operations.search(request_)
+    closest = told.value.to_json()["closest"]
+    assert closest["outcome"] == "out_of_memory" and closest["config"]["micro_batch"] == 1
+    assert "what would help: a higher --memory-limit" in str(told.value)
     assert world.pools[0].closed == 1
     trials = store.count()
     assert trials > 0
     with pytest.raises(NothingFits, match="every trial ran out of memory"):
         operations.search(request_)
     assert (store.count(), len(world.pools)) == (trials, 1)
+
+
+def test_where_some_run_out_and_others_crash_both_are_told(world: World, request_: SearchRequest) -> None:
+    world.special = lambda request: crashed() if request.config["method"] == "full" else out_of_memory()
+    with pytest.raises(Shortfall, match="failed for another reason than memory, the last: crashed") as told:
+        operations.search(replace(request_, max_trials=30))
+    assert told.value.to_json()["closest"]["outcome"] == "out_of_memory"
+    assert "the closest under 2.00 GiB: out of memory" in str(told.value)
+    assert "what would help: " in str(told.value)
 
 
 def test_where_everything_crashes_memory_is_not_blamed(world: World, request_: SearchRequest) -> None:
@@ -322,6 +378,7 @@ def test_a_model_that_is_too_large_says_what_could_hold_it(
     closest = refused.value.to_json()["closest"]
     assert closest["over_limit_bytes"] == closest["at_least_bytes"] - 4 * GIB > 0
     assert closest["provenance"] == "predicted"
+    assert ("--method any would lower that to 36.80 GiB" in text) == (method in ("full", "lora"))
     if holder:
         assert card(holder).kind == "cuda", "no card that autofit refuses is recommended"
 
@@ -357,6 +414,29 @@ def test_a_search_counts_trials_as_the_frontier_does(world: World, request_: Sea
 def test_hardware_is_named_in_any_case(world: World, request_: SearchRequest) -> None:
     here, _ = detect("cpu")
     assert operations.search(replace(request_, hardware=here.name.upper(), max_trials=1)).trials > 0
+
+
+def test_a_wider_permission_that_needs_less_is_named(world: World, request_: SearchRequest) -> None:
+    """The bare weights of a full fine-tuning with AdamW in 8 bits, or with SGD, are known without a trial."""
+    asked = replace(request_, goal=Goal(method="full", allow=Effect.EXACT), memory_limit_bytes=GIB)
+    with pytest.raises(Shortfall) as refused:
+        prepare(asked)
+    text = str(refused.value)
+    assert "the smallest config needs at least 2.00 GiB" in text
+    assert "--allow numerics would lower that to " in text and "--method any would lower that to " in text
+    here, _ = detect("cpu")
+    assert f"--memory-limit may be up to the {format_bytes(here.memory_bytes)} of {here.name}" in text
+
+
+def test_a_search_in_place_asks_no_cluster(request_: SearchRequest) -> None:
+    with pytest.raises(UsageError, match="--in-place runs trials here, without Ray: leave --ray-address out"):
+        replace(request_, in_place=True, ray_address="auto")
+
+
+def test_a_preview_asks_no_cluster(world: World, request_: SearchRequest) -> None:
+    with pytest.raises(UsageError, match="--dry-run looks at this machine and asks no cluster"):
+        operations.preview(replace(request_, ray_address="auto"))
+    assert world.pools == []
 
 
 def test_an_impossible_pool_is_refused_before_the_search_begins(request_: SearchRequest) -> None:

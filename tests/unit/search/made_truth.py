@@ -224,7 +224,6 @@ def prepare(
     methods: tuple[str, ...] = METHODS,
     max_trials: int | None = None,
     seconds: float | None = None,
-    fresh: bool = False,
     special: Callable[[TrialRequest], Outcome | None] = lambda request: None,
     on_wait: Callable[[], None] = lambda: None,
     lattice: Lattice | None = None,
@@ -253,7 +252,6 @@ def prepare(
         open_pool=open_pool,
         save=save,
         report=report,
-        fresh=fresh,
     )
     run = Run(truth, limit, pool, search)
 
@@ -265,7 +263,7 @@ def prepare(
             again = [r for r in pool.submitted if r.config == request.config]
             assert not again, "a config is run twice"
             earlier = verdict((known or {}).get(request.config, ()), limit)
-            assert fresh or earlier is None, "the store has the answer"
+            assert earlier is None, "the store has the answer"
 
     pool.checks.append(keeps_promises)
     return run

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import Run, Truth, cpu_lattice, prepare
 
+from autofit.catalog.models import Model
 from autofit.errors import EnvironmentLacks
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
@@ -247,7 +248,6 @@ def test_without_a_budget_a_trial_has_its_whole_deadline(truth: Truth) -> None:
 
 def test_a_trial_that_the_budget_cuts_off_is_no_verdict(truth: Truth, clock: Clock) -> None:
     run = prepare(truth, limit_for(truth, 0.5), seconds=100.0)
-    run.pool.checks.clear()  # what is cut off is not stored
 
     def too_slow(request: TrialRequest) -> Outcome | None:
         if len(run.pool.submitted) < 4:
@@ -258,14 +258,66 @@ def test_a_trial_that_the_budget_cuts_off_is_no_verdict(truth: Truth, clock: Clo
 
     run.pool.special = too_slow
     run.search.run()
-    assert len(run.saved) == 3
-    assert all(isinstance(t.outcome, Fits | OutOfMemory) for t in run.saved)
-    cut = run.pool.submitted[3]
-    assert cut.deadline_seconds < 100.0
-    assert run.progress.done == len(run.pool.submitted)
-    assert run.progress.failed == 0
-    # The next search may run it, and an equal deadline of its own would be a verdict.
+    assert all(isinstance(t.outcome, Fits | OutOfMemory) for t in run.saved[:3])
+    # It is stored as what it is: killed after less time than a trial may take.
+    cut = run.saved[3]
+    assert isinstance(cut.outcome, TimedOut)
+    assert cut.outcome.deadline_seconds == run.pool.submitted[3].deadline_seconds < 100.0
+    assert run.progress.done == len(run.pool.submitted) == len(run.saved)
+    assert "time budget" in run.progress.stopped_because
+    # The next search may run it.
     assert cut.config not in run.search.knowledge.trials
+    assert cut.config not in answers(run.known(), run.search.lattice, run.limit)
+
+
+@pytest.mark.parametrize("seconds", [40.0, 100.0])
+def test_a_verification_that_the_budget_cuts_off_ends_the_search(truth: Truth, clock: Clock, seconds: float) -> None:
+    run = prepare(truth, limit_for(truth, 0.5), seconds=seconds)
+
+    def slow_when_verified(request: TrialRequest) -> Outcome | None:
+        assert len(run.pool.submitted) < 100, "the search does not end"
+        clock.now += 5.0
+        if not run.progress.verifying:
+            return None
+        clock.now += request.deadline_seconds - 5.0
+        return TimedOut(reason="killed", deadline_seconds=request.deadline_seconds)
+
+    run.pool.special = slow_when_verified
+    run.search.run()
+    assert verifications(run) == 1
+    winner = run.search.winner()
+    assert winner is not None and not winner.verified
+    check_counts(run)
+
+
+@pytest.mark.parametrize(("size", "hanging"), [(1, 2), (1, 0), (3, 2)])
+def test_a_trial_that_hangs_costs_a_part_of_the_budget_and_is_stored(
+    truth: Truth, clock: Clock, size: int, hanging: int
+) -> None:
+    run = prepare(truth, limit_for(truth, 0.5), seconds=600.0, size=size)
+    hung: list[TrialRequest] = []
+
+    def one_hangs(request: TrialRequest) -> Outcome | None:
+        clock.now += 5.0
+        if len(run.pool.submitted) <= hanging or request is not run.pool.submitted[hanging]:
+            return None
+        hung.append(request)
+        clock.now += request.deadline_seconds - 5.0
+        return TimedOut(reason="killed", deadline_seconds=request.deadline_seconds)
+
+    run.pool.special = one_hangs
+    run.search.run()
+    (request,) = hung
+    assert 90.0 <= request.deadline_seconds <= 300.0
+    (stored,) = [t for t in run.saved if isinstance(t.outcome, TimedOut)]
+    assert run.search.knowledge.trials[request.config] == stored
+    assert run.progress.failed == 1
+    winner = run.search.winner()
+    assert winner is not None and winner.verified
+    assert run.progress.done > 12
+    # Who has more time may give the config more.
+    assert request.config not in answers(run.known(), run.search.lattice, run.limit)
+    check_counts(run)
 
 
 def verifications(run: Run) -> int:
@@ -511,14 +563,6 @@ def test_workers_of_another_kind_are_refused_before_a_trial(truth: Truth, differ
     assert (run.pool.submitted, run.pool.closed) == ([], 1)
 
 
-def test_fresh_measures_again(truth: Truth) -> None:
-    first = searched(truth)
-    again = searched(truth, known=first.known(), fresh=True)
-    assert again.progress.from_store == 0
-    assert again.progress.done > 10
-    check_counts(again)
-
-
 def test_answers_only_runs_nothing(truth: Truth) -> None:
     run = prepare(truth, limit_for(truth, 0.5))
     run.search.answer_only = True
@@ -606,6 +650,25 @@ def test_a_config_whose_loss_is_its_own_has_diverged(truth: Truth) -> None:
     assert "10.5" in outcome.reason and "9.0" in outcome.reason
     winner = run.search.winner()
     assert winner is not None and winner.config != wrong
+
+
+def test_with_dropout_every_config_has_a_loss_of_its_own(truth: Truth) -> None:
+    gpt2 = Model(
+        name="tiny-gpt2",
+        config={"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 512},
+        source="tests",
+        parameters=None,
+    )
+    wild = replace(truth, job=replace(truth.job, model=gpt2))
+
+    def special(request: TrialRequest) -> Outcome:
+        m = truth.measured(request.config, 1).measurement
+        losses = tuple(x + 0.5 * len(run.pool.submitted) for x in m.losses)
+        return Fits(measurement=replace(m, losses=losses))
+
+    run = prepare(wild, 2**40, special=special, max_trials=12)
+    run.search.run()
+    assert all(isinstance(t.outcome, Fits) for t in run.saved)
 
 
 def test_unverified_figures_are_not_kept_from_the_frontier(truth: Truth) -> None:

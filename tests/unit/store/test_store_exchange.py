@@ -71,6 +71,18 @@ def test_what_was_predicted_does_not_make_another_trial(
     assert store.trials() == [trial]
 
 
+def test_carries_gradients_that_overflowed(
+    store: Store, other: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
+) -> None:
+    outcome = Fits(measurement=replace(fits(1000.0).measurement, gradient_norms=(None, None, 2.5)))
+    kept = store.add(make_trial(outcome=outcome))
+    assert kept.outcome == outcome
+    lines = list(export_lines(store))
+    assert "[null,null,2.5]" in lines[1]
+    assert import_lines(other, lines).added == 1
+    assert other.trials() == store.trials() == [kept]
+
+
 def test_carries_more_trials_than_one_chunk(store: Store, other: Store, make_trial: MakeTrial) -> None:
     trials = [make_trial(config=make_trial().config.replace(micro_batch=n % 700 + 1)) for n in range(1300)]
     assert other.add_new(trials) == (1300, 0)
@@ -125,6 +137,7 @@ BAD: list[tuple[str, object, str]] = [
     ("stack.torch", 2.13, "stack.torch: input should be a valid string"),
     ("measurement", 3, "measurement: input should be an object"),
     ("measurement.losses", "low", "measurement.losses: "),
+    ("measurement.losses", [], "measurement.losses is empty"),
     ("measurement.phase_peaks.forward", "much", r"measurement.phase_peaks.forward: "),
     ("measurement.tokens_per_second", float("nan"), "NaN is not JSON"),
     ("measurement.tokens_per_second", float("inf"), "Infinity is not JSON"),
@@ -168,6 +181,7 @@ def test_refuses_a_bad_line_and_all_others_with_it(
         ([HEADER, "[]"], "line 2 .*not a JSON object"),
         ([HEADER, '{"outcome": "fits"'], "line 2 .*delimiter"),
         ([HEADER, '{"outcome": [1]}'], "line 2 .*unknown outcome"),
+        (["[" * 100_000], "line 1 .*nested too deeply"),
     ],
 )
 def test_refuses_what_is_no_export(store: Store, lines: list[str], words: str) -> None:

@@ -14,8 +14,21 @@ from autofit.hardware import Hardware
 from autofit.lattice import Value
 from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, parse, unsupported
 from autofit.techniques.compilation import missing_tool
-from autofit.workload import Effect
-from tests.tiny import COHERE, CPU_HARDWARE, CUDA_HARDWARE, GEMMA2, LLAMA, PHI, QWEN3_MOE, STACK, job, model
+from autofit.workload import Effect, Goal
+from tests.tiny import (
+    COHERE,
+    CPU_HARDWARE,
+    CTRL,
+    CUDA_HARDWARE,
+    GEMMA2,
+    GPT2,
+    LLAMA,
+    PHI,
+    QWEN3_MOE,
+    STACK,
+    job,
+    model,
+)
 
 FLASH = replace(STACK, flash_attn="2.8.3")
 LIGER = replace(STACK, liger_kernel="0.6.4")
@@ -129,6 +142,22 @@ def test_changes_name_what_is_not_the_plain_recipe() -> None:
     )
 
 
+def test_a_higher_rank_than_the_users_changes_the_training() -> None:
+    config = complete({"method": "lora", "rank": 64})
+    method, rank = changes(config)
+    assert rank == "rank=64 instead of 8 changes the training itself"
+    assert changes(config, Goal(min_rank=16)) == (method, rank.replace("8", "16"))
+    assert changes(config, Goal(min_rank=64)) == (method,)
+
+
+def test_the_method_that_the_user_names_is_no_change() -> None:
+    for method in ("lora", "qlora"):
+        config = complete({"method": method})
+        assert changes(config, Goal(method=method)) == ()
+        assert changes(config, Goal()) == (f"method={method} instead of full changes the training itself",)
+    assert changes(complete({"method": "full"}), Goal(method="full")) == ()
+
+
 def test_the_plain_recipe_changes_nothing() -> None:
     for axis in AXES:
         if axis.values and axis.recipe is not None:
@@ -172,6 +201,9 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ({"method": "qlora"}, job(stack=BARE), "qlora needs bitsandbytes"),
         ({"method": "qlora"}, job(hardware=MAC), "no 4-bit kernels for mps"),
         ({"method": "qlora"}, job(QWEN3_MOE), "qlora cannot quantise the experts of tiny-qwen3_moe"),
+        ({"method": "qlora"}, job(GPT2), "qlora has nothing to quantise in tiny-gpt2"),
+        ({"checkpointing": "full"}, job(CTRL), "transformers has no checkpointing for tiny-ctrl"),
+        ({"checkpointing": "every-2", "method": "lora"}, job(CTRL), "checkpointing=every-2 cannot work"),
         ({"offload": "optimizer"}, job(), "offload=optimizer is not built yet"),
         ({"sharding": "zero3"}, job(), "sharding=zero3 is not built yet"),
         ({}, job(devices=2), "training on several devices is not built yet"),
@@ -201,6 +233,8 @@ def test_a_combination_that_cannot_work_is_refused_with_the_reason(
         ({"method": "full", "loss": "full"}, job(PHI)),
         ({"method": "lora", "loss": "chunked"}, job(PHI)),
         ({"loss": "chunked"}, job(COHERE)),
+        ({"method": "lora", "checkpointing": "full"}, job(GPT2)),
+        ({"checkpointing": "none", "attention": "eager"}, job(CTRL)),
     ],
 )
 def test_a_combination_that_works_is_not_refused(values: dict[str, Value], job: Job) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from autofit.outcome import Crashed
 from autofit.trial import child
 
 
@@ -79,6 +81,41 @@ def wrong_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> Non
         return original(self, *args, **kwargs) * 1.1
 
     LossModule.forward = wrong  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)
+
+
+def overflowing(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Begins with a loss scale that overflows, as the usual one does for larger models."""
+    import torch
+
+    torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**32)  # type: ignore[attr-defined,misc]
+    child.run(data, descriptor, asked_at)
+
+
+def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Answers at once and writes its recording long after its deadline."""
+    child.Events(descriptor).result(Crashed(reason="made"), recording=True)
+    time.sleep(4.0)
+    with open(data["profile"], "w") as file:
+        file.write("recorded")
+
+
+def dies_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Answers, and runs out of memory while it records."""
+    child.Events(descriptor).result(Crashed(reason="made"), recording=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def greedy_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Trains, and needs more than the trial's limit to record it."""
+    from autofit.trial import measure
+
+    def write_profile(path: str, run: Any) -> None:
+        taken = bytearray(data["memory_limit_bytes"] + 1)
+        with open(path, "w") as file:
+            file.write(str(len(taken)))
+
+    measure.write_profile = write_profile
     child.run(data, descriptor, asked_at)
 
 

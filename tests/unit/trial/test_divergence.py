@@ -55,5 +55,10 @@ def test_an_update_that_does_nothing_is_found() -> None:
     assert divergence(SGD, flat, NORMS, 11.0) is None, "lost in 16-bit weights"
 
 
+def test_with_dropout_the_loss_of_one_batch_goes_up_and_down() -> None:
+    assert divergence(BF16, [11.0, 11.1, 11.2, 11.3, 11.4, 11.5], NORMS, None, dropout=True) is None
+    assert divergence(BF16, [11.0, math.nan], [2.0, 2.0], None, dropout=True) is not None
+
+
 def test_an_ascent_is_found() -> None:
     assert divergence(BF16, [11.0, 11.1, 11.2, 11.3, 11.4, 11.5], NORMS, 11.0) is not None

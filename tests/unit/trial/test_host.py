@@ -178,6 +178,7 @@ def test_a_busy_device_is_a_transient_crash(monkeypatch: pytest.MonkeyPatch) -> 
     install_cuda(monkeypatch, others=20_000 * MIB)
     on_cpu = tiny_job()
     job = Job(model=on_cpu.model, workload=on_cpu.workload, hardware=CARD, stack=on_cpu.stack)
-    outcome = child._outcome(tiny_request(job=job, memory_limit_bytes=20_000 * MIB), child.Events(2), time.monotonic())
+    request = tiny_request(job=job, memory_limit_bytes=20_000 * MIB)
+    outcome, _ = child._outcome(request, child.Events(2), time.monotonic())
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert "other processes hold 19.53 GiB" in outcome.reason

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from jobs import tiny_job, tiny_model, tiny_request
 
+from autofit.catalog.models import Model
 from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
 from autofit.techniques import complete
 from autofit.trial.runner import TrialRunner
@@ -104,6 +105,52 @@ def test_wrong_loss_is_diverged_against_the_plain_forward(runner_of: Callable[[s
     assert isinstance(outcome, Diverged)
     assert outcome.reference_loss is not None and outcome.losses[0] is not None
     assert outcome.losses[0] == pytest.approx(1.1 * outcome.reference_loss, rel=1e-3)
+
+
+def test_a_loss_scale_that_overflows_at_first_costs_nothing(runner_of: Callable[[str], TrialRunner]) -> None:
+    request = tiny_request(complete({"precision": "fp16-mixed"}))
+    outcome, _ = runner_of("overflowing").run(request)
+    assert isinstance(outcome, Fits), outcome
+    norms = outcome.measurement.gradient_norms
+    assert norms[0] is None
+    assert norms[-1] is not None and norms[-1] > 0
+
+
+def dropout_model(**fields: float) -> Model:
+    """A GPT-2, which drops a tenth of its activations unless it is told otherwise."""
+    config = {"model_type": "gpt2", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 256}
+    return Model(name="tiny-gpt2", config={**config, **fields}, source="tests", parameters=None)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_dropout_of_the_architecture_is_no_divergence(method: str) -> None:
+    wild = dropout_model(resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
+    with TrialRunner() as runner:
+        outcome, _ = runner.run(tiny_request(complete({"method": method, "precision": "fp32"}), job=tiny_job(wild)))
+    assert isinstance(outcome, Fits), outcome
+    assert outcome.measurement.reference_loss is None
+
+
+def test_an_answer_is_kept_whatever_its_recording_does(runner_of: Callable[[str], TrialRunner], tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    slow = runner_of("records_slowly")
+    slow.run(tiny_request(profile=str(file)))  # the parent's own start is not the second trial's
+    file.unlink()
+    outcome, seconds = slow.run(tiny_request(profile=str(file), deadline_seconds=3.0))
+    assert outcome == Crashed(reason="made")
+    assert file.read_text() == "recorded"
+    assert seconds < 3.0, "the recording is no part of the trial"
+    assert runner_of("dies_recording").run(tiny_request(profile=str(file)))[0] == Crashed(reason="made")
+
+
+def test_a_recording_is_not_held_to_the_trials_memory_limit(
+    runner_of: Callable[[str], TrialRunner], tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json"
+    request = tiny_request(profile=str(file), memory_limit_bytes=300 * MIB)
+    outcome, _ = runner_of("greedy_recording").run(request)
+    assert isinstance(outcome, Fits)
+    assert file.read_text() == str(300 * MIB + 1)
 
 
 def test_leak_is_reported(runner_of: Callable[[str], TrialRunner]) -> None:

@@ -1,0 +1,29 @@
+"""What the benchmark scripts record says when, on what and with which versions it was measured."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+RECORDING = sorted(path.name for path in BENCHMARKS.glob("*.py") if '"--out"' in path.read_text())
+
+
+@pytest.mark.parametrize("script", RECORDING)
+def test_a_script_that_records_writes_the_date(script: str) -> None:
+    assert '"recorded_at": datetime.now(UTC)' in (BENCHMARKS / script).read_text()
+
+
+def test_a_record_says_when_it_was_made(tmp_path: Path) -> None:
+    """The quickest of the scripts."""
+    out = tmp_path / "start_up.json"
+    command = [sys.executable, str(BENCHMARKS / "start_up.py"), "--trials", "20", "--runs", "1", "--out", str(out)]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=120)
+    record = json.loads(out.read_text())
+    assert datetime.fromisoformat(record["recorded_at"]).tzinfo is not None
+    assert {"hardware", "stack", "help_seconds", "recommend_seconds"} <= set(record)
