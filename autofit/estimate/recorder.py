@@ -8,13 +8,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autofit.errors import UsageError
 from autofit.estimate.tape import BEFORE, Event, Place, Storage, Tape
 from autofit.estimate.work import work
 
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 """(operation, its arguments, keyword arguments, its result) -> bytes that its kernel holds while it runs."""
+
+
+def without_data() -> FakeTensorMode:
+    """The mode in which a step is traced: an operation that needs data fails, and is not run on real tensors."""
+    return FakeTensorMode(allow_fallback_kernels=False)
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -86,7 +93,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._next is not None:
             following, self._next = self._next, None
             self.move(*following)
-        result = _grouped_product(args, kwargs or {}) if func is _GROUPED else func(*args, **(kwargs or {}))
+        result = self._run(func, args, kwargs or {})
         if func.is_view:
             return result
         self.tape.work.setdefault(self.place, []).append(work(func, args, result))
@@ -102,6 +109,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 if isinstance(item, torch.Tensor):
                     self._seen(item)
         return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The operation on fake tensors. Raises `UsageError` for one that has no implementation for them."""
+        if func is _GROUPED:
+            return _grouped_product(args, kwargs)
+        if func is _FUSED_SGD:
+            return None  # updates in place, and has no shape rule that could say so
+        try:
+            return func(*args, **kwargs)
+        except UnsupportedOperatorException as error:
+            raise UsageError(f"the step cannot be traced: {func} has no implementation without data") from error
 
     def _seen(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
@@ -139,6 +157,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_FUSED_SGD = torch.ops.aten._fused_sgd_.default
 _GROUPED = torch.ops.aten._grouped_mm.default
 
 

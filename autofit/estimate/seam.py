@@ -15,7 +15,7 @@ import torch
 
 from autofit.estimate.cuda_kernels import has_ampere
 from autofit.estimate.liger import FusedLinearCrossEntropy
-from autofit.estimate.recorder import Recorder, Scratch
+from autofit.estimate.recorder import Recorder, Scratch, without_data
 from autofit.estimate.tape import AFTER, LOSS, Tape
 from autofit.techniques.cross_entropy import fused_by, fused_cross_entropy
 
@@ -115,12 +115,10 @@ def trace_loss(
     The gradients are held: what becomes of them is the decoder's to say. For Liger's kernel stands what allocates
     alike on a device of this compute capability.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     if kernel is fused_cross_entropy:
         kernel = partial(fused_by, FusedLinearCrossEntropy(adds_products=has_ampere(capability)))
     recorder = Recorder(scratch)
-    with FakeTensorMode():
+    with without_data():
         leaf = torch.empty(tokens, shape.hidden_size, dtype=shape.hidden, requires_grad=True)
         weight = torch.empty(shape.vocabulary, shape.hidden_size, dtype=shape.weight, requires_grad=shape.trained)
         bias = torch.empty(shape.vocabulary, dtype=shape.weight) if shape.bias else None

@@ -13,7 +13,7 @@ from torch import nn
 from autofit.catalog.models import Model, architecture
 from autofit.estimate import cuda_kernels, fake_weights
 from autofit.estimate.amounts import MICRO_BATCH, RANK
-from autofit.estimate.recorder import Recorder, Scratch
+from autofit.estimate.recorder import Recorder, Scratch, without_data
 from autofit.estimate.seam import HeadShape, Seam
 from autofit.estimate.tape import AFTER, BEFORE, LOSS, Tape
 from autofit.lattice import Config
@@ -74,15 +74,13 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
     For the flash-attn package, whose kernel runs on a device only, stands torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     config = at_primes(config)
     plan = make_plan(config, job, HOST)
     plan.attention = _traceable(plan.attention)
     seam = plan.loss = Seam(plan.compute_dtype if plan.autocast else None)
     kinds = layer_kinds(config, job)
     model = make_skeleton(config, plan, job.model, layers)
-    with FakeTensorMode():
+    with without_data():
         _give_fake_weights(model, config, plan)
         stack = decoder_layers(model)
         _checkpoint_as_in_full(stack, [kinds[i] for i in layers])

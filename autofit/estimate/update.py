@@ -8,7 +8,7 @@ from typing import Any, cast
 import torch
 
 from autofit.estimate import fake_weights
-from autofit.estimate.recorder import Recorder, Scratch
+from autofit.estimate.recorder import Recorder, Scratch, without_data
 from autofit.estimate.tape import AFTER, Tape
 from autofit.lattice import Config
 from autofit.techniques import Job
@@ -26,12 +26,10 @@ def trace_updates(config: Config, job: Job, scratch: Scratch) -> Tape:
     Weights and gradients are there before; of the gradients nothing is recorded, as it is the backward that allocates
     them.
     """
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     plan = make_plan(config, job, HOST)
     plan.attention = "eager"  # what an update does not touch need not be there
     model = make_skeleton(config, plan, job.model)
-    fake = FakeTensorMode()
+    fake = without_data()
     with fake:
         fake_weights.materialise(model)
     assert plan.optimizer is not None
