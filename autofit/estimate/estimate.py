@@ -38,6 +38,8 @@ class Estimate:
     relative_error: float | None
     """Of the predicted time."""
     seconds_to_estimate: float
+    memory_error: float = 0.0
+    """Relative error of the memory that a limit must hold, too: of a formula that stands in for a trace."""
     assumptions: tuple[str, ...] = ()
     """What no trace can show, one sentence each."""
     advice: Change | None = None
@@ -47,8 +49,8 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the limit holds it."""
-        return self.device_bytes <= self.memory_limit_bytes
+        """Whether the limit holds it, and what its memory may be off."""
+        return self.device_bytes * (1.0 + self.memory_error) <= self.memory_limit_bytes
 
     @property
     def headroom_bytes(self) -> int:
@@ -87,6 +89,7 @@ class Estimate:
             "calibrated_on": self.calibrated_on,
             "relative_error": self.relative_error,
             "seconds_to_estimate": self.seconds_to_estimate,
+            "memory_error": self.memory_error,
             "assumptions": list(self.assumptions),
             "advice": None if self.advice is None else self.advice.to_json(),
             "lightest": None if self.lightest is None else self.lightest.to_json(),

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from autofit.estimate.allocator import MIN_BLOCK
 from autofit.estimate.assumptions import added_error, assumptions
+from autofit.estimate.bound import bounded
 from autofit.estimate.cuda_kernels import cuda_scratch
 from autofit.estimate.elsewhere import HOST_BYTES_PER_SECOND, PinnedCopies, paged_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import DecoderEvents, MicroSteps, Updates, updates
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.pattern import representatives
+from autofit.estimate.recorder import NotTraced
 from autofit.estimate.seam import HeadShape, trace_loss
 from autofit.estimate.speed import Rates, features, seconds
 from autofit.estimate.splice import NotUniform, splice
@@ -97,14 +99,17 @@ class Estimator:
         self._figures: dict[tuple[Config, bool], tuple[Memory, float | None]] = {}
 
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
-        """Predict memory and time of `config`, which must be supported.
+        """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
 
         Without `replayed` the allocator's part is that of the first config with the same decoder: for whole lattices.
         """
         started = time.monotonic()
         # Compiled or not, it is the eager step that is traced.
         key = _common(config, without=("compile",)), replayed
-        found, step_seconds = _cached(self._figures, key, lambda: self._memory_and_time(config, replayed=replayed))
+        try:
+            found, step_seconds = _cached(self._figures, key, lambda: self._memory_and_time(config, replayed=replayed))
+        except NotTraced as error:
+            return bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
         rates = self.rates
         speed = None if step_seconds is None else self.job.workload.tokens_per_step / step_seconds
         return Estimate(
@@ -143,7 +148,7 @@ class Estimator:
         return found
 
     def trace(self, config: Config) -> Traced:
-        """The memory of `config`'s step, event by event, and its work."""
+        """The memory of `config`'s step, event by event, and its work. Raises `NotTraced`."""
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
         accumulation = self.job.workload.batch_per_device // micro_batch
         decoder = self._decoder(config)
@@ -171,7 +176,7 @@ class Estimator:
 
     def _decoder(self, config: Config) -> _Decoder:
         key = _common(at_primes(config), without=("optimizer", "loss", "compile"))
-        return _cached(self._decoders, key, lambda: self._trace_decoder(config))
+        return _cached(self._decoders, key, lambda: _followed(lambda: self._trace_decoder(config)))
 
     def _trace_decoder(self, config: Config) -> _Decoder:
         kinds = layer_kinds(config, self.job)
@@ -208,6 +213,16 @@ class Estimator:
     def _trace_updates(self, config: Config) -> _Update:
         tape = trace_updates(config, self.job, self._scratch)
         return _Update(updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
+
+
+def _followed(trace: Callable[[], _Decoder]) -> _Decoder:
+    """A model's own code raises whatever it likes where it looks for data."""
+    try:
+        return trace()
+    except NotTraced:
+        raise
+    except Exception as error:
+        raise NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
 
 
 K = TypeVar("K")

@@ -21,18 +21,22 @@ STATE_BYTES = {
 small per-block figures are left out: this is a floor."""
 
 
-def floor_bytes(config: Config, job: Job) -> int:
-    """Bytes that are alive together at the first update: weights, gradients, states. A lower bound of the peak."""
+def floor_parts(config: Config, job: Job) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer states, each a lower bound."""
     model = shape(job.model)
-    full = config["method"] == "full"
     precision = config["precision"]
-    if not full:
+    if config["method"] != "full":
         # Adapters are left out: their size depends on the targets, and a floor may be too low.
         compute = 4.0 if precision == "fp32" else 2.0
-        base = float(model.parameters)
-        if config["method"] == "qlora":
-            return int((base - model.linear_parameters) * compute + model.linear_parameters * NF4_BYTES)
-        return int(base * compute)
+        quantised = model.linear_parameters if config["method"] == "qlora" else 0
+        weights = (model.parameters - quantised) * compute + quantised * NF4_BYTES
+        return {"weights": int(weights), "gradients": 0, "optimizer": 0}
     per_weight = 2.0 if precision == "bf16" else 4.0
     state = STATE_BYTES.get(config.text("optimizer"), 2.0 * per_weight)
-    return int(model.parameters * (2.0 * per_weight + state))
+    trained = {"weights": per_weight, "gradients": per_weight, "optimizer": state}
+    return {part: int(model.parameters * size) for part, size in trained.items()}
+
+
+def floor_bytes(config: Config, job: Job) -> int:
+    """Bytes that are alive together at the first update: weights, gradients, states. A lower bound of the peak."""
+    return sum(floor_parts(config, job).values())

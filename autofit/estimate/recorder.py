@@ -24,6 +24,10 @@ def without_data() -> FakeTensorMode:
     return FakeTensorMode(allow_fallback_kernels=False)
 
 
+class NotTraced(UsageError):
+    """A step whose code cannot be followed without data; the message says where."""
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A dispatch mode that sees every operation above fake tensors, and every storage that they create.
 
@@ -111,7 +115,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operation on fake tensors. Raises `UsageError` for one that has no implementation for them."""
+        """The operation on fake tensors. Raises `NotTraced` for one that has no implementation for them."""
         if func is _GROUPED:
             return _grouped_product(args, kwargs)
         if func is _FUSED_SGD:
@@ -119,7 +123,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **kwargs)
         except UnsupportedOperatorException as error:
-            raise UsageError(f"the step cannot be traced: {func} has no implementation without data") from error
+            raise NotTraced(f"{func} has no implementation without data") from error
 
     def _seen(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autofit.errors import UsageError
-from autofit.estimate.recorder import Recorder, without_data
+from autofit.estimate.recorder import NotTraced, Recorder, without_data
 
 
 def recorder() -> Recorder:
@@ -17,7 +16,7 @@ def test_an_operation_that_needs_data_is_named_and_not_run() -> None:
     library = torch.library.Library("autofit_test", "DEF")
     library.define("needs_data(Tensor x) -> Tensor")
     library.impl("needs_data", lambda x: x + 1, "CPU")
-    with pytest.raises(UsageError, match=r"autofit_test\.needs_data.*without data"), without_data(), recorder():
+    with pytest.raises(NotTraced, match=r"autofit_test\.needs_data.*without data"), without_data(), recorder():
         torch.ops.autofit_test.needs_data(torch.empty(4))
 
 

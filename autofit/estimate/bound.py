@@ -1,0 +1,68 @@
+"""Memory by formula, for models whose code the tracer cannot follow: it says so, and how far it may be off."""
+
+from __future__ import annotations
+
+import time
+
+from autofit.catalog.models import shape
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.floor import floor_parts
+from autofit.estimate.memory import CONTEXT_BYTES
+from autofit.lattice import Config
+from autofit.techniques import Job
+
+LAYER_BYTES = 34
+"""Saved activations of a layer in 16 bits, per token and unit of width, attention's scores apart (Korthikanti et al.
+2022, arXiv:2205.05198, equation 1)."""
+CHECKPOINT_BYTES = 2
+"""Of a checkpointed layer only its input is kept (there, section 5)."""
+LOGIT_BYTES = 12
+"""Per token and entry of the vocabulary: fp32 log-probabilities, their gradient, and that of the logits."""
+MEMORY_ERROR = 0.5
+"""What the formula is taken to err by. It was made for GPT-2's layers; a test holds it against traces of others."""
+
+
+def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -> Estimate:
+    """The memory of `config` by formula; `reason` says why it was not traced. No time is predicted."""
+    started = time.monotonic()
+    model = shape(job.model)
+    tokens = config.number("micro_batch") * job.workload.seq_len
+    width = 2 if config["precision"] == "fp32" else 1
+    layer = LAYER_BYTES * width * tokens * model.hidden_size
+    kept = CHECKPOINT_BYTES * width * tokens * model.hidden_size
+    value = config.text("checkpointing")
+    every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
+    checkpointed = 0 if value in ("none", "selective") else -(-model.layers // every)
+    recomputed = layer if checkpointed else 0
+    parts = {
+        **floor_parts(config, job),
+        "activations": (model.layers - checkpointed) * layer + checkpointed * kept + recomputed,
+        "logits_and_loss": LOGIT_BYTES * tokens * model.vocabulary_size,
+        "temporaries": 0,
+        "fragmentation": 0,
+        "context": CONTEXT_BYTES if job.hardware.kind == "cuda" else 0,
+    }
+    allocated = sum(parts.values()) - parts["context"]
+    states = parts["weights"] + parts["gradients"] + parts["optimizer"]
+    return Estimate(
+        config=config,
+        hardware=job.hardware.name,
+        memory_limit_bytes=memory_limit_bytes,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=allocated,
+        device_bytes=sum(parts.values()),
+        host_bytes=0,
+        breakdown=parts,
+        phase_peaks={"forward": allocated, "backward": allocated, "optimizer": states},
+        step_seconds=None,
+        tokens_per_second=None,
+        mfu=None,
+        calibrated_on=0,
+        relative_error=None,
+        memory_error=MEMORY_ERROR,
+        assumptions=(
+            f"by formula, not traced ({reason}): a limit is held to {MEMORY_ERROR:.0%} more than this, and nothing is "
+            "said of time",
+        ),
+        seconds_to_estimate=time.monotonic() - started,
+    )
