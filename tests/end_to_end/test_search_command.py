@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from jobs import tiny_model
 
-from autofit.frontier import Frontier, Point, dominates
+from autofit.frontier import Frontier, Point, dominates, ties
 from autofit.lattice import Config
 from autofit.outcome import Fits
 from autofit.store import Store
@@ -108,9 +108,16 @@ def test_search_through_ray_ends_with_an_answer_and_is_then_answered_from_the_st
     assert answer["provenance"] == "measured"
     assert answer["config"]["method"] == "full"  # the most faithful that fits
     assert answer["headroom_bytes"] == 2 * 1024**3 - answer["measurement"]["device_bytes"]
-    points = [p for p in first["frontier"]["points"] if p["config"]["method"] == "full"]
-    assert answer["config"] in [p["config"] for p in points]
-    assert answer["measurement"]["tokens_per_second"] == max(p["measurement"]["tokens_per_second"] for p in points)
+    assert answer["config"] in [p["config"] for p in first["frontier"]["points"]]
+    measured = {
+        t.config: Point(config=t.config, measurement=t.outcome.measurement, trial_id=None) for t in trials(folder)
+    }
+    fastest = max(
+        (p for p in measured.values() if p.method == "full" and not p.measurement.stopped_early),
+        key=lambda p: p.measurement.tokens_per_second,
+    )
+    chosen = measured[Config.from_json(answer["config"])]
+    assert chosen == fastest or ties(chosen, fastest)
     again, _ = run(folder, *limits)
     assert again["trials"] == 0
     assert again["recommendation"]["config"] == answer["config"]
@@ -271,7 +278,7 @@ def test_killed_through_ray_nothing_is_lost_and_no_process_stays(folder: Path, m
     (folder / "space.yaml").write_text(FEW_CONFIGS)
     kill_again_and_again(folder, [signal.SIGKILL, signal.SIGINT], (10.0, 22.0))
     measured = {t.config.key for t in trials(folder)}
-    answer, _ = run(folder, "--in-place", "--memory-limit", "2GiB")
+    answer, _ = run(folder, "--in-place", "--memory-limit", "2GiB", "--max-trials", "3")
     assert answer["answered_from_store"] >= len(measured)
     assert answer["recommendation"]["provenance"] == "measured"
 

@@ -36,7 +36,9 @@ SETTINGS: tuple[dict[str, Value], ...] = (
 )
 """What else a config holds while one axis is varied."""
 IN_BOTH = ("micro_batch", "loss", "checkpointing")
-"""Axes that are varied in each setting and with few tokens, too; the others in the first, with many."""
+"""Axes that are varied in each setting; the others in the first."""
+WITH_FEW = ("micro_batch", "loss")
+"""Axes that are varied with few tokens, too; the real bytes of the others are held to their order elsewhere."""
 OF_FULL = ("precision", "optimizer", "attention")
 """Axes that adapters show nothing more of."""
 NUMBERS: dict[str, tuple[Value, ...]] = {"micro_batch": (1, 2, 4, 8), "rank": (8, 32)}
@@ -83,7 +85,7 @@ def pairs(axis: Axis, of: Job) -> list[tuple[Config, Config]]:
 
 
 CLAIMS = [axis for axis in AXES if axis.numeric or axis.lighter]
-CASES = [*((axis, MANY) for axis in CLAIMS), *((axis, FEW) for axis in CLAIMS if axis.name in IN_BOTH)]
+CASES = [*((axis, MANY) for axis in CLAIMS), *((axis, FEW) for axis in CLAIMS if axis.name in WITH_FEW)]
 SLACK = 1e-3
 """Fused AdamW counts the steps of each parameter on the device, in a block of 512 bytes, and foreach on the host: with
 many small adapters that is half a thousandth of a small step."""
