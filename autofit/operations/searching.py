@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -220,23 +220,7 @@ def _run(
     from autofit.search.loop import Limits, Search
 
     job = prepared.job
-    question = request.question(job, prepared.memory_limit_bytes, prepared.narrowed.digest)
-    answered = None if request.fresh else _already_answered(store, question, request)
-    begun = _begun_afresh(store, question) if request.fresh else None
-    search_id = answered or begun or uuid.uuid4().hex
-    if answered is None:
-        store.begin_search(
-            search_id,
-            hardware=job.hardware,
-            stack=job.stack,
-            workload=job.workload,
-            request={
-                "question": question,
-                "fresh": request.fresh,
-                "max_trials": request.max_trials,
-                "seconds": request.time_budget_seconds,
-            },
-        )
+    search_id, answered = _begin(request, prepared, store)
     keeper = Keeper(store, search_id)
 
     def shown(progress: Progress) -> None:
@@ -264,12 +248,43 @@ def _run(
         open_pool=(lambda: pool) if pool is not None else (lambda: open_pool(request)),
         save=keeper.keep,
         report=shown,
-        answer_only=answered is not None,
+        answer_only=answered,
     )
+    with nullcontext() if answered else _its_end_noted(store, search_id, found):
+        found.run()
+        return _result(request, prepared, found, store, search_id, time.monotonic() - started)
+
+
+def _begin(request: SearchRequest, prepared: Prepared, store: Store) -> tuple[str, bool]:
+    """The search's id, and whether an earlier one has answered it; if not, it is in the store from here on."""
+    job = prepared.job
+    question = request.question(job, prepared.memory_limit_bytes, prepared.narrowed.digest)
+    answered = None if request.fresh else _already_answered(store, question, request)
+    if answered is not None:
+        return answered, True
+    begun = _begun_afresh(store, question) if request.fresh else None
+    search_id = begun or uuid.uuid4().hex
+    store.begin_search(
+        search_id,
+        hardware=job.hardware,
+        stack=job.stack,
+        workload=job.workload,
+        request={
+            "question": question,
+            "fresh": request.fresh,
+            "max_trials": request.max_trials,
+            "seconds": request.time_budget_seconds,
+        },
+    )
+    return search_id, False
+
+
+@contextmanager
+def _its_end_noted(store: Store, search_id: str, found: Search) -> Iterator[None]:
+    """Note in the store how the search inside has ended."""
     status = "failed"
     try:
-        found.run()
-        result = _result(request, prepared, found, store, search_id, time.monotonic() - started)
+        yield
         status = "done"
     except NothingFits:
         status = "done"  # an answer, too
@@ -279,10 +294,8 @@ def _run(
         raise
     finally:
         # Every trial is kept by now. A note on how the search ended is not worth the answer or the true failure.
-        if answered is None:
-            with suppress(StoreError):
-                store.end_search(search_id, status, {"stopped_because": found.progress.stopped_because})
-    return result
+        with suppress(StoreError):
+            store.end_search(search_id, status, {"stopped_because": found.progress.stopped_because})
 
 
 def _already_answered(store: Store, question: dict[str, Any], request: SearchRequest) -> str | None:
