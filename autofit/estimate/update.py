@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -46,7 +47,7 @@ def trace_updates(config: Config, job: Job, scratch: Scratch) -> Tape:
                 parameter.grad = torch.empty_like(parameter)
                 recorder.ignore(parameter)
                 recorder.ignore(parameter.grad)
-            with recorder:
+            with recorder, _as_on_host(job):
                 engine.update()
         recorder.close()
     return recorder.tape
@@ -57,6 +58,32 @@ def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:
     maps = getattr(cast(Any, optimizer), "name2qmap", None)
     if maps is not None:
         maps.update(dynamic=torch.empty(256), udynamic=torch.empty(256))
+
+
+@contextmanager
+def _as_on_host(job: Job) -> Iterator[None]:
+    """On a processor: have bitsandbytes' update run as what it is there, some operations of torch on fp32 copies.
+
+    Its shape rule takes the whole update for one kernel, which it is on a device.
+    """
+    if job.hardware.kind != "cpu" or job.stack.bitsandbytes is None:
+        yield
+        return
+    from bitsandbytes.backends.cpu import ops
+
+    operators: Any = torch.ops.bitsandbytes
+    kernels = {
+        "optimizer_update_8bit_blockwise": ops._optimizer_update_8bit_blockwise_cpu,
+        "optimizer_update_32bit": ops._optimizer_update_32bit_cpu,
+    }
+    before = {name: getattr(operators, name) for name in kernels}
+    for name, kernel in kernels.items():
+        setattr(operators, name, kernel)
+    try:
+        yield
+    finally:
+        for name, operator in before.items():
+            setattr(operators, name, operator)
 
 
 PAGED_FROM = 100_000
