@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self, cast
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.errors import UsageError
+from autofit.estimate.results import remembered
 from autofit.estimate.tape import BEFORE, Event, Place, Storage, Tape
-from autofit.estimate.work import work
 
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 """(operation, its arguments, keyword arguments, its result) -> bytes that its kernel holds while it runs."""
@@ -46,6 +47,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._next: Place | None = None
         self._closed = False
         self._is_elsewhere = False
+        self._collects = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No compiled code runs under it, from which each of its calls would have to be kept."""
+        return False
+
+    def __enter__(self) -> Self:
+        # A collection would free at its own time what waits for it, and costs as much as the trace of some layers.
+        self._collects = gc.isenabled()
+        gc.disable()
+        return cast("Self", super().__enter__())
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        if self._collects:
+            gc.enable()
 
     @contextmanager
     def at(self, stage: str, layer: int) -> Iterator[None]:
@@ -76,7 +94,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def ignore(self, tensor: torch.Tensor) -> None:
         """Record nothing of this tensor's storage."""
-        self._ignored.add(tensor.untyped_storage()._cdata)
+        self._ignore(tensor.untyped_storage())
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -97,11 +115,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._next is not None:
             following, self._next = self._next, None
             self.move(*following)
-        result = self._run(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        result, cost = remembered(func, args, kwargs, lambda: self._run(func, args, kwargs))
         if func.is_view:
             return result
-        self.tape.work.setdefault(self.place, []).append(work(func, args, result))
-        extra = self._scratch(func, args, kwargs or {}, result)
+        self.tape.work.setdefault(self.place, []).append(cost)
+        extra = self._scratch(func, args, kwargs, result)
         if extra:
             index = self._new(extra, self.place)
             self._events.append(Event(index, True))
@@ -129,11 +148,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if self._is_elsewhere:
             self.tape.elsewhere.setdefault(self.place, []).append(storage.nbytes())
-            self._ignored.add(storage._cdata)
-            weakref.finalize(storage, self._ignored.discard, storage._cdata)
+            self._ignore(storage)
         if storage._cdata not in self._known and storage._cdata not in self._ignored:
             index = self._add(storage, self.place)
             self._events.append(Event(index, True))
+
+    def _ignore(self, storage: torch.UntypedStorage) -> None:
+        self._ignored.add(storage._cdata)
+        weakref.finalize(storage, self._ignored.discard, storage._cdata)  # the next one there is another
 
     def _add(self, storage: torch.UntypedStorage, place: Place | None) -> int:
         key = storage._cdata
