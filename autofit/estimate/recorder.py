@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self, cast
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
@@ -47,23 +46,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._next: Place | None = None
         self._closed = False
         self._is_elsewhere = False
-        self._collects = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """No compiled code runs under it, from which each of its calls would have to be kept."""
         return False
-
-    def __enter__(self) -> Self:
-        # A collection would free at its own time what waits for it, and costs as much as the trace of some layers.
-        self._collects = gc.isenabled()
-        gc.disable()
-        return cast("Self", super().__enter__())
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        if self._collects:
-            gc.enable()
 
     @contextmanager
     def at(self, stage: str, layer: int) -> Iterator[None]:

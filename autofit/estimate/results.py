@@ -132,7 +132,7 @@ def _of_tensor(result: FakeTensor, operands: list[FakeTensor]) -> Recipe | None:
     if not _is_plain(result) or result.is_neg() or result.constant is not None or result.requires_grad:
         return None
     device, dtype = result.fake_device, result.dtype
-    shape, stride, offset = result.shape, result.stride(), result.storage_offset()
+    shape, stride, offset = tuple(result.shape), result.stride(), int(result.storage_offset())
     for index, operand in enumerate(operands):
         if result.untyped_storage()._cdata == operand.untyped_storage()._cdata:
             return lambda tensors: _view(tensors[index], dtype, offset, shape, stride)
@@ -145,14 +145,14 @@ def _of_tensor(result: FakeTensor, operands: list[FakeTensor]) -> Recipe | None:
 
 
 def _fresh(shape: Shape, stride: Shape, dtype: torch.dtype, device: torch.device) -> FakeTensor:
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         empty = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
     return FakeTensor(_mode(), empty, device)
 
 
 def _view(of: FakeTensor, dtype: torch.dtype, offset: int, shape: Shape, stride: Shape) -> FakeTensor:
     storage = of.untyped_storage()
-    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+    with torch._C._DisableTorchDispatch():
         view = torch.empty(0, dtype=dtype, device="meta").set_(storage, offset, shape, stride)
     return FakeTensor(of.fake_mode, view, of.fake_device)
 
