@@ -12,8 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.errors import UsageError
+from autofit.estimate.results import remembered
 from autofit.estimate.tape import BEFORE, Event, Place, Storage, Tape
-from autofit.estimate.work import work
 
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 """(operation, its arguments, keyword arguments, its result) -> bytes that its kernel holds while it runs."""
@@ -47,6 +47,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._closed = False
         self._is_elsewhere = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No compiled code runs under it, from which each of its calls would have to be kept."""
+        return False
+
     @contextmanager
     def at(self, stage: str, layer: int) -> Iterator[None]:
         """What happens inside happens at this place, until `move` says otherwise."""
@@ -76,7 +81,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def ignore(self, tensor: torch.Tensor) -> None:
         """Record nothing of this tensor's storage."""
-        self._ignored.add(tensor.untyped_storage()._cdata)
+        self._ignore(tensor.untyped_storage())
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
@@ -97,11 +102,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if self._next is not None:
             following, self._next = self._next, None
             self.move(*following)
-        result = self._run(func, args, kwargs or {})
+        kwargs = kwargs or {}
+        result, cost = remembered(func, args, kwargs, lambda: self._run(func, args, kwargs))
         if func.is_view:
             return result
-        self.tape.work.setdefault(self.place, []).append(work(func, args, result))
-        extra = self._scratch(func, args, kwargs or {}, result)
+        self.tape.work.setdefault(self.place, []).append(cost)
+        extra = self._scratch(func, args, kwargs, result)
         if extra:
             index = self._new(extra, self.place)
             self._events.append(Event(index, True))
@@ -129,11 +135,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         if self._is_elsewhere:
             self.tape.elsewhere.setdefault(self.place, []).append(storage.nbytes())
-            self._ignored.add(storage._cdata)
-            weakref.finalize(storage, self._ignored.discard, storage._cdata)
+            self._ignore(storage)
         if storage._cdata not in self._known and storage._cdata not in self._ignored:
             index = self._add(storage, self.place)
             self._events.append(Event(index, True))
+
+    def _ignore(self, storage: torch.UntypedStorage) -> None:
+        self._ignored.add(storage._cdata)
+        weakref.finalize(storage, self._ignored.discard, storage._cdata)  # the next one there is another
 
     def _add(self, storage: torch.UntypedStorage, place: Place | None) -> int:
         key = storage._cdata

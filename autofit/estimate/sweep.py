@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 from collections import defaultdict
@@ -64,6 +65,7 @@ def _predict(job: Job, rates: Rates | None, configs: list[Config], limit: int) -
 
 
 def _predicted(job: Job, rates: Rates | None, configs: list[Config], limit: int) -> list[Estimate]:
+    gc.freeze()  # the libraries are no garbage: collections need not look at them
     return list(_predict(job, rates, configs, limit))
 
 

@@ -32,14 +32,14 @@ MICRO_STEPS = 2
 def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
     """What tells each decoder layer from the others: its architecture, whether it is checkpointed, and with frozen
     weights the first, whose input needs no gradient."""
-    kinds = _architecture_kinds(job.model)
+    kinds = architecture_kinds(job.model)
     value = config.text("checkpointing")
     every = 0 if value == "none" else int(value.removeprefix("every-")) if value.startswith("every-") else 1
     frozen = config["method"] != "full"
     return tuple((kind, bool(every) and i % every == 0, frozen and i == 0) for i, kind in enumerate(kinds))
 
 
-def _architecture_kinds(model: Model) -> tuple[Hashable, ...]:
+def architecture_kinds(model: Model) -> tuple[Hashable, ...]:
     """One number per decoder layer; layers of one kind have the same."""
     known = _KINDS.get(model.digest)
     if known is None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from copy import deepcopy
 from typing import Any, cast
 
 import torch
+from torch import nn
 
 from autofit.estimate import fake_weights
 from autofit.estimate.recorder import Recorder, Scratch, without_data
 from autofit.estimate.tape import AFTER, Tape
+from autofit.estimate.trace import architecture_kinds
 from autofit.lattice import Config
 from autofit.techniques import Job
 from autofit.training.build import make_plan, make_skeleton
+from autofit.training.decoder import decoder_layers, replace_layers
 from autofit.training.engine import LocalEngine
 
 HOST = torch.device("cpu")
@@ -21,18 +25,23 @@ UPDATES = 2
 """The first update creates the states, the second is as all others."""
 
 
-def trace_updates(config: Config, job: Job, scratch: Scratch) -> Tape:
+def trace_updates(config: Config, job: Job, scratch: Scratch, *, exact: bool = False) -> Tape:
     """The tape of two updates, at stages `optimizer-1` and `optimizer-2`.
 
     Weights and gradients are there before; of the gradients nothing is recorded, as it is the backward that allocates
-    them.
+    them. Of the decoder layers of a kind only the first is built, and stands for the others, unless `exact`.
     """
     plan = make_plan(config, job, HOST)
     plan.attention = "eager"  # what an update does not touch need not be there
-    model = make_skeleton(config, plan, job.model)
+    kinds = architecture_kinds(job.model)
+    first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
+    built = range(len(kinds)) if exact else sorted(first.values())
+    model = make_skeleton(config, plan, job.model, built)
     fake = without_data()
     with fake:
         fake_weights.materialise(model)
+        if not exact:
+            _repeat_layers(model, [built.index(first[kind]) for kind in kinds])
     assert plan.optimizer is not None
     # Outside of the fake mode: bitsandbytes computes its quantisation maps from numbers. Loss scaling needs no memory.
     engine = LocalEngine(model, plan.optimizer, loss_scaling=False)
@@ -51,6 +60,24 @@ def trace_updates(config: Config, job: Job, scratch: Scratch) -> Tape:
                 engine.update()
         recorder.close()
     return recorder.tape
+
+
+def _repeat_layers(model: nn.Module, stand_ins: list[int]) -> None:
+    """Put as many layers into `model` as there are `stand_ins`, each with what its own, by place, has to be trained.
+
+    A layer with embeddings is copied as a whole: bitsandbytes keeps their states in another format.
+    """
+    layers = decoder_layers(model)
+    replace_layers(model, [_alike(layers[place]) for place in stand_ins])
+
+
+def _alike(layer: nn.Module) -> nn.Module:
+    if any(isinstance(module, nn.Embedding) for module in layer.modules()):
+        return deepcopy(layer)
+    copy = nn.Module()
+    for index, parameter in enumerate(p for p in layer.parameters() if p.requires_grad):
+        copy.register_parameter(str(index), nn.Parameter(torch.empty_like(parameter)))
+    return copy
 
 
 def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:

@@ -32,11 +32,16 @@ def kind(layer: nn.Module) -> Hashable:
 def keep_layers(model: nn.Module, kept: Sequence[int]) -> None:
     """Drop all decoder layers of `model` (a transformers model on the meta device) but `kept`."""
     stack = _stack(model)
-    stack._modules = {str(place): stack[index] for place, index in enumerate(kept)}
+    replace_layers(model, [stack[index] for index in kept])
     config = cast(Any, model).config.get_text_config()
     config.num_hidden_layers = len(kept)
     if getattr(config, "layer_types", None):
         config.layer_types = [config.layer_types[index] for index in kept]
+
+
+def replace_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+    """Have `layers` in place of all decoder layers of `model`."""
+    _stack(model)._modules = {str(place): layer for place, layer in enumerate(layers)}
 
 
 def _stack(model: nn.Module) -> nn.ModuleList:

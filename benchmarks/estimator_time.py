@@ -1,0 +1,166 @@
+"""How long predictions take, and how much memory: one config, a known one, and a whole lattice, new and known.
+
+    python benchmarks/estimator_time.py [--model NAME ...] [--hardware h100-80g] [--json FILE]
+
+Each figure is of a process of its own. One config is timed after the imports, in the process that has them; the lattice
+is `autofit search --dry-run` with a store of its own, twice, imports and all. The peak of memory is that of all the
+command's processes together, what they share counted once, looked up five times a second. Needs psutil. Prints what was
+asked for beside what was found; some five minutes for both models.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from autofit.operations import Estimation, WorkloadOptions
+from autofit.operations.estimate_cache import EstimateCache
+from autofit.store import Store
+from autofit.techniques import complete, parse
+from autofit.trial.site import detect
+
+MIB = 1024**2
+LOOKS_PER_SECOND = 5
+LIBRARIES = ("torch._dynamo", "transformers.models.llama.modeling_llama", "peft", "bitsandbytes")
+"""What an estimate imports as it goes."""
+CONFIGS = (
+    "method=full,precision=bf16-mixed,micro_batch=4,checkpointing=full",
+    "method=full,precision=bf16,micro_batch=4,checkpointing=none,optimizer=adamw-8bit,loss=chunked",
+    "method=lora,rank=16,micro_batch=4,checkpointing=none",
+    "method=qlora,rank=16,micro_batch=4,checkpointing=selective,loss=fused",
+)
+ASKED = {"new_seconds": 2.0, "known_seconds": 0.02, "cold_seconds": 60.0, "warm_seconds": 2.0, "peak_mib": 2048.0}
+"""The most on 2 cores for an 8B model; times for a 70B model may be twice that."""
+
+
+def one_config(model: str, hardware: str, config: str) -> dict[str, Any]:
+    """Seconds of one new config after imports, and of the same one known, in this process."""
+    from autofit.estimate.identity import EstimateKeys
+
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    asked = Estimation.of(WorkloadOptions(model=model), complete(parse(config)), hardware=hardware)
+    started, cpu = time.monotonic(), time.process_time()
+    estimate = asked.estimate()
+    new = time.monotonic() - started, time.process_time() - cpu
+    with tempfile.TemporaryDirectory() as folder, Store.open(str(Path(folder) / "store.db")) as store:
+        cache, keys = EstimateCache(store), EstimateKeys(asked.estimator.job)
+        cache.keep({keys.of(asked.config): estimate})
+        started = time.monotonic()
+        known = cache.known([keys.of(asked.config)], memory_limit_bytes=asked.memory_limit_bytes)
+        known_seconds = time.monotonic() - started
+    assert len(known) == 1
+    return {
+        "config": config,
+        "new_seconds": round(new[0], 2),
+        "new_cpu_seconds": round(new[1], 2),
+        "known_seconds": round(known_seconds, 4),
+        "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def alone(model: str, hardware: str, config: str) -> dict[str, Any]:
+    """`one_config` in a process of its own."""
+    asked = ["--one", config, "--model", model, "--hardware", hardware]
+    done = subprocess.run([sys.executable, __file__, *asked], check=True, stdout=subprocess.PIPE, text=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def lattice(model: str, hardware: str, store: Path) -> dict[str, Any]:
+    """Seconds, CPU seconds and peak of memory of predicting the default space."""
+    command = [sys.executable, "-m", "autofit.cli.main", "search", "--dry-run", "--json", "--store", str(store)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [*command, "--model", model, "--hardware", hardware], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    peak = [0]
+    looking = threading.Thread(target=look, args=(psutil.Process(process.pid), peak))
+    looking.start()
+    answer = json.loads(process.communicate()[0])
+    took = time.monotonic() - started
+    looking.join()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {
+        "configs": answer["configs"],
+        "seconds": round(took, 2),
+        "seconds_after_imports": round(answer["seconds"], 2),
+        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
+        "peak_mib": round(peak[0] / MIB),
+    }
+
+
+def look(process: psutil.Process, peak: list[int]) -> None:
+    """Put the most that a process and its children hold at a time into `peak`, until it ends."""
+    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+        together = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.Error, FileNotFoundError):  # just ended
+                    together += one.memory_full_info().pss
+        peak[0] = max(peak[0], together)
+        time.sleep(1 / LOOKS_PER_SECOND)
+
+
+def measured(model: str, hardware: str) -> dict[str, Any]:
+    """All figures of one model."""
+    singles = [alone(model, hardware, config) for config in CONFIGS]
+    for single in singles:
+        print(f"{model}: {json.dumps(single)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        runs = {name: lattice(model, hardware, Path(folder) / "store.db") for name in ("cold", "warm")}
+    for name, run in runs.items():
+        print(f"{model}, lattice, {name}: {json.dumps(run)}", flush=True)
+    worst = {
+        "new_seconds": max(single["new_seconds"] for single in singles),
+        "known_seconds": max(single["known_seconds"] for single in singles),
+        "cold_seconds": runs["cold"]["seconds"],
+        "warm_seconds": runs["warm"]["seconds"],
+        "peak_mib": max(found["peak_mib"] for found in (*singles, *runs.values())),
+    }
+    return {"model": model, "singles": singles, "lattice": runs, "worst": worst}
+
+
+def main() -> None:
+    """Time every model, and print what was asked for beside what was found."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append")
+    parser.add_argument("--hardware", default="h100-80g")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    models = arguments.model or ["llama-3.1-8b", "llama-3.1-70b"]
+    if arguments.one:
+        print(json.dumps(one_config(models[0], arguments.hardware, arguments.one)))
+        return
+    found = [measured(model, arguments.hardware) for model in models]
+    for name, most in ASKED.items():
+        print(f"{name:>14} at most {most:g}: " + ", ".join(f"{f['model']} {f['worst'][name]:g}" for f in found))
+    here, stack = detect()
+    report = {
+        "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": here.name,
+        "stack": stack.to_json(),
+        "hardware": arguments.hardware,
+        "models": found,
+    }
+    if arguments.json:
+        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
