@@ -129,7 +129,7 @@ class Estimator:
             mfu=None if speed is None else mfu(self.job, config, speed),
             calibrated_on=0 if rates is None else rates.calibrated_on,
             relative_error=None if rates is None else rates.relative_error + added_error(config),
-            assumptions=assumptions(config),
+            assumptions=assumptions(config, self.job),
             seconds_to_estimate=time.monotonic() - started,
         )
 

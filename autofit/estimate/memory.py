@@ -18,6 +18,13 @@ CONTEXT_BYTES = 400 * 1024**2
 """What a CUDA context and its loaded kernels take outside of the allocator. Not measured yet: reports speak of 300 MB
 and more, growing with the kernels that are used."""
 
+HEAP_BYTES, HEAP_OF_FREED, HEAP_OF_SAVED = 44 * 1024**2, 0.10, 0.39
+"""What a trial on a processor takes beside its tensors: bytes, and shares of what a forward frees and of what it saves.
+glibc's heap keeps the holes that temporaries leave between saved tensors: posix_memalign needs more than a hole of the
+same size, and small allocations settle at its edges. Fitted to measured trials by benchmarks/estimate_cpu.py."""
+MAPPED_BYTES = 32 * 1024**2
+"""From here on glibc maps a block by itself and leaves no hole (DEFAULT_MMAP_THRESHOLD_MAX of malloc/malloc.c)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Memory:
@@ -60,15 +67,17 @@ def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | 
 
 
 def _host_memory(line: Timeline) -> Memory:
-    """The tensors that are alive. What malloc keeps of freed ones, which a CPU trial measures too, is not in it."""
+    """The tensors that are alive, and what malloc keeps beside them."""
     peak = line.peak()
+    freed, saved = line.forward_bytes(MAPPED_BYTES)
+    kept = HEAP_BYTES + int(HEAP_OF_FREED * freed + HEAP_OF_SAVED * saved)
     return Memory(
-        peak_allocated_bytes=peak,
-        peak_reserved_bytes=peak,
-        device_bytes=peak,
-        host_bytes=peak,
-        breakdown={**_parts(line), "fragmentation": 0, "context": 0},
-        phase_peaks=line.phase_peaks(),
+        peak_allocated_bytes=peak + kept,  # a trial there has one figure for all three
+        peak_reserved_bytes=peak + kept,
+        device_bytes=peak + kept,
+        host_bytes=peak + kept,
+        breakdown={**_parts(line), "fragmentation": kept, "context": 0},
+        phase_peaks={phase: size + kept for phase, size in line.phase_peaks().items()},
     )
 
 

@@ -37,6 +37,19 @@ class Timeline:
         totals = self.totals
         return {phase: int(totals[self.phases == index].max()) for index, phase in enumerate(PHASES)}
 
+    def forward_bytes(self, below: int) -> tuple[int, int]:
+        """Bytes that the last forward allocates and frees again, and bytes that it saves for the backward; of storages
+        smaller than `below` bytes."""
+        forward = self.phases == PHASES.index("forward")
+        stop = int(np.flatnonzero(forward)[-1]) + 1
+        start = int(np.flatnonzero(~forward[:stop])[-1]) + 1
+        part = slice(start, stop)
+        allocates = (self.sizes[part] > 0) & (self.sizes[part] < below)
+        own, sizes = self.storages[part][allocates], self.sizes[part][allocates]
+        freed_here = np.isin(own, self.storages[part][self.sizes[part] < 0])
+        freed_later = np.isin(own, self.storages[stop:][self.sizes[stop:] < 0])
+        return int(sizes[freed_here].sum()), int(sizes[freed_later].sum())
+
     def breakdown(self) -> dict[Category, int]:
         """Bytes of each category at the moment of the peak."""
         until = int(self.totals.argmax()) + 1

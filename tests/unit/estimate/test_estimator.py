@@ -99,12 +99,27 @@ def test_more_of_anything_never_takes_less(config: str) -> None:
             assert 0 < less.peak_allocated_bytes <= more.peak_allocated_bytes
 
 
-def test_a_processor_has_neither_context_nor_fragmentation() -> None:
+def test_a_processor_has_no_context_and_one_figure_for_all_memory() -> None:
     of = job("smollm2-135m", seq_len=128, global_batch=4, hardware=CPU)
     config = complete(parse("method=full,precision=bf16,micro_batch=4"))
     found = Estimator(of, None).estimate(config, memory_limit_bytes=2 * GIB)
-    assert found.device_bytes == found.peak_allocated_bytes
+    assert found.device_bytes == found.peak_reserved_bytes == found.peak_allocated_bytes == found.host_bytes
+    assert found.breakdown["context"] == 0 and found.breakdown["fragmentation"] > 0
+    assert sum(found.breakdown.values()) == found.device_bytes == max(found.phase_peaks.values())
+    assert any("C library" in sentence for sentence in found.assumptions)
     assert found.tokens_per_second is None and found.mfu is None
+
+
+@pytest.mark.parametrize("optimizer", ["adamw-8bit", "lion"])
+def test_on_a_processor_bitsandbytes_updates_copies_in_fp32(optimizer: str) -> None:
+    config = complete(parse(f"method=full,precision=bf16,optimizer={optimizer}"))
+    on_host, on_device = (
+        Estimator(job("smollm2-135m", seq_len=32, global_batch=1, hardware=hardware), None).trace(config).timeline
+        for hardware in (CPU, CUDA_HARDWARE)
+    )
+    largest = 49152 * 576  # the embedding
+    more = on_host.phase_peaks()["optimizer"] - on_device.phase_peaks()["optimizer"]
+    assert more >= 3 * 4 * largest  # its state, its gradient and itself, or more of each
 
 
 def test_exact_and_extrapolated_estimates_agree() -> None:
