@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,7 +13,17 @@ from autofit.cli.output import columns, print_json
 
 if TYPE_CHECKING:
     from autofit.operations.residuals import Group, Residuals
+    from autofit.outcome import Trial
 
+RECORD_HELP = """Measure every config of a space into a file.
+
+In shuffled order, out-of-memory points included; each is written as it ends, and the same command goes on from there.
+
+\b
+Examples:
+  autofit bench record --model smollm2-135m --space cpu --seq-len 128 --global-batch 4 --memory-limit 1GiB --out t.jsonl
+  autofit bench record --model llama-3.1-8b --space single-gpu --max-trials 100 --out h100-8b.jsonl
+"""
 REPLAY_HELP = """Print how far predictions were from measurements.
 
 Over the store's trials, or those of files written by `autofit db export`: the relative errors of memory and time, and
@@ -35,8 +46,66 @@ TITLES = {
 def register(app: typer.Typer) -> None:
     """Add the group to the program."""
     group = typer.Typer(help="How well autofit itself does.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("record", help=RECORD_HELP)(record)
     group.command("replay", help=REPLAY_HELP)(replay)
     app.add_typer(group, name="bench")
+
+
+def record(
+    model: options.Model,
+    out: Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording there goes on.")],
+    space: Annotated[
+        str | None, typer.Option("--space", help="Search space: a name of `autofit spaces` or a file.")
+    ] = None,
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    memory_limit: options.MemoryLimit = None,
+    max_trials: Annotated[
+        int | None, typer.Option("--max-trials", help="Record this many of the shuffled configs.")
+    ] = None,
+    device: options.Device = "auto",
+    ray_address: Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on.")] = None,
+    in_place: Annotated[bool, typer.Option("--in-place", help="Run trials without Ray.")] = False,
+    lora_dropout: options.LoraDropout = 0.0,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Measure every config of a space into a file."""
+    from autofit import operations
+    from autofit.cli.run_commands import workload
+    from autofit.errors import Interrupted
+    from autofit.units import parse_bytes
+
+    request = operations.SearchRequest(
+        workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+        space=space,
+        device=device,
+        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        max_trials=max_trials,
+        ray_address=ray_address,
+        in_place=in_place,
+    )
+    try:
+        found = operations.record(request, out, _recorded)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {out} has what was measured, the same command goes on from there") from None
+    if as_json:
+        print_json(found.to_json())
+        return
+    kinds = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found.outcomes.items())
+    print(f"{found.file}: {found.recorded} of {found.configs} configs ({kinds}), {found.run} of them now")
+
+
+def _recorded(done: int, total: int, last: Trial | None) -> None:
+    from autofit.cli.tables import short
+
+    said = (
+        ""
+        if last is None
+        else f": {last.outcome.kind.replace('_', ' ')} after {last.seconds:.0f} s, {short(last.config)}"
+    )
+    print(f"{done} of {total} recorded{said}", file=sys.stderr, flush=True)
 
 
 def replay(

@@ -6,6 +6,7 @@ from autofit.operations.answers import frontier, recommend
 from autofit.operations.estimating import Estimation, estimate
 from autofit.operations.keeping import Keeper
 from autofit.operations.predicted_frontier import PredictedFrontier, predict_frontier
+from autofit.operations.recording import RecordResult, read_table, record
 from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
 from autofit.operations.residuals import residuals
 from autofit.operations.searching import SearchResult, preview, search
@@ -15,6 +16,7 @@ __all__ = [
     "Estimation",
     "Keeper",
     "PredictedFrontier",
+    "RecordResult",
     "SearchRequest",
     "SearchResult",
     "WorkloadOptions",
@@ -23,7 +25,9 @@ __all__ = [
     "hub_id",
     "predict_frontier",
     "preview",
+    "read_table",
     "recommend",
+    "record",
     "residuals",
     "search",
     "trial",

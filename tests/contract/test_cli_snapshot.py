@@ -37,6 +37,7 @@ DESIGN: dict[str, set[str]] = {
     "db check": {"--store"},
     "db export": {"--store", "FILE"},
     "db import": {"--store", "FILE"},
+    "bench record": {*WORKLOAD, "--memory-limit", "--space", "--out", "--json"},
     "bench replay": {"--residuals", "--table", "--store", "--json"},
 }
 """What DESIGN.md's command line promises, for the commands that exist so far."""

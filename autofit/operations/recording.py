@@ -1,0 +1,201 @@
+"""A search space measured exhaustively, into a file over which search methods can be compared."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autofit.errors import EnvironmentLacks, UsageError
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.operations.requests import SearchRequest
+from autofit.operations.searching import open_pool, prepare
+from autofit.outcome import Crashed, Outcome, Trial, outcome_from_json, outcome_to_json
+from autofit.trial.request import TrialRequest
+from autofit.workers.pool import Pool
+from autofit.workload import Effect, Goal, Workload
+
+SCHEMA = 1
+"""The form of a recorded table; its first line says it."""
+SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
+"""What must agree for a recording to be continued."""
+MACHINERY_FAILURES = 3
+"""Failures in a row through no fault of the configs, after which recording ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordResult:
+    """How far a recording has come."""
+
+    configs: int
+    """Valid configs of the space."""
+    recorded: int
+    """Of them, those in the file."""
+    run: int
+    """Trials that were run now."""
+    outcomes: dict[str, int]
+    """Recorded configs by outcome."""
+    file: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "configs": self.configs,
+            "recorded": self.recorded,
+            "run": self.run,
+            "outcomes": dict(self.outcomes),
+            "file": self.file,
+        }
+
+
+def record(
+    request: SearchRequest,
+    file: Path,
+    report: Callable[[int, int, Trial | None], None] = lambda done, total, last: None,
+) -> RecordResult:
+    """Measure every valid config of the request's space, in an order shuffled by the workload's seed, into `file`.
+
+    Each trial is written as it ends; a recording that was interrupted goes on where it stopped. At most
+    `request.max_trials` configs are in the file at the end. `report` is told how many of how many are recorded, and the
+    last. Raises `UsageError` for a file that holds anything else.
+    """
+    request = replace(request, goal=Goal(method="any", allow=Effect.TRAINING))
+    prepared = prepare(request)
+    job = prepared.job
+    header = {
+        "hardware": job.hardware.to_json(),
+        "stack": job.stack.to_json(),
+        "workload": job.workload.to_json(),
+        "space": prepared.space,
+        "memory_limit_bytes": prepared.memory_limit_bytes,
+    }
+    known = _continued(file, header)
+    configs = list(prepared.narrowed.lattice.configs)
+    random.Random(job.workload.seed).shuffle(configs)
+    wanted = [c for c in configs[: request.max_trials] if c not in known]
+    total = len(known) + len(wanted)
+    report(len(known), total, None)
+    run = 0
+    if wanted:
+        pool = open_pool(request)
+        try:
+            _check_site(pool, job.hardware, job.stack)
+            requests = (
+                TrialRequest(job=job, config=config, memory_limit_bytes=prepared.memory_limit_bytes)
+                for config in wanted
+            )
+            for done, outcome, seconds in _run_all(pool, requests):
+                _append(file, {"config": done.config.to_json(), **outcome_to_json(outcome), "seconds": seconds})
+                known[done.config] = outcome
+                run += 1
+                report(len(known), total, _trial(header, done.config, outcome, seconds))
+        finally:
+            pool.close()
+    kinds = [outcome.kind for outcome in known.values()]
+    return RecordResult(
+        configs=len(configs),
+        recorded=len(known),
+        run=run,
+        outcomes={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
+        file=str(file),
+    )
+
+
+def read_table(file: Path) -> list[Trial]:
+    """The trials of a recorded table, in the order in which they ran. Raises `UsageError` for anything else."""
+    header, lines = _read(file)
+    return [_trial(header, Config.from_json(d["config"]), _outcome(d), d["seconds"]) for d in lines]
+
+
+def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
+    found = pool.site()
+    if (found[0].key, found[1].key) != (hardware.key, stack.key):
+        raise EnvironmentLacks(
+            f"the workers have {found[0].name} and {found[1]}, the recording is of {hardware.name} and {stack}",
+            remedy="record where the trials run, in the same environment",
+        )
+
+
+def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[TrialRequest, Outcome, float]]:
+    """Run the requests, as many at a time as there are workers. What failed through no fault of its config is left for
+    the next time; raises `EnvironmentLacks` if that happens again and again."""
+    under_way = failures = 0
+    waiting: TrialRequest | None = next(requests, None)
+    while waiting is not None or under_way:
+        while waiting is not None and under_way < pool.size:
+            pool.submit(waiting)
+            under_way, waiting = under_way + 1, next(requests, None)
+        for done in pool.wait(1.0):
+            under_way -= 1
+            if not (isinstance(done.outcome, Crashed) and done.outcome.transient):
+                failures = 0
+                yield done.request, done.outcome, done.seconds
+                continue
+            failures += 1
+            if failures >= MACHINERY_FAILURES:
+                raise EnvironmentLacks(
+                    f"{failures} trials in a row have failed through no fault of their configs, the last: "
+                    f"{done.outcome.reason}",
+                    remedy="mend that, and run the same command: it goes on from here",
+                )
+
+
+def _continued(file: Path, header: dict[str, Any]) -> dict[Config, Outcome]:
+    """What `file` holds of the same recording; it is begun where there is none."""
+    if not file.exists() or not file.read_text(encoding="utf-8").strip():
+        begun = {"schema": SCHEMA, **header, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
+        _append(file, begun)
+        return {}
+    there, lines = _read(file)
+    for name in SAME:
+        if there.get(name) != header[name]:
+            raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
+    _drop_torn_line(file)
+    return {Config.from_json(d["config"]): _outcome(d) for d in lines}
+
+
+def _drop_torn_line(file: Path) -> None:
+    """A recording that was killed while it wrote has a last line without an end."""
+    data = file.read_bytes()
+    if not data.endswith(b"\n"):
+        file.write_bytes(data[: data.rfind(b"\n") + 1])
+
+
+def _append(file: Path, line: dict[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(json.dumps(line, allow_nan=False) + "\n")
+
+
+def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    try:
+        whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")  # what follows was torn
+        header, *lines = (json.loads(line) for line in whole.splitlines() if line.strip())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} is no recorded table: {error}") from error
+    if not isinstance(header, dict) or header.get("schema") != SCHEMA or not set(SAME) <= set(header):
+        raise UsageError(f"{file} is no recorded table: its first line is not that of `autofit bench record`")
+    return header, lines
+
+
+def _outcome(line: dict[str, Any]) -> Outcome:
+    return outcome_from_json({k: v for k, v in line.items() if k not in ("config", "seconds")})
+
+
+def _trial(header: dict[str, Any], config: Config, outcome: Outcome, seconds: float) -> Trial:
+    return Trial(
+        config=config,
+        workload=Workload.from_json(header["workload"]),
+        hardware=Hardware.from_json(header["hardware"]),
+        stack=Stack.from_json(header["stack"]),
+        memory_limit_bytes=header["memory_limit_bytes"],
+        outcome=outcome,
+        seconds=seconds,
+        recorded_at=header.get("recorded_at", ""),
+    )

@@ -1,0 +1,115 @@
+"""A space measured exhaustively: what is in the file, and how a recording goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.operations.made_trials import OPTIONS, crashed
+from unit.operations.made_world import World
+
+from autofit.errors import EnvironmentLacks, UsageError
+from autofit.operations import SearchRequest, read_table, record, recording
+from autofit.outcome import Fits, OutOfMemory
+from autofit.units import GIB
+
+REQUEST = SearchRequest(workload=OPTIONS, device="cpu", memory_limit_bytes=2 * GIB, space="smoke")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Workers without a device."""
+    made = World()
+    monkeypatch.setattr(recording, "open_pool", made.open_pool)
+    return made
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """Where the table goes; the folder is made."""
+    return tmp_path / "tables" / "table.jsonl"
+
+
+def test_the_file_has_a_header_and_every_config_once(world: World, file: Path) -> None:
+    found = record(REQUEST, file)
+    header, *lines = map(json.loads, file.read_text().splitlines())
+    assert set(header) == {*("schema", "hardware", "stack", "workload", "space", "memory_limit_bytes", "recorded_at")}
+    assert header["schema"] == 1 and header["memory_limit_bytes"] == 2 * GIB
+    assert found.recorded == found.configs == found.run == len(lines) > 1
+    assert len({json.dumps(line["config"], sort_keys=True) for line in lines}) == len(lines)
+    for line in lines:
+        assert {"config", "outcome", "seconds"} <= set(line)
+        assert ("measurement" in line) == (line["outcome"] == "fits") != ("reason" in line)
+
+
+def test_what_is_too_large_is_recorded_as_such(world: World, file: Path) -> None:
+    request = replace(REQUEST, space="cpu", memory_limit_bytes=1 * GIB, max_trials=40)
+    found = record(request, file)
+    trials = read_table(file)
+    assert {type(t.outcome) for t in trials} == {Fits, OutOfMemory}
+    assert found.outcomes["out_of_memory"] == sum(isinstance(t.outcome, OutOfMemory) for t in trials)
+    assert all(t.memory_limit_bytes == GIB and t.workload.model == OPTIONS.model for t in trials)
+
+
+def test_a_recording_goes_on_where_it_stopped(world: World, file: Path) -> None:
+    request = replace(REQUEST, space="cpu")
+    record(replace(request, max_trials=3), file)
+    first = file.read_text()
+    file.write_text(first[:-20])  # killed while it wrote the last line
+    found = record(replace(request, max_trials=5), file)
+    assert (found.recorded, found.run) == (5, 3)
+    whole = file.read_text()
+    assert whole.splitlines()[:3] == first.splitlines()[:3]
+    assert len(read_table(file)) == 5
+    assert record(replace(request, max_trials=5), file).run == 0 and file.read_text() == whole
+
+
+def test_the_order_is_shuffled_by_the_seed(world: World, tmp_path: Path) -> None:
+    orders = []
+    for number, seed in enumerate((0, 0, 1)):
+        request = replace(REQUEST, space="cpu", max_trials=6, workload=replace(OPTIONS, seed=seed))
+        record(request, tmp_path / f"{number}.jsonl")
+        orders.append([t.config for t in read_table(tmp_path / f"{number}.jsonl")])
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"memory_limit_bytes": 3 * GIB}, "memory limit"),
+        ({"space": "cpu"}, "space"),
+        ({"workload": replace(OPTIONS, seq_len=64)}, "workload"),
+    ],
+)
+def test_another_recordings_file_is_refused(world: World, file: Path, change: dict[str, object], said: str) -> None:
+    record(REQUEST, file)
+    before = file.read_text()
+    with pytest.raises(UsageError, match=f"another {said}.*--out"):
+        record(replace(REQUEST, **change), file)
+    assert file.read_text() == before
+
+
+@pytest.mark.parametrize("text", ["[1]\n", "no json\n", "a list\nwithout an end", '{"schema": 7}\n'])
+def test_what_is_no_table_is_left_alone(world: World, tmp_path: Path, text: str) -> None:
+    (tmp_path / "notes.txt").write_text(text)
+    with pytest.raises(UsageError, match="no recorded table"):
+        record(REQUEST, tmp_path / "notes.txt")
+    with pytest.raises(UsageError, match="no recorded table"):
+        read_table(tmp_path / "notes.txt")
+    assert (tmp_path / "notes.txt").read_text() == text
+
+
+def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> None:
+    failures = iter(range(2))
+    world.special = lambda request: replace(crashed(), transient=True) if next(failures, None) is not None else None
+    found = record(REQUEST, file)
+    assert found.recorded == found.configs - 2
+    assert record(REQUEST, file).recorded == found.configs
+
+
+def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:
+    world.special = lambda request: replace(crashed(), transient=True)
+    with pytest.raises(EnvironmentLacks, match="3 trials in a row"):
+        record(REQUEST, file)
