@@ -155,6 +155,8 @@ def test_the_model_is_required_and_nothing_else_but_a_trials_config() -> None:
         ("estimate", "--config"),
         ("frontier", "--model"),
         ("recommend", "--model"),
+        ("bench record", "--model"),
+        ("bench record", "--out"),
     }
 
 
