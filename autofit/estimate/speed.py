@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.estimate.work import Costs
+from autofit.catalog.hardware import cards
+from autofit.hardware import Hardware
+from autofit.outcome import StepWork
+
+if TYPE_CHECKING:
+    from autofit.estimate.work import Costs
 
 Features = NDArray[np.float64]
 MATMUL_EFFICIENCY = 0.65
@@ -17,6 +23,9 @@ BANDWIDTH_EFFICIENCY = 0.8
 """Share of a data sheet's bandwidth that elementwise kernels reach; a guess that calibration replaces."""
 OPERATION_SECONDS = 6e-6
 """What PyTorch spends on the host to start one operation; a guess that calibration replaces."""
+HOST_BYTES_PER_SECOND = 25e9
+"""Between pinned memory and the device: a guess, that packets leave 25 of the 31.5 GB/s that PCIe 4.0 x16 has each way.
+"""
 PRIOR_WEIGHT = 0.3
 """How much a rate's relative distance from the guess counts against a trial's relative error."""
 
@@ -43,6 +52,15 @@ class Rates:
         return np.array([self.per_flop, self.per_wide_flop, self.per_byte, self.per_operation])
 
 
+def prior(hardware: Hardware) -> Rates | None:
+    """What the data sheet says of a device's speed; None for one that is not in the catalog, or whose peak is not."""
+    found = next((card for card in cards() if card.name == hardware.name), None)
+    if found is None or found.training_peak_flops is None:
+        return None
+    peak = found.training_peak_flops
+    return guess(flops=peak, wide_flops=found.peak_flops.get("fp32", peak), bandwidth=found.bandwidth_bytes_per_second)
+
+
 def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:
     """Rates from a card's peaks: FLOP/s in 16 bits and in fp32, bytes per second."""
     return Rates(
@@ -53,11 +71,8 @@ def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:
     )
 
 
-def features(costs: Iterable[Costs], rates: Rates) -> Features:
-    """(FLOPs in 16 bits, FLOPs in fp32, bytes, operations) of operations.
-
-    An operation counts by its arithmetic or by its bytes, whichever `rates` say takes longer.
-    """
+def step_work(costs: Iterable[Costs], rates: Rates, *, moved_bytes: float) -> StepWork:
+    """The sum of operations; each counts by its arithmetic or by its bytes, whichever `rates` say takes longer."""
     total = np.zeros(4)
     for cost in costs:
         per_flop = np.where(cost.wide, rates.per_wide_flop, rates.per_flop)
@@ -66,25 +81,35 @@ def features(costs: Iterable[Costs], rates: Rates) -> Features:
         total[1] += float(cost.times @ np.where(by_flops & cost.wide, cost.flops, 0.0))
         total[2] += float(cost.times @ np.where(by_flops, 0.0, cost.bytes))
         total[3] += float(cost.times.sum())
-    return total
+    flops, wide_flops, moved, operations = (float(value) for value in total)
+    return StepWork(
+        flops=flops, wide_flops=wide_flops, bytes=moved, operations=operations, moved_bytes=float(moved_bytes)
+    )
 
 
-def seconds(found: Features, rates: Rates, *, overlapping_host: bool) -> float:
+def features(work: StepWork) -> Features:
+    """What the four rates are applied to, in their order."""
+    return np.array([work.flops, work.wide_flops, work.bytes, work.operations])
+
+
+def seconds(work: StepWork, rates: Rates, *, overlapping_host: bool) -> float:
     """Time of the work: an accelerator hides the host's part behind its own unless the host is slower."""
+    found = features(work)
     device = float(found[:3] @ rates.as_array()[:3])
     host = float(found[3] * rates.per_operation)
-    return max(device, host) if overlapping_host else device + host
+    together = max(device, host) if overlapping_host else device + host
+    return together + work.moved_bytes / HOST_BYTES_PER_SECOND
 
 
-def calibrated(prior: Rates, measured: Sequence[tuple[Features, float]]) -> Rates:
-    """Rates fitted to measured (features, seconds): least squares of relative errors, held near the prior.
+def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
+    """Rates fitted to measured (work, seconds): least squares of relative errors, held near the prior.
 
     Ridge regression (Hoerl and Kennard 1970) on each rate's ratio to its prior; no rate falls below a tenth of it.
     """
     if not measured:
         return prior
     known = prior.as_array()
-    rows = np.array([found * known / taken for found, taken in measured])
+    rows = np.array([features(work) * known / taken for work, taken in measured])
     ridge = PRIOR_WEIGHT * np.eye(4)
     left = np.vstack([rows, ridge])
     right = np.concatenate([np.ones(len(rows)), np.full(4, PRIOR_WEIGHT)])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from autofit.estimate.amounts import MICRO_BATCH, RANK
-from autofit.estimate.speed import Rates, calibrated, features, guess, seconds
+from autofit.estimate.speed import Rates, calibrated, guess, seconds, step_work
 from autofit.estimate.work import Work, Works
+from autofit.outcome import StepWork
 
 PRIOR = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12)
 
@@ -20,9 +21,9 @@ def test_an_operation_counts_by_what_bounds_it() -> None:
     copy = Work(flops=0, moved=(10**9,), wide=False)
     thin = Work(flops=10**6, moved=(10**8, 9 * 10**8), wide=False)
     works = [Works.of([product], times=3), Works.of([wide]), Works.of([copy], times=2), Works.of([thin])]
-    found = features([part.at(1, 1) for part in works], PRIOR)
-    assert found.tolist() == [3e12, 1e12, 3e9, 7]
-    assert features([Works.joined(works).at(1, 1)], PRIOR).tolist() == found.tolist()
+    found = step_work([part.at(1, 1) for part in works], PRIOR, moved_bytes=5)
+    assert found == StepWork(flops=3e12, wide_flops=1e12, bytes=3e9, operations=7, moved_bytes=5)
+    assert step_work([Works.joined(works).at(1, 1)], PRIOR, moved_bytes=5) == found
 
 
 def test_costs_grow_with_what_they_are_proportional_to() -> None:
@@ -33,7 +34,7 @@ def test_costs_grow_with_what_they_are_proportional_to() -> None:
 
 
 def test_an_accelerator_hides_the_host_and_a_processor_does_not() -> None:
-    found = np.array([1e12, 0.0, 1e9, 100.0])
+    found = StepWork(flops=1e12, wide_flops=0.0, bytes=1e9, operations=100.0, moved_bytes=0.0)
     device = 1e12 * PRIOR.per_flop + 1e9 * PRIOR.per_byte
     host = 100 * PRIOR.per_operation
     assert seconds(found, PRIOR, overlapping_host=True) == pytest.approx(max(device, host))
@@ -54,12 +55,16 @@ def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:
         per_operation=2 * PRIOR.per_operation,
     )
 
-    def step() -> np.ndarray:
-        return np.array(
-            [draw.uniform(1, 20) * 1e13, draw.uniform(0, 2) * 1e12, draw.uniform(1, 9) * 1e10, draw.uniform(1, 9) * 1e3]
+    def step() -> StepWork:
+        return StepWork(
+            flops=draw.uniform(1, 20) * 1e13,
+            wide_flops=draw.uniform(0, 2) * 1e12,
+            bytes=draw.uniform(1, 9) * 1e10,
+            operations=draw.uniform(1, 9) * 1e3,
+            moved_bytes=0.0,
         )
 
-    def taken(found: np.ndarray) -> float:
+    def taken(found: StepWork) -> float:
         return seconds(found, true, overlapping_host=False)
 
     fitted = calibrated(PRIOR, [(found, taken(found)) for found in (step() for _ in range(5))])

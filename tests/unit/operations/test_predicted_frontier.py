@@ -43,10 +43,15 @@ def found(request_: SearchRequest) -> PredictedFrontier:
     return predict_frontier(request_)
 
 
-def test_every_config_of_the_space_is_predicted(request_: SearchRequest) -> None:
+def test_every_config_of_the_space_is_predicted_once(request_: SearchRequest, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
-    found = predict_frontier(request_, lambda done, total: told.append((done, total)))
-    assert told == [(done, 8) for done in range(1, 9)]
+    own = replace(request_, store=str(tmp_path / "store.db"))
+    found = predict_frontier(own, lambda done, total: told.append((done, total)))
+    assert told == [(done, 8) for done in range(9)]
+    told.clear()
+    again = predict_frontier(own, lambda done, total: told.append((done, total)))
+    assert told == [(8, 8)]
+    assert again.points == found.points and again.recommendation == found.recommendation
     assert found.fitting == len(found.prepared.narrowed.lattice.configs) == 8
     assert found.prepared.memory_limit_bytes == card("h100-80g").memory_bytes
 
