@@ -48,6 +48,11 @@ def test_a_config_in_short(values: dict[str, object], words: str) -> None:
     assert short(complete(values)) == words
 
 
+def test_estimating_in_a_line() -> None:
+    progress = Progress(candidates=264, estimated=(40, 264))
+    assert line(progress) == block(progress) == "estimating 40 of 264 configs before the first trial"
+
+
 def test_progress_in_a_line() -> None:
     progress = Progress(candidates=264)
     assert line(progress) == "0 trials done, 0 out of memory, 0 of 264 ruled out"
