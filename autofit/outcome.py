@@ -196,6 +196,8 @@ class StepWork:
     """That the host starts."""
     moved_bytes: float
     """Between the device and the host."""
+    estimator: int
+    """Version of the estimator that counted it: work that another one counted cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +210,7 @@ class Prediction:
     step_seconds: float | None
     """Of one optimizer step of the whole global batch; None where the hardware's speed was not known."""
     calibrated_on: int
-    """Measured trials that the time was fitted to; 0 for a guess from data sheets."""
+    """Measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None
     """The error that the predicted time was expected to have."""
     work: StepWork | None = None

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from autofit.estimate.speed import Rates
     from autofit.techniques import Job
 
-ESTIMATOR_VERSION = 2
-"""Counted up whenever a config comes to be estimated otherwise: what was kept before is then made anew."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -41,7 +38,7 @@ class Estimate:
     tokens_per_second: float | None = None
     mfu: float | None = None
     calibrated_on: int = 0
-    """Measured trials that the time was fitted to; 0 for a guess from data sheets."""
+    """Measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None = None
     """Of the predicted time."""
     memory_error: float = 0.0
@@ -85,7 +82,7 @@ class Estimate:
         from autofit.estimate.speed import seconds
         from autofit.training.flops import mfu
 
-        step_seconds = seconds(self.work, rates, overlapping_host=job.hardware.kind != "cpu")
+        step_seconds = seconds(self.work, rates)
         speed = job.workload.tokens_per_step / step_seconds
         return replace(
             self,

@@ -6,7 +6,7 @@ import hashlib
 import json
 from typing import Any
 
-from autofit.estimate.estimate import ESTIMATOR_VERSION
+from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.lattice import Config
 from autofit.techniques import Job
 
