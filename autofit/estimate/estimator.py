@@ -98,7 +98,7 @@ class Estimator:
         self._sheet = prior(job.hardware) or rates
         self._exact = exact
         self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if _cuda(job) else _no_scratch
-        self._decoders: dict[Config, _Decoder] = {}
+        self._decoders: dict[Config, _Decoder | NotTraced] = {}
         self._losses: dict[tuple[LossKernel, HeadShape, int], _Loss] = {}
         self._micro_steps: dict[tuple[_Decoder, _Loss], MicroSteps] = {}
         self._updates: dict[Config, _Update] = {}
@@ -178,7 +178,10 @@ class Estimator:
 
     def _decoder(self, config: Config) -> _Decoder:
         key = _common(at_primes(config), without=("optimizer", "loss", "compile"))
-        return _cached(self._decoders, key, lambda: _followed(lambda: self._trace_decoder(config)))
+        found = _cached(self._decoders, key, lambda: _followed(lambda: self._trace_decoder(config)))
+        if isinstance(found, NotTraced):
+            raise found
+        return found
 
     def _trace_decoder(self, config: Config) -> _Decoder:
         kinds = layer_kinds(config, self.job)
@@ -217,14 +220,14 @@ class Estimator:
         return _Update(updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
 
 
-def _followed(trace: Callable[[], _Decoder]) -> _Decoder:
-    """A model's own code raises whatever it likes where it looks for data."""
+def _followed(trace: Callable[[], _Decoder]) -> _Decoder | NotTraced:
+    """A model's own code raises whatever it likes where it looks for data: no lattice asks for that twice."""
     try:
         return trace()
-    except NotTraced:
-        raise
+    except NotTraced as error:
+        return error
     except Exception as error:
-        raise NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        return NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 K = TypeVar("K")

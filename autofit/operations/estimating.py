@@ -101,7 +101,7 @@ class Estimation:
 
 def why_not(config: Config, job: Job) -> str | None:
     """Why `config` cannot be estimated for `job`, in one sentence; None where it can."""
-    return _not_estimated(job.hardware) or unsupported(config, job)
+    return not_estimated(job.hardware) or unsupported(config, job)
 
 
 def is_card(hardware: str) -> bool:
@@ -126,7 +126,8 @@ ASSUMED = "assumed"
 """The version of a package that is taken to be there."""
 
 
-def _not_estimated(device: Hardware) -> str | None:
+def not_estimated(device: Hardware) -> str | None:
+    """Why nothing can be estimated for a device, in one sentence; None where it can."""
     nvidia = device.kind == "cuda" and (device.capability or "")[:1].isdecimal()  # a gfx name is AMD's
     if nvidia or device.kind == "cpu":
         return None

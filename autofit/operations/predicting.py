@@ -10,7 +10,7 @@ from autofit.estimate.identity import EstimateKeys
 from autofit.lattice import Config
 from autofit.operations.calibration import rates_for
 from autofit.operations.estimate_cache import EstimateCache
-from autofit.operations.estimating import why_not
+from autofit.operations.estimating import not_estimated
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -32,7 +32,7 @@ def predict_all(
     cannot be estimated at all: the device is not one that estimates are for, or the estimator failed, which is logged,
     because no prediction is worth ending a search for.
     """
-    possible = [config for config in configs if why_not(config, job) is None]
+    possible = configs if not_estimated(job.hardware) is None else []
     cache, keys = EstimateCache(store), EstimateKeys(job)
     by_key = {keys.of(config): config for config in possible}
     found = {
