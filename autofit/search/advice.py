@@ -13,7 +13,7 @@ from autofit.frontier import Point, pareto
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, TimedOut
 from autofit.search.budget import TIMING_SECONDS
-from autofit.search.foresight import TIME_ERROR, Foresight, ran_out_on_device
+from autofit.search.foresight import Foresight, ran_out_on_device, time_error
 from autofit.search.knowledge import Knowledge
 from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, mean_above
 
@@ -83,8 +83,9 @@ class Advice:
         self._memory = LogLinear(lattice.axes, lattice.configs, foresight.memory_error, sizes)
         seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
         if 2 * len(seconds) >= len(known):
+            stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
             times = _completed(lattice, seconds)
-            self._time = LogLinear(lattice.axes, lattice.configs, TIME_ERROR, times)
+            self._time = LogLinear(lattice.axes, lattice.configs, time_error(float(stated)), times)
         self._candidates = (-1, [])
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:

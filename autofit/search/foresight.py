@@ -10,11 +10,10 @@ import numpy as np
 
 from autofit.lattice import Config
 from autofit.outcome import Fits, OutOfMemory, Prediction, Trial
-from autofit.search.surrogate import Prior, mean_above
+from autofit.search.surrogate import TIME, Prior, mean_above
 
-TIME_ERROR = Prior(spread=0.10, noise=0.03)
-"""Of the logarithm of the measured over the predicted step time. The first trial shows the device's speed as such; an
-axis's value is off by what the time model's own error is, about."""
+LEAST_TIME = 0.05
+"""Deviation of an axis value's effect on time from the predicted one, at the least: fits to few trials flatter."""
 UNKNOWN = 0.2
 """Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet: within 0.08
 on cards, up to 0.5 on CPUs, whose allocators differ."""
@@ -22,6 +21,17 @@ WORTH = 3.0
 """Comparisons that this is worth; and how many of a search's own all earlier ones together are worth."""
 LEAST = 0.01
 """Deviation below which no number of comparisons brings it: two runs of one config differ by that."""
+
+
+def time_error(relative_error: float) -> Prior:
+    """What to expect of the logarithm of measured over predicted step time, by the error that predictions state.
+
+    The first trial shows the device's speed as such. An axis's values are off by what is stated, but by no more than
+    where nothing is predicted: that much a guess from a data sheet knows, too.
+    """
+    stated = max(relative_error, LEAST_TIME)
+    known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
+    return Prior(spread=min(stated, TIME.spread), spread_of=known_less, noise=TIME.noise)
 
 
 def memory_error(deviation: float, mean: float = 0.0) -> Prior:

@@ -14,8 +14,9 @@ from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 from autofit.lattice import Config, Lattice
 from autofit.outcome import OutOfMemory, Prediction, Trial
 from autofit.search.advice import CANNOT_FIT, Advice
-from autofit.search.foresight import LEAST, UNKNOWN, Foresight, learned, memory_error
+from autofit.search.foresight import LEAST, LEAST_TIME, UNKNOWN, Foresight, learned, memory_error, time_error
 from autofit.search.knowledge import Knowledge
+from autofit.search.surrogate import TIME
 from autofit.units import GIB
 
 SEEDS = range(4)
@@ -28,7 +29,7 @@ def predicted(device_bytes: float, seconds: float | None = None) -> Prediction:
         device_bytes=int(device_bytes),
         step_seconds=seconds,
         calibrated_on=0,
-        relative_error=None,
+        relative_error=0.1 if seconds else None,
     )
 
 
@@ -240,6 +241,28 @@ def test_the_margin_shrinks_with_what_is_seen(truth: Truth) -> None:
     assert margin(known_well, truth, fitting[:1]) < margin(unknown, truth, fitting[:1])
     margins = [margin(unknown, truth, fitting[:: len(fitting) // count]) for count in (1, 4, 20)]
     assert margins == sorted(margins, reverse=True) and margins[-1] < 1.1 < margins[0]
+
+
+def test_a_stated_error_of_time_is_believed_between_bounds() -> None:
+    """A guess says no more of a device's formats than what is expected without it, a fit never all."""
+    good, fitted, guessed = time_error(0.01), time_error(0.12), time_error(1.0)
+    assert (good.spread, fitted.spread, guessed.spread) == (LEAST_TIME, 0.12, TIME.spread)
+    assert (fitted.spread_of["precision"], guessed.spread_of) == (0.12, TIME.spread_of)
+    assert fitted.intercept_spread == TIME.intercept_spread
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_wrong_guesses_of_time_do_not_hide_the_best(lattice: Lattice, seed: int) -> None:
+    """A data sheet knows nothing of emulated formats: here it has every precision the wrong way round."""
+    truth = Truth(make_job(), lattice, seed)
+    wrong = {"bf16": 2.0, "bf16-mixed": 1.0, "fp32": 0.5}
+    every = foreseen(truth, timed=True)
+    guesses = {
+        c: replace(p, step_seconds=truth.seconds(c) * wrong[c.text("precision")], relative_error=1.0)
+        for c, p in every.predictions.items()
+    }
+    run = searched(truth, 0.9, foresight=replace(every, predictions=guesses))
+    assert run.regret < 0.06
 
 
 def test_predictions_by_formula_widen_the_error(truth: Truth) -> None:
