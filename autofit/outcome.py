@@ -180,6 +180,27 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """What one optimizer step of the whole global batch has a device do, from which a device's rates give its time.
+
+    Each operation counts by its arithmetic or by its bytes, whichever the data sheet says takes longer.
+    """
+
+    flops: float
+    """Of matrix products in 16 bits."""
+    wide_flops: float
+    """Of matrix products in fp32."""
+    bytes: float
+    """Read and written by operations that memory bounds."""
+    operations: float
+    """That the host starts."""
+    moved_bytes: float
+    """Between the device and the host."""
+    estimator: int
+    """Version of the estimator that counted it: work that another one counted cannot be compared."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
     """What was predicted for a config before its trial ran: what its measurement is judged by."""
 
@@ -189,9 +210,11 @@ class Prediction:
     step_seconds: float | None
     """Of one optimizer step of the whole global batch; None where the hardware's speed was not known."""
     calibrated_on: int
-    """Measured trials that the time was fitted to; 0 for a guess from data sheets."""
+    """Measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None
     """The error that the predicted time was expected to have."""
+    work: StepWork | None = None
+    """What the time was predicted from; None where it was not known, and for what was stored before it was kept."""
 
     def fits(self, memory_limit_bytes: int) -> bool:
         """Whether the limit was predicted to hold the config."""
@@ -204,7 +227,8 @@ class Prediction:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Prediction:
         """The inverse of `to_json`."""
-        return cls(**data)
+        work = data.get("work")
+        return cls(**{**data, "work": None if work is None else StepWork(**work)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

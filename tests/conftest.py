@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import pytest
 from hypothesis import settings
 
 # A busy machine is no failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_store_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What names no store finds and fills one of the tests' own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOFIT_STORE", str(tmp_path_factory.mktemp("store") / "default.db"))
+        yield

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from autofit.cli.tables import short
+from autofit.cli.waiting import SECONDS_BETWEEN_LINES
 from autofit.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ class ProgressDisplay:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._last = (-1, -1)
+        self._last_estimated = time.monotonic()
         self._live = None
         if self._terminal:
             from rich.console import Console
@@ -41,6 +44,10 @@ class ProgressDisplay:
         """Show `progress`."""
         if self._live is not None:
             self._live.update(block(progress))
+        elif progress.estimated is not None:
+            if time.monotonic() - self._last_estimated >= SECONDS_BETWEEN_LINES:
+                self._last_estimated = time.monotonic()
+                print(line(progress), file=sys.stderr, flush=True)
         elif (progress.done, progress.from_store) != self._last:
             self._last = (progress.done, progress.from_store)
             print(line(progress), file=sys.stderr, flush=True)
@@ -48,6 +55,8 @@ class ProgressDisplay:
 
 def line(progress: Progress) -> str:
     """The counts and the best so far, in one line."""
+    if progress.estimated is not None:
+        return "estimating {} of {} configs before the first trial".format(*progress.estimated)
     parts = [f"{progress.done} trials done"]
     if progress.running:
         parts.append(f"{len(progress.running)} running")

@@ -225,9 +225,10 @@ def speed_text(found: Estimate) -> str:
     if found.tokens_per_second is None or found.relative_error is None:
         return "not predicted: this hardware's speed is not known"
     basis = (
-        f"fitted to {found.calibrated_on} trials, within {found.relative_error:.0%} of them in the median"
+        f"calibrated on {found.calibrated_on} trial{'s' * (found.calibrated_on > 1)}: expect it to be off by "
+        f"{found.relative_error:.0%}"
         if found.calibrated_on
-        else "from the data sheet, not calibrated: expect it to be off by half"
+        else f"a guess, not calibrated: expect it to be off by {found.relative_error:.0%}"
     )
     utilisation = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
     return f"{found.tokens_per_second:,.0f} tokens/s{utilisation} ({basis})"

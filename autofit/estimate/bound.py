@@ -54,11 +54,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         host_bytes=0,
         breakdown=parts,
         phase_peaks={"forward": allocated, "backward": allocated, "optimizer": states},
-        step_seconds=None,
-        tokens_per_second=None,
-        mfu=None,
-        calibrated_on=0,
-        relative_error=None,
+        work=None,
         memory_error=MEMORY_ERROR,
         assumptions=(
             f"by formula, not traced ({reason}): a limit is held to {MEMORY_ERROR:.0%} more than this, and nothing is "

@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 from autofit.estimate.amounts import Amounts
 from autofit.estimate.tape import Tape
 
-HOST_BYTES_PER_SECOND = 25e9
-"""Between pinned memory and the device: a guess, that packets leave 25 of the 31.5 GB/s that PCIe 4.0 x16 has each way.
-"""
-
 
 @dataclass(frozen=True, slots=True)
 class PinnedCopies:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from autofit.lattice import Config, Value
-from autofit.outcome import Prediction
+from autofit.outcome import Prediction, StepWork
 from autofit.workload import Effect
 
-ESTIMATOR_VERSION = 1
-"""Counted up whenever a config comes to be estimated otherwise: what was kept before is then made anew."""
+if TYPE_CHECKING:
+    from autofit.estimate.speed import Rates
+    from autofit.techniques import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,15 +30,17 @@ class Estimate:
     breakdown: dict[str, int] = field(hash=False)
     """Bytes by what they hold at the moment of the peak; they add up to `device_bytes`."""
     phase_peaks: dict[str, int] = field(hash=False)
-    step_seconds: float | None
-    """Of one optimizer step of the whole global batch; None where the hardware's speed is not known."""
-    tokens_per_second: float | None
-    mfu: float | None
-    calibrated_on: int
-    """Measured trials that the time was fitted to; 0 for a guess from data sheets."""
-    relative_error: float | None
-    """Of the predicted time."""
     seconds_to_estimate: float
+    work: StepWork | None = None
+    """What the time follows from; None where the step was not traced, and where nothing is known of the hardware."""
+    step_seconds: float | None = None
+    """Of one optimizer step of the whole global batch; None where it was not asked for, or the work is not known."""
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+    calibrated_on: int = 0
+    """Measured trials that the time was fitted to; 0 for a guess."""
+    relative_error: float | None = None
+    """Of the predicted time."""
     memory_error: float = 0.0
     """Relative error of the memory that a limit must hold, too: of a formula that stands in for a trace."""
     assumptions: tuple[str, ...] = ()
@@ -66,6 +69,28 @@ class Estimate:
             step_seconds=self.step_seconds,
             calibrated_on=self.calibrated_on,
             relative_error=self.relative_error,
+            work=self.work,
+        )
+
+    def timed(self, job: Job, rates: Rates | None) -> Estimate:
+        """The same with the time that its work takes at other rates; without them, or the work, with none."""
+        if rates is None or self.work is None:
+            return replace(
+                self, step_seconds=None, tokens_per_second=None, mfu=None, calibrated_on=0, relative_error=None
+            )
+        from autofit.estimate.assumptions import added_error
+        from autofit.estimate.speed import seconds
+        from autofit.training.flops import mfu
+
+        step_seconds = seconds(self.work, rates)
+        speed = job.workload.tokens_per_step / step_seconds
+        return replace(
+            self,
+            step_seconds=step_seconds,
+            tokens_per_second=speed,
+            mfu=mfu(job, self.config, speed),
+            calibrated_on=rates.calibrated_on,
+            relative_error=rates.relative_error + added_error(self.config),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -89,6 +114,7 @@ class Estimate:
             "calibrated_on": self.calibrated_on,
             "relative_error": self.relative_error,
             "seconds_to_estimate": self.seconds_to_estimate,
+            "work": None if self.work is None else asdict(self.work),
             "memory_error": self.memory_error,
             "assumptions": list(self.assumptions),
             "advice": None if self.advice is None else self.advice.to_json(),
@@ -98,9 +124,10 @@ class Estimate:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
         """The inverse of `to_json`, but for the advice; keys that it does not know are left out."""
-        other = ("config", "assumptions", "advice", "lightest")
+        other = ("config", "assumptions", "advice", "lightest", "work")
         own = {f.name: data[f.name] for f in fields(cls) if f.name not in other}
-        return cls(config=Config.from_json(data["config"]), assumptions=tuple(data["assumptions"]), **own)
+        work = None if data["work"] is None else StepWork(**data["work"])
+        return cls(config=Config.from_json(data["config"]), assumptions=tuple(data["assumptions"]), work=work, **own)
 
     def short_json(self) -> dict[str, Any]:
         """What it comes to, as a JSON object: for an estimate beside another one."""

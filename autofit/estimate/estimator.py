@@ -11,17 +11,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autofit.estimate.allocator import MIN_BLOCK
-from autofit.estimate.assumptions import added_error, assumptions
+from autofit.estimate.assumptions import assumptions
 from autofit.estimate.bound import bounded
 from autofit.estimate.cuda_kernels import cuda_scratch
-from autofit.estimate.elsewhere import HOST_BYTES_PER_SECOND, PinnedCopies, paged_bytes
+from autofit.estimate.elsewhere import PinnedCopies, paged_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import DecoderEvents, MicroSteps, Updates, updates
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.pattern import representatives
 from autofit.estimate.recorder import NotTraced
 from autofit.estimate.seam import HeadShape, trace_loss
-from autofit.estimate.speed import Rates, features, seconds
+from autofit.estimate.speed import Rates, prior, step_work
 from autofit.estimate.splice import NotUniform, splice
 from autofit.estimate.tape import LOSS, Place, Tape
 from autofit.estimate.timeline import Timeline, timeline
@@ -29,13 +29,16 @@ from autofit.estimate.trace import HOST, MICRO_STEPS, at_primes, layer_kinds, tr
 from autofit.estimate.update import trace_updates
 from autofit.estimate.work import Costs, Works
 from autofit.lattice import Config
+from autofit.outcome import StepWork
 from autofit.techniques import Job
 from autofit.training.build import make_plan
-from autofit.training.flops import mfu
 
 if TYPE_CHECKING:
     from autofit.techniques.technique import LossKernel
 
+SELECTIVE_OPERATION = 1.8
+"""What the host spends on an operation, because selective checkpointing sees each from Python, over what it spends with
+full checkpointing: 31 and 17 microseconds on one core of an AMD EPYC (torch 2.13), on tensors too small to count."""
 HOST_ALIGNMENT = 64
 """Bytes to which PyTorch aligns host memory (c10/core/alignment.h)."""
 
@@ -88,17 +91,21 @@ class Estimator:
     """Predicts configs of one job. What configs have in common is traced once."""
 
     def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False) -> None:
-        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few."""
+        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few.
+
+        What bounds an operation is decided by the data sheet, and by `rates` for hardware that has none.
+        """
         self.job = job
         self.rates = rates
+        self._sheet = prior(job.hardware) or rates
         self._exact = exact
         self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if _cuda(job) else _no_scratch
-        self._decoders: dict[Config, _Decoder] = {}
+        self._decoders: dict[Config, _Decoder | NotTraced] = {}
         self._losses: dict[tuple[LossKernel, HeadShape, int], _Loss] = {}
         self._micro_steps: dict[tuple[_Decoder, _Loss], MicroSteps] = {}
         self._updates: dict[Config, _Update] = {}
         self._fragmentation: dict[Config, float] = {}
-        self._figures: dict[tuple[Config, bool], tuple[Memory, float | None]] = {}
+        self._figures: dict[tuple[Config, bool], tuple[Memory, StepWork | None]] = {}
 
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
         """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
@@ -109,12 +116,10 @@ class Estimator:
         # Compiled or not, it is the eager step that is traced.
         key = _common(config, without=("compile",)), replayed
         try:
-            found, step_seconds = _cached(self._figures, key, lambda: self._memory_and_time(config, replayed=replayed))
+            found, work = _cached(self._figures, key, lambda: self._memory_and_work(config, replayed=replayed))
         except NotTraced as error:
             return bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
-        rates = self.rates
-        speed = None if step_seconds is None else self.job.workload.tokens_per_step / step_seconds
-        return Estimate(
+        estimate = Estimate(
             config=config,
             hardware=self.job.hardware.name,
             memory_limit_bytes=memory_limit_bytes,
@@ -124,22 +129,19 @@ class Estimator:
             host_bytes=found.host_bytes,
             breakdown=found.breakdown,
             phase_peaks=found.phase_peaks,
-            step_seconds=step_seconds,
-            tokens_per_second=speed,
-            mfu=None if speed is None else mfu(self.job, config, speed),
-            calibrated_on=0 if rates is None else rates.calibrated_on,
-            relative_error=None if rates is None else rates.relative_error + added_error(config),
+            work=work,
             assumptions=assumptions(config, self.job),
             seconds_to_estimate=time.monotonic() - started,
         )
+        return estimate.timed(self.job, self.rates)
 
-    def _memory_and_time(self, config: Config, *, replayed: bool) -> tuple[Memory, float | None]:
+    def _memory_and_work(self, config: Config, *, replayed: bool) -> tuple[Memory, StepWork | None]:
         traced = self.trace(config)
         found = _with_elsewhere(self._memory(config, traced.timeline, replayed=replayed), traced)
-        if self.rates is None:
+        if self._sheet is None:
             return found, None
-        step_seconds = seconds(features(traced.costs, self.rates), self.rates, overlapping_host=_cuda(self.job))
-        return found, step_seconds + traced.moved_bytes / HOST_BYTES_PER_SECOND
+        slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0
+        return found, step_work(traced.costs, self._sheet, moved_bytes=traced.moved_bytes, operation=slower)
 
     def _memory(self, config: Config, line: Timeline, *, replayed: bool) -> Memory:
         key = _common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
@@ -182,7 +184,10 @@ class Estimator:
 
     def _decoder(self, config: Config) -> _Decoder:
         key = _common(at_primes(config), without=("optimizer", "loss", "compile"))
-        return _cached(self._decoders, key, lambda: _followed(lambda: self._trace_decoder(config)))
+        found = _cached(self._decoders, key, lambda: _followed(lambda: self._trace_decoder(config)))
+        if isinstance(found, NotTraced):
+            raise found
+        return found
 
     def _trace_decoder(self, config: Config) -> _Decoder:
         kinds = layer_kinds(config, self.job)
@@ -233,14 +238,14 @@ def _without_collections() -> Iterator[None]:
             gc.enable()
 
 
-def _followed(trace: Callable[[], _Decoder]) -> _Decoder:
-    """A model's own code raises whatever it likes where it looks for data."""
+def _followed(trace: Callable[[], _Decoder]) -> _Decoder | NotTraced:
+    """A model's own code raises whatever it likes where it looks for data: no lattice asks for that twice."""
     try:
         return trace()
-    except NotTraced:
-        raise
+    except NotTraced as error:
+        return error
     except Exception as error:
-        raise NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}") from error
+        return NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
 K = TypeVar("K")

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from autofit.estimate.estimate import ESTIMATOR_VERSION
+from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.lattice import Config
 from autofit.techniques import Job
 
-if TYPE_CHECKING:
-    from autofit.estimate.speed import Rates
-
 
 class EstimateKeys:
-    """Keys of the estimates of one job at given rates: equal exactly where every figure of the estimates is.
+    """Keys of the estimates of one job: equal exactly where every figure of the estimates is.
 
-    The memory limit is no part of them, because it is the asker's; nor are the model's name, the seed, and the bytes of
-    memory that are there. Without rates the keys are of estimates whose time is absent or worked out on reading.
+    The memory limit is no part of them, because it is the asker's; nor are the model's name, the seed, the bytes of
+    memory that are there, and the rates, because a kept estimate is timed when it is read.
     """
 
-    def __init__(self, job: Job, rates: Rates | None = None) -> None:
+    def __init__(self, job: Job) -> None:
         workload, hardware = job.workload, job.hardware
         self._begun = hashlib.sha256(
             _canonical(
@@ -39,7 +35,6 @@ class EstimateKeys:
                         hardware.peak_flops,
                     ],
                     "stack": job.stack.key,
-                    "rates": None if rates is None else asdict(rates),
                 }
             )
         )

@@ -1,14 +1,21 @@
-"""From the work of a step to its time: a roofline whose rates are a card's peaks, or fitted to measured trials."""
+"""From the work of a step to its time: a roofline whose rates are a device's peaks, or fitted to measured trials."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.estimate.work import Costs
+from autofit.catalog.hardware import cards
+from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.hardware import Hardware
+from autofit.outcome import StepWork
+
+if TYPE_CHECKING:
+    from autofit.estimate.work import Costs
 
 Features = NDArray[np.float64]
 MATMUL_EFFICIENCY = 0.65
@@ -17,8 +24,26 @@ BANDWIDTH_EFFICIENCY = 0.8
 """Share of a data sheet's bandwidth that elementwise kernels reach; a guess that calibration replaces."""
 OPERATION_SECONDS = 6e-6
 """What PyTorch spends on the host to start one operation; a guess that calibration replaces."""
+HOST_BYTES_PER_SECOND = 25e9
+"""Between pinned memory and the device: a guess, that packets leave 25 of the 31.5 GB/s that PCIe 4.0 x16 has each way.
+"""
+CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 100e9, 60e9, 5e9, 30e-6
+"""Of a core of whatever processor: FLOP/s of matrix products in 16 bits and in fp32, bytes/s of elementwise kernels;
+and seconds per operation, the threads' meeting included. Orders of magnitude only, which calibration replaces."""
+CORE_ERROR = 1.0
+"""Relative error of a time that was guessed from nothing but the number of cores."""
+ATTENTION_FACTOR = 4.0
+"""How many FLOPs of an fp32 matrix product take a processor as long as one of PyTorch's fused attention, whatever the
+format: 17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13, 128 and 512 tokens, width 64)."""
+BLOCKWISE_FACTOR = 30.0
+"""How many ordinary bytes take a processor as long as a byte of bitsandbytes' 8-bit optimizers, which look every value
+up in a table: 0.3 GB/s on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
 PRIOR_WEIGHT = 0.3
-"""How much a rate's relative distance from the guess counts against a trial's relative error."""
+"""How much a rate's relative distance from the scaled guess counts against a trial's relative error."""
+LEAST_RATIO = 0.1
+"""No rate falls below this share of the scaled guess, however few trials say so."""
+ROUNDS = 5
+"""In which the fit may still change its mind about which trials the host bounds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,14 +58,43 @@ class Rates:
     """Of operations that memory bounds."""
     per_operation: float
     """Of the host, per operation."""
+    processor: bool = False
+    """Whether the device is its own host, so that nothing hides what starting an operation takes."""
     calibrated_on: int = 0
-    """Trials that the rates were fitted to; 0 for a guess from data sheets."""
+    """Trials that the rates were fitted to; 0 for a guess."""
     relative_error: float = 0.5
-    """Median relative error on those trials, or the uncertainty of the guess."""
+    """Median relative error on trials that they were not fitted to, or the uncertainty of the guess."""
 
     def as_array(self) -> Features:
         """The four rates, in the order of `features`."""
         return np.array([self.per_flop, self.per_wide_flop, self.per_byte, self.per_operation])
+
+    def times(self, ratios: Features) -> Rates:
+        """The four rates multiplied by `ratios` [4]."""
+        flop, wide_flop, byte, operation = (float(rate) for rate in self.as_array() * ratios)
+        return replace(self, per_flop=flop, per_wide_flop=wide_flop, per_byte=byte, per_operation=operation)
+
+
+def prior(hardware: Hardware) -> Rates | None:
+    """What a data sheet says of a device's speed, or the number of cores of a processor's.
+
+    None for an accelerator that is not in the catalog, or whose peak is not.
+    """
+    if hardware.kind == "cpu":
+        cores = max(hardware.cores, 1)
+        return Rates(
+            per_flop=1.0 / (cores * CORE_FLOPS),
+            per_wide_flop=1.0 / (cores * CORE_WIDE_FLOPS),
+            per_byte=1.0 / (cores * CORE_BANDWIDTH),
+            per_operation=CORE_OPERATION_SECONDS,
+            processor=True,
+            relative_error=CORE_ERROR,
+        )
+    found = next((card for card in cards() if card.name == hardware.name), None)
+    if found is None or found.training_peak_flops is None:
+        return None
+    peak = found.training_peak_flops
+    return guess(flops=peak, wide_flops=found.peak_flops.get("fp32", peak), bandwidth=found.bandwidth_bytes_per_second)
 
 
 def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:
@@ -53,49 +107,93 @@ def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:
     )
 
 
-def features(costs: Iterable[Costs], rates: Rates) -> Features:
-    """(FLOPs in 16 bits, FLOPs in fp32, bytes, operations) of operations.
+def step_work(costs: Iterable[Costs], prior: Rates, *, moved_bytes: float, operation: float = 1.0) -> StepWork:
+    """The sum of operations; each counts by its arithmetic or by its bytes, whichever `prior` says takes longer.
 
-    An operation counts by its arithmetic or by its bytes, whichever `rates` say takes longer.
+    The guess decides that, and never fitted rates, so that a step's work stays what it is whatever the trials show.
+    `operation` is how many usual ones each takes the host as long as.
     """
+    from autofit.estimate.work import Kind
+
     total = np.zeros(4)
     for cost in costs:
-        per_flop = np.where(cost.wide, rates.per_wide_flop, rates.per_flop)
-        by_flops = cost.flops * per_flop > cost.bytes * rates.per_byte
-        total[0] += float(cost.times @ np.where(by_flops & ~cost.wide, cost.flops, 0.0))
-        total[1] += float(cost.times @ np.where(by_flops & cost.wide, cost.flops, 0.0))
-        total[2] += float(cost.times @ np.where(by_flops, 0.0, cost.bytes))
-        total[3] += float(cost.times.sum())
-    return total
+        flops, moved, wide = cost.flops, cost.bytes, cost.kinds & Kind.WIDE > 0
+        if prior.processor:
+            attention = cost.kinds & Kind.ATTENTION > 0
+            flops, wide = np.where(attention, ATTENTION_FACTOR * flops, flops), wide | attention
+            moved = np.where(cost.kinds & Kind.BLOCKWISE > 0, BLOCKWISE_FACTOR * moved, moved)
+        by_flops = flops * np.where(wide, prior.per_wide_flop, prior.per_flop) > moved * prior.per_byte
+        total[0] += float(cost.times @ np.where(by_flops & ~wide, flops, 0.0))
+        total[1] += float(cost.times @ np.where(by_flops & wide, flops, 0.0))
+        total[2] += float(cost.times @ np.where(by_flops, 0.0, moved))
+        total[3] += float(cost.times.sum()) * operation
+    narrow_flops, wide_flops, bytes_, operations = (float(value) for value in total)
+    return StepWork(
+        flops=narrow_flops,
+        wide_flops=wide_flops,
+        bytes=bytes_,
+        operations=operations,
+        moved_bytes=float(moved_bytes),
+        estimator=ESTIMATOR_VERSION,
+    )
 
 
-def seconds(found: Features, rates: Rates, *, overlapping_host: bool) -> float:
+def features(work: StepWork) -> Features:
+    """What the four rates are applied to, in their order."""
+    return np.array([work.flops, work.wide_flops, work.bytes, work.operations])
+
+
+def seconds(work: StepWork, rates: Rates) -> float:
     """Time of the work: an accelerator hides the host's part behind its own unless the host is slower."""
-    device = float(found[:3] @ rates.as_array()[:3])
-    host = float(found[3] * rates.per_operation)
-    return max(device, host) if overlapping_host else device + host
+    return float(_parts(work, rates).sum()) + work.moved_bytes / HOST_BYTES_PER_SECOND
 
 
-def calibrated(prior: Rates, measured: Sequence[tuple[Features, float]]) -> Rates:
-    """Rates fitted to measured (features, seconds): least squares of relative errors, held near the prior.
+def _parts(work: StepWork, rates: Rates) -> Features:
+    """Seconds that each rate has in the time; 0 for what is hidden."""
+    parts = features(work) * rates.as_array()
+    if not rates.processor:
+        parts[:3] *= parts[:3].sum() >= parts[3]
+        parts[3] *= not parts[:3].any()
+    return parts
 
-    Ridge regression (Hoerl and Kennard 1970) on each rate's ratio to its prior; no rate falls below a tenth of it.
+
+def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
+    """Rates fitted to measured (work, seconds), with the error that they have on trials which they were not fitted to.
+
+    That error is the median over the trials of what the fit to all others misses each by. One more is counted that errs
+    as the worst of them or the guess does, so that no two or three trials make it look exact.
     """
     if not measured:
         return prior
-    known = prior.as_array()
-    rows = np.array([found * known / taken for found, taken in measured])
-    ridge = PRIOR_WEIGHT * np.eye(4)
-    left = np.vstack([rows, ridge])
-    right = np.concatenate([np.ones(len(rows)), np.full(4, PRIOR_WEIGHT)])
-    ratios = np.maximum(np.linalg.lstsq(left, right, rcond=None)[0], 0.1)
-    error = float(np.median(np.abs(rows @ ratios - 1.0)))
-    fitted = known * ratios
-    return Rates(
-        per_flop=float(fitted[0]),
-        per_wide_flop=float(fitted[1]),
-        per_byte=float(fitted[2]),
-        per_operation=float(fitted[3]),
-        calibrated_on=len(rows),
-        relative_error=error,
+    missed = [
+        abs(seconds(work, _fitted(prior, [*measured[:place], *measured[place + 1 :]])) / taken - 1.0)
+        for place, (work, taken) in enumerate(measured)
+    ]
+    error = float(np.median([*missed, max(prior.relative_error, *missed)]))
+    return replace(_fitted(prior, measured), calibrated_on=len(measured), relative_error=error)
+
+
+def _fitted(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
+    """First one factor for all rates, the median of what the trials say, so that one trial moves every rate; then least
+    squares of relative errors, held near that: ridge regression (Hoerl and Kennard 1970) on each rate's ratio to it."""
+    if not measured:
+        return prior
+    copying = [work.moved_bytes / HOST_BYTES_PER_SECOND for work, _ in measured]
+    taken = np.array(
+        [max(time - copied, LEAST_RATIO * time) for copied, (_, time) in zip(copying, measured, strict=True)]
     )
+
+    def relative(rates: Rates) -> Features:
+        shares: Features = np.array([_parts(work, rates) for work, _ in measured]) / taken[:, None]
+        return shares
+
+    scale = np.exp(-np.median(np.log(relative(prior).sum(axis=1))))
+    scaled = found = prior.times(np.full(4, scale))
+    for _ in range(ROUNDS):
+        shown = relative(found) * (scaled.as_array() / found.as_array())
+        left = np.vstack([shown, PRIOR_WEIGHT * np.eye(4)])
+        right = np.concatenate([np.ones(len(shown)), np.full(4, PRIOR_WEIGHT)])
+        found = scaled.times(np.maximum(np.linalg.lstsq(left, right, rcond=None)[0], LEAST_RATIO))
+        if prior.processor:
+            break
+    return found

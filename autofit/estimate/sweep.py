@@ -8,14 +8,10 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from typing import TYPE_CHECKING
 
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
 from autofit.techniques import Job
-
-if TYPE_CHECKING:
-    from autofit.estimate.speed import Rates
 
 WORTH_PROCESSES = 100
 """Configs from which on further processes are worth their start, which takes seconds."""
@@ -23,14 +19,13 @@ WORTH_PROCESSES = 100
 
 def sweep(
     job: Job,
-    rates: Rates | None,
     configs: Sequence[Config],
     *,
     memory_limit_bytes: int,
     report: Callable[[int], None] = lambda done: None,
     processes: int | None = None,
 ) -> dict[Config, Estimate]:
-    """Predict every config, each of which must be supported and traceable, in the order given.
+    """Predict every config, each of which must be supported, in the order given; their times are left out.
 
     `report` is told how many are done. The allocator's part is replayed for one config of each decoder only; predict a
     config by itself for its own. `processes` of None takes a process per core.
@@ -38,9 +33,9 @@ def sweep(
     groups = _groups(configs)
     workers = min(len(groups), processes or os.cpu_count() or 1) if len(configs) >= WORTH_PROCESSES else 1
     if workers > 1:
-        parts = _in_processes(job, rates, groups, memory_limit_bytes, workers)
+        parts = _in_processes(job, groups, memory_limit_bytes, workers)
     else:
-        parts = ([estimate] for group in groups for estimate in _predict(job, rates, group, memory_limit_bytes))
+        parts = ([estimate] for group in groups for estimate in _predict(job, group, memory_limit_bytes))
     found: dict[Config, Estimate] = {}
     for part in parts:
         found.update((estimate.config, estimate) for estimate in part)
@@ -56,26 +51,24 @@ def _groups(configs: Sequence[Config]) -> list[list[Config]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def _predict(job: Job, rates: Rates | None, configs: list[Config], limit: int) -> Iterator[Estimate]:
+def _predict(job: Job, configs: list[Config], limit: int) -> Iterator[Estimate]:
     from autofit.estimate.estimator import Estimator
 
-    estimator = Estimator(job, rates)
+    estimator = Estimator(job, None)
     for config in configs:
         yield estimator.estimate(config, memory_limit_bytes=limit, replayed=False)
 
 
-def _predicted(job: Job, rates: Rates | None, configs: list[Config], limit: int) -> list[Estimate]:
+def _predicted(job: Job, configs: list[Config], limit: int) -> list[Estimate]:
     gc.freeze()  # the libraries are no garbage: collections need not look at them
-    return list(_predict(job, rates, configs, limit))
+    return list(_predict(job, configs, limit))
 
 
-def _in_processes(
-    job: Job, rates: Rates | None, groups: list[list[Config]], limit: int, workers: int
-) -> Iterator[list[Estimate]]:
+def _in_processes(job: Job, groups: list[list[Config]], limit: int, workers: int) -> Iterator[list[Estimate]]:
     # A server that forks processes which have the libraries loaded: this process itself may have threads.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["autofit.estimate.estimator"])
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        pending = [pool.submit(_predicted, job, rates, group, limit) for group in groups]
+        pending = [pool.submit(_predicted, job, group, limit) for group in groups]
         for done in as_completed(pending):
             yield done.result()

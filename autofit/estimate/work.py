@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,18 @@ from autofit.estimate.amounts import Amounts
 _ATEN = torch.ops.aten
 
 
+class Kind(IntFlag):
+    """What an operation's speed depends on beside its amount."""
+
+    PLAIN = 0
+    WIDE = 1
+    """Arithmetic in fp32."""
+    ATTENTION = 2
+    """PyTorch's fused attention."""
+    BLOCKWISE = 4
+    """An update of 8-bit optimizer states."""
+
+
 class Work(NamedTuple):
     """The cost of one operation."""
 
@@ -23,8 +36,7 @@ class Work(NamedTuple):
     """Multiplications and additions of matrix products and attention; 0 for everything else."""
     moved: tuple[int, ...]
     """Bytes read and written, of each operand."""
-    wide: bool
-    """Whether the arithmetic is in fp32."""
+    kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +48,7 @@ class Works:
     """Bytes of every operand of every operation."""
     owners: NDArray[np.int64]
     """Of every operand, the operation that moves it."""
-    wide: NDArray[np.bool_]
+    kinds: NDArray[np.int64]
     times: NDArray[np.float64]
     """How often each operation runs."""
 
@@ -47,27 +59,27 @@ class Works:
             Amounts.of(w.flops for w in works),
             Amounts.of(size for w in works for size in w.moved),
             np.repeat(np.arange(len(works)), [len(w.moved) for w in works]),
-            np.array([w.wide for w in works], dtype=np.bool_),
+            np.array([w.kind for w in works], dtype=np.int64),
             np.full(len(works), float(times)),
         )
 
     @classmethod
     def joined(cls, parts: Sequence[Works]) -> Works:
         """One after the other."""
-        starts = np.cumsum([0, *(len(p.wide) for p in parts)])
+        starts = np.cumsum([0, *(len(p.kinds) for p in parts)])
         return cls(
             Amounts.joined([p.flops for p in parts]),
             Amounts.joined([p.moved for p in parts]),
             np.concatenate([p.owners + start for p, start in zip(parts, starts[:-1], strict=True)]),
-            np.concatenate([p.wide for p in parts]),
+            np.concatenate([p.kinds for p in parts]),
             np.concatenate([p.times for p in parts]),
         )
 
     def at(self, micro_batch: int, rank: int) -> Costs:
         """The operations with this micro-batch and rank."""
-        moved = np.zeros(len(self.wide))
+        moved = np.zeros(len(self.kinds))
         np.add.at(moved, self.owners, self.moved.at(micro_batch, rank))
-        return Costs(self.flops.at(micro_batch, rank), moved, self.wide, self.times)
+        return Costs(self.flops.at(micro_batch, rank), moved, self.kinds, self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +88,26 @@ class Costs:
 
     flops: NDArray[np.float64]
     bytes: NDArray[np.float64]
-    wide: NDArray[np.bool_]
-    """Whether the arithmetic is in fp32."""
+    kinds: NDArray[np.int64]
+    """The `Kind` of each."""
     times: NDArray[np.float64]
     """How often each operation runs."""
 
     def repeated(self, times: int) -> Costs:
         """The same, so many times."""
-        return Costs(self.flops, self.bytes, self.wide, self.times * times)
+        return Costs(self.flops, self.bytes, self.kinds, self.times * times)
 
 
 def work(func: Any, args: tuple[Any, ...], result: Any) -> Work:
     """The cost of one operation on tensors."""
     tensors = [*_tensors(args), *_tensors((result,))]
     moved = tuple(t.numel() * t.element_size() for t in tensors)
-    rule = _FLOPS.get(str(func))
+    name = str(func)
+    rule = _FLOPS.get(name)
     if rule is None:
-        return Work(0, moved, False)
-    return Work(rule(args), moved, args[0].dtype == torch.float32)
+        return Work(0, moved, Kind.BLOCKWISE if name == _BLOCKWISE else Kind.PLAIN)
+    kind = Kind.ATTENTION if name.startswith(_ATTENTION) else Kind.PLAIN
+    return Work(rule(args), moved, kind | Kind.WIDE if args[0].dtype == torch.float32 else kind)
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -124,6 +138,8 @@ def _four_bit(args: tuple[Any, ...]) -> int:
     return 2 * rows * weights
 
 
+_ATTENTION = "aten._scaled_dot_product"
+_BLOCKWISE = "bitsandbytes.optimizer_update_8bit_blockwise.default"
 _FLOPS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "aten.mm.default": lambda args: _product(args[0], args[1]),
     "aten.bmm.default": lambda args: _product(args[0], args[1]),

@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from autofit.errors import StoreError
 from autofit.estimate.estimate import Estimate
 from autofit.store import Store
 
 _log = logging.getLogger(__name__)
+
+
+@contextmanager
+def readable(url: str | None, *, create: bool = False) -> Iterator[Store | None]:
+    """The store at `url` (as for `Store.open`), or None where it is not there or fails: estimates can do without."""
+    try:
+        opened = Store.open(url, create=create)
+    except StoreError as error:
+        _log.debug("estimates go without the store: %s", error)
+        yield None
+        return
+    with opened:
+        yield opened
 
 
 class EstimateCache:

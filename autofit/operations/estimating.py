@@ -11,7 +11,9 @@ from autofit.errors import UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
+from autofit.operations.calibration import rates_for
 from autofit.operations.cheapest_change import advised
+from autofit.operations.estimate_cache import readable
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import Job, unsupported
 from autofit.trial.site import detect, installed_stack
@@ -19,7 +21,6 @@ from autofit.workload import Workload
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
-    from autofit.estimate.speed import Rates
     from autofit.estimate.timeline import Timeline
 
 
@@ -30,13 +31,17 @@ def estimate(
     hardware: str = "auto",
     memory_limit_bytes: int | None = None,
     exact: bool = False,
+    store: str | None = None,
 ) -> Estimate:
     """Predict what `config` takes and gives on a catalog card, or with `auto` on this machine's device.
 
-    The libraries are those installed here. `exact` traces every decoder layer instead of repeating a few. Raises
-    `UsageError` for a config that cannot work there, saying why. `Estimation` also has advice and the memory's course.
+    The libraries are those installed here, and the speed is what the store's trials there have shown, if there are any.
+    `exact` traces every decoder layer instead of repeating a few. Raises `UsageError` for a config that cannot work
+    there, saying why. `Estimation` also has advice and the memory's course.
     """
-    asked = Estimation.of(options, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, exact=exact)
+    asked = Estimation.of(
+        options, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, exact=exact, store=store
+    )
     return asked.estimate()
 
 
@@ -57,6 +62,7 @@ class Estimation:
         hardware: str = "auto",
         memory_limit_bytes: int | None = None,
         exact: bool = False,
+        store: str | None = None,
     ) -> Estimation:
         """Arguments and errors as for `estimate`; nothing is traced yet."""
         from autofit.estimate.estimator import Estimator
@@ -67,7 +73,9 @@ class Estimation:
         if reason is not None:
             raise UsageError(reason)
         limit = memory_limit(memory_limit_bytes, device)
-        return cls(estimator=Estimator(job, rates_of(device), exact=exact), config=config, memory_limit_bytes=limit)
+        with readable(store) as opened:
+            rates = rates_for(device, stack, opened)
+        return cls(estimator=Estimator(job, rates, exact=exact), config=config, memory_limit_bytes=limit)
 
     @property
     def workload(self) -> Workload:
@@ -93,7 +101,7 @@ class Estimation:
 
 def why_not(config: Config, job: Job) -> str | None:
     """Why `config` cannot be estimated for `job`, in one sentence; None where it can."""
-    return _not_estimated(job.hardware) or unsupported(config, job)
+    return not_estimated(job.hardware) or unsupported(config, job)
 
 
 def is_card(hardware: str) -> bool:
@@ -118,25 +126,12 @@ ASSUMED = "assumed"
 """The version of a package that is taken to be there."""
 
 
-def _not_estimated(device: Hardware) -> str | None:
+def not_estimated(device: Hardware) -> str | None:
+    """Why nothing can be estimated for a device, in one sentence; None where it can."""
     nvidia = device.kind == "cuda" and (device.capability or "")[:1].isdecimal()  # a gfx name is AMD's
     if nvidia or device.kind == "cpu":
         return None
     return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither"
-
-
-def rates_of(device: Hardware) -> Rates | None:
-    """What the data sheet says of a device's speed; None for one that is not in the catalog, or whose peak is not."""
-    from autofit.estimate.speed import guess
-
-    if not is_card(device.name):
-        return None
-    found = card(device.name)
-    peak = found.training_peak_flops
-    if peak is None:
-        return None
-    wide = found.peak_flops.get("fp32", peak)
-    return guess(flops=peak, wide_flops=wide, bandwidth=found.bandwidth_bytes_per_second)
 
 
 def _device(found: Card) -> Hardware:

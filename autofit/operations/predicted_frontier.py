@@ -6,22 +6,21 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autofit.catalog.hardware import fitting
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
 from autofit.operations.cheapest_change import GAIN
-from autofit.operations.estimating import is_card, rates_of, site, why_not
+from autofit.operations.estimate_cache import readable
+from autofit.operations.estimating import is_card, site, why_not
+from autofit.operations.predicting import predict_all
 from autofit.operations.requests import SearchRequest, memory_limit
 from autofit.operations.searching import Prepared, check_local, outline, prepare, walked
 from autofit.operations.shortfall import Shortfall
 from autofit.techniques import Job, changes
 from autofit.units import format_bytes
 from autofit.workload import METHODS
-
-if TYPE_CHECKING:
-    from autofit.estimate.speed import Rates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,8 @@ def predict_frontier(
             reasons[reason] += 1
         elif prepared.floor(config) <= limit:
             within.append(config)
-    found = predict_all(job, rates_of(job.hardware), within, limit, lambda done: report(done, len(within)))
+    with readable(request.store, create=True) as store:
+        found = list(predict_all(job, within, memory_limit_bytes=limit, store=store, report=report).values())
     fits = [e for e in found if e.fits]
     if found and not fits:
         raise _shortfall(found, job)
@@ -131,15 +131,6 @@ def predict_frontier(
         recommendation=recommended(found, request.goal.methods),
         seconds=time.monotonic() - started,
     )
-
-
-def predict_all(
-    job: Job, rates: Rates | None, configs: Sequence[Config], memory_limit_bytes: int, report: Callable[[int], None]
-) -> list[Estimate]:
-    """The estimates of configs that can be estimated, in their order; `report` is told how many are done."""
-    from autofit.estimate.sweep import sweep
-
-    return list(sweep(job, rates, configs, memory_limit_bytes=memory_limit_bytes, report=report).values())
 
 
 def pareto(estimates: Iterable[Estimate]) -> list[Estimate]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from autofit.lattice import Config
 from autofit.operations.answers import recommendation
 from autofit.operations.keeping import Keeper
 from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
+from autofit.operations.predicting import predict_all
 from autofit.operations.requests import SearchRequest, left_by_others, memory_limit
 from autofit.operations.shortfall import CONTEXT_BYTES, Shortfall, levers, of_failures, smallest_card, wider
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
@@ -29,12 +32,17 @@ from autofit.workload import Goal
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
+    from autofit.search.foresight import Foresight
     from autofit.search.loop import Progress, Search
 
-
+_log = logging.getLogger(__name__)
 BEYOND_FLOOR = 1.15
 """What a card must hold over weights, gradients and states for its allocator to work at all: fragmentation is rarely
 less. Activations are not in it: with checkpointing and short sequences they can be small."""
+ESTIMATE_SECONDS = 0.2
+"""Of one core, to estimate one config that was not estimated before, about."""
+ESTIMATING_SHARE = 0.2
+"""Of a time budget: where estimating might take more, trials are the better use of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,6 +254,7 @@ def _run(
             search_id=search_id if request.fresh else None,
         ),
         open_pool=(lambda: pool) if pool is not None else (lambda: open_pool(request)),
+        foresee=lambda told: _foreseen(request, prepared, store, told),
         save=keeper.keep,
         report=shown,
         answer_only=answered,
@@ -253,6 +262,38 @@ def _run(
     with nullcontext() if answered else _its_end_noted(store, search_id, found):
         found.run()
         return _result(request, prepared, found, store, search_id, time.monotonic() - started)
+
+
+def _foreseen(
+    request: SearchRequest, prepared: Prepared, store: Store, report: Callable[[int, int], None]
+) -> Foresight:
+    """What the estimator says of every config, and how far it was off in earlier trials on this hardware.
+
+    Whatever fails in it is told in one line, and costs the predictions alone.
+    """
+    from autofit.search.foresight import Foresight, learned
+
+    job, limit = prepared.job, prepared.memory_limit_bytes
+    configs = [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= limit]
+    if not _time_to_estimate(len(configs), request.time_budget_seconds):
+        return Foresight()
+    try:
+        found = predict_all(job, configs, memory_limit_bytes=limit, store=store, report=report)
+        earlier = store.predicted(hardware_key=job.hardware.key)
+        # This search's own question is left out: its trials are recalled one by one.
+        own = (job.workload.key, job.stack.key)
+        error = learned(trial for trial in earlier if (trial.workload.key, trial.stack.key) != own)
+    except Exception as failure:
+        _log.warning("autofit: goes on without predictions, which failed: %s: %s", type(failure).__name__, failure)
+        return Foresight()
+    foresight = Foresight(predictions={c: e.prediction for c, e in found.items()}, memory_error=error)
+    return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
+
+
+def _time_to_estimate(configs: int, time_budget_seconds: float | None) -> bool:
+    if time_budget_seconds is None:
+        return True
+    return configs * ESTIMATE_SECONDS / (os.cpu_count() or 1) <= ESTIMATING_SHARE * time_budget_seconds
 
 
 def _begin(request: SearchRequest, prepared: Prepared, store: Store) -> tuple[str, bool]:
@@ -295,7 +336,8 @@ def _its_end_noted(store: Store, search_id: str, found: Search) -> Iterator[None
     finally:
         # Every trial is kept by now. A note on how the search ended is not worth the answer or the true failure.
         with suppress(StoreError):
-            store.end_search(search_id, status, {"stopped_because": found.progress.stopped_because})
+            ended = {"stopped_because": found.progress.stopped_because, "ruled_out": found.progress.ruled_out}
+            store.end_search(search_id, status, ended)
 
 
 def _already_answered(store: Store, question: dict[str, Any], request: SearchRequest) -> str | None:
@@ -352,11 +394,18 @@ def _result(
         frontier=frontier,
         trials=found.progress.done,
         out_of_memory=found.progress.out_of_memory,
-        ruled_out=found.progress.ruled_out,
+        ruled_out=_ruled_out(found, store, search_id),
         answered_from_store=found.progress.from_store,
         seconds=seconds,
         stopped_because=found.progress.stopped_because,
     )
+
+
+def _ruled_out(found: Search, store: Store, search_id: str) -> int:
+    """Of an answer from the store, which predicts nothing, what the search said that gave it."""
+    earlier = store.search(search_id) if found.answer_only else None
+    kept = (earlier.result or {}).get("ruled_out") if earlier is not None else None
+    return found.progress.ruled_out if kept is None else int(kept)
 
 
 def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None:

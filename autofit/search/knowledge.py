@@ -96,6 +96,8 @@ class Knowledge:
         """How often each config has fitted and was timed in full."""
         self.ruled_out: dict[Config, str] = {}
         """Configs that need not run, each with its reason."""
+        self.under_way: set[Config] = set()
+        """Configs that were taken, and of which nothing was learnt since."""
         self.version = 0
         """Rises with every change."""
         self._ruled_by: dict[Config, Config] = {}
@@ -115,6 +117,7 @@ class Knowledge:
         """`config` is under way."""
         if config in self._open:
             del self._open[config]
+            self.under_way.add(config)
             self.version += 1
 
     def recall(self, trial: Trial, attempts: Iterable[Trial]) -> int:
@@ -132,6 +135,7 @@ class Knowledge:
         config = trial.config
         self.version += 1
         self._open.pop(config, None)
+        self.under_way.discard(config)
         self._forget_ruling(config)
         earlier = self.trials.get(config)
         self.trials[config] = trial

@@ -14,6 +14,7 @@ from autofit.outcome import Crashed, Fits, TimedOut, Trial
 from autofit.search.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, Budget, Limits
 from autofit.search.exactness import FamilyBaselines
+from autofit.search.foresight import Foresight
 from autofit.search.knowledge import Knowledge, answers
 from autofit.techniques import Job, changes
 from autofit.trial.request import TIMING_SECONDS as VERIFICATION_SECONDS
@@ -50,9 +51,11 @@ class Progress:
     failed: int = 0
     """Trials that crashed, timed out or diverged."""
     ruled_out: int = 0
-    """Configs that need not run, because a trial or the memory floor excludes them."""
+    """Configs that need not run, because a trial, the memory floor or their predicted memory excludes them."""
     from_store: int = 0
     """Configs answered by earlier trials."""
+    estimated: tuple[int, int] | None = None
+    """While configs are estimated before the first trial: how many are done, of how many."""
     running: tuple[Config, ...] = ()
     best: Point | None = None
     """The best config so far, as the recommendation would choose it."""
@@ -77,6 +80,8 @@ class Search:
     """Earlier trials of this hardware, stack and workload that may answer."""
     open_pool: Callable[[], Pool]
     """Called at the first trial that must be run: a search that the store answers starts no worker."""
+    foresee: Callable[[Callable[[int, int], None]], Foresight] = lambda report: Foresight()
+    """Called before the first trial that must be run, with what is told how many configs are predicted, of how many."""
     save: Callable[[Trial], Trial]
     """Commits a trial, and returns it with its number."""
     report: Callable[[Progress], None] = lambda progress: None
@@ -87,6 +92,8 @@ class Search:
     knowledge: Knowledge = field(init=False)
     progress: Progress = field(init=False)
     _adviser: Adviser = field(init=False)
+    _foresight: Foresight | None = field(init=False, default=None)
+    """None until a trial must be run."""
     _budget: Budget = field(init=False)
     _until_budget_ends: set[Config] = field(init=False, default_factory=set)
     """Configs under way whose trials are killed because the search's time is over, before they are taken to hang."""
@@ -168,9 +175,25 @@ class Search:
         if in_flight and self._pool is not None and in_flight >= self._pool.size:
             return False
         reason = self._reason_to_stop(in_flight)
+        if reason is None and self._foresee():
+            reason = self._reason_to_stop(in_flight)
         if reason is not None:
             self.progress.stopped_because = reason
         return reason is None
+
+    def _foresee(self) -> bool:
+        """Take the predictions into account; False where they are already."""
+        if self._foresight is not None:
+            return False
+        self._foresight = self.foresee(self._estimated)
+        self.progress.estimated = None
+        self._adviser.advice.foresee(self._foresight)
+        self._show()
+        return True
+
+    def _estimated(self, done: int, total: int) -> None:
+        self.progress.estimated = (done, total)
+        self._show()
 
     def _reason_to_stop(self, in_flight: int) -> str | None:
         seconds = self._seconds_to_explore()
@@ -185,8 +208,10 @@ class Search:
             return f"{self.progress.failed} trials have failed and none has fitted"
         if self._adviser.best_candidate(seconds) is not None:
             return None
-        if not self.knowledge.open:
-            return "every config is measured or ruled out"
+        predicted_out = len(self._adviser.advice.predicted_out())
+        if len(self.knowledge.open) == predicted_out:
+            also = ", or predicted not to fit" if predicted_out else ""
+            return f"every config is measured or ruled out{also}"
         if self._adviser.best_candidate() is not None:
             return "no untried config's trial is expected to end in the time left"
         return f"no untried config is expected to gain {self._adviser.advice.worthwhile_gain():.1%} or more"
@@ -321,6 +346,7 @@ class Search:
             outcome=done.outcome,
             seconds=done.seconds,
             recorded_at=_now(),
+            prediction=self._foresight.predictions.get(done.request.config) if self._foresight is not None else None,
         )
 
     def _checked(self, trial: Trial) -> Trial:
@@ -352,6 +378,7 @@ class Search:
             return False
         if self._budget.left_for_trial() < self._verification_seconds():
             return False
+        self._foresee()
         self.progress.verifying, shown = True, False
         in_flight = [winner.config]
         self._submit(winner.config, self._verification_timing())
@@ -366,7 +393,7 @@ class Search:
 
     def _show(self, in_flight: list[Config] | None = None) -> None:
         self.progress.running = tuple(in_flight or ())
-        self.progress.ruled_out = len(self.knowledge.ruled_out)
+        self.progress.ruled_out = len(self.knowledge.ruled_out) + len(self._adviser.advice.predicted_out())
         self.progress.best = self.winner()
         self.progress.elapsed_seconds = self._budget.elapsed_seconds
         self.progress.left_seconds = self._budget.seconds_left

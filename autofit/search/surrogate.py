@@ -3,14 +3,15 @@
 The figures are products of effects of the axes to a good approximation (checkpointing multiplies time by about 4/3,
 a micro-batch multiplies activations), so their logarithms are linear in the axes' values. A Bayesian linear
 regression (Bishop 2006, section 3.3) on those gives a mean and an honest spread from a handful of trials; its prior
-means are the folklore that a practitioner would start from.
+means are the folklore that a practitioner would start from. Where the estimator has predicted the figure, the
+regression is of what trials have shown beyond the predictions.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -48,24 +49,54 @@ PRIOR_ACTIVATIONS: dict[tuple[str, Value], float] = {
 """Log of relative memory beyond weights, gradients and states."""
 PRIOR_SETUP: dict[tuple[str, Value], float] = {("compile", True): 2.5}
 """Log of relative seconds before the first timed step: compiling takes minutes where building takes seconds."""
-PRIOR = {"time": PRIOR_TIME, "activations": PRIOR_ACTIVATIONS, "setup": PRIOR_SETUP}
-PRIOR_INTERCEPT = {"time": (0.0, 10.0), "activations": (0.0, 10.0), "setup": (math.log(8.0), 1.0)}
-"""Mean and standard deviation; only of a set-up one knows beforehand how long it takes, about."""
-PRIOR_DOUBLING = {"time": -0.08, "activations": 0.6, "setup": 0.0}
-"""Per doubling of the micro-batch."""
-PRIOR_SPREAD = {"time": 0.20, "activations": 0.40, "setup": 0.20}
-"""Standard deviation of an effect around its prior mean."""
-PRIOR_SPREAD_PRECISION = 0.50
-"""That of a precision's effect on time: which formats a device computes natively differs most between devices."""
-PRIOR_SPREAD_COMPILE = 0.70
-"""That of compilation's effect on the set-up."""
-NOISE = {"time": 0.03, "activations": 0.10, "setup": 0.15}
-"""Standard deviation of what the axes' effects do not explain."""
+FAR = 8.0
+"""Deviations above the mean from where on the tail's own expansion is exacter than dividing by its area."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """What is believed of the logarithm of a figure before any trial: means, and standard deviations around them."""
+
+    intercept: float = 0.0
+    intercept_spread: float = 10.0
+    """So wide where nothing is known of the figure as such."""
+    doubling: float = 0.0
+    """Mean effect of doubling the micro-batch."""
+    effects: Mapping[tuple[str, Value], float] = field(default_factory=dict)
+    """Mean effects of axes' values; 0 where none is named."""
+    spread: float
+    """Of an effect."""
+    spread_of: Mapping[str, float] = field(default_factory=dict)
+    """That of axes whose effects are known less."""
+    noise: float
+    """Of what the effects do not explain."""
+    weight: float = math.inf
+    """How many observations the deviations are worth: what the trials of a search show replaces them the sooner."""
+
+
+TIME = Prior(
+    doubling=-0.08,
+    effects=PRIOR_TIME,
+    spread=0.20,
+    # Which formats a device computes natively differs most between devices.
+    spread_of={"precision": 0.50},
+    noise=0.03,
+)
+ACTIVATIONS = Prior(doubling=0.6, effects=PRIOR_ACTIVATIONS, spread=0.40, noise=0.10)
+# Of a set-up one knows beforehand how long it takes, about; of compilation the least.
+SETUP = Prior(
+    intercept=math.log(8.0),
+    intercept_spread=1.0,
+    effects=PRIOR_SETUP,
+    spread=0.20,
+    spread_of={"compile": 0.70},
+    noise=0.15,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """Means and standard deviations of the logarithm, one entry per config."""
+class LogNormal:
+    """Means and standard deviations of a figure's logarithm, one entry per config."""
 
     mean: Array
     deviation: Array
@@ -74,26 +105,36 @@ class Prediction:
 class LogLinear:
     """Regression of one log figure on the axes' values, for the configs of one lattice."""
 
-    def __init__(self, axes: Sequence[Axis], configs: Iterable[Config], figure: str) -> None:
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        configs: Iterable[Config],
+        prior: Prior,
+        predicted: Mapping[Config, float] | None = None,
+    ) -> None:
+        """`predicted`: the log figure that each config is predicted to have; `prior` is then of the error."""
         every = list(configs)
         self._columns: list[tuple[str, Value | None]] = []
-        mean, spread = PRIOR_INTERCEPT[figure]
-        means, spreads = [mean], [spread]
+        means, spreads = [prior.intercept], [prior.intercept_spread]
         for axis in axes:
             found = {c.get(axis.name) for c in every} - {None}
             if len(found) < 2:
                 continue
             if axis.numeric:
                 self._columns.append((axis.name, None))
-                means.append(PRIOR_DOUBLING[figure] if axis.name == "micro_batch" else 0.0)
-                spreads.append(PRIOR_SPREAD[figure])
+                means.append(prior.doubling if axis.name == "micro_batch" else 0.0)
+                spreads.append(prior.spread)
+            spread = prior.spread_of.get(axis.name, prior.spread)
             for value in sorted((v for v in found if v is not None), key=str):
                 self._columns.append((axis.name, value))
-                means.append(0.0 if axis.numeric else PRIOR[figure].get((axis.name, value), 0.0))
-                spreads.append(_spread_of(axis, figure))
-        self._noise = NOISE[figure]
+                means.append(0.0 if axis.numeric else prior.effects.get((axis.name, value), 0.0))
+                # A numeric axis has its slope beside: values only bend it.
+                spreads.append(spread / 3.0 if axis.numeric else spread)
+        self._noise = prior.noise
+        self._weight = prior.weight
         self._prior_mean = np.array(means)
-        self._prior_precision = np.diag(1.0 / np.square(spreads))
+        self._prior_covariance = np.diag(np.square(spreads))
+        self._predicted = predicted or {}
         self._rows = np.array([self.features(c) for c in every])
         self._row_of = {c: number for number, c in enumerate(every)}
 
@@ -109,20 +150,25 @@ class LogLinear:
                 row.append(float(value == wanted))
         return row
 
-    def predict(self, known: Sequence[tuple[Config, float]], wanted: Sequence[Config]) -> Prediction:
+    def predict(self, known: Sequence[tuple[Config, float]], wanted: Sequence[Config]) -> LogNormal:
         """Predict the log figure of `wanted` from `known` (config, log figure)."""
-        precision = self._prior_precision.copy()
-        weighted = precision @ self._prior_mean
+        mean, covariance, scale = self._prior_mean, self._prior_covariance, 1.0
         if known:
             seen = self._matrix([c for c, _ in known])
-            targets = np.array([y for _, y in known])
-            precision += seen.T @ seen / self._noise**2
-            weighted += seen.T @ targets / self._noise**2
-        covariance = np.linalg.inv(precision)
-        mean = covariance @ weighted
+            surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ mean
+            expected = seen @ covariance @ seen.T + self._noise**2 * np.eye(len(known))
+            gain = np.linalg.solve(expected, seen @ covariance).T
+            mean, covariance = mean + gain @ surprise, covariance - gain @ seen @ covariance
+            if math.isfinite(self._weight):
+                # How wide all deviations are is learned, too (Murphy 2012, section 7.6.3: the scale of the predictive).
+                misfit = float(surprise @ np.linalg.solve(expected, surprise))
+                scale = (self._weight + misfit) / (self._weight + len(known))
         rows = self._matrix(wanted)
         variance = ((rows @ covariance) * rows).sum(axis=1) + self._noise**2
-        return Prediction(mean=rows @ mean, deviation=np.sqrt(variance))
+        return LogNormal(mean=rows @ mean + self._beyond(wanted), deviation=np.sqrt(scale * variance))
+
+    def _beyond(self, configs: Sequence[Config]) -> Array:
+        return np.array([self._predicted.get(c, 0.0) for c in configs])
 
     def _matrix(self, configs: Sequence[Config]) -> Array:
         """Features of the configs, one row each; those of the lattice are computed once for all."""
@@ -132,10 +178,10 @@ class LogLinear:
         return np.array([self.features(c) for c in configs])
 
 
-def _spread_of(axis: Axis, figure: str) -> float:
-    """Standard deviation of one value's effect; a numeric axis has its slope beside, and values only bend it."""
-    if axis.name == "precision" and figure == "time":
-        return PRIOR_SPREAD_PRECISION
-    if axis.name == "compile" and figure == "setup":
-        return PRIOR_SPREAD_COMPILE
-    return PRIOR_SPREAD[figure] / (3.0 if axis.numeric else 1.0)
+def mean_above(least: float, mean: float, deviation: float) -> float:
+    """The mean of a normal variable that is known to be above `least` (Greene 2012, theorem 19.2)."""
+    standard = (least - mean) / deviation
+    if standard > FAR:
+        return least + deviation / standard
+    density = math.exp(-(standard**2) / 2) / math.sqrt(2 * math.pi)
+    return mean + deviation * density / (math.erfc(standard / math.sqrt(2)) / 2)

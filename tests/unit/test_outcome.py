@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from autofit.outcome import (
     OutOfMemory,
     Prediction,
     StepSeconds,
+    StepWork,
     TimedOut,
     Trial,
     Unsupported,
@@ -91,6 +93,16 @@ PREDICTIONS = st.builds(
     step_seconds=st.none() | FINITE,
     calibrated_on=st.integers(0, 1000),
     relative_error=st.none() | FINITE,
+    work=st.none()
+    | st.builds(
+        StepWork,
+        flops=FINITE,
+        wide_flops=FINITE,
+        bytes=FINITE,
+        operations=FINITE,
+        moved_bytes=FINITE,
+        estimator=st.integers(0, 9),
+    ),
 )
 
 TRIALS = st.builds(
@@ -201,3 +213,10 @@ def test_two_trials_are_equal_whatever_their_numbers_in_a_store() -> None:
         for number in (None, 7)
     ]
     assert made[0] == made[1]
+
+
+@given(PREDICTIONS)
+def test_a_prediction_that_was_stored_before_work_was_kept_has_none(prediction: Prediction) -> None:
+    body = prediction.to_json()
+    del body["work"]
+    assert Prediction.from_json(body) == replace(prediction, work=None)

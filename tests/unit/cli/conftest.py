@@ -78,4 +78,5 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Workers without a device."""
     made = World()
     monkeypatch.setattr(searching, "open_pool", made.open_pool)
+    monkeypatch.setattr(searching, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
     return made

@@ -7,6 +7,8 @@ from pathlib import Path
 from unit.cli.conftest import Autofit
 from unit.operations.made_world import World
 
+from autofit.store import Store
+
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "2", "--space", "smoke")
 
 
@@ -19,7 +21,8 @@ def test_the_predicted_frontier_of_a_card_that_is_not_here(autofit: Autofit, wor
     headings = [line.split() for line in done.out.splitlines() if line.strip().startswith("memory  tokens/s")]
     assert headings == [["memory", "tokens/s", "full"], ["memory", "tokens/s", "lora"]]
     assert world.pools == []
-    assert not store_file.exists()
+    with Store.open(str(store_file)) as store:
+        assert store.count() == 0
 
 
 def test_the_same_as_one_document(autofit: Autofit, world: World) -> None:

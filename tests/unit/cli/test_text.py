@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 from unit.operations.made_trials import crashed, fits, make_trial, out_of_memory
+from unit.operations.test_estimate_cache import ESTIMATE
 
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
-from autofit.cli.tables import frontier_table, recommendation_text, short, trial_text
+from autofit.cli.tables import frontier_table, recommendation_text, short, speed_text, trial_text
 from autofit.frontier import Frontier, Point
 from autofit.operations.answers import recommendation
 from autofit.outcome import Fits
@@ -46,6 +47,11 @@ def test_columns_are_aligned() -> None:
 )  # fmt: skip
 def test_a_config_in_short(values: dict[str, object], words: str) -> None:
     assert short(complete(values)) == words
+
+
+def test_estimating_in_a_line() -> None:
+    progress = Progress(candidates=264, estimated=(40, 264))
+    assert line(progress) == block(progress) == "estimating 40 of 264 configs before the first trial"
 
 
 def test_progress_in_a_line() -> None:
@@ -112,6 +118,14 @@ def test_an_empty_frontier() -> None:
         [], hardware=trial.hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=1
     )
     assert frontier_table(empty) == "nothing that was measured fits"
+
+
+def test_a_predicted_speed_says_what_it_rests_on() -> None:
+    guessed = replace(ESTIMATE, calibrated_on=0, relative_error=0.5)
+    assert speed_text(guessed) == "12,346 tokens/s (a guess, not calibrated: expect it to be off by 50%)"
+    assert "(calibrated on 5 trials: expect it to be off by 7%)" in speed_text(ESTIMATE)
+    assert "on 1 trial:" in speed_text(replace(ESTIMATE, calibrated_on=1))
+    assert "not predicted" in speed_text(replace(ESTIMATE, tokens_per_second=None))
 
 
 def test_a_trial_that_fits_in_words() -> None:

@@ -39,7 +39,10 @@ def test_the_formula_errs_by_no_more_than_it_says(name: str, text: str) -> None:
 
 
 def test_what_cannot_be_followed_is_estimated_by_formula_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
     def fails(*arguments: object) -> None:
+        tried.append(arguments)
         raise ValueError("the data decides")
 
     monkeypatch.setattr("autofit.estimate.estimator.trace_decoder", fails)
@@ -53,3 +56,4 @@ def test_what_cannot_be_followed_is_estimated_by_formula_and_says_so(monkeypatch
     assert found.tokens_per_second is None
     limit = int(found.device_bytes * (1 + MEMORY_ERROR / 2))
     assert not estimator.estimate(config, memory_limit_bytes=limit).fits
+    assert len(tried) == 1

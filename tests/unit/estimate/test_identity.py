@@ -10,16 +10,14 @@ from unit.operations.made_trials import OPTIONS, make_job
 
 from autofit.estimate import identity
 from autofit.estimate.identity import EstimateKeys
-from autofit.estimate.speed import Rates, guess
 from autofit.techniques import Job, complete
 
-RATES = guess(flops=1e12, wide_flops=1e11, bandwidth=1e11)
 CONFIG = complete({"method": "lora", "rank": 8})
 Change = Callable[[Job], Job]
 
 
-def key(job: Job, rates: Rates | None = RATES) -> str:
-    return EstimateKeys(job, rates).of(CONFIG)
+def key(job: Job) -> str:
+    return EstimateKeys(job).of(CONFIG)
 
 
 @pytest.mark.parametrize(
@@ -55,14 +53,13 @@ def test_what_changes_no_estimate_changes_no_key(change: Change) -> None:
     assert key(change(job)) == key(job)
 
 
-def test_configs_rates_and_versions_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configs_and_versions_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job()
-    keys = EstimateKeys(job, RATES)
+    keys = EstimateKeys(job)
     found = {
         keys.of(complete({"method": "lora", "rank": rank, "compile": on})) for rank in (8, 16) for on in (True, False)
     }
-    found |= {key(job, None), key(job, replace(RATES, calibrated_on=5))}
     monkeypatch.setattr(identity, "ESTIMATOR_VERSION", identity.ESTIMATOR_VERSION + 1)
     found.add(key(job))
-    assert len(found) == 7
+    assert len(found) == 5
     assert all(len(one) == 64 and set(one) <= set("0123456789abcdef") for one in found)

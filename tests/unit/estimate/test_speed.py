@@ -3,46 +3,128 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from autofit.estimate.amounts import MICRO_BATCH, RANK
-from autofit.estimate.speed import Rates, calibrated, features, guess, seconds
-from autofit.estimate.work import Work, Works
+from autofit.estimate.speed import (
+    ATTENTION_FACTOR,
+    BLOCKWISE_FACTOR,
+    Rates,
+    calibrated,
+    features,
+    guess,
+    prior,
+    seconds,
+    step_work,
+)
+from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.estimate.work import Kind, Work, Works
+from autofit.hardware import Hardware
+from autofit.outcome import StepWork
 
 PRIOR = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12)
 
 
 def test_an_operation_counts_by_what_bounds_it() -> None:
-    product = Work(flops=10**12, moved=(10**5, 9 * 10**5), wide=False)
-    wide = Work(flops=10**12, moved=(10**6,), wide=True)
-    copy = Work(flops=0, moved=(10**9,), wide=False)
-    thin = Work(flops=10**6, moved=(10**8, 9 * 10**8), wide=False)
+    product = Work(flops=10**12, moved=(10**5, 9 * 10**5), kind=Kind.PLAIN)
+    wide = Work(flops=10**12, moved=(10**6,), kind=Kind.WIDE)
+    copy = Work(flops=0, moved=(10**9,), kind=Kind.PLAIN)
+    thin = Work(flops=10**6, moved=(10**8, 9 * 10**8), kind=Kind.PLAIN)
     works = [Works.of([product], times=3), Works.of([wide]), Works.of([copy], times=2), Works.of([thin])]
-    found = features([part.at(1, 1) for part in works], PRIOR)
-    assert found.tolist() == [3e12, 1e12, 3e9, 7]
-    assert features([Works.joined(works).at(1, 1)], PRIOR).tolist() == found.tolist()
+    found = step_work([part.at(1, 1) for part in works], PRIOR, moved_bytes=5)
+    assert features(found).tolist() == [3e12, 1e12, 3e9, 7]
+    assert (found.moved_bytes, found.estimator) == (5, ESTIMATOR_VERSION)
+    assert step_work([Works.joined(works).at(1, 1)], PRIOR, moved_bytes=5) == found
 
 
 def test_costs_grow_with_what_they_are_proportional_to() -> None:
-    of_both = Work(flops=6 * MICRO_BATCH * RANK, moved=(4 * MICRO_BATCH, 8 * RANK, 16), wide=False)
+    of_both = Work(flops=6 * MICRO_BATCH * RANK, moved=(4 * MICRO_BATCH, 8 * RANK, 16), kind=Kind.PLAIN)
     found = Works.of([of_both]).at(3, 5)
     assert (found.flops.tolist(), found.bytes.tolist()) == ([6 * 3 * 5], [4 * 3 + 8 * 5 + 16])
     assert found.repeated(7).times.tolist() == [7.0]
 
 
 def test_an_accelerator_hides_the_host_and_a_processor_does_not() -> None:
-    found = np.array([1e12, 0.0, 1e9, 100.0])
+    found = StepWork(flops=1e12, wide_flops=0.0, bytes=1e9, operations=100.0, moved_bytes=0.0, estimator=0)
     device = 1e12 * PRIOR.per_flop + 1e9 * PRIOR.per_byte
     host = 100 * PRIOR.per_operation
-    assert seconds(found, PRIOR, overlapping_host=True) == pytest.approx(max(device, host))
-    assert seconds(found, PRIOR, overlapping_host=False) == pytest.approx(device + host)
+    assert seconds(found, PRIOR) == pytest.approx(max(device, host))
+    assert seconds(found, replace(PRIOR, processor=True)) == pytest.approx(device + host)
 
 
 def test_without_trials_the_guess_stands_and_says_so() -> None:
     assert calibrated(PRIOR, []) is PRIOR
     assert PRIOR.calibrated_on == 0 and PRIOR.relative_error == 0.5
+
+
+def work(flops: float, operations: float = 0.0, *, bytes_: float = 0.0, moved: float = 0.0) -> StepWork:
+    return StepWork(
+        flops=flops, wide_flops=0.0, bytes=bytes_, operations=operations, moved_bytes=moved, estimator=ESTIMATOR_VERSION
+    )
+
+
+def test_one_trial_moves_every_rate_and_claims_nothing() -> None:
+    shown = work(1e15, bytes_=1e12)
+    fitted = calibrated(PRIOR, [(shown, 3 * seconds(shown, PRIOR))])
+    assert fitted.as_array() / PRIOR.as_array() == pytest.approx([3.0] * 4)
+    assert (fitted.calibrated_on, fitted.relative_error > PRIOR.relative_error) == (1, True)
+
+
+def test_the_error_is_of_trials_that_the_fit_has_not_seen() -> None:
+    """Times that have nothing to do with the work are not foretold, however well four rates bend to five of them."""
+    draw = random.Random(1)
+    shown = [work(draw.uniform(1, 9) * 1e14, bytes_=draw.uniform(1, 9) * 1e11) for _ in range(5)]
+    noise = [(one, draw.uniform(0.1, 10.0)) for one in shown]
+    fitted = calibrated(PRIOR, noise)
+    residual = float(np.median([abs(seconds(one, fitted) / taken - 1) for one, taken in noise]))
+    assert fitted.relative_error > residual
+    honest = calibrated(PRIOR, [(one, 2 * seconds(one, PRIOR)) for one in shown])
+    assert honest.relative_error < 1e-6 < fitted.relative_error
+    assert (
+        calibrated(PRIOR, [(one, seconds(one, PRIOR)) for one in shown[:1]]).relative_error == PRIOR.relative_error / 2
+    )
+
+
+def test_contradictory_trials_leave_every_rate_positive() -> None:
+    twice = work(1e15, bytes_=1e12)
+    fitted = calibrated(PRIOR, [(twice, 0.01), (twice, 100.0), (work(1e12, 1e6), 1e-3)])
+    assert np.isfinite(fitted.as_array()).all() and (fitted.as_array() > 0).all()
+
+
+def test_trials_that_the_host_bounds_show_its_speed_alone() -> None:
+    true = PRIOR.times(np.array([2.0, 2.0, 2.0, 6.0]))
+    bound_by_host = [work(1e9, n * 1e4) for n in (1, 2, 3)]
+    bound_by_device = [work(n * 1e15, 10.0, moved=1e9) for n in (1, 2, 3)]
+    shown = [(one, seconds(one, true)) for one in (*bound_by_host, *bound_by_device)]
+    fitted = calibrated(PRIOR, shown)
+    for one, taken in shown:
+        assert seconds(one, fitted) == pytest.approx(taken, rel=0.2)
+
+
+def test_a_processor_has_a_guess_and_a_card_without_figures_has_none() -> None:
+    two, four = (prior(Hardware(name="c", kind="cpu", device_name="x", memory_bytes=1, cores=n)) for n in (2, 4))
+    assert two is not None and four is not None
+    assert two.per_flop == 2 * four.per_flop and two.per_operation == four.per_operation
+    assert two.processor and two.calibrated_on == 0 and two.relative_error > PRIOR.relative_error
+    assert prior(Hardware(name="unheard-of", kind="cuda", device_name="x", memory_bytes=1)) is None
+    known = prior(Hardware(name="h100-80g", kind="cuda", device_name="x", memory_bytes=1))
+    assert known is not None and known.per_flop < two.per_flop / 1000
+
+
+def test_a_processor_is_slow_at_attention_and_at_8_bit_states() -> None:
+    attention, product = (Work(flops=10**9, moved=(10,), kind=kind) for kind in (Kind.ATTENTION, Kind.WIDE))
+    blockwise, copy = (Work(flops=0, moved=(10**6,), kind=kind) for kind in (Kind.BLOCKWISE, Kind.PLAIN))
+
+    def taken(of: Work, rates: Rates) -> float:
+        return seconds(step_work([Works.of([of]).at(1, 1)], rates, moved_bytes=0), replace(rates, per_operation=0.0))
+
+    cpu = replace(PRIOR, processor=True)
+    assert taken(attention, cpu) == pytest.approx(ATTENTION_FACTOR * taken(product, cpu))
+    assert taken(blockwise, cpu) == pytest.approx(BLOCKWISE_FACTOR * taken(copy, cpu))
+    assert taken(blockwise, PRIOR) == pytest.approx(taken(copy, PRIOR))
 
 
 def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:
@@ -54,17 +136,22 @@ def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:
         per_operation=2 * PRIOR.per_operation,
     )
 
-    def step() -> np.ndarray:
-        return np.array(
-            [draw.uniform(1, 20) * 1e13, draw.uniform(0, 2) * 1e12, draw.uniform(1, 9) * 1e10, draw.uniform(1, 9) * 1e3]
+    def step() -> StepWork:
+        return StepWork(
+            flops=draw.uniform(1, 20) * 1e13,
+            wide_flops=draw.uniform(0, 2) * 1e12,
+            bytes=draw.uniform(1, 9) * 1e10,
+            operations=draw.uniform(1, 9) * 1e3,
+            moved_bytes=0.0,
+            estimator=0,
         )
 
-    def taken(found: np.ndarray) -> float:
-        return seconds(found, true, overlapping_host=False)
+    def taken(found: StepWork) -> float:
+        return seconds(found, true)
 
     fitted = calibrated(PRIOR, [(found, taken(found)) for found in (step() for _ in range(5))])
     assert fitted.calibrated_on == 5
-    errors = [abs(seconds(f, fitted, overlapping_host=False) / taken(f) - 1) for f in (step() for _ in range(50))]
+    errors = [abs(seconds(f, fitted) / taken(f) - 1) for f in (step() for _ in range(50))]
     assert float(np.median(errors)) < 0.15
-    before = [abs(seconds(f, PRIOR, overlapping_host=False) / taken(f) - 1) for f in (step() for _ in range(50))]
+    before = [abs(seconds(f, PRIOR) / taken(f) - 1) for f in (step() for _ in range(50))]
     assert float(np.median(errors)) < float(np.median(before)) / 2

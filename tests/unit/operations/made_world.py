@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from unit.search.made_truth import FakePool, Truth
 
+from autofit.estimate.estimate import Estimate
+from autofit.lattice import Config
 from autofit.operations import SearchRequest
 from autofit.operations.searching import prepare
 from autofit.outcome import Outcome
@@ -21,6 +23,8 @@ class World:
         self.pools: list[FakePool] = []
         self.special: Callable[[TrialRequest], Outcome | None] = lambda request: None
         self.on_wait: Callable[[], None] = lambda: None
+        self.predict_all: Callable[..., dict[Config, Estimate]] = lambda *asked, **options: {}
+        """What stands in for `searching.predict_all`: no prediction, which would take longer than all the rest."""
 
     def open_pool(self, request: SearchRequest) -> FakePool:
         """What stands in for `searching.open_pool`."""

@@ -12,6 +12,7 @@ from unit.store.test_store_failures import locked, sql
 
 from autofit.estimate.estimate import Estimate
 from autofit.operations.estimate_cache import EstimateCache
+from autofit.outcome import StepWork
 from autofit.store import Store
 from autofit.techniques import complete
 from autofit.units import GIB
@@ -32,6 +33,7 @@ ESTIMATE = Estimate(
     calibrated_on=5,
     relative_error=0.07,
     seconds_to_estimate=1.25,
+    work=StepWork(flops=1e15, wide_flops=0.0, bytes=2.5e12, operations=30_000.0, moved_bytes=0.0, estimator=2),
 )
 
 

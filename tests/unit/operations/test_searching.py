@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from unit.operations.made_trials import MODEL, OPTIONS, crashed, out_of_memory
 from unit.operations.made_world import World
+from unit.search.made_truth import Truth
 
 from autofit import operations
 from autofit.catalog.hardware import card
 from autofit.errors import EnvironmentLacks, NothingFits, UsageError
-from autofit.lattice import Config
+from autofit.estimate.estimate import Estimate
+from autofit.lattice import Config, Lattice
 from autofit.operations import SearchRequest, searching
+from autofit.operations.predicting import predict_all
 from autofit.operations.searching import prepare
 from autofit.operations.shortfall import Shortfall
-from autofit.outcome import Diverged, Outcome
+from autofit.outcome import Diverged, Outcome, Trial
+from autofit.search import foresight
+from autofit.search.surrogate import Prior
 from autofit.store import Store
+from autofit.techniques import Job
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import detect
 from autofit.units import GIB, format_bytes
@@ -37,6 +44,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Workers without a device."""
     made = World()
     monkeypatch.setattr(searching, "open_pool", made.open_pool)
+    monkeypatch.setattr(searching, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
     return made
 
 
@@ -457,3 +465,117 @@ def test_a_preview_runs_nothing(world: World, request_: SearchRequest) -> None:
     assert 0 < plan["ruled_out_by_floor"] < 264
     assert plan["workload"]["model"] == MODEL
     assert operations.search(request_).ruled_out >= plan["ruled_out_by_floor"]
+
+
+def made_estimate(config: Config, bytes_: int, limit: int) -> Estimate:
+    return Estimate(
+        config=config,
+        hardware="cpu",
+        memory_limit_bytes=limit,
+        peak_allocated_bytes=bytes_,
+        peak_reserved_bytes=bytes_,
+        device_bytes=bytes_,
+        host_bytes=0,
+        breakdown={},
+        phase_peaks={},
+        seconds_to_estimate=0.1,
+        work=None,
+    )
+
+
+class Predictor:
+    """Predicts every config by formula, and counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __call__(
+        self,
+        job: Job,
+        configs: Sequence[Config],
+        *,
+        memory_limit_bytes: int,
+        store: Store | None,
+        report: Callable[[int, int], None],
+    ) -> dict[Config, Estimate]:
+        """What stands in for `predict_all`."""
+        self.asked.append(len(configs))
+        truth = Truth(job, Lattice(axes=(), configs=tuple(configs)), seed=1)
+        report(len(configs), len(configs))
+        return {c: made_estimate(c, int(0.9 * truth.memory(c)), memory_limit_bytes) for c in configs}
+
+
+def test_every_kept_trial_has_its_prediction(world: World, request_: SearchRequest, store: Store) -> None:
+    world.predict_all = predictor = Predictor()
+    plain = prepare(request_)
+    result = operations.search(request_)
+    (asked,) = predictor.asked
+    assert asked == sum(plain.floor(c) <= 2 * GIB for c in plain.narrowed.lattice.configs)
+    assert store.count() == len(list(store.predicted())) == result.trials > 0
+    assert result.ruled_out > len(plain.narrowed.lattice.configs) - asked
+
+
+def test_what_the_store_answers_is_not_estimated(world: World, request_: SearchRequest) -> None:
+    world.predict_all = predictor = Predictor()
+    first = operations.search(request_)
+    again = operations.search(request_)
+    assert len(predictor.asked) == 1
+    assert again.trials == 0
+    assert again.ruled_out == first.ruled_out
+
+
+def test_errors_of_earlier_trials_on_this_hardware_make_the_margin(
+    world: World, request_: SearchRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.predict_all = Predictor()
+    seen: list[int] = []
+    real = foresight.learned
+
+    def learned(trials: Iterator[Trial]) -> Prior:
+        every = list(trials)
+        seen.append(len(every))
+        return real(every)
+
+    monkeypatch.setattr(foresight, "learned", learned)
+    first = operations.search(request_)
+    other = operations.search(replace(request_, workload=replace(OPTIONS, seq_len=256)))
+    # What was measured of the same workload is recalled trial by trial, and is left out here.
+    operations.search(replace(request_, fresh=True))
+    assert seen == [0, first.trials, other.trials]
+
+
+def test_an_estimator_that_fails_costs_the_predictions_alone(
+    world: World, request_: SearchRequest, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    undisturbed = operations.search(replace(request_, store=f"{request_.store}-other.db"))
+
+    def fails(*asked: object, **options: object) -> dict[Config, Estimate]:
+        raise MemoryError("no room for a trace")
+
+    world.predict_all = fails
+    result = operations.search(request_)
+    assert (result.trials, result.ruled_out) == (undisturbed.trials, undisturbed.ruled_out)
+    assert list(store.predicted()) == []
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert said == "autofit: goes on without predictions, which failed: MemoryError: no room for a trace"
+
+
+@pytest.mark.parametrize(("budget", "estimated"), [(None, True), (6000.0, True), (2.0, False)])
+def test_a_time_budget_is_not_spent_on_estimating(
+    world: World, request_: SearchRequest, budget: float | None, estimated: bool
+) -> None:
+    world.predict_all = predictor = Predictor()
+    with suppress(NothingFits):
+        operations.search(replace(request_, time_budget_seconds=budget, max_trials=3))
+    assert bool(predictor.asked) == estimated
+
+
+def test_a_search_is_foreseen_by_the_real_estimator(world: World, request_: SearchRequest, store: Store) -> None:
+    world.predict_all = predict_all
+    shown: list[tuple[int, int]] = []
+    few = replace(request_, space="smoke", goal=Goal(method="lora", allow=Effect.EXACT), max_trials=3)
+    operations.search(few, lambda progress: shown.append(progress.estimated) if progress.estimated else None)
+    assert shown[-1][0] == shown[-1][1] > 0
+    predictions = [t.prediction for t in store.predicted()]
+    assert len(predictions) == store.count() > 0
+    assert all(p is not None and p.device_bytes > p.peak_allocated_bytes // 2 > 0 for p in predictions)

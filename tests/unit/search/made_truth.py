@@ -19,6 +19,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Lattice
 from autofit.operations.lattices import load_space, narrow
 from autofit.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.search.foresight import Foresight
 from autofit.search.knowledge import verdict
 from autofit.search.loop import Limits, Progress, Search
 from autofit.techniques import Job
@@ -227,6 +228,7 @@ def prepare(
     special: Callable[[TrialRequest], Outcome | None] = lambda request: None,
     on_wait: Callable[[], None] = lambda: None,
     lattice: Lattice | None = None,
+    foresight: Foresight | None = None,
 ) -> Run:
     """A search that is ready to run, whose pool holds it to its promises."""
     pool = FakePool(truth, size=size, special=special, on_wait=on_wait)
@@ -250,6 +252,7 @@ def prepare(
         floor=truth.floor,
         known=known or {},
         open_pool=open_pool,
+        foresee=lambda told: foresight or Foresight(),
         save=save,
         report=report,
     )

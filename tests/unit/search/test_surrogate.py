@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from autofit.lattice import Config, Lattice
-from autofit.search.surrogate import NOISE, PRIOR_DOUBLING, LogLinear, Prediction
+from autofit.search.surrogate import ACTIVATIONS, TIME, LogLinear, LogNormal, Prior
 
-FIGURES = ("time", "activations")
+FIGURES = (TIME, ACTIVATIONS)
+OF_FIGURES = pytest.mark.parametrize("figure", FIGURES, ids=["time", "activations"])
 
 
 def synthetic(config: Config, seed: int) -> float:
@@ -29,75 +30,75 @@ def sample(lattice: Lattice, size: int, seed: int = 0) -> list[Config]:
     return random.Random(seed).sample(lattice.configs, size)
 
 
-def errors(lattice: Lattice, figure: str, known: list[Config], seed: int) -> tuple[np.ndarray, Prediction]:
+def errors(lattice: Lattice, figure: Prior, known: list[Config], seed: int) -> tuple[np.ndarray, LogNormal]:
     """What the model is off by for every config of the lattice, from noise-free figures of the known."""
     model = LogLinear(lattice.axes, lattice.configs, figure)
     found = model.predict([(c, synthetic(c, seed)) for c in known], lattice.configs)
     return found.mean - np.array([synthetic(c, seed) for c in lattice.configs]), found
 
 
-@pytest.mark.parametrize("figure", FIGURES)
+@OF_FIGURES
 @pytest.mark.parametrize("seed", range(5))
-def test_a_log_linear_truth_is_recovered(lattice: Lattice, figure: str, seed: int) -> None:
+def test_a_log_linear_truth_is_recovered(lattice: Lattice, figure: Prior, seed: int) -> None:
     off, _ = errors(lattice, figure, sample(lattice, 30), seed)
     assert np.abs(off).mean() < 0.05
     assert np.abs(off).max() < 0.15
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-def test_the_error_becomes_smaller_with_every_dozen_of_trials(lattice: Lattice, figure: str) -> None:
+@OF_FIGURES
+def test_the_error_becomes_smaller_with_every_dozen_of_trials(lattice: Lattice, figure: Prior) -> None:
     found = [np.abs(errors(lattice, figure, sample(lattice, size), 1)[0]).mean() for size in (2, 12, 24, 96)]
     assert found == sorted(found, reverse=True)
     assert found[-1] < 0.02
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-def test_deviations_shrink_down_to_the_noise(lattice: Lattice, figure: str) -> None:
+@OF_FIGURES
+def test_deviations_shrink_down_to_the_noise(lattice: Lattice, figure: Prior) -> None:
     configs = sample(lattice, 100)
     earlier = None
     for size in (0, 1, 5, 20, 100):
         _, found = errors(lattice, figure, configs[:size], 1)
-        assert (found.deviation >= NOISE[figure]).all()
+        assert (found.deviation >= figure.noise).all()
         if earlier is not None:
             assert (found.deviation <= earlier + 1e-9).all()
         earlier = found.deviation
-    assert earlier is not None and earlier.max() < 2 * NOISE[figure]
+    assert earlier is not None and earlier.max() < 2 * figure.noise
 
 
 def test_deviations_are_honest(lattice: Lattice) -> None:
     """Of truths that the prior can draw, about 95 % lie within two deviations."""
     within = []
     for seed in range(20):
-        off, found = errors(lattice, "time", sample(lattice, 15, seed), seed)
+        off, found = errors(lattice, TIME, sample(lattice, 15, seed), seed)
         within.append((np.abs(off) < 2 * found.deviation).mean())
     assert np.mean(within) > 0.9
 
 
-@pytest.mark.parametrize("figure", FIGURES)
-def test_without_trials_it_says_what_a_practitioner_would(lattice: Lattice, figure: str) -> None:
+@OF_FIGURES
+def test_without_trials_it_says_what_a_practitioner_would(lattice: Lattice, figure: Prior) -> None:
     model = LogLinear(lattice.axes, lattice.configs, figure)
     plain = next(c for c in lattice.configs if c["method"] == "full" and c["checkpointing"] == "none")
     pair = (plain, plain.replace(checkpointing="full"))
     mean = model.predict([], pair).mean
-    assert (mean[1] > mean[0]) == (figure == "time")
+    assert (mean[1] > mean[0]) == (figure is TIME)
     small, large = plain.replace(micro_batch=1), plain.replace(micro_batch=2)
     mean = model.predict([], (small, large)).mean
-    assert mean[1] - mean[0] == pytest.approx(PRIOR_DOUBLING[figure])
+    assert mean[1] - mean[0] == pytest.approx(figure.doubling)
 
 
 def test_what_was_measured_is_believed_up_to_the_noise(lattice: Lattice) -> None:
-    model = LogLinear(lattice.axes, lattice.configs, "time")
+    model = LogLinear(lattice.axes, lattice.configs, TIME)
     config = lattice.configs[0]
     found = model.predict([(config, 1.5)], [config])
-    assert found.mean[0] == pytest.approx(1.5, abs=NOISE["time"])
-    assert found.deviation[0] < 2 * NOISE["time"]
+    assert found.mean[0] == pytest.approx(1.5, abs=TIME.noise)
+    assert found.deviation[0] < 2 * TIME.noise
     twice = model.predict([(config, 1.5), (config, 1.5)], [config])
     assert twice.deviation[0] < found.deviation[0]
 
 
 def test_trials_of_other_spaces_do_not_disturb(lattice: Lattice) -> None:
     """A store may know configs with values that this lattice has not."""
-    model = LogLinear(lattice.axes, lattice.configs, "time")
+    model = LogLinear(lattice.axes, lattice.configs, TIME)
     foreign = lattice.configs[0].replace(attention="eager", rank=64)
     found = model.predict([(foreign, 3.0)], lattice.configs)
     assert np.isfinite(found.mean).all() and np.isfinite(found.deviation).all()
@@ -107,5 +108,29 @@ def test_a_lattice_of_one_config_has_a_model() -> None:
     from autofit.techniques import AXES, complete
 
     config = complete({})
-    found = LogLinear(AXES, [config], "time").predict([(config, 0.5)], [config])
+    found = LogLinear(AXES, [config], TIME).predict([(config, 0.5)], [config])
     assert found.mean[0] == pytest.approx(0.5, abs=0.05)
+
+
+def made_prior(weight: float) -> Prior:
+    return Prior(intercept_spread=0.1, spread=0.03, noise=0.02, weight=weight)
+
+
+def test_what_is_predicted_is_the_mean_until_trials_show_the_error(lattice: Lattice) -> None:
+    predicted = {c: synthetic(c, 1) for c in lattice.configs}
+    model = LogLinear(lattice.axes, lattice.configs, made_prior(3.0), predicted)
+    assert model.predict([], lattice.configs).mean == pytest.approx(list(predicted.values()))
+    known = [(c, predicted[c] + 0.2) for c in sample(lattice, 12)]
+    found = model.predict(known, lattice.configs)
+    assert found.mean == pytest.approx([y + 0.2 for y in predicted.values()], abs=0.03)
+
+
+@pytest.mark.parametrize(("off", "wider"), [(0.0, False), (0.05, False), (0.6, True)])
+def test_deviations_grow_where_trials_contradict_them(lattice: Lattice, off: float, wider: bool) -> None:
+    """Errors that differ from trial to trial by more than the prior says cannot be known better than they differ."""
+    known = [(c, off * (-1) ** number) for number, c in enumerate(sample(lattice, 10))]
+    fixed, learnt = (
+        LogLinear(lattice.axes, lattice.configs, made_prior(weight)).predict(known, lattice.configs).deviation
+        for weight in (math.inf, 3.0)
+    )
+    assert (learnt > 2 * fixed).all() if wider else (learnt < fixed * 1.5).all()

@@ -1,0 +1,71 @@
+"""How fast a device is, as the store's trials on it have shown."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from autofit.errors import StoreError
+from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.outcome import Fits, Measurement, StepWork, Trial
+from autofit.store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from autofit.estimate.speed import Rates
+
+LATEST = 500
+"""Trials that are looked at: what is older shows nothing that they do not."""
+
+_log = logging.getLogger(__name__)
+
+
+def rates_for(hardware: Hardware, stack: Stack, store: Store | None) -> Rates | None:
+    """The rates of this hardware under this stack, fitted to the store's trials of any model and workload.
+
+    A card of the catalog that is not here stands for all of its name, under the stack of their latest trial. A guess
+    (`calibrated_on` 0) where no trial shows anything or the store fails; None for a device of which nothing is known.
+    """
+    from autofit.estimate.speed import calibrated, prior
+
+    guess = prior(hardware)
+    if guess is None or store is None:
+        return guess
+    try:
+        trials = _trials(hardware, stack, store)
+    except StoreError as error:
+        _log.warning("autofit: speed is guessed, not calibrated: %s", error)
+        return guess
+    return calibrated(guess, measured(trials))
+
+
+def measured(newest_first: Iterable[Trial]) -> list[tuple[StepWork, float]]:
+    """Work and seconds of the latest measurement of each config and workload, one in full before one stopped early.
+
+    Trials that were not predicted by this version of the estimator show nothing, nor do compiled ones, whose work the
+    compiler changed.
+    """
+    found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
+    for trial in newest_first:
+        work = None if trial.prediction is None else trial.prediction.work
+        if work is None or work.estimator != ESTIMATOR_VERSION or trial.config.get("compile") is True:
+            continue
+        if isinstance(trial.outcome, Fits):
+            key, shown = (trial.workload.key, trial.config), trial.outcome.measurement
+            if key not in found or (found[key][1].stopped_early and not shown.stopped_early):
+                found[key] = work, shown
+    return [(work, shown.step_seconds.median) for work, shown in found.values()]
+
+
+def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
+    """The latest that fit, newest first."""
+    if hardware.device_name != hardware.name:  # a device that was found, by the name that its driver reports
+        return store.trials(
+            hardware_key=hardware.key, stack_key=stack.key, outcome=Fits.kind, limit=LATEST, newest_first=True
+        )
+    key = next((known.key for known in store.hardware() if known.name == hardware.name), hardware.key)
+    trials = store.trials(hardware_key=key, outcome=Fits.kind, limit=LATEST, newest_first=True)
+    return [trial for trial in trials if trial.stack.key == trials[0].stack.key]

@@ -1,0 +1,98 @@
+"""What a search knows before its first trial: what the estimator predicts, and how far it has been off here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from autofit.lattice import Config
+from autofit.outcome import Fits, OutOfMemory, Prediction, Trial
+from autofit.search.surrogate import TIME, Prior, mean_above
+
+LEAST_TIME = 0.05
+"""Deviation of an axis value's effect on time from the predicted one, at the least: fits to few trials flatter."""
+UNKNOWN = 0.2
+"""Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet: within 0.08
+on cards, up to 0.5 on CPUs, whose allocators differ."""
+WORTH = 3.0
+"""Comparisons that this is worth; and how many of a search's own all earlier ones together are worth."""
+LEAST = 0.01
+"""Deviation below which no number of comparisons brings it: two runs of one config differ by that."""
+
+
+def time_error(relative_error: float) -> Prior:
+    """What to expect of the logarithm of measured over predicted step time, by the error that predictions state.
+
+    The first trial shows the device's speed as such. An axis's values are off by what is stated, but by no more than
+    where nothing is predicted: that much a guess from a data sheet knows, too.
+    """
+    stated = max(relative_error, LEAST_TIME)
+    known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
+    return Prior(spread=min(stated, TIME.spread), spread_of=known_less, noise=TIME.noise)
+
+
+def memory_error(deviation: float, mean: float = 0.0) -> Prior:
+    """What to expect of the logarithm of measured over predicted memory: most of it is common to all configs, and each
+    axis has its part of the rest."""
+    deviation = max(deviation, LEAST)
+    return Prior(
+        intercept=mean,
+        intercept_spread=deviation,
+        spread=deviation / 3,
+        noise=max(deviation / 5, LEAST),
+        weight=WORTH,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foresight:
+    """The predictions for a lattice and their expected error; without any, a search learns from its trials alone."""
+
+    predictions: Mapping[Config, Prediction] = field(default_factory=dict)
+    memory_error: Prior = field(default_factory=lambda: memory_error(UNKNOWN))
+
+    def at_least(self, deviation: float) -> Foresight:
+        """The same with predictions that are off by this much, whatever others were."""
+        if deviation <= self.memory_error.intercept_spread:
+            return self
+        return replace(self, memory_error=memory_error(deviation, self.memory_error.intercept))
+
+
+def learned(trials: Iterable[Trial]) -> Prior:
+    """The memory error to expect, from trials with predictions on the same hardware, of whatever workloads.
+
+    The mean and the deviation of a normal variable of which both are unknown (Gelman 2013, section 3.3); what ran out
+    of memory was off by more than its limit shows.
+    """
+    errors, ran_out = [], []
+    for trial in trials:
+        if trial.prediction is None or trial.prediction.device_bytes <= 0:
+            continue
+        predicted = math.log(trial.prediction.device_bytes)
+        if isinstance(trial.outcome, Fits):
+            if trial.outcome.measurement.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports
+                errors.append(math.log(trial.outcome.measurement.device_bytes) - predicted)
+        elif ran_out_on_device(trial):
+            ran_out.append(math.log(trial.memory_limit_bytes) - predicted)
+    mean, deviation = _mean_and_deviation(errors)
+    # One that ran out where that was to be expected shows nothing.
+    errors += [mean_above(least, mean, deviation) for least in ran_out if least > mean]
+    mean, deviation = _mean_and_deviation(errors)
+    return memory_error(deviation, mean)
+
+
+def _mean_and_deviation(errors: list[float]) -> tuple[float, float]:
+    count = len(errors)
+    if not count:
+        return 0.0, UNKNOWN
+    seen = float(np.mean(errors))
+    squares = WORTH * UNKNOWN**2 + count * float(np.var(errors)) + WORTH * count / (WORTH + count) * seen**2
+    return count * seen / (WORTH + count), math.sqrt(squares / (WORTH + count))
+
+
+def ran_out_on_device(trial: Trial) -> bool:
+    """Whether it was the device's memory, of which predictions are, that did not do."""
+    return isinstance(trial.outcome, OutOfMemory) and not trial.outcome.host

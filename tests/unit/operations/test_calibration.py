@@ -1,0 +1,99 @@
+"""How fast a device is, learnt from the trials in the store."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.operations.made_trials import HARDWARE, STACK, crashed, fits, make_job, make_trial
+from unit.store.test_store_failures import sql
+
+from autofit.estimate.speed import Rates, prior, seconds
+from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.hardware import Hardware
+from autofit.operations.calibration import rates_for
+from autofit.outcome import Outcome, Prediction, StepWork, Trial
+from autofit.store import Store
+from autofit.techniques import Job
+
+WORK = StepWork(flops=1e15, wide_flops=0.0, bytes=1e11, operations=1e4, moved_bytes=0.0, estimator=ESTIMATOR_VERSION)
+CARD = Hardware(name="h100-80g", kind="cuda", device_name="h100-80g", memory_bytes=1, capability="9.0")
+"""As the catalog knows it, without a machine that has it."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def guess() -> Rates:
+    found = prior(HARDWARE)
+    assert found is not None
+    return found
+
+
+def slower(factor: float, work: StepWork = WORK) -> Outcome:
+    """What a device that takes so many times the guess shows, at 512 tokens a step."""
+    return fits(10, 512 / (factor * seconds(work, guess())))
+
+
+def predicted(outcome: Outcome, *, work: StepWork | None = WORK, job: Job | None = None, **config: object) -> Trial:
+    said = Prediction(
+        peak_allocated_bytes=1, device_bytes=1, step_seconds=1.0, calibrated_on=0, relative_error=0.5, work=work
+    )
+    return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=said)
+
+
+def factor(found: Rates | None) -> float:
+    assert found is not None
+    return seconds(WORK, found) / seconds(WORK, guess())
+
+
+def test_without_a_store_or_trials_that_show_anything_the_guess_stands(store: Store) -> None:
+    assert rates_for(HARDWARE, STACK, None) == guess()
+    store.add(make_trial({"method": "lora"}, slower(2)))
+    store.add(predicted(slower(2), work=None))
+    store.add(predicted(slower(2), work=replace(WORK, estimator=ESTIMATOR_VERSION - 1)))
+    store.add(predicted(slower(2), compile=True))
+    store.add(predicted(crashed()))
+    assert rates_for(HARDWARE, STACK, store) == guess()
+
+
+def test_trials_of_any_model_and_workload_count_once_for_each_config(store: Store) -> None:
+    longer = make_job()
+    longer = replace(longer, workload=replace(longer.workload, model="another", model_digest="0", seq_len=1024))
+    for trial in (predicted(slower(9)), predicted(slower(2)), predicted(slower(2), job=longer)):
+        store.add(trial)
+    store.add(predicted(slower(2), rank=16))
+    found = rates_for(HARDWARE, STACK, store)
+    assert found is not None and found.calibrated_on == 3
+    assert factor(found) == pytest.approx(2, rel=1e-3)
+    assert found.relative_error < 1e-3
+
+
+def test_other_hardware_and_other_stacks_show_nothing(store: Store) -> None:
+    store.add(predicted(slower(2), job=make_job(hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))))
+    store.add(predicted(slower(2), job=make_job(stack=replace(STACK, torch="2.14.0"))))
+    assert rates_for(HARDWARE, STACK, store) == guess()
+
+
+def test_a_card_that_is_not_here_is_as_fast_as_the_one_that_was_measured(store: Store) -> None:
+    store.add(predicted(slower(7), job=make_job(stack=replace(STACK, torch="2.12.0"))))
+    store.add(predicted(slower(3)))
+    here = replace(STACK, torch="2.13.0+cpu")
+    assert factor(rates_for(CARD, here, store)) == pytest.approx(3, rel=1e-3)
+    assert factor(rates_for(replace(CARD, name="a100-80g", device_name="a100-80g"), here, store)) != pytest.approx(3)
+
+
+def test_a_store_that_fails_costs_the_calibration_alone(
+    store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.add(predicted(slower(2)))
+    sql(f"sqlite:///{tmp_path / 'store.db'}", "DROP TABLE trials")
+    with caplog.at_level(logging.WARNING):
+        assert rates_for(HARDWARE, STACK, store) == guess()
+    assert "not calibrated" in caplog.text

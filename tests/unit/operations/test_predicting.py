@@ -1,0 +1,77 @@
+"""Predictions of whole lattices: kept in the store, timed when they are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+from tiny import CUDA_HARDWARE, STACK
+from unit.operations.made_trials import fits, make_trial
+
+from autofit.estimate import sweep
+from autofit.operations.predicting import predict_all
+from autofit.store import Store
+from autofit.techniques import Job, complete, parse
+from autofit.units import GIB
+from autofit.workload import Workload
+
+CONFIGS = [complete(parse(text)) for text in ("method=lora,micro_batch=2", "method=lora,micro_batch=1")]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    of = tiny_model(vocabulary=512, hidden=64)
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=32, global_batch=2)
+    hardware = replace(CUDA_HARDWARE, name="h100-80g")
+    return Job(model=of, workload=workload, hardware=hardware, stack=STACK)
+
+
+def test_what_was_kept_is_timed_by_what_was_measured_since(
+    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = predict_all(job, CONFIGS, memory_limit_bytes=GIB, store=store)
+    assert list(before) == CONFIGS
+    one = before[CONFIGS[0]]
+    assert one.calibrated_on == 0 and one.step_seconds is not None
+    tokens = job.workload.tokens_per_step
+    outcome = fits(1, tokens / (5 * one.step_seconds), tokens=tokens)
+    store.add(replace(make_trial(CONFIGS[0], outcome, job=job), prediction=one.prediction))
+    monkeypatch.setattr(sweep, "sweep", None)  # nothing is traced again
+    told: list[tuple[int, int]] = []
+    after = predict_all(
+        job, CONFIGS, memory_limit_bytes=2 * GIB, store=store, report=lambda done, of: told.append((done, of))
+    )
+    assert told == [(2, 2)]
+    for config in CONFIGS:
+        assert (after[config].calibrated_on, after[config].memory_limit_bytes) == (1, 2 * GIB)
+        assert after[config].device_bytes == before[config].device_bytes
+        assert after[config].step_seconds == pytest.approx(5 * before[config].step_seconds)
+
+
+def test_no_failure_of_the_estimator_reaches_who_asks(
+    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
+
+    def broken(*arguments: object, **more: object) -> None:
+        raise RuntimeError("a process ended")
+
+    monkeypatch.setattr(sweep, "sweep", broken)
+    with caplog.at_level(logging.WARNING):
+        assert predict_all(job, CONFIGS, memory_limit_bytes=GIB, store=store) == kept
+    assert "a process ended" in caplog.text
+
+
+def test_a_device_that_estimates_are_not_for_has_none(job: Job) -> None:
+    amd = replace(job, hardware=replace(job.hardware, name="mi300x", capability="gfx942"))
+    assert predict_all(amd, CONFIGS, memory_limit_bytes=GIB, store=None) == {}

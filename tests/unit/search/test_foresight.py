@@ -1,0 +1,281 @@
+"""Predictions in a search: what cannot fit is never run, and predictions that are wrong cost trials, not the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from unit.operations.made_trials import fits, make_job, make_trial, out_of_memory
+from unit.search.made_truth import Run, Truth, cpu_lattice, prepare
+from unit.search.test_loop import check_counts_of_memory, limit_for, searched
+
+from autofit.lattice import Config, Lattice
+from autofit.outcome import OutOfMemory, Prediction, Trial
+from autofit.search.advice import CANNOT_FIT, Advice
+from autofit.search.foresight import LEAST, LEAST_TIME, UNKNOWN, Foresight, learned, memory_error, time_error
+from autofit.search.knowledge import Knowledge
+from autofit.search.surrogate import TIME
+from autofit.units import GIB
+
+SEEDS = range(4)
+LATTICE = cpu_lattice(make_job())
+
+
+def predicted(device_bytes: float, seconds: float | None = None) -> Prediction:
+    return Prediction(
+        peak_allocated_bytes=int(0.9 * device_bytes),
+        device_bytes=int(device_bytes),
+        step_seconds=seconds,
+        calibrated_on=0,
+        relative_error=0.1 if seconds else None,
+    )
+
+
+def foreseen(
+    truth: Truth, error: Callable[[Config], float] = lambda config: 1.0, *, timed: bool = False, deviation: float = 0.05
+) -> Foresight:
+    """Predictions that are the truth over `error`."""
+    found = {
+        c: predicted(truth.memory(c) / error(c), truth.seconds(c) if timed else None) for c in truth.lattice.configs
+    }
+    return Foresight(predictions=found, memory_error=memory_error(deviation))
+
+
+def ran(run: Run) -> set[Config]:
+    return {r.config for r in run.pool.submitted}
+
+
+def too_large(run: Run) -> list[Config]:
+    return [c for c in ran(run) if run.truth.memory(c) > run.limit]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("share", [0.15, 0.5, 0.9])
+def test_right_predictions_find_the_best_in_fewer_trials(lattice: Lattice, seed: int, share: float) -> None:
+    truth = Truth(make_job(), lattice, seed)
+    without, run = searched(truth, share), searched(truth, share, foresight=foreseen(truth, timed=True))
+    assert run.regret < 0.03
+    assert run.progress.done < without.progress.done
+    assert run.progress.out_of_memory <= without.progress.out_of_memory
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_cannot_fit_never_runs_and_counts_as_ruled_out(lattice: Lattice, seed: int) -> None:
+    truth = Truth(make_job(), lattice, seed)
+    limit = limit_for(truth, 0.5)
+    run = searched(truth, foresight=foreseen(truth, lambda config: 1.02, deviation=0.02))
+    beyond = {c for c in lattice.configs if truth.memory(c) > 1.25 * limit}
+    assert beyond and not beyond & ran(run)
+    assert run.progress.ruled_out > len(run.search.knowledge.ruled_out)
+    assert run.progress.ruled_out + len(run.search.knowledge.trials) <= len(lattice.configs)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+@pytest.mark.parametrize("deviation", [0.02, UNKNOWN])
+def test_predictions_that_are_twice_off_end_at_the_best(
+    lattice: Lattice, seed: int, factor: float, deviation: float
+) -> None:
+    """Whether nothing is known of the error, or predictions were within 2 % in a hundred earlier trials."""
+    truth = Truth(make_job(), lattice, seed)
+    run = searched(truth, foresight=foreseen(truth, lambda config: factor, deviation=deviation))
+    assert run.regret < 0.03
+    assert run.progress.done < 40
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_technique_that_is_predicted_wrongly_does_not_hide_the_best(lattice: Lattice, seed: int) -> None:
+    truth = Truth(make_job(), lattice, seed)
+    best = truth.best(limit_for(truth, 0.5))
+    assert best is not None
+    wrong = best["checkpointing"]
+    run = searched(truth, foresight=foreseen(truth, lambda c: 0.75 if c["checkpointing"] == wrong else 1.0))
+    assert run.regret < 0.03
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_predictions_of_some_configs_stand_in_for_the_others(lattice: Lattice, seed: int) -> None:
+    truth = Truth(make_job(), lattice, seed)
+    every = foreseen(truth, timed=True)
+    some = {c: p for number, (c, p) in enumerate(every.predictions.items()) if number % 5}
+    run = searched(truth, foresight=replace(every, predictions=some))
+    assert run.regret < 0.06
+    assert run.progress.done < 40
+    for trial in run.saved:
+        assert trial.prediction == some.get(trial.config)
+    # What was not predicted is not ruled out by a prediction.
+    assert not any(c not in some for c in run.search._adviser.advice.predicted_out())
+
+
+@pytest.mark.parametrize("count", [0, 1, 100])
+def test_too_few_predictions_change_nothing(lattice: Lattice, count: int) -> None:
+    truth = Truth(make_job(), lattice, seed=0)
+    every = foreseen(truth)
+    few = dict(list(every.predictions.items())[:count])
+    run = searched(truth, foresight=replace(every, predictions=few))
+    assert [r.config for r in run.pool.submitted] == [r.config for r in searched(truth).pool.submitted]
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_where_nothing_is_predicted_to_fit_the_lightest_are_tried(lattice: Lattice, size: int) -> None:
+    """A prediction is no proof. Those that run are the lightest of each method, and the reason says what it is."""
+    truth = Truth(make_job(), lattice, seed=0)
+    lightest = min(truth.memory(c) for c in lattice.configs)
+    run = prepare(truth, lightest // 2, size=size, foresight=foreseen(truth))
+    run.search.floor = lambda config: 0
+    run.search.run()
+    tried = {c.text("method"): c for c in ran(run)}
+    assert len(tried) == run.progress.done == run.progress.out_of_memory > 1
+    for method, config in tried.items():
+        assert truth.memory(config) == min(truth.memory(c) for c in lattice.configs if c["method"] == method)
+    assert run.search.winner() is None
+    assert run.progress.stopped_because == "every config is measured or ruled out, or predicted not to fit"
+    assert run.progress.ruled_out == len(lattice.configs) - len(tried)
+
+
+def test_where_all_is_predicted_not_to_fit_and_does_it_is_found(lattice: Lattice) -> None:
+    truth = Truth(make_job(), lattice, seed=0)
+    run = searched(truth, 0.9, foresight=foreseen(truth, lambda config: 0.1, deviation=0.02))
+    assert run.regret < 0.03
+
+
+def test_every_trial_carries_its_prediction(truth: Truth) -> None:
+    foresight = foreseen(truth)
+    run = searched(truth, foresight=foresight)
+    assert any(verifying for *_, verifying in run.reports)
+    assert all(trial.prediction == foresight.predictions[trial.config] for trial in run.saved)
+
+
+def test_what_the_store_answers_is_not_predicted(truth: Truth) -> None:
+    known = searched(truth).known()
+    run = prepare(truth, limit_for(truth, 0.5), known=known)
+    run.search.foresee = lambda told: pytest.fail("nothing must be run")
+    run.search.run()
+    check_counts_of_memory(run)
+
+
+def test_the_progress_of_estimating_is_shown_before_the_first_trial(truth: Truth) -> None:
+    run = prepare(truth, limit_for(truth, 0.5))
+    shown: list[tuple[int, int] | None] = []
+    run.search.report = lambda progress: shown.append(progress.estimated)
+
+    def foresee(told: Callable[[int, int], None]) -> Foresight:
+        assert run.pool.submitted == []
+        told(1, 2)
+        told(2, 2)
+        return Foresight()
+
+    run.search.foresee = foresee
+    run.search.run()
+    assert [s for s in shown if s is not None] == [(1, 2), (2, 2)]
+    assert shown[-1] is None
+
+
+def compared(*errors: float) -> list[Trial]:
+    """Trials whose measured memory is so far from what was predicted, as logarithms."""
+    trial = make_trial(LATTICE.configs[0], fits(1.0, 100.0))
+    return [replace(trial, prediction=predicted(GIB / math.exp(error))) for error in errors]
+
+
+def ran_out(error: float) -> Trial:
+    """A trial under a limit that is so far above what was predicted."""
+    trial = make_trial(LATTICE.configs[0], out_of_memory(), limit=GIB)
+    return replace(trial, prediction=predicted(GIB / math.exp(error)))
+
+
+def test_without_comparisons_the_error_is_the_stated_one() -> None:
+    unpredicted = make_trial(LATTICE.configs[0], fits(1.0, 100.0))
+    assert learned([]) == learned([unpredicted]) == memory_error(UNKNOWN)
+
+
+def test_the_error_is_learnt_from_comparisons() -> None:
+    """The mean tends to theirs, the deviation to theirs: from the stated one down where predictions are good."""
+    found = [learned(compared(*[0.10, 0.14] * count)) for count in (1, 5, 50, 500)]
+    assert [abs(p.intercept - 0.12) for p in found] == sorted((abs(p.intercept - 0.12) for p in found), reverse=True)
+    deviations = [p.intercept_spread for p in found]
+    assert deviations == sorted(deviations, reverse=True)
+    assert deviations[0] < UNKNOWN
+    assert (found[-1].intercept, deviations[-1]) == pytest.approx((0.12, 0.024), abs=0.004)
+
+
+def test_the_error_is_wide_where_predictions_were_bad() -> None:
+    assert learned(compared(*[-0.5, 0.5] * 20)).intercept_spread > 2 * UNKNOWN
+
+
+def test_no_number_of_right_predictions_leaves_no_error() -> None:
+    found = learned(compared(*[0.0] * 10**5))
+    assert found.intercept_spread == LEAST and found.noise > 0
+
+
+def test_what_ran_out_was_off_by_more_than_its_limit_shows() -> None:
+    known = compared(*[0.0, 0.02] * 10)
+    assert learned([*known, ran_out(0.3)]).intercept > learned(known).intercept + 0.01
+    assert learned([*known, ran_out(0.3)]).intercept_spread > learned(known).intercept_spread
+    # That what was predicted far beyond its limit ran out shows nothing.
+    assert learned([*known, ran_out(-0.5)]) == learned(known)
+
+
+def test_memory_of_the_host_says_nothing_of_the_devices() -> None:
+    trial = ran_out(0.5)
+    host = replace(trial, outcome=OutOfMemory(reason="killed", signal="SIGKILL", host=True))
+    assert learned([host]) == memory_error(UNKNOWN)
+
+
+def margin(foresight: Foresight, truth: Truth, known: list[Config]) -> float:
+    """The least predicted memory over the limit that is not run any more, when `known` are measured."""
+    limit = limit_for(truth, 0.5)
+    knowledge = Knowledge(truth.lattice, limit)
+    advice = Advice(knowledge, truth.floor)
+    advice.foresee(foresight)
+    for config in known:
+        knowledge.learn(truth.trial(config, limit))
+    return min(foresight.predictions[c].device_bytes / limit for c in advice.predicted_out())
+
+
+def test_the_margin_shrinks_with_what_is_seen(truth: Truth) -> None:
+    """With comparisons on this hardware before the search, and with the search's own trials."""
+    fitting = [c for c in truth.lattice.configs if truth.memory(c) <= limit_for(truth, 0.5)]
+    unknown, known_well = (foreseen(truth, deviation=d) for d in (UNKNOWN, 0.02))
+    assert margin(known_well, truth, fitting[:1]) < margin(unknown, truth, fitting[:1])
+    margins = [margin(unknown, truth, fitting[:: len(fitting) // count]) for count in (1, 4, 20)]
+    assert margins == sorted(margins, reverse=True) and margins[-1] < 1.1 < margins[0]
+
+
+def test_a_stated_error_of_time_is_believed_between_bounds() -> None:
+    """A guess says no more of a device's formats than what is expected without it, a fit never all."""
+    good, fitted, guessed = time_error(0.01), time_error(0.12), time_error(1.0)
+    assert (good.spread, fitted.spread, guessed.spread) == (LEAST_TIME, 0.12, TIME.spread)
+    assert (fitted.spread_of["precision"], guessed.spread_of) == (0.12, TIME.spread_of)
+    assert fitted.intercept_spread == TIME.intercept_spread
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_wrong_guesses_of_time_do_not_hide_the_best(lattice: Lattice, seed: int) -> None:
+    """A data sheet knows nothing of emulated formats: here it has every precision the wrong way round."""
+    truth = Truth(make_job(), lattice, seed)
+    wrong = {"bf16": 2.0, "bf16-mixed": 1.0, "fp32": 0.5}
+    every = foreseen(truth, timed=True)
+    guesses = {
+        c: replace(p, step_seconds=truth.seconds(c) * wrong[c.text("precision")], relative_error=1.0)
+        for c, p in every.predictions.items()
+    }
+    run = searched(truth, 0.9, foresight=replace(every, predictions=guesses))
+    assert run.regret < 0.06
+
+
+def test_predictions_by_formula_widen_the_error(truth: Truth) -> None:
+    narrow = foreseen(truth, deviation=0.02)
+    assert narrow.at_least(0.0) == narrow
+    assert narrow.at_least(0.3).memory_error == memory_error(0.3)
+
+
+def test_a_ruled_out_config_is_likely_not_to_fit_by_far(truth: Truth) -> None:
+    knowledge = Knowledge(truth.lattice, limit_for(truth, 0.5))
+    advice = Advice(knowledge, truth.floor)
+    advice.foresee(foreseen(truth))
+    out = set(advice.predicted_out())
+    assert out
+    assert out == {c.config for c in advice.candidates() if c.fit_probability < CANNOT_FIT}
+    assert all(isinstance(truth.outcome(c, knowledge.memory_limit_bytes), OutOfMemory) for c in out)
