@@ -14,9 +14,9 @@ from autofit.search.surrogate import TIME, Prior, mean_above
 
 LEAST_TIME = 0.05
 """Deviation of an axis value's effect on time from the predicted one, at the least: fits to few trials flatter."""
-UNKNOWN = 0.2
+UNKNOWN = 0.12
 """Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet: within 0.08
-on cards, up to 0.5 on CPUs, whose allocators differ."""
+on cards (benchmarks/estimate_published.py), within 0.15 on a processor (benchmarks/estimate_cpu.py)."""
 WORTH = 3.0
 """Comparisons that this is worth; and how many of a search's own all earlier ones together are worth."""
 LEAST = 0.01
