@@ -18,7 +18,8 @@ class EstimateKeys:
     memory that are there, and the rates, because a kept estimate is timed when it is read.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, replayed: bool = False) -> None:
+        """`replayed` as for `Estimator.estimate`."""
         workload, hardware = job.workload, job.hardware
         self._begun = hashlib.sha256(
             _canonical(
@@ -35,6 +36,7 @@ class EstimateKeys:
                         hardware.peak_flops,
                     ],
                     "stack": job.stack.key,
+                    "replayed": replayed,
                 }
             )
         )

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 from autofit.catalog.hardware import Card, card, cards
 from autofit.errors import UsageError
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.identity import EstimateKeys
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.calibration import rates_for
 from autofit.operations.cheapest_change import advised
-from autofit.operations.estimate_cache import readable
+from autofit.operations.estimate_cache import EstimateCache, readable
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import Job, unsupported
 from autofit.trial.site import detect, installed_stack
@@ -52,6 +53,9 @@ class Estimation:
     estimator: Estimator
     config: Config
     memory_limit_bytes: int
+    kept: bool = False
+    """Whether the estimate is looked up in the store, and kept there."""
+    store: str | None = None
 
     @classmethod
     def of(
@@ -75,7 +79,8 @@ class Estimation:
         limit = memory_limit(memory_limit_bytes, device)
         with readable(store) as opened:
             rates = rates_for(device, stack, opened)
-        return cls(estimator=Estimator(job, rates, exact=exact), config=config, memory_limit_bytes=limit)
+        estimator = Estimator(job, rates, exact=exact)
+        return cls(estimator=estimator, config=config, memory_limit_bytes=limit, kept=not exact, store=store)
 
     @property
     def workload(self) -> Workload:
@@ -84,7 +89,18 @@ class Estimation:
 
     def estimate(self) -> Estimate:
         """Without advice."""
-        return self.estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
+        if not self.kept:
+            return self.estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
+        job = self.estimator.job
+        key = EstimateKeys(job, replayed=True).of(self.config)
+        with readable(self.store, create=True) as opened:
+            cache = EstimateCache(opened)
+            known = cache.known([key], memory_limit_bytes=self.memory_limit_bytes)
+            if key in known:
+                return known[key].timed(job, self.estimator.rates)
+            made = self.estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
+            cache.keep({key: made})
+        return made
 
     def advised(self, report: Callable[[int], None] = lambda done: None) -> Estimate:
         """With the cheapest change that makes it fit, or where it fits makes it faster.

@@ -70,7 +70,8 @@ def test_a_dry_run_runs_nothing(autofit: Autofit, world: World, store_file: Path
     assert text.code == 0
     assert "nothing is run" in text.out and "smoke" in text.out
     assert world.pools == []
-    assert not store_file.exists()
+    with Store.open(str(store_file)) as store:
+        assert store.count() == 0 and store.searches() == []
 
 
 def test_an_interrupt_ends_with_130_and_says_that_it_goes_on(autofit: Autofit, world: World, store_file: Path) -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from jobs import tiny_model
 from tiny import CUDA_HARDWARE, STACK
-from unit.operations.made_trials import fits, make_trial
+from unit.operations.made_trials import OPTIONS, fits, make_trial
 
+from autofit import operations
 from autofit.estimate import sweep
+from autofit.estimate.estimator import Estimator
+from autofit.lattice import Config
 from autofit.operations.predicting import predict_all
 from autofit.store import Store
 from autofit.techniques import Job, complete, parse
@@ -75,3 +79,17 @@ def test_no_failure_of_the_estimator_reaches_who_asks(
 def test_a_device_that_estimates_are_not_for_has_none(job: Job) -> None:
     amd = replace(job, hardware=replace(job.hardware, name="mi300x", capability="gfx942"))
     assert predict_all(amd, CONFIGS, memory_limit_bytes=GIB, store=None) == {}
+
+
+def test_a_single_estimate_is_looked_up_the_second_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = str(tmp_path / "store.db")
+    config = complete(parse("method=lora,micro_batch=2"))
+    asked = partial(operations.estimate, OPTIONS, config, hardware="h100-80g", store=url)
+    made = asked()
+    traced: list[Config] = []
+    monkeypatch.setattr(Estimator, "trace", lambda self, of: traced.append(of))
+    known = asked(memory_limit_bytes=10 * GIB)
+    assert known == replace(made, memory_limit_bytes=10 * GIB) and not traced
+    with pytest.raises(AttributeError):  # an exact one is traced, which gives nothing here
+        asked(exact=True)
+    assert traced == [config]
