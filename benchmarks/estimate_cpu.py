@@ -2,12 +2,14 @@
 
     python benchmarks/estimate_cpu.py [TABLE ...] [--store URL] [--calibrate-on 5] [--seeds 20] [--json FILE]
 
-A TABLE is a file of `autofit db export`; without one and without --store, recorded/cpu-2c-main-job-trials.jsonl. The
-latest full measurement of every config counts; nothing is run. Prints every config with what is predicted and what was
-measured, its time after calibration on all trials but its own. Then, for each workload:
+A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store,
+recorded/cpu-2c-main-job-trials.jsonl. The latest full measurement of every config counts; nothing is run. Prints every
+config with what is predicted and what was measured, its time after calibration on all trials but its own. Then, for each workload:
 
 * memory: the median absolute error, and how often fit is misjudged, over all pairs of a config and a limit halfway
-  between two neighbouring sizes that were measured;
+  between two neighbouring sizes that were measured; and what a fit to these trials would take for the three constants
+  of estimate/memory.py that describe the C library's heap, with the error that each trial has when the others are
+  fitted (leave one out);
 * time, on the trials that it was not calibrated on: Kendall's tau-a of tokens/s, and the median absolute error. The
   trials for calibration are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median of all
   seeds is printed, with the worst.
@@ -29,9 +31,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.memory import MAPPED_BYTES
 from autofit.estimate.speed import calibrated, prior, seconds
+from autofit.operations import read_table
 from autofit.outcome import Fits, Measurement, Trial
 from autofit.store import Store, read_lines
 from autofit.techniques import Job
@@ -46,6 +53,8 @@ class Row:
     trial: Trial
     measured: Measurement
     predicted: Estimate
+    forward_bytes: tuple[int, int]
+    """What the last forward frees, and what it saves."""
 
     @property
     def shown(self) -> tuple[Any, float]:
@@ -56,6 +65,15 @@ class Row:
     def memory_error(self) -> float:
         """Predicted over measured, less one."""
         return self.predicted.device_bytes / self.measured.device_bytes - 1.0
+
+
+def read(table: Path) -> list[Trial]:
+    """The trials of a recorded table, or of an export."""
+    with table.open(encoding="utf-8") as lines:
+        if "space" in json.loads(lines.readline()):
+            return read_table(table)
+        lines.seek(0)
+        return list(read_lines(lines))
 
 
 def latest(trials: Iterable[Trial]) -> list[list[Trial]]:
@@ -80,7 +98,9 @@ def compared(trials: Sequence[Trial]) -> list[Row]:
         assert isinstance(trial.outcome, Fits)
         found = estimator.estimate(trial.config, memory_limit_bytes=trial.memory_limit_bytes)
         if found.work is not None:
-            rows.append(Row(trial=trial, measured=trial.outcome.measurement, predicted=found))
+            forward_bytes = estimator.trace(trial.config).timeline.forward_bytes(MAPPED_BYTES)
+            measured = trial.outcome.measurement
+            rows.append(Row(trial=trial, measured=measured, predicted=found, forward_bytes=forward_bytes))
     return rows
 
 
@@ -114,6 +134,28 @@ def misjudged(rows: Sequence[Row]) -> float:
     return statistics.mean(wrong) if wrong else 0.0
 
 
+def heap(rows: Sequence[Row]) -> dict[str, float]:
+    """HEAP_BYTES, HEAP_OF_FREED and HEAP_OF_SAVED by least squares of relative errors over these trials."""
+    known = np.array([[1.0, *row.forward_bytes] for row in rows])
+    beside = [row.predicted.device_bytes - row.predicted.breakdown["fragmentation"] for row in rows]
+    measured = np.array([row.measured.device_bytes for row in rows], dtype=float)
+    left, right = known / measured[:, None], 1.0 - np.array(beside) / measured
+
+    def fitted(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        return np.asarray(np.linalg.lstsq(left[chosen], right[chosen], rcond=None)[0])
+
+    every = np.arange(len(rows))
+    errors = [abs(float(left[i] @ fitted(every != i) - right[i])) for i in every]
+    fixed, of_freed, of_saved = fitted(every >= 0)
+    return {
+        "bytes": float(fixed),
+        "of_freed": float(of_freed),
+        "of_saved": float(of_saved),
+        "leave_one_out_median_error": statistics.median(errors),
+        "leave_one_out_worst_error": max(errors),
+    }
+
+
 def judged(rows: Sequence[Row], count: int, seeds: int) -> dict[str, Any]:
     """The figures of one workload."""
     eager = [row for row in rows if row.trial.config.get("compile") is not True]
@@ -133,6 +175,7 @@ def judged(rows: Sequence[Row], count: int, seeds: int) -> dict[str, Any]:
             "median_error": statistics.median(row.memory_error for row in rows),
             "worst_error": max((row.memory_error for row in rows), key=abs),
             "fit_misjudged": misjudged(rows),
+            "heap_fitted_here": heap(rows),
         },
         "time": {
             "calibrated_on": count,
@@ -183,8 +226,7 @@ def main() -> None:
     asked = parser.parse_args()
     trials: list[Trial] = []
     for table in asked.tables or ([] if asked.store else [RECORDED]):
-        with table.open(encoding="utf-8") as lines:
-            trials += read_lines(lines)
+        trials += read(table)
     if asked.store:
         with Store.open(asked.store, create=False) as store:
             trials += store.stream()
