@@ -4,7 +4,8 @@
 
 A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store,
 recorded/cpu-2c-main-job-trials.jsonl. The latest full measurement of every config counts; nothing is run. Prints every
-config with what is predicted and what was measured, its time after calibration on all trials but its own. Then, for each workload:
+config with what is predicted and what was measured, its time after calibration on all trials but its own. Then,
+for each workload:
 
 * memory: the median absolute error, and how often fit is misjudged, over all pairs of a config and a limit halfway
   between two neighbouring sizes that were measured; and what a fit to these trials would take for the three constants
