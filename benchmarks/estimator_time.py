@@ -83,37 +83,46 @@ def alone(model: str, hardware: str, config: str) -> dict[str, Any]:
 def lattice(model: str, hardware: str, store: Path) -> dict[str, Any]:
     """Seconds, CPU seconds and peak of memory of predicting the default space."""
     command = [sys.executable, "-m", "autofit.cli.main", "search", "--dry-run", "--json", "--store", str(store)]
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     process = subprocess.Popen(
         [*command, "--model", model, "--hardware", hardware], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
-    peak = [0]
-    looking = threading.Thread(target=look, args=(psutil.Process(process.pid), peak))
+    seen = Seen()
+    looking = threading.Thread(target=seen.follow, args=(psutil.Process(process.pid),))
     looking.start()
     answer = json.loads(process.communicate()[0])
     took = time.monotonic() - started
     looking.join()
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "configs": answer["configs"],
         "seconds": round(took, 2),
         "seconds_after_imports": round(answer["seconds"], 2),
-        "cpu_seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, 1),
-        "peak_mib": round(peak[0] / MIB),
+        "cpu_seconds": round(sum(seen.cpu_seconds.values()), 1),
+        "peak_mib": round(seen.peak_bytes / MIB),
     }
 
 
-def look(process: psutil.Process, peak: list[int]) -> None:
-    """Put the most that a process and its children hold at a time into `peak`, until it ends."""
-    while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
-        together = 0
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for one in (process, *process.children(recursive=True)):
-                with contextlib.suppress(psutil.Error, FileNotFoundError):  # just ended
-                    together += one.memory_full_info().pss
-        peak[0] = max(peak[0], together)
-        time.sleep(1 / LOOKS_PER_SECOND)
+class Seen:
+    """What looks at a process and its children have shown."""
+
+    def __init__(self) -> None:
+        self.peak_bytes = 0
+        """The most that all held at a time."""
+        self.cpu_seconds: dict[int, float] = {}
+        """Of each process until it was last seen."""
+
+    def follow(self, process: psutil.Process) -> None:
+        """Look until the process ends."""
+        while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+            together = 0
+            with contextlib.suppress(psutil.NoSuchProcess):
+                for one in (process, *process.children(recursive=True)):
+                    with contextlib.suppress(psutil.Error, FileNotFoundError):  # just ended
+                        together += one.memory_full_info().pss
+                        times = one.cpu_times()
+                        self.cpu_seconds[one.pid] = times.user + times.system
+            self.peak_bytes = max(self.peak_bytes, together)
+            time.sleep(1 / LOOKS_PER_SECOND)
 
 
 def measured(model: str, hardware: str) -> dict[str, Any]:

@@ -46,12 +46,14 @@ class Model:
     parameters: int | None
     """Published total of distinct parameters, a tied embedding counted once; None where nothing is published."""
 
-    @property
-    def digest(self) -> str:
-        """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys."""
+    digest: str = field(init=False, compare=False)
+    """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys. Worked out once: what
+    is known of a model is looked up by it, many times for every config of a lattice."""
+
+    def __post_init__(self) -> None:
         stable = {key: _canonical(value) for key, value in self.config.items() if key not in VOLATILE_KEYS}
         text = json.dumps(stable, sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
 
 
 @cache

@@ -102,7 +102,8 @@ class Estimator:
         self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if _cuda(job) else _no_scratch
         self._decoders: dict[Config, _Decoder | NotTraced] = {}
         self._losses: dict[tuple[LossKernel, HeadShape, int], _Loss] = {}
-        self._micro_steps: dict[tuple[_Decoder, _Loss], MicroSteps] = {}
+        self._latest: _Decoder | None = None
+        self._micro_steps: dict[_Loss, MicroSteps] = {}
         self._updates: dict[Config, _Update] = {}
         self._fragmentation: dict[Config, float] = {}
         self._figures: dict[tuple[Config, bool], tuple[Memory, StepWork | None]] = {}
@@ -161,7 +162,10 @@ class Estimator:
         accumulation = self.job.workload.batch_per_device // micro_batch
         decoder = self._decoder(config)
         loss = self._loss(config, decoder.head, micro_batch * self.job.workload.seq_len)
-        steps = _cached(self._micro_steps, (decoder, loss), lambda: decoder.events.with_loss(loss.tape))
+        if self._latest is not decoder:  # of a large model every loss takes megabytes beside every decoder
+            self._latest = decoder
+            self._micro_steps.clear()
+        steps = _cached(self._micro_steps, loss, lambda: decoder.events.with_loss(loss.tape))
         update = self._update(config)
         line = timeline(
             steps,

@@ -44,9 +44,9 @@ def sweep(
 
 
 def _groups(configs: Sequence[Config]) -> list[list[Config]]:
-    """Configs that share traces, the largest group first."""
+    """Configs that share traces, the largest group first; within a group those of one decoder follow each other."""
     groups: dict[tuple[object, ...], list[Config]] = defaultdict(list)
-    for config in configs:
+    for config in sorted(configs, key=lambda c: (c.text("checkpointing"), c.text("attention"))):
         groups[tuple(config.get(axis) for axis in ("method", "precision", "targets"))].append(config)
     return sorted(groups.values(), key=len, reverse=True)
 
