@@ -34,6 +34,18 @@ class EnvironmentLacks(AutofitError):
         self.remedy = remedy
 
 
+def not_installed(error: ModuleNotFoundError, *, otherwise: str = "") -> Exception:
+    """What to raise for a package that something needs and that is not there; `otherwise` is a way without it.
+
+    `error` itself, where it is a part of a package that is missing: that is no matter of installing it.
+    """
+    name = error.name
+    if not name or "." in name:
+        return error
+    package = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}.get(name, name)
+    return EnvironmentLacks(f"{package} is not installed here", remedy=f"pip install {package}{otherwise}")
+
+
 class StoreError(EnvironmentLacks):
     """The store cannot be used: locked, read-only, corrupt, unreachable, or of a newer schema."""
 

@@ -21,7 +21,7 @@ from autofit.cli import (
     serve_command,
 )
 from autofit.cli.output import FULL
-from autofit.errors import AutofitError
+from autofit.errors import AutofitError, not_installed
 
 app = typer.Typer(
     name="autofit",
@@ -69,7 +69,10 @@ def main() -> None:
             raise KeyboardInterrupt
         sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
-    except AutofitError as error:
+    except (AutofitError, ModuleNotFoundError) as raised:
+        error = not_installed(raised) if isinstance(raised, ModuleNotFoundError) else raised
+        if not isinstance(error, AutofitError):
+            raise
         print(f"autofit: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except (KeyboardInterrupt, typer.Abort):

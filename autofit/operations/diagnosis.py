@@ -11,7 +11,7 @@ from typing import Any
 from autofit.errors import AutofitError, EnvironmentLacks
 from autofit.hardware import Hardware, Stack
 from autofit.operations.requests import WorkloadOptions
-from autofit.trial.site import detect
+from autofit.trial.site import detect, version
 from autofit.units import GIB, format_bytes
 
 MINIMUM_DISK = GIB
@@ -55,10 +55,11 @@ def diagnose(*, store: str | None, device: str, with_ray: bool) -> list[Check]:
 
 
 def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
-    found = stack.to_json()
+    found = stack.to_json() | {"optuna": version("optuna")}
     gpu = hardware.kind == "cuda"
     rows = [("torch", True, ""), ("transformers", True, ""), ("peft", True, "pip install peft")]
     rows.append(("bitsandbytes", True, "pip install bitsandbytes"))
+    rows.append(("optuna", True, "pip install optuna"))
     rows.append(("deepspeed", False, "pip install deepspeed"))
     if gpu:
         rows += [
@@ -67,9 +68,9 @@ def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
         ]
     checks = []
     for name, needed, remedy in rows:
-        version: Any = found[name]
-        state = "ok" if version else "missing" if needed else "optional"
-        checks.append(Check(name=name, state=state, found=version or "not installed", remedy="" if version else remedy))
+        there: Any = found[name]
+        state = "ok" if there else "missing" if needed else "optional"
+        checks.append(Check(name=name, state=state, found=there or "not installed", remedy="" if there else remedy))
     return checks
 
 

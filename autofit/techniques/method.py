@@ -29,10 +29,12 @@ class Method(Technique):
         return self.axis.recipe if goal.method == "any" else goal.method
 
     def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["method"] != "full" and job.stack.peft is None:
+            return f"{config['method']} needs peft, which is not installed here (pip install peft)"
         if config["method"] != "qlora":
             return None
         if job.stack.bitsandbytes is None:
-            return "qlora needs bitsandbytes, which is not installed here"
+            return "qlora needs bitsandbytes, which is not installed here (pip install bitsandbytes)"
         if job.hardware.kind not in ("cpu", "cuda", "xpu"):
             return f"bitsandbytes has no 4-bit kernels for {job.hardware.kind}"
         counts = shape(job.model)

@@ -11,6 +11,7 @@ import argparse
 import contextlib
 import ctypes
 import importlib
+import importlib.util
 import json
 import os
 import selectors
@@ -76,7 +77,8 @@ class Host:
         with warnings.catch_warnings(), postponed:
             warnings.simplefilter("ignore")
             for module in ("autofit.trial.measure", "peft", "transformers.optimization"):
-                importlib.import_module(module)
+                if module != "peft" or importlib.util.find_spec("peft") is not None:
+                    importlib.import_module(module)
             if not on_gpu:
                 with contextlib.suppress(ImportError):
                     importlib.import_module("bitsandbytes")

@@ -120,10 +120,10 @@ def host_memory_bytes() -> int:
 
 def installed_stack() -> Stack:
     """Versions of the installed libraries, read without importing them."""
-    torch = _version("torch")
+    torch = version("torch")
     if torch is None:
         raise EnvironmentLacks("torch is not installed", remedy="pip install torch")
-    transformers = _version("transformers")
+    transformers = version("transformers")
     if transformers is None:
         raise EnvironmentLacks("transformers is not installed", remedy="pip install transformers")
     build = _torch_build()
@@ -131,16 +131,17 @@ def installed_stack() -> Stack:
         python=f"{sys.version_info.major}.{sys.version_info.minor}",
         torch=torch,
         transformers=transformers,
-        peft=_version("peft"),
-        bitsandbytes=_version("bitsandbytes"),
-        deepspeed=_version("deepspeed"),
-        flash_attn=_version("flash-attn"),
-        liger_kernel=_version("liger-kernel"),
+        peft=version("peft"),
+        bitsandbytes=version("bitsandbytes"),
+        deepspeed=version("deepspeed"),
+        flash_attn=version("flash-attn"),
+        liger_kernel=version("liger-kernel"),
         cuda=f"rocm {build.hip}" if build.hip is not None else build.cuda,
     )
 
 
-def _version(package: str) -> str | None:
+def version(package: str) -> str | None:
+    """Of an installed package; None where it is not."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autofit.errors import EnvironmentLacks
+from autofit.errors import EnvironmentLacks, not_installed
 from autofit.hardware import Hardware, Stack
 from autofit.outcome import Crashed, Outcome
 from autofit.trial.request import TrialRequest
@@ -252,7 +252,10 @@ def _connect(address: str | None) -> Any:
     """The `ray` module, connected; raises `EnvironmentLacks` where an address does not answer."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise not_installed(error, otherwise=", or use --in-place") from error
     from ray._private import ray_constants
 
     # Ray replaces 127.0.0.1 by an address that other machines reach, unless it takes this machine for one that cannot

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import kustomize
 import pytest
 import typer
 import yaml
@@ -36,17 +37,15 @@ SEARCHES = {"base": "autofit-search", "overlays/h100": "autofit-search", "overla
 
 Object = dict[str, Any]
 
-HAS_KUBECTL = shutil.which("kubectl") is not None
+BESIDE_PYTHON = str(Path(sys.executable).parent)
+KUBECTL = shutil.which("kubectl", path=os.pathsep.join([BESIDE_PYTHON, os.environ["PATH"]])) or "kubectl"
+"""The real one: the extra `dev` installs it."""
 
 
 @functools.cache
 def render(variant: str) -> tuple[Object, ...]:
-    """What is applied: by kubectl, or without it by this folder's own renderer."""
-    return rendered_by_kubectl(variant) if HAS_KUBECTL else tuple(kustomize.render(K8S / variant))
-
-
-def rendered_by_kubectl(variant: str) -> tuple[Object, ...]:
-    done = subprocess.run(["kubectl", "kustomize", str(K8S / variant)], capture_output=True, text=True, timeout=60)
+    """What is applied."""
+    done = subprocess.run([KUBECTL, "kustomize", str(K8S / variant)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "kustomize warns of what it will refuse one day"
     return tuple(yaml.safe_load_all(done.stdout))
@@ -135,34 +134,6 @@ def search_words(objects: tuple[Object, ...], **changed: str) -> list[str]:
     options = the(objects, "ConfigMap", source["configMapRef"]["name"])["data"]
     submitted = words(ray_job(objects)["spec"]["entrypoint"], {**options, **changed})
     return words(shlex.join(submitted), {})
-
-
-@pytest.mark.skipif(not HAS_KUBECTL, reason="kubectl is not installed: every other test uses our own renderer")
-def test_our_own_renderer_agrees_with_kubectl(variant: str) -> None:
-    theirs, ours = rendered_by_kubectl(variant), kustomize.render(K8S / variant)
-    assert {name_of(o): without_hash(o) for o in theirs} == {name_of(o): without_hash(o) for o in ours}
-
-
-def name_of(o: Object) -> tuple[str, str]:
-    return o["kind"], without_hash(o["metadata"]["name"])
-
-
-def without_hash(value: Any) -> Any:
-    """`value` without the hash that kustomize gives the ConfigMap's name."""
-    if isinstance(value, dict):
-        return {key: without_hash(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [without_hash(inner) for inner in value]
-    return re.sub(r"^(autofit-search)-[a-z0-9]{10}$", r"\1", value) if isinstance(value, str) else value
-
-
-def test_our_own_renderer_passes_nothing_over(tmp_path: Path) -> None:
-    (tmp_path / "kustomization.yaml").write_text("resources: []\nnamePrefix: my-\n")
-    with pytest.raises(AssertionError, match="namePrefix"):
-        kustomize.render(tmp_path)
-    (tmp_path / "kustomization.yaml").write_text("resources: [nowhere.yaml]\n")
-    with pytest.raises(FileNotFoundError):
-        kustomize.render(tmp_path)
 
 
 def test_every_file_is_part_of_something() -> None:
@@ -303,7 +274,6 @@ def test_search_env_has_every_option_but_those_that_the_readme_names() -> None:
     assert all(words in told for words in named.values())
 
 
-@pytest.mark.skipif(not HAS_KUBECTL, reason="kubectl is not installed, and only it gives names their hash")
 def test_a_search_keeps_its_options_when_others_are_applied() -> None:
     names = {of_kind(render(variant), "ConfigMap")[0]["metadata"]["name"] for variant in VARIANTS}
     assert len(names) == len(VARIANTS)

@@ -10,12 +10,11 @@ from dataclasses import replace
 
 from autofit.cli import main as program
 from autofit.lattice import Config
-from autofit.operations import SearchRequest, searching
+from autofit.operations import searching
 from autofit.outcome import Fits, StepSeconds
 from autofit.search import advice
 from autofit.trial.request import TrialRequest
-from autofit.workers.in_place import InPlacePool
-from autofit.workers.pool import Completed
+from autofit.workers.pool import Completed, Pool
 
 EFFECTS = {("method", "lora"): 1.1, ("micro_batch", 4): 1.4, ("checkpointing", "none"): 1.2}
 """Factors of the speed, so that what needs more memory is faster: every config may be on the frontier."""
@@ -29,14 +28,26 @@ def tokens_per_second(config: Config) -> float:
     return speed
 
 
-class EvenPool(InPlacePool):
-    """Runs trials for real, but no longer than they must be timed, and says that they were as fast as the formula."""
+class EvenPool:
+    """Workers that run trials for real, but no longer than they must be timed, and say that they were as fast as the
+    formula."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.site, self.close = pool.site, pool.close
+
+    @property
+    def size(self) -> int:
+        """As many as there are."""
+        return self._pool.size
 
     def submit(self, request: TrialRequest) -> None:
-        super().submit(replace(request, timing_seconds=0.0, rivals=()))
+        """Start `request`."""
+        self._pool.submit(replace(request, timing_seconds=0.0, rivals=()))
 
     def wait(self, timeout: float) -> list[Completed]:
-        return [even(done) for done in super().wait(timeout)]
+        """The trials that ended."""
+        return [even(done) for done in self._pool.wait(timeout)]
 
 
 def even(done: Completed) -> Completed:
@@ -50,13 +61,9 @@ def even(done: Completed) -> Completed:
     return replace(done, outcome=Fits(measurement=measured))
 
 
-def open_pool(request: SearchRequest) -> EvenPool:
-    """In place of the program's own."""
-    return EvenPool(device=request.device)
-
-
 if __name__ == "__main__":
-    searching.open_pool = open_pool
+    open_pool = searching.open_pool
+    searching.open_pool = lambda request: EvenPool(open_pool(request))
     # No trial is too little worth.
     advice.WORTHWHILE_GAIN = advice.LUCK = 0.0
     program.main()

@@ -1,0 +1,82 @@
+"""A package that is not installed is one clear line, what it is for and how to get it; never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+
+from autofit.operations import diagnosis
+from autofit.trial import site
+
+TESTS = Path(__file__).parents[2]
+JOB = ("--model", "smollm2-135m", "--seq-len", "32", "--global-batch", "1")
+SEARCH = ("search", *JOB, "--store", "store.db", "--max-trials", "1")
+
+
+def run_without(package: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """The program where `package` is not installed, run in `folder`."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "without"), str(TESTS.parent)]),
+        "AUTOFIT_TEST_WITHOUT": package,
+    }
+    command = [sys.executable, "-m", "autofit.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=environment)
+
+
+@pytest.mark.parametrize(
+    ("package", "words", "code", "said"),
+    [
+        ("ray", SEARCH, 4, "autofit: ray is not installed here (pip install ray, or use --in-place)"),
+        ("optuna", (*SEARCH, "--in-place"), 4, "autofit: optuna is not installed here (pip install optuna)"),
+        ("torch", SEARCH, 4, "autofit: torch is not installed (pip install torch)"),
+        ("transformers", SEARCH, 4, "autofit: transformers is not installed (pip install transformers)"),
+    ],
+)
+def test_what_a_search_needs(tmp_path: Path, package: str, words: tuple[str, ...], code: int, said: str) -> None:
+    done = run_without(package, tmp_path, *words)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, said)
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "config"),
+    [("peft", "method=lora"), ("bitsandbytes", "method=qlora"), ("bitsandbytes", "method=full,optimizer=adamw-8bit")],
+)
+def test_what_a_config_needs(tmp_path: Path, package: str, config: str) -> None:
+    done = run_without(package, tmp_path, "trial", *JOB, "--config", config)
+    assert done.returncode == 2
+    assert f"needs {package}, which is not installed here (pip install {package})" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_trial_goes_without_what_its_config_does_not_need(tmp_path: Path) -> None:
+    (tmp_path / "small").mkdir()
+    (tmp_path / "small" / "config.json").write_text(json.dumps(tiny_model().config))
+    words = ("trial", *JOB, "--model", "small", "--config", "method=full", "--json")
+    done = run_without("peft,bitsandbytes,deepspeed", tmp_path, *words)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["outcome"] == "fits"
+
+
+@pytest.mark.parametrize("package", ["ray", "optuna", "peft", "bitsandbytes"])
+def test_the_doctor_says_so(package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def installed(name: str) -> str | None:
+        return None if name == package else "1.0"
+
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setattr(site, "version", installed)
+    monkeypatch.setattr(diagnosis, "version", installed)
+    monkeypatch.setattr(diagnosis, "_trial", lambda device: "left out here: it takes seconds")
+    if package != "ray":
+        monkeypatch.setattr(diagnosis, "_ray", lambda device: "left out here: it takes seconds")
+    checks = diagnosis.diagnose(store=str(tmp_path / "store.db"), device="cpu", with_ray=True)
+    (lacking,) = (c for c in checks if c.state == "missing")
+    assert lacking.name == package
+    assert lacking.remedy.startswith(f"pip install {package}")
