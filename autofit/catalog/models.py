@@ -45,7 +45,6 @@ class Model:
     """Where the fields come from: `<hub id or folder>, <file name>`."""
     parameters: int | None
     """Published total of distinct parameters, a tied embedding counted once; None where nothing is published."""
-
     digest: str = field(init=False, compare=False)
     """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys. Worked out once: what
     is known of a model is looked up by it, many times for every config of a lattice."""
@@ -54,6 +53,10 @@ class Model:
         stable = {key: _canonical(value) for key, value in self.config.items() if key not in VOLATILE_KEYS}
         text = json.dumps(stable, sort_keys=True, separators=(",", ":"))
         object.__setattr__(self, "digest", hashlib.sha256(text.encode()).hexdigest()[:16])
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object: the constructor's arguments."""
+        return {"name": self.name, "config": dict(self.config), "source": self.source, "parameters": self.parameters}
 
 
 @cache

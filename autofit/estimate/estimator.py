@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -251,6 +252,9 @@ def _followed(trace: Callable[[], _Decoder]) -> _Decoder | NotTraced:
     except Exception as error:
         return NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
+
+# bitsandbytes warns, when it is imported, of kernels that it could fetch: no trace runs them.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 K = TypeVar("K")
 V = TypeVar("V")

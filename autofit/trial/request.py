@@ -51,7 +51,7 @@ class TrialRequest:
     def to_json(self) -> dict[str, Any]:
         """As a JSON object. Writing it down is the asking: what passes it on keeps the first time."""
         return {
-            "model": {**asdict(self.job.model), "config": dict(self.job.model.config)},
+            "model": self.job.model.to_json(),
             "workload": self.job.workload.to_json(),
             "hardware": self.job.hardware.to_json(),
             "stack": self.job.stack.to_json(),
