@@ -42,8 +42,10 @@ def not_installed(error: ModuleNotFoundError, *, otherwise: str = "") -> Excepti
     name = error.name
     if not name or "." in name:
         return error
-    package = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}.get(name, name)
-    return EnvironmentLacks(f"{package} is not installed here", remedy=f"pip install {package}{otherwise}")
+    required = {"ray": "'ray>=2.50'", "optuna": "'optuna>=5.0'", "yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+    return EnvironmentLacks(
+        f"{name} is not installed here", remedy=f"pip install {required.get(name, name)}{otherwise}"
+    )
 
 
 class StoreError(EnvironmentLacks):

@@ -59,7 +59,7 @@ def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
     gpu = hardware.kind == "cuda"
     rows = [("torch", True, ""), ("transformers", True, ""), ("peft", True, "pip install peft")]
     rows.append(("bitsandbytes", True, "pip install bitsandbytes"))
-    rows.append(("optuna", True, "pip install optuna"))
+    rows.append(("optuna", True, "pip install 'optuna>=5.0'"))
     rows.append(("deepspeed", False, "pip install deepspeed"))
     if gpu:
         rows += [

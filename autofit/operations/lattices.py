@@ -13,6 +13,7 @@ from autofit.hardware import Hardware
 from autofit.lattice import Config, Lattice
 from autofit.space import Space
 from autofit.techniques import AXES, TECHNIQUES, Job, holds, is_built, unsupported
+from autofit.techniques.loss import chunks_are_one
 from autofit.techniques.precision import has_bf16
 from autofit.techniques.rank import nearest
 from autofit.workload import Goal, digest
@@ -71,7 +72,8 @@ def narrow(space: Space, goal: Goal, job: Job) -> Narrowed:
     kept: dict[Config, None] = {}
     reasons: Counter[str] = Counter()
     beyond = 0
-    every = list(space.with_ranks_from(goal.min_rank).configs(AXES, batch=job.workload.batch_per_device))
+    listed_by_space = space.with_ranks_from(goal.min_rank).configs(AXES, batch=job.workload.batch_per_device)
+    every = list(dict.fromkeys(_one_name(config, job) for config in listed_by_space))
     allowed = within(goal, every)
     for listed in every:
         config = _for_here(listed, job)
@@ -91,6 +93,12 @@ def narrow(space: Space, goal: Goal, job: Job) -> Narrowed:
         raise UsageError(f"space {space.name} has no config for this search: {why}")
     lattice = Lattice(axes=AXES, configs=tuple(kept), holds=holds(job))
     return Narrowed(lattice=lattice, unsupported=dict(reasons), beyond_goal=beyond)
+
+
+def _one_name(config: Config, job: Job) -> Config:
+    """The config by the one name of its program: few tokens fit one chunk, and a chunked loss is the full one then."""
+    one = config["loss"] == "chunked" and chunks_are_one(config, job)
+    return config.replace(loss="full") if one else config
 
 
 def _for_here(config: Config, job: Job) -> Config:

@@ -12,34 +12,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from autofit.techniques.chunks import chunk_rows, chunks_save
 from autofit.techniques.technique import IGNORE_INDEX
 
 if TYPE_CHECKING:
     from autofit.techniques.technique import Head
 
-MIN_CHUNK = 256
-"""Rows: below this, matrix products stop being efficient on any device."""
 STRIPE = 16_384
 """Rows of the head whose gradient is widened at a time, where its sum is wider than its summands."""
 
 
-def chunk_rows(tokens: int, hidden_size: int, vocabulary: int) -> int:
-    """Rows per chunk: as many as make a chunk's logits about as large as all hidden states, at least MIN_CHUNK."""
-    rows = max(1, tokens * hidden_size // vocabulary)
-    return min(tokens, max(MIN_CHUNK, 1 << (rows - 1).bit_length()))
-
-
 def saves_memory(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether chunks need less than all logits at once; hidden [tokens, hidden_size], weight [vocabulary, hidden_size].
-
-    Bytes per entry of the vocabulary and row: all logits take 12 (fp32 log-probabilities, their gradient and that of
-    the logits), a chunk at most 12 (8 without a softcap). Chunks also have the gradients of the hidden states and of a
-    trained head before the backward pass frees anything: with few tokens that is more than the logits.
-    """
+    """Whether chunks need less than all logits. hidden [tokens, hidden_size], weight [vocabulary, hidden_size]."""
     tokens, hidden_size = hidden.shape
-    vocabulary = weight.shape[0]
-    early = hidden.nbytes + (weight.nbytes if weight.requires_grad else 0)
-    return 12 * chunk_rows(tokens, hidden_size, vocabulary) * vocabulary + early <= 12 * tokens * vocabulary
+    early_bytes = hidden.nbytes + (weight.nbytes if weight.requires_grad else 0)
+    return chunks_save(tokens, hidden_size, weight.shape[0], early_bytes)
 
 
 def chunked_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:

@@ -4,8 +4,21 @@ from __future__ import annotations
 
 from autofit.catalog.models import shape
 from autofit.lattice import Axis, Config, chain
+from autofit.techniques.chunks import chunks_save
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
+
+
+def chunks_are_one(config: Config, job: Job) -> bool:
+    """Whether loss=chunked would surely hold all logits of a micro-batch at once: it is the program of loss=full then.
+
+    Hidden states are counted at 16 bits: where they are wider it may be so without being seen here.
+    """
+    counts = shape(job.model)
+    tokens = int(config["micro_batch"]) * job.workload.seq_len
+    head_bytes = counts.hidden_size * counts.vocabulary_size * (2 if config["precision"] == "bf16" else 4)
+    early_bytes = 2 * tokens * counts.hidden_size + (head_bytes if config["method"] == "full" else 0)
+    return not chunks_save(tokens, counts.hidden_size, counts.vocabulary_size, early_bytes)
 
 
 class Loss(Technique):

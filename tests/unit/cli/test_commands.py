@@ -304,7 +304,7 @@ def test_ray_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -
     done = autofit("doctor", "--device", "cpu", "--json")
     assert (done.code, done.err) == (4, "")
     (missing,) = [c for c in done.document if c["state"] == "missing"]
-    assert (missing["name"], missing["remedy"]) == ("ray", "pip install 'ray>=2.50'")
+    assert (missing["name"], missing["remedy"]) == ("ray", "pip install 'ray>=2.50', or use --in-place")
 
 
 def test_the_store_travels(autofit: Autofit, filled: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -69,6 +70,16 @@ def test_the_cpu_space_by_what_is_allowed() -> None:
     assert {c["optimizer"] for c in numerics.lattice.configs} == {"adamw", "adamw-8bit"}
     assert exact.beyond_goal == len(numerics.lattice.configs) - len(exact.lattice.configs)
     assert numerics.beyond_goal == 0
+
+
+def test_a_chunked_loss_of_one_chunk_is_the_full_one() -> None:
+    """256 rows are a chunk: of the micro-batches of 128 tokens only those of four sequences have two."""
+    found = narrowed("cpu", hardware=CPU)
+    kept = Counter((c["loss"], c["micro_batch"]) for c in found.lattice.configs)
+    assert set(kept) == {("full", 1), ("full", 2), ("full", 4), ("chunked", 4)}
+    assert len(set(kept.values())) == 1, "what is not listed twice is not lost"
+    without_full = narrowed("long-context", hardware=CPU)
+    assert {c["loss"] for c in without_full.lattice.configs if c["micro_batch"] == 1} == {"full"}
 
 
 def test_another_optimizer_family_needs_the_permission_to_change_training() -> None:
@@ -167,7 +178,8 @@ def test_what_cannot_work_here_is_counted_by_its_reason() -> None:
 
 
 def test_every_config_of_the_space_is_accounted_for() -> None:
-    found = narrowed("single-gpu", min_rank=8, method="full")
+    job = make_job(replace(OPTIONS, seq_len=2048))  # tokens enough that no two names are of one program
+    found = narrow(load_space("single-gpu"), Goal(method="full"), job)
     listed = list(load_space("single-gpu").configs(AXES, batch=OPTIONS.global_batch))
     full = [c for c in listed if c["method"] == "full"]
     unsupported_full = sum(found.unsupported.values())

@@ -304,7 +304,7 @@ def test_progress_is_reported(world: World, request_: SearchRequest) -> None:
     result = operations.search(request_, lambda p: seen.append((p.done, p.candidates)))
     assert seen[0][0] == 0
     assert seen[-1][0] == result.trials
-    assert {candidates for _, candidates in seen} == {264}
+    assert {candidates for _, candidates in seen} == {176}
 
 
 def test_a_cluster_is_asked_for_its_site_and_left(world: World, request_: SearchRequest) -> None:
@@ -461,7 +461,7 @@ def test_a_preview_runs_nothing(world: World, request_: SearchRequest) -> None:
         *("hardware", "workload", "space", "memory_limit_bytes", "configs", "ruled_out_by_floor", "beyond_goal"),
         "unsupported",
     }
-    assert (plan["space"], plan["configs"], plan["memory_limit_bytes"]) == ("cpu", 264, 2 * GIB)
+    assert (plan["space"], plan["configs"], plan["memory_limit_bytes"]) == ("cpu", 176, 2 * GIB)
     assert 0 < plan["ruled_out_by_floor"] < 264
     assert plan["workload"]["model"] == MODEL
     assert operations.search(request_).ruled_out >= plan["ruled_out_by_floor"]

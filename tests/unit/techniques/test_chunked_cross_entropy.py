@@ -7,14 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import tiny
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from unit.techniques.live_bytes import LiveBytes
 
 from autofit.techniques import chunked_cross_entropy as module
-from autofit.techniques.chunked_cross_entropy import chunk_rows, chunked_cross_entropy, saves_memory
+from autofit.techniques import chunks
+from autofit.techniques.chunked_cross_entropy import chunked_cross_entropy, saves_memory
+from autofit.techniques.chunks import chunk_rows
 from autofit.techniques.cross_entropy import KERNELS, full_cross_entropy, lighter_cross_entropy
+from autofit.techniques.loss import chunks_are_one
 from autofit.techniques.technique import IGNORE_INDEX, Head
 
 TOKENS, HIDDEN, VOCABULARY = 50, 24, 200
@@ -223,7 +227,7 @@ def test_a_weight_that_is_used_elsewhere_too_gets_both_gradients() -> None:
 def test_only_the_chunked_kernel_never_holds_all_logits(
     monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., torch.Tensor]
 ) -> None:
-    monkeypatch.setattr(module, "MIN_CHUNK", 4)
+    monkeypatch.setattr(chunks, "MIN_CHUNK", 4)
     tokens, hidden_size, vocabulary = 256, 16, 512
     hidden = torch.randn(tokens, hidden_size, requires_grad=True)
     head = Head(weight=torch.randn(vocabulary, hidden_size, requires_grad=True), softcap=5.0)
@@ -268,11 +272,29 @@ def test_chunks_are_taken_where_they_save_memory(tokens: int, trained: bool, chu
     assert saves_memory(hidden, weight) is chunked
 
 
+@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp32"])
+def test_what_is_known_beforehand_to_be_one_program_is_one(method: str, precision: str) -> None:
+    hidden_size = tiny.LLAMA.config["hidden_size"]
+    known = []
+    for micro_batch in (1, 2, 4, 8, 16):
+        job = tiny.job(seq_len=128, global_batch=16)
+        config = tiny.config(method=method, precision=precision, micro_batch=micro_batch, loss="chunked")
+        known.append(chunks_are_one(config, job))
+        with torch.device("meta"):
+            hidden = torch.empty(128 * micro_batch, hidden_size, dtype=torch.bfloat16)
+            dtype = torch.bfloat16 if precision == "bf16" or method == "lora" else torch.float32
+            weight = torch.empty(tiny.VOCABULARY, hidden_size, dtype=dtype, requires_grad=method == "full")
+        assert known[-1] is not saves_memory(hidden, weight)
+        assert not known[-1] or not saves_memory(hidden.float(), weight)
+    assert known == [True, True, False, False, False]
+
+
 @pytest.mark.parametrize("tokens", [24, 400])
 def test_the_lighter_kernel_never_holds_more_than_all_logits_at_once(
     monkeypatch: pytest.MonkeyPatch, tokens: int
 ) -> None:
-    monkeypatch.setattr(module, "MIN_CHUNK", 16)
+    monkeypatch.setattr(chunks, "MIN_CHUNK", 16)
     largest = {}
     for kernel in (lighter_cross_entropy, full_cross_entropy):
         hidden = torch.randn(tokens, 64, requires_grad=True)

@@ -10,8 +10,7 @@ import torch
 from unit.techniques.live_bytes import LiveBytes, peak_bytes
 
 from autofit.lattice import Axis, Config, Lattice, Value
-from autofit.techniques import AXES, Job, complete, holds, unsupported
-from autofit.techniques import chunked_cross_entropy as chunks
+from autofit.techniques import AXES, Job, chunked_cross_entropy, chunks, complete, holds, unsupported
 from autofit.training.build import build
 from tests.tiny import CPU, job, model
 
@@ -40,7 +39,7 @@ OF_QLORA = ("method", "micro_batch", "checkpointing", "loss")
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks as much smaller as the model is."""
     monkeypatch.setattr(chunks, "MIN_CHUNK", 16)
-    monkeypatch.setattr(chunks, "STRIPE", VOCABULARY // 8)
+    monkeypatch.setattr(chunked_cross_entropy, "STRIPE", VOCABULARY // 8)
 
 
 def make_job(seq_len: int) -> Job:
