@@ -185,9 +185,10 @@ def wait_for_child(runner: TrialRunner) -> str:
     """The number of the process of the trial that `runner` has begun."""
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        if process := runner._process:
-            if found := Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
-                return found[0]
+        process = runner._process
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text() if process else ""
+        if children:
+            return children.split()[0]
         time.sleep(0.05)
     raise AssertionError("no trial has begun")
 
