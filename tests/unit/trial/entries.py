@@ -21,6 +21,11 @@ def _phase(descriptor: int, name: str) -> None:
     os.write(descriptor, (json.dumps({"phase": name}) + "\n").encode())
 
 
+def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """What the model is named after; training for every other name."""
+    globals().get(data["model"]["name"], child.run)(data, descriptor, asked_at)
+
+
 def killed(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Dies as the kernel's out-of-memory killer ends a process."""
     _phase(descriptor, "backward")

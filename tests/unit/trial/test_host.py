@@ -165,11 +165,10 @@ def test_asking_is_the_first_writing_down() -> None:
     assert seconds_since_asked({}) == 0.0
 
 
-def test_overhead_counts_from_the_asking() -> None:
-    with TrialRunner() as started:
-        started.run(tiny_request(timing_seconds=0.1))
-        clock, now = tiny_request().to_json()["asked"]
-        late, _ = started.run(tiny_request(timing_seconds=0.1, asked=(clock, now - 5.0)))
+def test_overhead_counts_from_the_asking(warm: TrialRunner) -> None:
+    warm.run(tiny_request(timing_seconds=0.1))
+    clock, now = tiny_request().to_json()["asked"]
+    late, _ = warm.run(tiny_request(timing_seconds=0.1, asked=(clock, now - 5.0)))
     assert isinstance(late, Fits)
     assert 5.0 < late.measurement.overhead_seconds < 10.0
 

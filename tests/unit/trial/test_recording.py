@@ -40,9 +40,8 @@ def test_a_profile_shows_a_step_and_is_an_ordinary_trial(
     assert any("backward" in name.lower() for name in names) and any("adamw" in name.lower() for name in names)
 
 
-def test_a_dump_that_fails_loses_nothing(tmp_path: Path) -> None:
-    with TrialRunner() as runner:
-        outcome, _ = runner.run(tiny_request(timing_seconds=0.1, profile=str(tmp_path / "no" / "trace.json")))
+def test_a_dump_that_fails_loses_nothing(tmp_path: Path, warm: TrialRunner) -> None:
+    outcome, _ = warm.run(tiny_request(timing_seconds=0.1, profile=str(tmp_path / "no" / "trace.json")))
     assert isinstance(outcome, Fits)
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from jobs import tiny_job, tiny_model, tiny_request
 
 from autofit.catalog.models import Model
+from autofit.lattice import Config
 from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
 from autofit.techniques import complete
+from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
 
 MIB = 1024**2
@@ -37,19 +41,25 @@ def run(runner: TrialRunner, deadline: float = 120.0) -> Outcome:
     return runner.run(tiny_request(deadline_seconds=deadline))[0]
 
 
-def test_limit_is_enforced_and_the_next_trial_runs() -> None:
+def misbehaving(name: str, config: Config | None = None, **request: Any) -> TrialRequest:
+    """A request to the warm parent whose child does what the entry of that name does."""
+    return tiny_request(
+        config, job=tiny_job(replace(tiny_model(), name=name)), **{"deadline_seconds": 120.0, **request}
+    )
+
+
+def test_limit_is_enforced_and_the_next_trial_runs(warm: TrialRunner) -> None:
     job = tiny_job(tiny_model(vocabulary=32768, hidden=256), seq_len=512)
     big = complete({"micro_batch": 4, "precision": "fp32"})
-    with TrialRunner() as runner:
-        outcome, _ = runner.run(tiny_request(big, job=job, memory_limit_bytes=200 * MIB))
-        assert isinstance(outcome, OutOfMemory), outcome
-        assert outcome.phase in ("forward", "backward", "optimizer")
-        assert outcome.requested_bytes is not None and outcome.requested_bytes > MIB
-        assert not outcome.host
-        assert isinstance(runner.run(tiny_request())[0], Fits)
-        larger, _ = runner.run(tiny_request(big, job=job))
-        assert isinstance(larger, Fits)
-        assert larger.measurement.device_bytes > 200 * MIB
+    outcome, _ = warm.run(tiny_request(big, job=job, memory_limit_bytes=200 * MIB))
+    assert isinstance(outcome, OutOfMemory), outcome
+    assert outcome.phase in ("forward", "backward", "optimizer")
+    assert outcome.requested_bytes is not None and outcome.requested_bytes > MIB
+    assert not outcome.host
+    assert isinstance(warm.run(tiny_request())[0], Fits)
+    larger, _ = warm.run(tiny_request(big, job=job))
+    assert isinstance(larger, Fits)
+    assert larger.measurement.device_bytes > 200 * MIB
 
 
 def test_sigkill_by_anybody_but_the_kernel_says_nothing_about_the_config(
@@ -90,26 +100,25 @@ def test_segfault_is_a_crash_with_signal_and_output(runner_of: Callable[[str], T
     assert "about to fall" in outcome.stderr_tail
 
 
-def test_garbage_on_stdout_and_pipe_is_no_answer(runner_of: Callable[[str], TrialRunner]) -> None:
-    assert isinstance(run(runner_of("garbage")), Fits)
+def test_garbage_on_stdout_and_pipe_is_no_answer(warm: TrialRunner) -> None:
+    assert isinstance(warm.run(misbehaving("garbage"))[0], Fits)
 
 
-def test_nan_loss_is_diverged(runner_of: Callable[[str], TrialRunner]) -> None:
-    outcome = run(runner_of("nan_loss"))
+def test_nan_loss_is_diverged(warm: TrialRunner) -> None:
+    outcome = warm.run(misbehaving("nan_loss"))[0]
     assert isinstance(outcome, Diverged)
     assert set(outcome.losses) == {None}
 
 
-def test_wrong_loss_is_diverged_against_the_plain_forward(runner_of: Callable[[str], TrialRunner]) -> None:
-    outcome = run(runner_of("wrong_loss"))
+def test_wrong_loss_is_diverged_against_the_plain_forward(warm: TrialRunner) -> None:
+    outcome = warm.run(misbehaving("wrong_loss"))[0]
     assert isinstance(outcome, Diverged)
     assert outcome.reference_loss is not None and outcome.losses[0] is not None
     assert outcome.losses[0] == pytest.approx(1.1 * outcome.reference_loss, rel=1e-3)
 
 
-def test_a_loss_scale_that_overflows_at_first_costs_nothing(runner_of: Callable[[str], TrialRunner]) -> None:
-    request = tiny_request(complete({"precision": "fp16-mixed"}))
-    outcome, _ = runner_of("overflowing").run(request)
+def test_a_loss_scale_that_overflows_at_first_costs_nothing(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(misbehaving("overflowing", complete({"precision": "fp16-mixed"})))
     assert isinstance(outcome, Fits), outcome
     norms = outcome.measurement.gradient_norms
     assert norms[0] is None
@@ -123,38 +132,32 @@ def dropout_model(**fields: float) -> Model:
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_dropout_of_the_architecture_is_no_divergence(method: str) -> None:
+def test_dropout_of_the_architecture_is_no_divergence(warm: TrialRunner, method: str) -> None:
     wild = dropout_model(resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5)
-    with TrialRunner() as runner:
-        outcome, _ = runner.run(tiny_request(complete({"method": method, "precision": "fp32"}), job=tiny_job(wild)))
+    outcome, _ = warm.run(tiny_request(complete({"method": method, "precision": "fp32"}), job=tiny_job(wild)))
     assert isinstance(outcome, Fits), outcome
     assert outcome.measurement.reference_loss is None
 
 
-def test_an_answer_is_kept_whatever_its_recording_does(runner_of: Callable[[str], TrialRunner], tmp_path: Path) -> None:
+def test_an_answer_is_kept_whatever_its_recording_does(warm: TrialRunner, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    slow = runner_of("records_slowly")
-    slow.run(tiny_request(profile=str(file)))  # the parent's own start is not the second trial's
-    file.unlink()
-    outcome, seconds = slow.run(tiny_request(profile=str(file), deadline_seconds=3.0))
+    warm.run(tiny_request())  # the parent's own start is no part of the next trial
+    outcome, seconds = warm.run(misbehaving("records_slowly", profile=str(file), deadline_seconds=3.0))
     assert outcome == Crashed(reason="made")
     assert file.read_text() == "recorded"
     assert seconds < 3.0, "the recording is no part of the trial"
-    assert runner_of("dies_recording").run(tiny_request(profile=str(file)))[0] == Crashed(reason="made")
+    assert warm.run(misbehaving("dies_recording", profile=str(file)))[0] == Crashed(reason="made")
 
 
-def test_a_recording_is_not_held_to_the_trials_memory_limit(
-    runner_of: Callable[[str], TrialRunner], tmp_path: Path
-) -> None:
+def test_a_recording_is_not_held_to_the_trials_memory_limit(warm: TrialRunner, tmp_path: Path) -> None:
     file = tmp_path / "trace.json"
-    request = tiny_request(profile=str(file), memory_limit_bytes=300 * MIB)
-    outcome, _ = runner_of("greedy_recording").run(request)
+    outcome, _ = warm.run(misbehaving("greedy_recording", profile=str(file), memory_limit_bytes=300 * MIB))
     assert isinstance(outcome, Fits)
     assert file.read_text() == str(300 * MIB + 1)
 
 
-def test_leak_is_reported(runner_of: Callable[[str], TrialRunner]) -> None:
-    outcome = run(runner_of("leaking"))
+def test_leak_is_reported(warm: TrialRunner) -> None:
+    outcome = warm.run(misbehaving("leaking"))[0]
     assert isinstance(outcome, Fits)
     assert outcome.measurement.leak_bytes_per_step == pytest.approx(16 * MIB, rel=0.3)
 
@@ -178,26 +181,34 @@ def test_a_parent_that_dies_is_started_again() -> None:
         assert isinstance(runner.run(tiny_request())[0], Fits)
 
 
+def wait_for_child(runner: TrialRunner) -> str:
+    """The number of the process of the trial that `runner` has begun."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        process = runner._process
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text() if process else ""
+        if children:
+            return children.split()[0]
+        time.sleep(0.05)
+    raise AssertionError("no trial has begun")
+
+
 def test_closing_ends_the_running_trial(runner_of: Callable[[str], TrialRunner]) -> None:
     import threading
 
     runner = runner_of("hang")
     thread = threading.Thread(target=run, args=(runner,))
     thread.start()
-    time.sleep(1.0)
-    process = runner._process
-    assert process is not None
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    (child,) = children.read_text().split()
+    child = wait_for_child(runner)
     runner.close()
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()
     assert not os.path.exists(f"/proc/{child}")
 
 
-def test_spawned_children_measure_as_forked_ones_do() -> None:
-    with TrialRunner(spawn=True) as spawned, TrialRunner() as forked:
+def test_spawned_children_measure_as_forked_ones_do(warm: TrialRunner) -> None:
+    with TrialRunner(spawn=True) as spawned:
         a, _ = spawned.run(tiny_request())
-        b, _ = forked.run(tiny_request())
+    b, _ = warm.run(tiny_request())
     assert isinstance(a, Fits) and isinstance(b, Fits)
     assert a.measurement.losses[0] == pytest.approx(b.measurement.losses[0], rel=1e-5)

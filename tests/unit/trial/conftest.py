@@ -1,0 +1,24 @@
+"""One warm parent for the trials of this folder: what its children do must not keep it from running the next one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from autofit.trial.runner import TrialRunner
+
+SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'entries:by_name'; host.main()"
+
+
+@pytest.fixture(scope="package")
+def warm() -> Iterator[TrialRunner]:
+    """The parent as it is, imports made, whose children do what a model of the name of an entry asks for, and train for
+    any other."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+        with TrialRunner() as runner:
+            runner._command = [sys.executable, "-c", SERVE]
+            yield runner
