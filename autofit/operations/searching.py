@@ -40,8 +40,8 @@ BEYOND_FLOOR = 1.15
 """What a card must hold over weights, gradients and states for its allocator to work at all: fragmentation is rarely
 less. Activations are not in it: with checkpointing and short sequences they can be small."""
 ESTIMATE_SECONDS = 0.02
-"""Of one core, to estimate one config of a large lattice, whose configs share their traces: those of single-gpu took half
-of it (benchmarks/estimator_time.py). In a small one it is more, of less."""
+"""Of one core, to estimate one config of a large lattice, whose configs share their traces: those of single-gpu took
+half of it (benchmarks/estimator_time.py). In a small one it is more, of less."""
 ESTIMATING_SHARE = 0.2
 """Of a time budget: where estimating might take more, trials are the better use of it."""
 
