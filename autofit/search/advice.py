@@ -65,6 +65,8 @@ class Advice:
         """Of the bytes above the floor."""
         self._setup = LogLinear(axes, configs, SETUP)
         self._predicted: frozenset[Config] = frozenset()
+        self._sizes: dict[Config, float] = {}
+        """Logarithm of every config's predicted bytes; empty without predictions."""
         self._candidates: tuple[int, list[Candidate]] = (-1, [])
 
     def foresee(self, foresight: Foresight) -> None:
@@ -79,8 +81,8 @@ class Advice:
             return
         self._predicted = frozenset(known)
         self._floors = dict.fromkeys(lattice.configs, 0)
-        sizes = _completed(lattice, {c: math.log(max(p.device_bytes, 1)) for c, p in known.items()})
-        self._memory = LogLinear(lattice.axes, lattice.configs, foresight.memory_error, sizes)
+        self._sizes = _completed(lattice, {c: math.log(max(p.device_bytes, 1)) for c, p in known.items()})
+        self._memory = LogLinear(lattice.axes, lattice.configs, foresight.memory_error, self._sizes)
         seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
         if 2 * len(seconds) >= len(known):
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
@@ -118,7 +120,7 @@ class Advice:
         tried = {c.text("method") for c in knowledge.under_way}
         tried |= {c.text("method") for c, trial in knowledge.trials.items() if knowledge.does_not_fit(trial)}
         lightest: dict[str, Candidate] = {}
-        for candidate in sorted(self.candidates(), key=lambda c: c.expected_bytes):
+        for candidate in sorted(self.candidates(), key=lambda c: self._sizes[c.config]):
             method = candidate.config.text("method")
             if method not in tried:
                 lightest.setdefault(method, candidate)

@@ -18,34 +18,51 @@ GRADIENT_TOLERANCE = {"fp32": 5e-3, "default": 5e-2}
 
 
 class FamilyBaselines:
-    """The plainest trial of each family of configs. Trials of a family see the same tokens and weights.
+    """The trials of each family of configs, held against each other. They see the same tokens and weights.
 
     Of two trials that disagree, the one with more techniques is wrong: techniques claim to be exact, the plain run
-    claims nothing. With dropout every run is another: then nothing is compared.
+    claims nothing. Of equally many, the one with which most other configs disagree; between two alone nothing is
+    decided. With dropout every run is another: then nothing is compared.
     """
 
     def __init__(self, *, dropout: bool = False) -> None:
         self._dropout = dropout
-        self._plainest: dict[str, Trial] = {}
+        self._families: dict[str, list[Trial]] = {}
         self._refuted: list[Trial] = []
 
     def checked(self, trial: Trial) -> Trial:
-        """`trial`, with outcome `Diverged` if a plainer one of its family shows other losses or gradients."""
+        """`trial`, with outcome `Diverged` if others of its family show that its losses or gradients are wrong."""
         if self._dropout or not isinstance(trial.outcome, Fits):
             return trial
-        baseline = self._plainest.setdefault(family(trial.config), trial)
-        if techniques(trial.config) >= techniques(baseline.config):
-            return against(trial, baseline)
-        self._plainest[family(trial.config)] = trial
-        refuted = against(baseline, trial)
-        if isinstance(refuted.outcome, Diverged):
-            self._refuted.append(refuted)
+        known = self._families.setdefault(family(trial.config), [])
+        judged = _judged(trial, known)
+        if judged is not trial:
+            return judged
+        for earlier in list(known):
+            refuted = _judged(earlier, [*(t for t in known if t is not earlier), trial])
+            if refuted is not earlier:
+                known.remove(earlier)
+                self._refuted.append(refuted)
+        known.append(trial)
         return trial
 
     def take_refuted(self) -> list[Trial]:
-        """Earlier trials that a plainer one has shown to be wrong since the last call, now `Diverged`."""
+        """Earlier trials that later ones have shown to be wrong since the last call, now `Diverged`."""
         refuted, self._refuted = self._refuted, []
         return refuted
+
+
+def _judged(trial: Trial, others: Sequence[Trial]) -> Trial:
+    """`trial`, with outcome `Diverged` if the plainest of `others` disagree with it, or most of the equally plain."""
+    witnesses = {other.config: other for other in others if other.config != trial.config}
+    own = techniques(trial.config)
+    wanted = min([own, *map(techniques, witnesses)])
+    verdicts = [against(trial, w) for config, w in witnesses.items() if techniques(config) == wanted]
+    against_it = [verdict for verdict in verdicts if verdict is not trial]
+    if own > wanted:
+        return against_it[0] if len(against_it) == len(verdicts) else trial
+    most = len(against_it) > 1 and 2 * len(against_it) > len(verdicts)
+    return against_it[0] if most else trial
 
 
 def techniques(config: Config) -> int:

@@ -37,6 +37,9 @@ LOSSES = {"chunked": 0.6, "full": 1.0}
 PRECISIONS = {"bf16": (-0.1, 0.1), "bf16-mixed": (0.0, 0.3), "fp32": (0.2, 0.9)}
 """Between which bounds a precision's effect on the logarithm of the step time is drawn."""
 WIDTHS = {"bf16": 1.0, "bf16-mixed": 1.25, "fp32": 1.9}
+WITHIN_TIES = 0.04
+"""Speeds whose spreads of 2 % overlap are ties, of which the lightest or plainest wins, and each of two runs errs by
+1 %: the recommendation may be slower than the best by as much as both together."""
 
 
 def make_job(hardware: Hardware, stack: Stack, *, model: Any, global_batch: int = 4) -> Job:

@@ -64,6 +64,30 @@ def test_the_trial_with_more_techniques_is_wrong_if_it_came_first(job: Job) -> N
     assert family.take_refuted() == []
 
 
+WRONG = {"gradient_norms": (4.0, 1.9, 1.8)}
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_of_equally_plain_trials_the_one_that_stands_alone_is_wrong(job: Job, wrong: int) -> None:
+    family = FamilyBaselines()
+    trials = [
+        trial(job, f"{PLAIN},micro_batch={n}", **(WRONG if place == wrong else {})) for place, n in enumerate((1, 2, 4))
+    ]
+    checked = [family.checked(t) for t in trials]
+    refuted = family.take_refuted() + [t for t in checked if isinstance(t.outcome, Diverged)]
+    assert [t.config for t in refuted] == [trials[wrong].config]
+
+
+def test_of_two_equally_plain_trials_neither_is_wrong_however_often_they_run(job: Job) -> None:
+    family = FamilyBaselines()
+    for _ in range(3):
+        for shown in (trial(job, f"{PLAIN},micro_batch=1"), trial(job, f"{PLAIN},micro_batch=2", **WRONG)):
+            assert family.checked(shown) is shown
+    assert family.take_refuted() == []
+    assert family.checked(tricky := trial(job, TRICKY)) is tricky, "one of the plainest agrees"
+    assert isinstance(family.checked(trial(job, TRICKY, losses=(1.0, 1.0, 1.0))).outcome, Diverged)
+
+
 def test_overflowed_gradients_of_loss_scaling_are_passed_over(job: Job) -> None:
     family = FamilyBaselines()
     family.checked(trial(job, PLAIN, gradient_norms=(None, 2.0, 1.8)))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from unit.operations.made_trials import fits, make_job, make_trial, out_of_memory
-from unit.search.made_truth import Run, Truth, cpu_lattice, prepare
+from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, prepare
 from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 
 from autofit.lattice import Config, Lattice
@@ -53,12 +53,18 @@ def too_large(run: Run) -> list[Config]:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("share", [0.15, 0.5, 0.9])
-def test_right_predictions_find_the_best_in_fewer_trials(lattice: Lattice, seed: int, share: float) -> None:
+def test_right_predictions_find_the_best(lattice: Lattice, seed: int, share: float) -> None:
     truth = Truth(make_job(), lattice, seed)
     without, run = searched(truth, share), searched(truth, share, foresight=foreseen(truth, timed=True))
-    assert run.regret < 0.03
-    assert run.progress.done < without.progress.done
+    assert run.regret < WITHIN_TIES
     assert run.progress.out_of_memory <= without.progress.out_of_memory
+
+
+def test_right_predictions_save_trials(lattice: Lattice) -> None:
+    worlds = [(Truth(make_job(), lattice, seed), share) for seed in SEEDS for share in (0.15, 0.5, 0.9)]
+    without = [searched(truth, share).progress.done for truth, share in worlds]
+    used = [searched(truth, share, foresight=foreseen(truth, timed=True)).progress.done for truth, share in worlds]
+    assert sum(used) < 0.85 * sum(without)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -81,7 +87,7 @@ def test_predictions_that_are_twice_off_end_at_the_best(
     """Whether nothing is known of the error, or predictions were within 2 % in a hundred earlier trials."""
     truth = Truth(make_job(), lattice, seed)
     run = searched(truth, foresight=foreseen(truth, lambda config: factor, deviation=deviation))
-    assert run.regret < 0.03
+    assert run.regret < WITHIN_TIES
     assert run.progress.done < 40
 
 
@@ -92,7 +98,7 @@ def test_a_technique_that_is_predicted_wrongly_does_not_hide_the_best(lattice: L
     assert best is not None
     wrong = best["checkpointing"]
     run = searched(truth, foresight=foreseen(truth, lambda c: 0.75 if c["checkpointing"] == wrong else 1.0))
-    assert run.regret < 0.03
+    assert run.regret < WITHIN_TIES
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -109,7 +115,7 @@ def test_predictions_of_some_configs_stand_in_for_the_others(lattice: Lattice, s
     assert not any(c not in some for c in run.search._adviser.advice.predicted_out())
 
 
-@pytest.mark.parametrize("count", [0, 1, 100])
+@pytest.mark.parametrize("count", [0, 1, 60])
 def test_too_few_predictions_change_nothing(lattice: Lattice, count: int) -> None:
     truth = Truth(make_job(), lattice, seed=0)
     every = foreseen(truth)
@@ -126,10 +132,15 @@ def test_where_nothing_is_predicted_to_fit_the_lightest_are_tried(lattice: Latti
     run = prepare(truth, lightest // 2, size=size, foresight=foreseen(truth))
     run.search.floor = lambda config: 0
     run.search.run()
-    tried = {c.text("method"): c for c in ran(run)}
+    tried = {r.config.text("method"): r.config for r in run.pool.submitted}
     assert len(tried) == run.progress.done == run.progress.out_of_memory > 1
-    for method, config in tried.items():
-        assert truth.memory(config) == min(truth.memory(c) for c in lattice.configs if c["method"] == method)
+    under_way_at_once = size
+    for number, (method, config) in enumerate(tried.items()):
+        # One at a time, what has run out may rule out the lightest of the next method.
+        before = list(tried.values())[: max(0, number - under_way_at_once + 1)]
+        out = {above for ran_out_before in before for above in lattice.above(ran_out_before)}
+        left = [c for c in lattice.configs if c["method"] == method and c not in out]
+        assert truth.memory(config) == min(map(truth.memory, left))
     assert run.search.winner() is None
     assert run.progress.stopped_because == "every config is measured or ruled out, or predicted not to fit"
     assert run.progress.ruled_out == len(lattice.configs) - len(tried)
@@ -138,7 +149,7 @@ def test_where_nothing_is_predicted_to_fit_the_lightest_are_tried(lattice: Latti
 def test_where_all_is_predicted_not_to_fit_and_does_it_is_found(lattice: Lattice) -> None:
     truth = Truth(make_job(), lattice, seed=0)
     run = searched(truth, 0.9, foresight=foreseen(truth, lambda config: 0.1, deviation=0.02))
-    assert run.regret < 0.03
+    assert run.regret < WITHIN_TIES
 
 
 def test_every_trial_carries_its_prediction(truth: Truth) -> None:
