@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
 
-.PHONY: install search test lint types clean anew
+.PHONY: install search test estimates lint types clean anew
 
 install: $(VENV)/.installed
 
@@ -28,6 +28,12 @@ search: install
 
 test: install
 	$(BIN)/python -m pytest
+
+# The estimator's figures: against published and recorded runs, and its own time.
+estimates: install
+	$(BIN)/python benchmarks/estimate_published.py
+	$(BIN)/python benchmarks/estimate_cpu.py
+	$(BIN)/python benchmarks/estimator_time.py
 
 lint: install
 	$(BIN)/ruff check .
