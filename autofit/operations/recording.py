@@ -16,6 +16,7 @@ from autofit.lattice import Config
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool, prepare
 from autofit.outcome import Crashed, Outcome, Trial, outcome_from_json, outcome_to_json
+from autofit.search.budget import TIMING_SECONDS
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Pool
 from autofit.workload import Effect, Goal, Workload
@@ -86,7 +87,13 @@ def record(
         try:
             _check_site(pool, job.hardware, job.stack)
             requests = (
-                TrialRequest(job=job, config=config, memory_limit_bytes=prepared.memory_limit_bytes)
+                # Timed as in a search: what a trial costs is recorded with what it shows.
+                TrialRequest(
+                    job=job,
+                    config=config,
+                    memory_limit_bytes=prepared.memory_limit_bytes,
+                    timing_seconds=TIMING_SECONDS,
+                )
                 for config in wanted
             )
             for done, outcome, seconds in _run_all(pool, requests):

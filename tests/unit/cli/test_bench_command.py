@@ -67,7 +67,9 @@ def test_recorded_files_instead_of_the_store(autofit: Autofit, judged: Path) -> 
         (("replay",), 2, "needs --residuals: replaying search methods comes with a later release"),
         (("replay", "--residuals", "--table", "a.jsonl", "--store", "b.db"), 2, "exclude each other"),
         (("replay", "--residuals", "--table", "nowhere.jsonl"), 2, "nowhere.jsonl cannot be read"),
-        (("record",), 2, "No such command 'record'"),
+        (("record", "--model", "smollm2-135m"), 2, "Missing option '--out'"),
+        (("record", "--model", "smollm2-135m", "--out", __file__), 2, "is no recorded table"),
+        (("record", "--model", "no-such-model", "--out", "t.jsonl"), 2, "no-such-model"),
     ],
 )
 def test_what_is_refused(autofit: Autofit, judged: Path, arguments: tuple[str, ...], code: int, part: str) -> None:
