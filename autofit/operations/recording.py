@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +16,7 @@ from autofit.errors import EnvironmentLacks, UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.requests import SearchRequest
-from autofit.operations.searching import open_pool, prepare
+from autofit.operations.searching import Prepared, open_pool, prepare
 from autofit.outcome import Crashed, Outcome, Trial, outcome_from_json, outcome_to_json
 from autofit.search.budget import TIMING_SECONDS
 from autofit.trial.request import TrialRequest
@@ -75,34 +77,19 @@ def record(
         "space": prepared.space,
         "memory_limit_bytes": prepared.memory_limit_bytes,
     }
-    known = _continued(file, header)
     configs = list(prepared.narrowed.lattice.configs)
     random.Random(job.workload.seed).shuffle(configs)
-    wanted = [c for c in configs[: request.max_trials] if c not in known]
-    total = len(known) + len(wanted)
-    report(len(known), total, None)
     run = 0
-    if wanted:
-        pool = open_pool(request)
-        try:
-            _check_site(pool, job.hardware, job.stack)
-            requests = (
-                # Timed as in a search: what a trial costs is recorded with what it shows.
-                TrialRequest(
-                    job=job,
-                    config=config,
-                    memory_limit_bytes=prepared.memory_limit_bytes,
-                    timing_seconds=TIMING_SECONDS,
-                )
-                for config in wanted
-            )
-            for done, outcome, seconds in _run_all(pool, requests):
-                _append(file, {"config": done.config.to_json(), **outcome_to_json(outcome), "seconds": seconds})
-                known[done.config] = outcome
-                run += 1
-                report(len(known), total, _trial(header, done.config, outcome, seconds))
-        finally:
-            pool.close()
+    with _alone(file):
+        known = _continued(file, header)
+        wanted = [c for c in configs[: request.max_trials] if c not in known]
+        total = len(known) + len(wanted)
+        report(len(known), total, None)
+        for config, outcome, seconds in _measured(request, prepared, wanted):
+            _append(file, {"config": config.to_json(), **outcome_to_json(outcome), "seconds": seconds})
+            known[config] = outcome
+            run += 1
+            report(len(known), total, _trial(header, config, outcome, seconds))
     kinds = [outcome.kind for outcome in known.values()]
     return RecordResult(
         configs=len(configs),
@@ -119,6 +106,50 @@ def read_table(file: Path) -> list[Trial]:
     return [_trial(header, Config.from_json(d["config"]), _outcome(d), d["seconds"]) for d in lines]
 
 
+@contextmanager
+def _alone(file: Path) -> Iterator[None]:
+    """Hold the file, so that no two recordings write to it at once."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        opened = file.open("a", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{file} cannot be written: {error.strerror}") from error
+    with opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"{file} is being recorded by another process: let it end, or give another --out"
+            ) from None
+        yield
+
+
+def _measured(
+    request: SearchRequest, prepared: Prepared, configs: list[Config]
+) -> Iterator[tuple[Config, Outcome, float]]:
+    """Run the configs, each timed as in a search: what a trial costs is recorded with what it shows."""
+    if not configs:
+        return
+    job = prepared.job
+    pool = open_pool(request)
+    try:
+        _check_site(pool, job.hardware, job.stack)
+        yield from _run_all(
+            pool,
+            (
+                TrialRequest(
+                    job=job,
+                    config=config,
+                    memory_limit_bytes=prepared.memory_limit_bytes,
+                    timing_seconds=TIMING_SECONDS,
+                )
+                for config in configs
+            ),
+        )
+    finally:
+        pool.close()
+
+
 def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
     found = pool.site()
     if (found[0].key, found[1].key) != (hardware.key, stack.key):
@@ -128,7 +159,7 @@ def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
         )
 
 
-def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[TrialRequest, Outcome, float]]:
+def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Config, Outcome, float]]:
     """Run the requests, as many at a time as there are workers. What failed through no fault of its config is left for
     the next time; raises `EnvironmentLacks` if that happens again and again."""
     under_way = failures = 0
@@ -141,7 +172,7 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Tri
             under_way -= 1
             if not (isinstance(done.outcome, Crashed) and done.outcome.transient):
                 failures = 0
-                yield done.request, done.outcome, done.seconds
+                yield done.request.config, done.outcome, done.seconds
                 continue
             failures += 1
             if failures >= MACHINERY_FAILURES:
@@ -154,10 +185,8 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Tri
 
 def _continued(file: Path, header: dict[str, Any]) -> dict[Config, Outcome]:
     """What `file` holds of the same recording; it is begun where there is none."""
-    if not file.exists() or not file.read_text(encoding="utf-8").strip():
+    if file.stat().st_size == 0:
         begun = {"schema": SCHEMA, **header, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text("")
         _append(file, begun)
         return {}
     there, lines = _read(file)

@@ -101,6 +101,21 @@ def test_what_is_no_table_is_left_alone(world: World, tmp_path: Path, text: str)
     assert (tmp_path / "notes.txt").read_text() == text
 
 
+def test_no_two_recordings_write_one_file(world: World, file: Path) -> None:
+    def recorded_by_another() -> None:
+        with pytest.raises(UsageError, match="being recorded by another process"):
+            record(REQUEST, file)
+
+    world.on_wait = recorded_by_another
+    found = record(REQUEST, file)
+    assert found.recorded == found.configs == len(read_table(file))
+
+
+def test_a_file_that_cannot_be_written_is_named(world: World, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be written"):
+        record(REQUEST, tmp_path)
+
+
 def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> None:
     failures = iter(range(2))
     world.special = lambda request: replace(crashed(), transient=True) if next(failures, None) is not None else None
