@@ -215,10 +215,12 @@ class Prediction:
     """The error that the predicted time was expected to have."""
     work: StepWork | None = None
     """What the time was predicted from; None where it was not known, and for what was stored before it was kept."""
+    memory_error: float = 0.0
+    """Relative error of the memory that a limit must hold, too: above 0 where a formula stood in for a trace."""
 
     def fits(self, memory_limit_bytes: int) -> bool:
         """Whether the limit was predicted to hold the config."""
-        return self.device_bytes <= memory_limit_bytes
+        return self.device_bytes * (1.0 + self.memory_error) <= memory_limit_bytes
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

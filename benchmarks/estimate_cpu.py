@@ -3,7 +3,7 @@
     python benchmarks/estimate_cpu.py [TABLE ...] [--store URL] [--calibrate-on 5] [--seeds 20] [--json FILE]
 
 A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store,
-recorded/cpu-2c-main-job-trials.jsonl. The latest full measurement of every config counts; nothing is run. Prints every
+recorded/cpu-2c-every-axis.jsonl. The latest full measurement of every config counts; nothing is run. Prints every
 config with what is predicted and what was measured, its time after calibration on all trials but its own. Then,
 for each workload:
 
@@ -44,7 +44,7 @@ from autofit.outcome import Fits, Measurement, Trial
 from autofit.store import Store, read_lines
 from autofit.techniques import Job
 
-RECORDED = Path(__file__).parent / "recorded" / "cpu-2c-main-job-trials.jsonl"
+RECORDED = Path(__file__).parent / "recorded" / "cpu-2c-every-axis.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

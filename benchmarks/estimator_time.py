@@ -51,10 +51,10 @@ def one_config(model: str, hardware: str, config: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
 
         def estimated() -> tuple[float, float]:
+            started, cpu = time.monotonic(), time.process_time()
             asked = Estimation.of(
                 WorkloadOptions(model=model), complete(parse(config)), hardware=hardware, store=f"{folder}/store.db"
             )
-            started, cpu = time.monotonic(), time.process_time()
             asked.estimate()
             return time.monotonic() - started, time.process_time() - cpu
 
@@ -91,6 +91,7 @@ def lattice(model: str, hardware: str, store: Path) -> dict[str, Any]:
     looking.join()
     return {
         "configs": answer["configs"],
+        "estimated": answer["configs"] - answer["ruled_out_by_floor"],
         "seconds": round(took, 2),
         "seconds_after_imports": round(answer["seconds"], 2),
         "cpu_seconds": round(sum(seen.cpu_seconds.values()), 1),

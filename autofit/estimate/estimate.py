@@ -70,6 +70,7 @@ class Estimate:
             calibrated_on=self.calibrated_on,
             relative_error=self.relative_error,
             work=self.work,
+            memory_error=self.memory_error,
         )
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:

@@ -191,7 +191,7 @@ class Estimator:
         key = _common(at_primes(config), without=("optimizer", "loss", "compile"))
         found = _cached(self._decoders, key, lambda: _followed(lambda: self._trace_decoder(config)))
         if isinstance(found, NotTraced):
-            raise found
+            raise NotTraced(str(found))
         return found
 
     def _trace_decoder(self, config: Config) -> _Decoder:
@@ -248,7 +248,7 @@ def _followed(trace: Callable[[], _Decoder]) -> _Decoder | NotTraced:
     try:
         return trace()
     except NotTraced as error:
-        return error
+        return NotTraced(str(error))  # the error itself would hold on to all that was traced
     except Exception as error:
         return NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 

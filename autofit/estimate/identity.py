@@ -12,7 +12,8 @@ from autofit.techniques import Job
 
 
 class EstimateKeys:
-    """Keys of the estimates of one job: equal exactly where every figure of the estimates is.
+    """Keys of the estimates of one job: equal exactly where every figure of the estimates is, but for the fragmentation
+    of those that are not replayed, which is that of whichever config with the same decoder came first.
 
     The memory limit is no part of them, because it is the asker's; nor are the model's name, the seed, the bytes of
     memory that are there, and the rates, because a kept estimate is timed when it is read.

@@ -21,7 +21,8 @@ and more, growing with the kernels that are used."""
 HEAP_BYTES, HEAP_OF_FREED, HEAP_OF_SAVED = 44 * 1024**2, 0.10, 0.39
 """What a trial on a processor takes beside its tensors: bytes, and shares of what a forward frees and of what it saves.
 glibc's heap keeps the holes that temporaries leave between saved tensors: posix_memalign needs more than a hole of the
-same size, and small allocations settle at its edges. Fitted to measured trials by benchmarks/estimate_cpu.py."""
+same size, and small allocations settle at its edges. Fitted by benchmarks/estimate_cpu.py
+to recorded/cpu-2c-main-job-trials.jsonl."""
 MAPPED_BYTES = 32 * 1024**2
 """From here on glibc maps a block by itself and leaves no hole (DEFAULT_MMAP_THRESHOLD_MAX of malloc/malloc.c)."""
 

@@ -31,7 +31,7 @@ def sweep(
     config by itself for its own. `processes` of None takes a process per core.
     """
     groups = _groups(configs)
-    workers = min(len(groups), processes or os.cpu_count() or 1) if len(configs) >= WORTH_PROCESSES else 1
+    workers = workers_for(configs, processes)
     if workers > 1:
         parts = _in_processes(job, groups, memory_limit_bytes, workers)
     else:
@@ -41,6 +41,13 @@ def sweep(
         found.update((estimate.config, estimate) for estimate in part)
         report(len(found))
     return {config: found[config] for config in configs}
+
+
+def workers_for(configs: Sequence[Config], processes: int | None = None) -> int:
+    """How many processes `sweep` takes: one for a few configs, and no more than there are groups that share traces."""
+    if len(configs) < WORTH_PROCESSES:
+        return 1
+    return min(len(_groups(configs)), processes or len(os.sched_getaffinity(0)))
 
 
 def _groups(configs: Sequence[Config]) -> list[list[Config]]:
@@ -60,7 +67,6 @@ def _predict(job: Job, configs: list[Config], limit: int) -> Iterator[Estimate]:
 
 
 def _predicted(job: Job, configs: list[Config], limit: int) -> list[Estimate]:
-    gc.freeze()  # the libraries are no garbage: collections need not look at them
     return list(_predict(job, configs, limit))
 
 
@@ -68,7 +74,8 @@ def _in_processes(job: Job, groups: list[list[Config]], limit: int, workers: int
     # A server that forks processes which have the libraries loaded: this process itself may have threads.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["autofit.estimate.estimator"])
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    # The libraries are no garbage: collections need not look at them.
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.freeze) as pool:
         pending = [pool.submit(_predicted, job, group, limit) for group in groups]
         for done in as_completed(pending):
             yield done.result()

@@ -99,10 +99,12 @@ def _as_on_host(job: Job) -> Iterator[None]:
     from bitsandbytes.backends.cpu import ops
 
     operators: Any = torch.ops.bitsandbytes
-    kernels = {
-        "optimizer_update_8bit_blockwise": ops._optimizer_update_8bit_blockwise_cpu,
-        "optimizer_update_32bit": ops._optimizer_update_32bit_cpu,
+    # Private, and so in some versions only: in others the shape rule stands.
+    named = {
+        name: getattr(ops, f"_{name}_cpu", None)
+        for name in ("optimizer_update_8bit_blockwise", "optimizer_update_32bit")
     }
+    kernels = {name: kernel for name, kernel in named.items() if kernel is not None}
     before = {name: getattr(operators, name) for name in kernels}
     for name, kernel in kernels.items():
         setattr(operators, name, kernel)

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from autofit.estimate.speed import Rates
 
-LATEST = 500
-"""Trials that are looked at: what is older shows nothing that they do not."""
+LATEST = 50
+"""Trials that are looked at: they say what a handful of rates can say, and the error of each is that of a fit without
+it, which takes their number squared."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,6 +67,11 @@ def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
         return store.trials(
             hardware_key=hardware.key, stack_key=stack.key, outcome=Fits.kind, limit=LATEST, newest_first=True
         )
-    key = next((known.key for known in store.hardware() if known.name == hardware.name), hardware.key)
-    trials = store.trials(hardware_key=key, outcome=Fits.kind, limit=LATEST, newest_first=True)
+    keys = [known.key for known in store.hardware() if known.name == hardware.name]
+    every = [
+        trial
+        for key in keys
+        for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=LATEST, newest_first=True)
+    ]
+    trials = sorted(every, key=lambda trial: trial.recorded_at, reverse=True)[:LATEST]
     return [trial for trial in trials if trial.stack.key == trials[0].stack.key]

@@ -54,11 +54,12 @@ class EstimateCache:
         return found
 
     def keep(self, estimates: Mapping[str, Estimate]) -> None:
-        """Keeps estimates by key."""
-        if self._store is None or not estimates:
+        """Keeps estimates by key, but for those by formula: what has kept the model from being traced may be mended."""
+        traced = {key: estimate.to_json() for key, estimate in estimates.items() if estimate.memory_error == 0.0}
+        if self._store is None or not traced:
             return
         try:
-            self._store.keep_estimates({key: estimate.to_json() for key, estimate in estimates.items()})
+            self._store.keep_estimates(traced)
         except (StoreError, ValueError) as error:
             self._give_up(error)
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.hardware import Hardware, Stack
@@ -106,6 +107,10 @@ def read_table(file: Path) -> list[Trial]:
     return [_trial(header, Config.from_json(d["config"]), _outcome(d), d["seconds"]) for d in lines]
 
 
+def _is_transient(outcome: Outcome) -> TypeGuard[Crashed]:
+    return isinstance(outcome, Crashed) and outcome.transient
+
+
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """Hold the file, so that no two recordings write to it at once."""
@@ -168,9 +173,10 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
         while waiting is not None and under_way < pool.size:
             pool.submit(waiting)
             under_way, waiting = under_way + 1, next(requests, None)
-        for done in pool.wait(1.0):
+        # What was measured is kept before anything is raised.
+        for done in sorted(pool.wait(1.0), key=lambda done: _is_transient(done.outcome)):
             under_way -= 1
-            if not (isinstance(done.outcome, Crashed) and done.outcome.transient):
+            if not _is_transient(done.outcome):
                 failures = 0
                 yield done.request.config, done.outcome, done.seconds
                 continue
@@ -201,7 +207,7 @@ def _drop_torn_line(file: Path) -> None:
     """A recording that was killed while it wrote has a last line without an end."""
     data = file.read_bytes()
     if not data.endswith(b"\n"):
-        file.write_bytes(data[: data.rfind(b"\n") + 1])
+        os.truncate(file, data.rfind(b"\n") + 1)
 
 
 def _append(file: Path, line: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from autofit.catalog.models import Model, load, names, positions
 from autofit.errors import UsageError
+from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware, Stack
 from autofit.techniques import Job
 from autofit.trial.nvml import BUSY_BYTES, first_visible
@@ -92,6 +93,7 @@ class SearchRequest:
             "workload": job.workload.key,
             "memory_limit_bytes": memory_limit,
             "lattice": lattice_digest,
+            "estimator": ESTIMATOR_VERSION,  # what was predicted not to fit may be predicted otherwise
         }
 
 

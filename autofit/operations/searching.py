@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -276,7 +275,7 @@ def _foreseen(
 
     job, limit = prepared.job, prepared.memory_limit_bytes
     configs = [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= limit]
-    if not _time_to_estimate(len(configs), request.time_budget_seconds):
+    if not _time_to_estimate(configs, request.time_budget_seconds):
         return Foresight()
     try:
         found = predict_all(job, configs, memory_limit_bytes=limit, store=store, report=report)
@@ -291,10 +290,12 @@ def _foreseen(
     return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
 
 
-def _time_to_estimate(configs: int, time_budget_seconds: float | None) -> bool:
+def _time_to_estimate(configs: Sequence[Config], time_budget_seconds: float | None) -> bool:
+    from autofit.estimate.sweep import workers_for
+
     if time_budget_seconds is None:
         return True
-    return configs * ESTIMATE_SECONDS / (os.cpu_count() or 1) <= ESTIMATING_SHARE * time_budget_seconds
+    return len(configs) * ESTIMATE_SECONDS / workers_for(configs) <= ESTIMATING_SHARE * time_budget_seconds
 
 
 def _begin(request: SearchRequest, prepared: Prepared, store: Store) -> tuple[str, bool]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from autofit.outcome import Fits, TimedOut
 from autofit.search.budget import TIMING_SECONDS
 from autofit.search.foresight import Foresight, ran_out_on_device, time_error
 from autofit.search.knowledge import Knowledge
-from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, mean_above
+from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, Prior, mean_above
 
 Array = NDArray[np.float64]
 
@@ -81,12 +82,12 @@ class Advice:
             return
         self._predicted = frozenset(known)
         self._floors = dict.fromkeys(lattice.configs, 0)
-        self._sizes = _completed(lattice, {c: math.log(max(p.device_bytes, 1)) for c, p in known.items()})
+        self._sizes = _completed(lattice, {c: math.log(max(p.device_bytes, 1)) for c, p in known.items()}, ACTIVATIONS)
         self._memory = LogLinear(lattice.axes, lattice.configs, foresight.memory_error, self._sizes)
         seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
         if 2 * len(seconds) >= len(known):
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
-            times = _completed(lattice, seconds)
+            times = _completed(lattice, seconds, TIME)
             self._time = LogLinear(lattice.axes, lattice.configs, time_error(float(stated)), times)
         self._candidates = (-1, [])
 
@@ -112,17 +113,21 @@ class Advice:
         return candidate.config in self._predicted and candidate.fit_probability < CANNOT_FIT
 
     def _lightest(self) -> list[Candidate]:
-        """Where nothing has fitted and nothing is predicted to: the lightest of each method of which none is under way
-        or has run out. A prediction is no proof that nothing fits."""
+        """Where nothing has fitted and nothing is predicted to: the lightest of each method, unless one of the method
+        is under way, or one that is predicted lighter has run out. A prediction is no proof that nothing fits."""
         knowledge = self._knowledge
         if knowledge.points() or self._possible():
             return []
-        tried = {c.text("method") for c in knowledge.under_way}
-        tried |= {c.text("method") for c, trial in knowledge.trials.items() if knowledge.does_not_fit(trial)}
+        under_way = {c.text("method") for c in knowledge.under_way}
+        ran_out: dict[str, float] = {}
+        for config, trial in knowledge.trials.items():
+            if knowledge.does_not_fit(trial) and config in self._sizes:
+                method = config.text("method")
+                ran_out[method] = min(self._sizes[config], ran_out.get(method, math.inf))
         lightest: dict[str, Candidate] = {}
         for candidate in sorted(self.candidates(), key=lambda c: self._sizes[c.config]):
             method = candidate.config.text("method")
-            if method not in tried:
+            if method not in under_way and self._sizes[candidate.config] < ran_out.get(method, math.inf):
                 lightest.setdefault(method, candidate)
         return list(lightest.values())
 
@@ -181,7 +186,11 @@ class Advice:
         expected = self._memory.predict(known, [c for c, _ in ran_out]) if ran_out else None
         if expected is not None:
             beyond = zip(ran_out, expected.mean, expected.deviation, strict=True)
-            known += [(c, mean_above(least, mean, deviation)) for (c, least), mean, deviation in beyond]
+            known += [
+                (c, mean_above(least, mean, deviation))
+                for (c, least), mean, deviation in beyond
+                if not self._predicted or least > mean - deviation  # else it shows nothing that was not foreseen
+            ]
         return self._memory.predict(known, configs)
 
     def _above_floor(self, config: Config, total: int) -> float:
@@ -221,13 +230,19 @@ def normal_share_below(deviations: Array) -> Array:
     return np.array([math.erfc(-d / math.sqrt(2)) / 2 for d in deviations])
 
 
-def _completed(lattice: Lattice, logarithms: dict[Config, float]) -> dict[Config, float]:
+ENOUGH = 500
+"""Known configs that tell the axes' effects as well as thousands would, in a regression whose cost is their cube."""
+
+
+def _completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, float]:
     """The same with what the axes' effects make of it for the configs that are missing."""
     missing = [c for c in lattice.configs if c not in logarithms]
     if not missing:
         return logarithms
-    model = LogLinear(lattice.axes, lattice.configs, ACTIVATIONS)
-    return logarithms | dict(zip(missing, model.predict(list(logarithms.items()), missing).mean.tolist(), strict=True))
+    model = LogLinear(lattice.axes, lattice.configs, prior)
+    every = list(logarithms.items())
+    known = every if len(every) <= ENOUGH else random.Random(0).sample(every, ENOUGH)
+    return logarithms | dict(zip(missing, model.predict(known, missing).mean.tolist(), strict=True))
 
 
 def _part(found: LogNormal, chosen: NDArray[np.intp]) -> LogNormal:

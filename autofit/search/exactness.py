@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 from autofit.lattice import Config
 from autofit.outcome import Diverged, Fits, Measurement, Trial
@@ -38,7 +39,7 @@ class FamilyBaselines:
         judged = _judged(trial, known)
         if judged is not trial:
             return judged
-        for earlier in list(known):
+        for earlier in [t for t in known if techniques(t.config) >= techniques(trial.config)]:
             refuted = _judged(earlier, [*(t for t in known if t is not earlier), trial])
             if refuted is not earlier:
                 known.remove(earlier)
@@ -65,10 +66,13 @@ def _judged(trial: Trial, others: Sequence[Trial]) -> Trial:
     return against_it[0] if most else trial
 
 
+EXACT_AXES = tuple(a for a in AXES if not a.numeric and all(e is Effect.EXACT for e in a.effects.values()))
+
+
+@cache
 def techniques(config: Config) -> int:
     """How many exact techniques a config uses; the micro-batch is none."""
-    exact = [a for a in AXES if not a.numeric and all(e is Effect.EXACT for e in a.effects.values())]
-    return sum(config.get(axis.name) not in (None, axis.recipe) for axis in exact)
+    return sum(config.get(axis.name) not in (None, axis.recipe) for axis in EXACT_AXES)
 
 
 def against(trial: Trial, baseline: Trial) -> Trial:

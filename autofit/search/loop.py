@@ -376,9 +376,9 @@ class Search:
         winner = self.winner()
         if winner is None or not self._must_verify() or self._budget.trials_left(self.progress.done) < 1:
             return False
+        self._foresee()  # takes time: before it is asked how much is left
         if self._budget.left_for_trial() < self._verification_seconds():
             return False
-        self._foresee()
         self.progress.verifying, shown = True, False
         in_flight = [winner.config]
         self._submit(winner.config, self._verification_timing())

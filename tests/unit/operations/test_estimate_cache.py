@@ -73,6 +73,17 @@ def test_what_is_kept_is_known_under_any_limit(store: Store) -> None:
     assert not tight.fits
 
 
+def test_what_a_formula_says_is_not_kept(store: Store) -> None:
+    cache = EstimateCache(store)
+    cache.keep({"a": replace(ESTIMATE, memory_error=0.5), "b": ESTIMATE})
+    assert cache.known(["a", "b"], memory_limit_bytes=80 * GIB) == {"b": ESTIMATE}
+
+
+def test_a_predictions_fit_allows_for_its_error() -> None:
+    rough = replace(ESTIMATE, memory_error=0.5).prediction
+    assert not rough.fits(31 * GIB) and rough.fits(32 * GIB)
+
+
 def test_without_a_store_nothing_is_known() -> None:
     cache = EstimateCache(None)
     cache.keep({"a": ESTIMATE})

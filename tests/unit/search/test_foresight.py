@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -226,6 +226,47 @@ def test_what_ran_out_was_off_by_more_than_its_limit_shows() -> None:
     assert learned([*known, ran_out(0.3)]).intercept_spread > learned(known).intercept_spread
     # That what was predicted far beyond its limit ran out shows nothing.
     assert learned([*known, ran_out(-0.5)]) == learned(known)
+
+
+def test_what_a_formula_was_off_by_is_not_learnt() -> None:
+    known = compared(*[0.0, 0.02] * 10)
+    by_formula = [
+        replace(t, prediction=replace(t.prediction, memory_error=0.5)) for t in compared(0.5, 0.6) if t.prediction
+    ]
+    assert learned([*known, *by_formula]) == learned(known)
+
+
+def test_what_was_to_run_out_and_did_says_nothing_of_the_error(truth: Truth) -> None:
+    limit = limit_for(truth, 0.3)
+    sure = [c for c in truth.lattice.configs if truth.memory(c) > 2 * limit]
+    assert len(sure) > 3
+
+    def chances(known: Sequence[Config]) -> list[float]:
+        knowledge = Knowledge(truth.lattice, limit)
+        advice = Advice(knowledge, truth.floor)
+        advice.foresee(foreseen(truth, deviation=UNKNOWN))
+        for config in known:
+            knowledge.take(config)
+            knowledge.learn(truth.trial(config, limit))
+        found = {c.config: c.fit_probability for c in advice.candidates()}
+        return [found[c] for c in truth.lattice.configs if c in found and truth.memory(c) < 1.5 * limit]
+
+    before, after = chances([]), chances(sure)
+    assert after == pytest.approx(before)
+
+
+def test_the_lightest_is_tried_though_a_heavier_one_ran_out(truth: Truth) -> None:
+    """All are predicted far beyond the limit, and only the lightest is not."""
+    of_method = [c for c in truth.lattice.configs if c["method"] == "full"]
+    lightest, *_, heaviest = sorted(of_method, key=truth.memory)
+    limit = truth.memory(lightest) + 1
+    knowledge = Knowledge(truth.lattice, limit)
+    advice = Advice(knowledge, lambda config: 0)
+    advice.foresee(foreseen(truth, lambda config: 0.2, deviation=0.02))
+    knowledge.take(heaviest)
+    knowledge.learn(truth.trial(heaviest, limit))
+    tried = {c.config for c in advice.worthwhile()}
+    assert lightest in tried
 
 
 def test_memory_of_the_host_says_nothing_of_the_devices() -> None:
