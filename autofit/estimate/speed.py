@@ -35,9 +35,9 @@ CORE_ERROR = 1.0
 ATTENTION_FACTOR = 4.0
 """How many FLOPs of an fp32 matrix product take a processor as long as one of PyTorch's fused attention, whatever the
 format: 17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13, 128 and 512 tokens, width 64)."""
-BLOCKWISE_FACTOR = 30.0
-"""How many ordinary bytes take a processor as long as a byte of bitsandbytes' 8-bit optimizers, which look every value
-up in a table: 0.3 GB/s on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
+BLOCKWISE_FACTOR = 7.0
+"""How many ordinary bytes take a processor as long as a byte of bitsandbytes' quantisation, which looks every value up
+in a table: 1.0 GB/s against 6.8 of a product with a number on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
 PRIOR_WEIGHT = 0.3
 """How much a rate's relative distance from the scaled guess counts against a trial's relative error."""
 LEAST_RATIO = 0.1

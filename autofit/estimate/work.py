@@ -26,7 +26,7 @@ class Kind(IntFlag):
     ATTENTION = 2
     """PyTorch's fused attention."""
     BLOCKWISE = 4
-    """An update of 8-bit optimizer states."""
+    """bitsandbytes' quantisation by blocks, as of 8-bit optimizer states."""
 
 
 class Work(NamedTuple):
@@ -139,7 +139,7 @@ def _four_bit(args: tuple[Any, ...]) -> int:
 
 
 _ATTENTION = "aten._scaled_dot_product"
-_BLOCKWISE = "bitsandbytes.optimizer_update_8bit_blockwise.default"
+_BLOCKWISE = "bitsandbytes.quantize_blockwise.default"
 _FLOPS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "aten.mm.default": lambda args: _product(args[0], args[1]),
     "aten.bmm.default": lambda args: _product(args[0], args[1]),

@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from jobs import tiny_model
+from tiny import CPU_HARDWARE, STACK
 
 from autofit.estimate.amounts import MICRO_BATCH, RANK
 from autofit.estimate.speed import (
@@ -20,10 +22,13 @@ from autofit.estimate.speed import (
     seconds,
     step_work,
 )
+from autofit.estimate.update import trace_updates
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.estimate.work import Kind, Work, Works
 from autofit.hardware import Hardware
 from autofit.outcome import StepWork
+from autofit.techniques import Job, complete, parse
+from autofit.workload import Workload
 
 PRIOR = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12)
 
@@ -155,3 +160,16 @@ def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:
     assert float(np.median(errors)) < 0.15
     before = [abs(seconds(f, PRIOR) / taken(f) - 1) for f in (step() for _ in range(50))]
     assert float(np.median(errors)) < float(np.median(before)) / 2
+
+
+def test_a_processors_8_bit_update_is_known_to_be_slow() -> None:
+    """bitsandbytes' update is one kernel on a device only: on a processor its quantisation is what takes long."""
+    of = tiny_model(vocabulary=512, hidden=64)
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=32, global_batch=1)
+    job = Job(model=of, workload=workload, hardware=CPU_HARDWARE, stack=STACK)
+    tapes = [
+        trace_updates(complete(parse(f"method=full,optimizer={name}")), job, lambda *_: 0)
+        for name in ("adamw-8bit", "adamw")
+    ]
+    slow, plain = ([w for place in tape.work.values() for w in place if w.kind & Kind.BLOCKWISE] for tape in tapes)
+    assert slow and not plain
