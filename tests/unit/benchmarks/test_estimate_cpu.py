@@ -12,7 +12,6 @@ import pytest
 from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 
 from autofit.outcome import Fits
-from autofit.store import read_lines
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -49,7 +48,14 @@ def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> No
     assert script.latest([*trials, other, make_trial({}, fits(1, 1))]) == [[trials[1], other]]
 
 
-def test_the_recorded_trials_are_all_of_one_workload(script: ModuleType) -> None:
-    with script.RECORDED.open(encoding="utf-8") as lines:
-        (group,) = script.latest(read_lines(lines))
+@pytest.mark.parametrize("name", ["cpu-2c-every-axis.jsonl", "cpu-2c-main-job-trials.jsonl"])
+def test_recorded_trials_are_all_of_one_workload(script: ModuleType, name: str) -> None:
+    (group,) = script.latest(script.read(BENCHMARKS / "recorded" / name))
     assert len(group) > 10
+
+
+def test_what_is_judged_by_default_was_recorded_over_every_axis(script: ModuleType) -> None:
+    (group,) = script.latest(script.read(script.RECORDED))
+    assert len(group) >= 60
+    for axis in ("method", "rank", "targets", "precision", "micro_batch", "checkpointing", "optimizer", "attention"):
+        assert len({trial.config.get(axis) for trial in group}) > 1
