@@ -54,9 +54,7 @@ def register(app: typer.Typer) -> None:
 def record(
     model: options.Model,
     out: Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording there goes on.")],
-    space: Annotated[
-        str | None, typer.Option("--space", help="Search space: a name of `autofit spaces` or a file.")
-    ] = None,
+    space: options.Space = None,
     seq_len: options.SeqLen = 2048,
     global_batch: options.GlobalBatch = 64,
     memory_limit: options.MemoryLimit = None,
@@ -64,8 +62,8 @@ def record(
         int | None, typer.Option("--max-trials", help="Record this many of the shuffled configs.")
     ] = None,
     device: options.Device = "auto",
-    ray_address: Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on.")] = None,
-    in_place: Annotated[bool, typer.Option("--in-place", help="Run trials without Ray.")] = False,
+    ray_address: options.RayAddress = None,
+    in_place: options.InPlace = False,
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
     seed: options.Seed = 0,

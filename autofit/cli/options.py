@@ -65,6 +65,8 @@ Store = Annotated[
         help="Store of trials: a file or a SQLAlchemy URL. Default: $AUTOFIT_STORE, then your data folder.",
     ),
 ]
+RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")]
+InPlace = Annotated[bool, typer.Option("--in-place", help="Run trials without Ray, for debugging.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
@@ -95,6 +97,16 @@ def _names(kind: str) -> Iterable[str]:
 def complete_space(incomplete: str) -> list[str]:
     """Names of built-in search spaces, for shell completion."""
     return _completed("spaces", incomplete)
+
+
+Space = Annotated[
+    str | None,
+    typer.Option(
+        "--space",
+        help="Search space: a name of `autofit spaces` or a YAML file.",
+        autocompletion=complete_space,
+    ),
+]
 
 
 def complete_format(incomplete: str) -> list[str]:

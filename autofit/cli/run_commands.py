@@ -45,14 +45,7 @@ def search(
     method: options.Method = "any",
     min_rank: options.MinRank = 8,
     allow: options.Allow = "numerics",
-    space: Annotated[
-        str | None,
-        typer.Option(
-            "--space",
-            help="Search space: a name of `autofit spaces` or a YAML file.",
-            autocompletion=options.complete_space,
-        ),
-    ] = None,
+    space: options.Space = None,
     hardware: options.Hardware = "auto",
     device: options.Device = "auto",
     memory_limit: options.MemoryLimit = None,
@@ -61,13 +54,11 @@ def search(
     workers: Annotated[
         int | None, typer.Option("--workers", help="Trials at the same time; default: one per device.")
     ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")
-    ] = None,
+    ray_address: options.RayAddress = None,
     store: options.Store = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict the frontier, and run nothing.")] = False,
-    in_place: Annotated[bool, typer.Option("--in-place", help="Run trials without Ray, for debugging.")] = False,
+    in_place: options.InPlace = False,
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
     seed: options.Seed = 0,

@@ -9,7 +9,7 @@ from autofit.operations.predicted_frontier import PredictedFrontier, predict_fro
 from autofit.operations.recording import RecordResult, read_table, record
 from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
 from autofit.operations.residuals import residuals
-from autofit.operations.searching import SearchResult, preview, search
+from autofit.operations.searching import SearchResult, search
 from autofit.operations.single_trial import trial
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "frontier",
     "hub_id",
     "predict_frontier",
-    "preview",
     "read_table",
     "recommend",
     "record",

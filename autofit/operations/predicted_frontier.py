@@ -87,7 +87,7 @@ class PredictedFrontier:
         return tuple(p for p in self.points if p.config["method"] == method)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object: what `preview` gives, and the predictions."""
+        """As a JSON object: what `outline` gives, and the predictions."""
         return {
             "provenance": "predicted",
             **outline(self.prepared),

@@ -158,12 +158,6 @@ def _lower_floors(prepared: Prepared, goal: Goal, least: int) -> list[str]:
     return found
 
 
-def preview(request: SearchRequest) -> dict[str, Any]:
-    """What a search would walk, without running anything."""
-    check_local(request)
-    return outline(prepare(request))
-
-
 def check_local(request: SearchRequest) -> None:
     """Raise `UsageError` where a dry run is asked of a cluster."""
     if request.ray_address is not None:

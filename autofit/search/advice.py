@@ -43,8 +43,6 @@ class Candidate:
     expected_gain: float
     """Expected gain of the best speed of its method, plus that of the frontier's area; relative, 0.01 is 1 %."""
     fit_probability: float
-    expected_bytes: float
-    """Of device memory."""
     expected_seconds: float
     """Of its trial, set-up included."""
 
@@ -160,7 +158,6 @@ class Advice:
         points = self._knowledge.points()
         methods = np.array([c.text("method") for c in open_configs])
         floors = np.array([self._floors[c] for c in open_configs], dtype=float)
-        total = floors + np.exp(memory.mean)
         gain, probability = np.zeros(len(open_configs)), np.zeros(len(open_configs))
         for method in dict.fromkeys(methods.tolist()):
             chosen = np.flatnonzero(methods == method)
@@ -168,7 +165,7 @@ class Advice:
             gain[chosen], probability[chosen] = self._gains(
                 floors[chosen], _part(time, chosen), _part(memory, chosen), own
             )
-        figures = np.column_stack((gain, probability, total, seconds)).tolist()
+        figures = np.column_stack((gain, probability, seconds)).tolist()
         order = np.argsort(-gain / seconds, kind="stable")
         return [Candidate(open_configs[i], *figures[i]) for i in order]
 

@@ -66,7 +66,7 @@ def test_points_fit_and_are_beaten_by_none_of_their_method(found: PredictedFront
     assert all(p.fits and p.hardware == "h100-80g" for p in found.points)
 
 
-def test_the_document_has_what_a_preview_has_and_says_predicted(found: PredictedFrontier) -> None:
+def test_the_document_has_what_an_outline_has_and_says_predicted(found: PredictedFrontier) -> None:
     body = found.to_json()
     assert set(body) == {
         *("provenance", "hardware", "workload", "space", "memory_limit_bytes", "configs", "ruled_out_by_floor"),

@@ -20,7 +20,7 @@ from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config, Lattice
 from autofit.operations import SearchRequest, searching
 from autofit.operations.predicting import predict_all
-from autofit.operations.searching import prepare
+from autofit.operations.searching import outline, prepare
 from autofit.operations.shortfall import Shortfall
 from autofit.outcome import Diverged, Outcome, Trial
 from autofit.search import foresight
@@ -441,9 +441,9 @@ def test_a_search_in_place_asks_no_cluster(request_: SearchRequest) -> None:
         replace(request_, in_place=True, ray_address="auto")
 
 
-def test_a_preview_asks_no_cluster(world: World, request_: SearchRequest) -> None:
+def test_a_dry_run_asks_no_cluster(world: World, request_: SearchRequest) -> None:
     with pytest.raises(UsageError, match="--dry-run looks at this machine and asks no cluster"):
-        operations.preview(replace(request_, ray_address="auto"))
+        operations.predict_frontier(replace(request_, ray_address="auto"))
     assert world.pools == []
 
 
@@ -453,8 +453,8 @@ def test_an_impossible_pool_is_refused_before_the_search_begins(request_: Search
     assert not Path(str(request_.store)).exists()
 
 
-def test_a_preview_runs_nothing(world: World, request_: SearchRequest) -> None:
-    plan = operations.preview(request_)
+def test_an_outline_runs_nothing(world: World, request_: SearchRequest) -> None:
+    plan = outline(prepare(request_))
     assert world.pools == []
     assert not Path(str(request_.store)).exists()
     assert set(plan) == {
@@ -462,7 +462,7 @@ def test_a_preview_runs_nothing(world: World, request_: SearchRequest) -> None:
         "unsupported",
     }
     assert (plan["space"], plan["configs"], plan["memory_limit_bytes"]) == ("cpu", 176, 2 * GIB)
-    assert 0 < plan["ruled_out_by_floor"] < 264
+    assert 0 < plan["ruled_out_by_floor"] < 176
     assert plan["workload"]["model"] == MODEL
     assert operations.search(request_).ruled_out >= plan["ruled_out_by_floor"]
 
