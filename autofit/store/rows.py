@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, Select, insert, select
+from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy.orm import InstrumentedAttribute
 
 from autofit.errors import StoreError
 from autofit.hardware import Hardware, Stack
@@ -133,18 +134,15 @@ class Reader:
 
     def hardware(self, connection: Connection, key: str) -> Hardware:
         """The hardware whose whole value has this digest."""
-        query = select(HardwareRow.body).where(HardwareRow.digest == key)
-        return _value(connection, query, key, self._hardware, Hardware.from_json)
+        return _value(connection, HardwareRow.body, HardwareRow.digest, key, self._hardware, Hardware.from_json)
 
     def stack(self, connection: Connection, key: str) -> Stack:
         """The stack of this key."""
-        query = select(StackRow.body).where(StackRow.key == key)
-        return _value(connection, query, key, self._stacks, Stack.from_json)
+        return _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack.from_json)
 
     def workload(self, connection: Connection, key: str) -> Workload:
         """The workload of this key."""
-        query = select(WorkloadRow.body).where(WorkloadRow.key == key)
-        return _value(connection, query, key, self._workloads, Workload.from_json)
+        return _value(connection, WorkloadRow.body, WorkloadRow.key, key, self._workloads, Workload.from_json)
 
     def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:
         """The trial of a row of `TRIAL_COLUMNS`; raises `StoreError` where the row makes no sense."""
@@ -182,15 +180,17 @@ TRIAL_COLUMNS = (
 
 def _value(
     connection: Connection,
-    query: Select[dict[str, Any]],
+    body: InstrumentedAttribute[dict[str, Any]],
+    column: InstrumentedAttribute[str],
     key: str,
     known: dict[str, V],
     read: Callable[[Mapping[str, Any]], V],
 ) -> V:
     if key not in known:
-        body = connection.scalar(query)
+        # The statement is made only here: making it takes longer than reading a trial, which asks three times.
+        found = connection.scalar(select(body).where(column == key))
         try:
-            known[key] = read(body or {})
+            known[key] = read(found or {})
         except (TypeError, ValueError) as error:
             raise _unreadable(f"value {key}", error) from None
     return known[key]
