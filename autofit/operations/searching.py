@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,9 @@ from autofit.estimate.floor import floor_bytes
 from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.operations.answers import recommendation
+from autofit.operations.foreseeing import foresee
 from autofit.operations.keeping import Keeper
 from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
-from autofit.operations.predicting import predict_all
 from autofit.operations.requests import SearchRequest, left_by_others, memory_limit
 from autofit.operations.shortfall import CONTEXT_BYTES, Shortfall, levers, of_failures, smallest_card, wider
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
@@ -31,18 +30,11 @@ from autofit.workload import Goal
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
-    from autofit.search.foresight import Foresight
     from autofit.search.loop import Progress, Search
 
-_log = logging.getLogger(__name__)
 BEYOND_FLOOR = 1.15
 """What a card must hold over weights, gradients and states for its allocator to work at all: fragmentation is rarely
 less. Activations are not in it: with checkpointing and short sequences they can be small."""
-ESTIMATE_SECONDS = 0.02
-"""Of one core, to estimate one config of a large lattice, whose configs share their traces: those of single-gpu took
-half of it (benchmarks/estimator_time.py). In a small one it is more, of less."""
-ESTIMATING_SHARE = 0.2
-"""Of a time budget: where estimating might take more, trials are the better use of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +240,14 @@ def _run(
             search_id=search_id if request.fresh else None,
         ),
         open_pool=(lambda: pool) if pool is not None else (lambda: open_pool(request)),
-        foresee=lambda told: _foreseen(request, prepared, store, told),
+        foresee=lambda told: foresee(
+            job,
+            [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],
+            memory_limit_bytes=prepared.memory_limit_bytes,
+            seconds=request.time_budget_seconds,
+            store=store,
+            report=told,
+        ),
         save=keeper.keep,
         report=shown,
         answer_only=answered,
@@ -256,40 +255,6 @@ def _run(
     with nullcontext() if answered else _its_end_noted(store, search_id, found):
         found.run()
         return _result(request, prepared, found, store, search_id, time.monotonic() - started)
-
-
-def _foreseen(
-    request: SearchRequest, prepared: Prepared, store: Store, report: Callable[[int, int], None]
-) -> Foresight:
-    """What the estimator says of every config, and how far it was off in earlier trials on this hardware.
-
-    Whatever fails in it is told in one line, and costs the predictions alone.
-    """
-    from autofit.search.foresight import Foresight, learned
-
-    job, limit = prepared.job, prepared.memory_limit_bytes
-    configs = [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= limit]
-    if not _time_to_estimate(configs, request.time_budget_seconds):
-        return Foresight()
-    try:
-        found = predict_all(job, configs, memory_limit_bytes=limit, store=store, report=report)
-        earlier = store.predicted(hardware_key=job.hardware.key)
-        # This search's own question is left out: its trials are recalled one by one.
-        own = (job.workload.key, job.stack.key)
-        error = learned(trial for trial in earlier if (trial.workload.key, trial.stack.key) != own)
-    except Exception as failure:
-        _log.warning("autofit: goes on without predictions, which failed: %s: %s", type(failure).__name__, failure)
-        return Foresight()
-    foresight = Foresight(predictions={c: e.prediction for c, e in found.items()}, memory_error=error)
-    return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
-
-
-def _time_to_estimate(configs: Sequence[Config], time_budget_seconds: float | None) -> bool:
-    from autofit.estimate.sweep import workers_for
-
-    if time_budget_seconds is None:
-        return True
-    return len(configs) * ESTIMATE_SECONDS / workers_for(configs) <= ESTIMATING_SHARE * time_budget_seconds
 
 
 def _begin(request: SearchRequest, prepared: Prepared, store: Store) -> tuple[str, bool]:

@@ -155,11 +155,15 @@ class Store:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
         return self._read_trials(select(*TRIAL_COLUMNS).order_by(TrialRow.id))
 
-    def predicted(self, *, hardware_key: str | None = None) -> Iterator[Trial]:
-        """The trials that were predicted before they ran, on one hardware where given, as `stream` gives them."""
+    def predicted(self, *, hardware_key: str | None = None, latest: int | None = None) -> Iterator[Trial]:
+        """The trials that were predicted before they ran, on one hardware where given, as `stream` gives them; of the
+        `latest` so many, newest first.
+        """
         conditions = _conditions(hardware_key, None, None, None, None, None)
         query = select(*TRIAL_COLUMNS).where(TrialRow.prediction.is_not(null()), *conditions)
-        return self._read_trials(query.order_by(TrialRow.id))
+        if latest is None:
+            return self._read_trials(query.order_by(TrialRow.id))
+        return self._read_trials(query.order_by(TrialRow.id.desc()).limit(latest))
 
     def known(
         self, *, hardware_key: str, stack_key: str, workload_key: str, search_id: str | None = None

@@ -15,7 +15,7 @@ from unit.operations.made_trials import fill
 from unit.operations.made_world import World
 
 from autofit.cli import main as program
-from autofit.operations import searching
+from autofit.operations import foreseeing, searching
 from autofit.store import Store
 
 
@@ -78,5 +78,5 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Workers without a device."""
     made = World()
     monkeypatch.setattr(searching, "open_pool", made.open_pool)
-    monkeypatch.setattr(searching, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
+    monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
     return made

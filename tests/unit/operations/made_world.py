@@ -24,7 +24,7 @@ class World:
         self.special: Callable[[TrialRequest], Outcome | None] = lambda request: None
         self.on_wait: Callable[[], None] = lambda: None
         self.predict_all: Callable[..., dict[Config, Estimate]] = lambda *asked, **options: {}
-        """What stands in for `searching.predict_all`: no prediction, which would take longer than all the rest."""
+        """What stands in for `foreseeing.predict_all`: no prediction, which would take longer than all the rest."""
 
     def open_pool(self, request: SearchRequest) -> FakePool:
         """What stands in for `searching.open_pool`."""

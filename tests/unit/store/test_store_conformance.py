@@ -86,6 +86,9 @@ class TestAdding:
         assert list(store.predicted()) == [predicted]
         assert list(store.predicted(hardware_key=plain.hardware.key)) == [predicted]
         assert list(store.predicted(hardware_key="another")) == []
+        later = store.add(predicted)
+        assert [t.trial_id for t in store.predicted(latest=1)] == [later.trial_id]
+        assert [t.trial_id for t in store.predicted(latest=9)] == [later.trial_id, predicted.trial_id]
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_refuses_what_json_has_not(

@@ -1,0 +1,63 @@
+"""What a search is told before its first trial: every config's prediction, and how far earlier ones were off here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from autofit.lattice import Config
+from autofit.operations.predicting import predict_all
+from autofit.store import Store
+from autofit.techniques import Job
+
+if TYPE_CHECKING:
+    from autofit.search.foresight import Foresight
+
+ESTIMATE_SECONDS = 0.02
+"""Of one core, to estimate one config of a large lattice, whose configs share their traces: those of single-gpu took
+half of it (benchmarks/estimator_time.py). In a small one it is more, of less."""
+ESTIMATING_SHARE = 0.2
+"""Of a time budget: where estimating might take more, trials are the better use of it."""
+COMPARED = 1000
+"""Earlier trials, the latest, whose predictions are looked at: what so many do not show, more would not."""
+
+_log = logging.getLogger(__name__)
+
+
+def foresee(
+    job: Job,
+    configs: Sequence[Config],
+    *,
+    memory_limit_bytes: int,
+    seconds: float | None,
+    store: Store,
+    report: Callable[[int, int], None],
+) -> Foresight:
+    """What the estimator says of `configs`, and how far it was off in earlier trials on this hardware.
+
+    `seconds` is the time budget of the search; None without one. Whatever fails is told in one line, and costs the
+    predictions alone.
+    """
+    from autofit.search.foresight import Foresight, learned
+
+    if not _is_time_to(configs, seconds):
+        return Foresight()
+    try:
+        found = predict_all(job, configs, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
+        # This search's own question is left out: its trials are recalled one by one.
+        own = (job.workload.key, job.stack.key)
+        earlier = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
+        error = learned(trial for trial in earlier if (trial.workload.key, trial.stack.key) != own)
+    except Exception as failure:
+        _log.warning("autofit: goes on without predictions, which failed: %s: %s", type(failure).__name__, failure)
+        return Foresight()
+    foresight = Foresight(predictions={c: e.prediction for c, e in found.items()}, memory_error=error)
+    return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
+
+
+def _is_time_to(configs: Sequence[Config], seconds: float | None) -> bool:
+    """Whether estimating takes no more than its share of the budget."""
+    from autofit.estimate.sweep import workers_for
+
+    return seconds is None or len(configs) * ESTIMATE_SECONDS / workers_for(configs) <= ESTIMATING_SHARE * seconds
