@@ -1,0 +1,91 @@
+"""What `autofit bench replay` prints for people: one table of all methods for each problem."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autofit.cli.output import columns
+from autofit.units import format_bytes
+
+if TYPE_CHECKING:
+    from autofit.operations.replaying import Judged, ReplayResult
+    from autofit.search.replay.score import Ended, Score, Spread
+
+NEVER = "never"
+"""For what half of the seeds, or nine tenths, did not reach; of a speed, for nothing that fits."""
+
+
+def replay_text(found: ReplayResult) -> str:
+    """A heading that says how to read the tables, then each problem's."""
+    seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    parts = [
+        f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is as near to the "
+        "table's best;\nout of memory: such trials until 1 %; hv: share of the exhaustive frontier's hypervolume after "
+        "so many trials, median"
+    ]
+    parts += [_problem(judged) for judged in found.problems]
+    if found.left_out:
+        parts.append(f"Left out, because nothing fits: {', '.join(found.left_out)}")
+    return "\n\n".join(parts)
+
+
+def _problem(judged: Judged) -> str:
+    recorded, problem = judged.recorded, judged.recorded.problem
+    memory, _ = recorded.reference
+    heading = (
+        f"{problem.name}: {len(problem.configs)} configs, {len(recorded.points)} fit "
+        f"{_bytes(problem.memory_limit_bytes)}, {recorded.out_of_memory} out of memory; "
+        f"best {recorded.best.measurement.tokens_per_second:,.0f} tokens/s; "
+        f"hypervolume up to {_bytes(memory)} and from 0 tokens/s"
+    )
+    scores = {name: score for name, score in judged.scores.items() if not isinstance(score, str)}
+    lines = [heading]
+    if scores:
+        some = next(iter(scores.values()))
+        shares = (f"hv {trials}" for trials, _ in some.hypervolume)
+        distances = tuple(f"{reached.within:.0%}" for reached in some.reached)
+        title = (
+            "method",
+            *(f"trials {d}" for d in distances),
+            *(f"s {d}" for d in distances),
+            "out of memory",
+            *shares,
+        )
+        rows = [_row(name, score) for name, score in scores.items()]
+        lines.append(columns([title, *rows], right=frozenset(range(1, len(title)))))
+    lines += [_end(name, score.ended) for name, score in scores.items() if score.ended is not None]
+    lines += [f"{name} not run: {reason}" for name, reason in judged.scores.items() if isinstance(reason, str)]
+    return "\n".join(lines)
+
+
+def _row(name: str, score: Score) -> tuple[str, ...]:
+    return (
+        name,
+        *(_pair(reached.trials) for reached in score.reached),
+        *(_pair(reached.seconds) for reached in score.reached),
+        _pair(score.out_of_memory),
+        *("" if share.median is None else f"{share.median:.1%}" for _, share in score.hypervolume),
+    )
+
+
+def _end(name: str, ended: Ended) -> str:
+    """Where the method itself stopped, and what its best was short of then."""
+    regret = ended.regret
+    shares = (NEVER if share is None else f"{share:.1%}" for share in (regret.median, regret.p90))
+    return (
+        f"{name} ended by itself with {ended.seeds} of the seeds, after {_pair(ended.trials)} trials, "
+        f"{_pair(ended.seconds)} s, {_pair(ended.out_of_memory)} out of memory, "
+        f"{' / '.join(shares)} slower than the best"
+    )
+
+
+def _pair(spread: Spread) -> str:
+    return f"{_figure(spread.median)} / {_figure(spread.p90)}"
+
+
+def _figure(value: float | None) -> str:
+    return NEVER if value is None else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _bytes(size: float) -> str:
+    return format_bytes(round(size))

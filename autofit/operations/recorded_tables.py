@@ -1,0 +1,170 @@
+"""Recorded tables for replays, read strictly: what is wrong with one is named by its row."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autofit.errors import AutofitError, UsageError
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.operations.recording import SAME, SCHEMA
+from autofit.outcome import Crashed, Fits, Outcome, Trial, outcome_from_json
+from autofit.techniques import complete
+from autofit.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedTable:
+    """A search space as it was measured on one machine."""
+
+    file: Path
+    hardware: Hardware
+    stack: Stack
+    workload: Workload
+    memory_limit_bytes: int
+    trials: tuple[Trial, ...]
+    """Of each config one."""
+
+    @property
+    def name(self) -> str:
+        """The file's, without its ending."""
+        return self.file.stem
+
+
+def read_whole(file: Path) -> RecordedTable:
+    """The table in `file`. Raises `UsageError`, naming the row, for one that is cut off, empty, of another schema or
+    of several recordings, that has a config twice, or a value that no trial can have."""
+    rows = _rows(file)
+    header = _header(file, rows[0])
+    try:
+        hardware, stack = Hardware.from_json(header["hardware"]), Stack.from_json(header["stack"])
+        workload = Workload.from_json(header["workload"])
+    except (AutofitError, TypeError, ValueError) as error:
+        raise _wrong(file, 1, f"not a header that this version reads: {error}") from error
+    limit = header["memory_limit_bytes"]
+    if not _is_number(limit) or limit <= 0:
+        raise _wrong(file, 1, f"memory_limit_bytes is {limit!r}, and must be above 0")
+    trials: dict[Config, Trial] = {}
+    first: dict[Config, int] = {}
+    for number, row in enumerate(rows[1:], start=2):
+        config, outcome, seconds = _measured(file, number, row, limit)
+        if config in trials:
+            raise _wrong(file, number, f"the config of row {first[config]} again: {config}")
+        first[config] = number
+        trials[config] = Trial(
+            config=config,
+            workload=workload,
+            hardware=hardware,
+            stack=stack,
+            memory_limit_bytes=limit,
+            outcome=outcome,
+            seconds=seconds,
+            recorded_at=str(header.get("recorded_at", "")),
+        )
+    if not trials:
+        raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` goes on from there")
+    return RecordedTable(
+        file=file,
+        hardware=hardware,
+        stack=stack,
+        workload=workload,
+        memory_limit_bytes=limit,
+        trials=tuple(trials.values()),
+    )
+
+
+def is_table(file: Path) -> bool:
+    """Whether the file begins as a recorded table does, of whatever schema."""
+    try:
+        with file.open(encoding="utf-8") as lines:
+            header = json.loads(lines.readline())
+    except (OSError, ValueError):
+        return False
+    return isinstance(header, dict) and "space" in header and "workload" in header
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    """The lines as JSON objects, the header's first."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    lines = text.splitlines()
+    if not lines:
+        raise UsageError(f"{file} is empty: `autofit bench record --out {file}` writes a table")
+    if not text.endswith("\n"):
+        raise _wrong(file, len(lines), "cut off: the same `autofit bench record` goes on from there")
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line, parse_constant=_no_number)
+        except ValueError as error:
+            raise _wrong(file, number, f"not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise _wrong(file, number, "not a JSON object")
+        rows.append(row)
+    return rows
+
+
+def _header(file: Path, row: dict[str, Any]) -> dict[str, Any]:
+    if row.get("schema") != SCHEMA:
+        raise _wrong(file, 1, f"schema {row.get('schema')!r}, and this version reads {SCHEMA}")
+    missing = [name for name in SAME if name not in row]
+    if missing:
+        raise _wrong(file, 1, f"not the first line of `autofit bench record`: {', '.join(missing)} missing")
+    return row
+
+
+def _measured(file: Path, number: int, row: dict[str, Any], limit: int) -> tuple[Config, Outcome, float]:
+    if "schema" in row:
+        raise _wrong(file, number, "the header of another recording: one file holds one")
+    try:
+        config = Config.from_json(row["config"])
+        if complete(row["config"]) != config:
+            raise ValueError("its config does not name every axis")
+        outcome = outcome_from_json({k: v for k, v in row.items() if k not in ("config", "seconds")})
+        seconds = row["seconds"]
+    except KeyError as error:
+        raise _wrong(file, number, f"{error.args[0]} is missing") from error
+    except (AutofitError, AttributeError, TypeError, ValueError) as error:
+        raise _wrong(file, number, str(error)) from error
+    reason = _impossible(outcome, seconds, limit)
+    if reason is not None:
+        raise _wrong(file, number, reason)
+    return config, outcome, float(seconds)
+
+
+def _impossible(outcome: Outcome, seconds: Any, limit: int) -> str | None:
+    """What no trial can have shown; None where all is well."""
+    if isinstance(outcome, Crashed) and outcome.transient:
+        return "a failure of the machinery says nothing of its config"
+    above_zero: dict[str, Any] = {"seconds": seconds}
+    if isinstance(outcome, Fits):
+        measured = outcome.measurement
+        above_zero["tokens_per_second"] = measured.tokens_per_second
+        above_zero["step_seconds.median"] = measured.step_seconds.median
+        memory, spread = measured.device_bytes, measured.step_seconds.relative_spread
+        if not _is_number(memory) or not 0 <= memory <= limit:
+            return f"device_bytes is {memory!r}: what fits has at least 0 and at most the limit of {limit}"
+        if spread is not None and (not _is_number(spread) or spread < 0):
+            return f"step_seconds.relative_spread is {spread!r}, and cannot be below 0"
+    for name, value in above_zero.items():
+        if not _is_number(value) or value <= 0:
+            return f"{name} is {value!r}, and must be above 0"
+    return None
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no number")
+
+
+def _wrong(file: Path, number: int, reason: str) -> UsageError:
+    return UsageError(f"{file}, row {number}: {reason}")

@@ -1,0 +1,235 @@
+"""Search methods driven over recorded tables as if the trials ran, and what each has cost to find the best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import autofit
+from autofit.catalog.models import load
+from autofit.errors import NothingFits, UsageError, unknown
+from autofit.operations.estimate_cache import readable
+from autofit.operations.predicting import predict_all
+from autofit.operations.recorded_tables import RecordedTable, is_table, read_whole
+from autofit.techniques import Job
+from autofit.trial.site import installed_stack
+from autofit.units import format_bytes
+from autofit.workload import METHODS
+
+if TYPE_CHECKING:
+    # Imported where it is used: Optuna takes a quarter of a second.
+    from autofit.search.foresight import Foresight
+    from autofit.search.replay.method import SearchMethod
+    from autofit.search.replay.recorded import Recorded
+    from autofit.search.replay.score import Score
+    from autofit.search.replay.trace import Trace
+
+RECORDED = Path(autofit.__file__).parent.parent / "benchmarks" / "recorded"
+"""The tables of a checkout, which are replayed where none is named."""
+SEEDS = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One problem, with the score of every method on it."""
+
+    recorded: Recorded
+    scores: Mapping[str, Score | str]
+    """By the methods' names; for a method that cannot run here, why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        problem, recorded = self.recorded.problem, self.recorded
+        bytes_, speed = recorded.reference
+        return {
+            "name": problem.name,
+            "table": problem.table,
+            "method": problem.method,
+            "hardware": problem.hardware.to_json(),
+            "stack": problem.stack.to_json(),
+            "workload": problem.workload.to_json(),
+            "memory_limit_bytes": problem.memory_limit_bytes,
+            "configs": len(problem.configs),
+            "fitting": len(recorded.points),
+            "out_of_memory": recorded.out_of_memory,
+            "best": {
+                "config": recorded.best.config.to_json(),
+                "tokens_per_second": recorded.best.measurement.tokens_per_second,
+            },
+            "frontier": len(recorded.frontier),
+            "reference_point": {"device_bytes": bytes_, "tokens_per_second": speed},
+            "methods": [
+                {"name": name, "not_run": score, "score": None}
+                if isinstance(score, str)
+                else {"name": name, "not_run": None, "score": score.to_json()}
+                for name, score in self.scores.items()
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """Every problem of the tables, judged."""
+
+    seeds: int
+    problems: tuple[Judged, ...]
+    left_out: tuple[str, ...]
+    """Problems of which nothing fits, by name."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "seeds": self.seeds,
+            "problems": [judged.to_json() for judged in self.problems],
+            "left_out": list(self.left_out),
+        }
+
+
+def replay(
+    tables: Sequence[Path] = (),
+    *,
+    methods: Iterable[str] = (),
+    seeds: int = SEEDS,
+    memory_limit_bytes: int | None = None,
+    store: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> ReplayResult:
+    """Drive search methods over recorded tables, as if the trials ran, with the recorded seconds as their cost.
+
+    Without tables, those of the checkout; without methods, all. Every training method of a table is a problem of its
+    own. A limit below the table's turns what it does not hold into out of memory. Of the store at this URL the kept
+    estimates are used, and nothing else. `report` is told in a line what is done next.
+
+    Raises `UsageError` for unknown names, a table that is not whole, and a limit above a table's, and `NothingFits`
+    where no table has anything that fits.
+    """
+    from autofit.search.replay.methods import chosen
+
+    if seeds < 1:
+        raise UsageError(f"seeds is {seeds}: it must be at least 1")
+    searches = chosen(methods)
+    estimated = partial(_foreseen, store=store, report=report)
+    whole = [read_whole(table) for table in _tables(tables)]
+    problems = [problem for table in whole for problem in _problems(table, memory_limit_bytes, estimated)]
+    fitting = [recorded for recorded in problems if recorded.points]
+    if not fitting:
+        raise _nothing_fits(problems)
+    return ReplayResult(
+        seeds=seeds,
+        problems=tuple(
+            Judged(recorded=recorded, scores=dict(_scores(recorded, searches, seeds, report))) for recorded in fitting
+        ),
+        left_out=tuple(recorded.problem.name for recorded in problems if not recorded.points),
+    )
+
+
+def run_once(recorded: Recorded, method: SearchMethod, seed: int) -> Trace:
+    """One search of one method. Raises `CannotRun` where it lacks something here."""
+    from autofit.search.replay.oracle import Enough, Oracle
+
+    oracle = Oracle(recorded, seed)
+    try:
+        method(recorded.problem, oracle, seed)
+    except Enough:
+        return oracle.trace(stopped=False)
+    return oracle.trace(stopped=True)
+
+
+def _scores(
+    recorded: Recorded, searches: Mapping[str, SearchMethod], seeds: int, report: Callable[[str], None]
+) -> Iterator[tuple[str, Score | str]]:
+    from autofit.search.replay.method import CannotRun
+    from autofit.search.replay.score import score
+
+    for name, method in searches.items():
+        traces = []
+        try:
+            for seed in range(seeds):
+                report(f"{recorded.problem.name}: {name}, seed {seed + 1} of {seeds}")
+                traces.append(run_once(recorded, method, seed))
+        except CannotRun as missing:
+            yield name, str(missing)
+        else:
+            yield name, score(recorded, traces)
+
+
+def _tables(named: Sequence[Path]) -> list[Path]:
+    """The files to read; two of one name cannot be told apart."""
+    tables = list(named) or sorted(path for path in RECORDED.glob("*.jsonl") if is_table(path))
+    if not tables:
+        raise UsageError(f"there is no recorded table in {RECORDED}, which a checkout has: give --table FILE")
+    for table in tables:
+        if not table.exists():
+            folder = table.parent if table.parent.is_dir() else RECORDED
+            raise unknown("table", str(table), [str(path) for path in sorted(folder.glob("*.jsonl"))])
+    stems = [table.stem for table in tables]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise UsageError(f"two tables are named {stem}: give each once, under names of their own")
+    return tables
+
+
+def _problems(
+    table: RecordedTable, limit: int | None, estimated: Callable[[RecordedTable, int], Foresight]
+) -> list[Recorded]:
+    from autofit.search.replay.problem import Problem, listed
+    from autofit.search.replay.recorded import Recorded, under
+
+    if limit is not None and limit > table.memory_limit_bytes:
+        raise UsageError(
+            f"memory-limit {format_bytes(limit)} is above the {format_bytes(table.memory_limit_bytes)} under which "
+            f"{table.file} was recorded: what would have fitted is not known"
+        )
+    limit = table.memory_limit_bytes if limit is None else limit
+    foresee = cache(partial(estimated, table, limit))
+    problems = []
+    for method in METHODS:
+        trials = {trial.config: trial for trial in table.trials if trial.config["method"] == method}
+        if not trials:
+            continue
+        problem = Problem(
+            table=table.name,
+            method=method,
+            configs=listed(tuple(trials)),
+            workload=table.workload,
+            hardware=table.hardware,
+            stack=table.stack,
+            memory_limit_bytes=limit,
+            foresee=foresee,
+        )
+        known = {c: replace(t, outcome=under(limit, t.outcome), memory_limit_bytes=limit) for c, t in trials.items()}
+        problems.append(Recorded(problem=problem, trials=known))
+    return problems
+
+
+def _foreseen(table: RecordedTable, limit: int, *, store: str | None, report: Callable[[str], None]) -> Foresight:
+    """What a search on a new machine would foresee: estimates, and no trial by which to correct them."""
+    from autofit.search.foresight import Foresight
+
+    # Traced with the libraries that are here, for a device and extras as they were there.
+    there = table.stack
+    stack = replace(
+        installed_stack(),
+        cuda=there.cuda,
+        driver=there.driver,
+        flash_attn=there.flash_attn,
+        liger_kernel=there.liger_kernel,
+    )
+    job = Job(model=load(table.workload.model), workload=table.workload, hardware=table.hardware, stack=stack)
+    configs = [trial.config for trial in table.trials]
+
+    def told(done: int, total: int) -> None:
+        report(f"{table.name}: {done} of {total} configs estimated")
+
+    with readable(store, create=True) as kept:
+        found = predict_all(job, configs, memory_limit_bytes=limit, store=kept, report=told, calibrated=False)
+    foresight = Foresight(predictions={config: estimate.prediction for config, estimate in found.items()})
+    return foresight.at_least(max((estimate.memory_error for estimate in found.values()), default=0.0))
+
+
+def _nothing_fits(problems: Sequence[Recorded]) -> NothingFits:
+    table, limit = problems[0].problem.table, problems[0].problem.memory_limit_bytes
+    return NothingFits(f"nothing of {table} fits {format_bytes(limit)}: give a higher --memory-limit, or another table")

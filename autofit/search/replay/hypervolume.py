@@ -1,0 +1,21 @@
+"""The area that a set of points of memory and speed dominates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def hypervolume(points: Iterable[tuple[float, float]], reference: tuple[float, float]) -> float:
+    """The area of all (bytes, tokens per second) that some point is at least as good as, and that are at least as good
+    as the reference point: less memory is better, more speed is. Exact; O(n log n).
+
+    In two dimensions it is the area under a staircase (Zitzler and Thiele 1998): by memory, each point that is faster
+    than all lighter ones adds a strip from its memory to the reference's.
+    """
+    most, slowest = reference
+    area, height = 0.0, slowest
+    for memory, speed in sorted(points):
+        if memory < most and speed > height:
+            area += (most - memory) * (speed - height)
+            height = speed
+    return area

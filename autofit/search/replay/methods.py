@@ -1,0 +1,28 @@
+"""Every search method that a replay knows, by name. A new one is one new file, and its line here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from autofit.errors import UsageError, unknown
+from autofit.search.replay import ours, rivals_deepspeed, rivals_of_practice, rivals_optuna
+from autofit.search.replay.method import SearchMethod
+
+METHODS: Mapping[str, SearchMethod] = {
+    "autofit": ours.search,
+    **rivals_optuna.RIVALS,
+    **rivals_deepspeed.RIVALS,
+    **rivals_of_practice.RIVALS,
+}
+"""In the order in which they are shown."""
+
+
+def chosen(names: Iterable[str]) -> dict[str, SearchMethod]:
+    """The methods of these names; all where none is named. Raises `UsageError` for a name that is not there."""
+    wanted = list(names)
+    for name in wanted:
+        if name not in METHODS:
+            raise unknown("search method", name, METHODS)
+        if wanted.count(name) > 1:
+            raise UsageError(f"--methods names {name} twice")
+    return {name: METHODS[name] for name in wanted} if wanted else dict(METHODS)

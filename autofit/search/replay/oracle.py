@@ -1,0 +1,113 @@
+"""The one source of outcomes for every search method: looks them up, counts, and writes down what was paid for."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from autofit.lattice import Config
+from autofit.outcome import Fits, Outcome, StepSeconds
+from autofit.search.replay.recorded import Recorded
+from autofit.search.replay.trace import Run, Trace
+
+HORIZON = 40
+"""Trials that every search may run, whatever it has found."""
+MOST_ASKS = 3 * HORIZON
+"""Asks after which a search is ended: a model that is sure of itself asks for one config again and again."""
+CLOSE = 0.01
+"""A search that has run its horizon ends when its best is so near to the table's."""
+DEVIATIONS = 2 * 1.645
+"""Standard deviations that a 90 % confidence interval is wide."""
+
+
+class Enough(BaseException):
+    """The search is ended from outside. No `Exception`: rivals catch those, and would go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a trial shows, and what it cost."""
+
+    outcome: Outcome
+    seconds: float
+
+
+class Oracle:
+    """Answers one search over one problem.
+
+    A measured speed is one draw of a noisy figure, so each seed draws another within the interval that was recorded
+    with it (normal, by its width, cut off at its ends): equal for all methods, and the same whenever a config is asked
+    for again. Methods are judged by the speeds as recorded.
+    """
+
+    def __init__(self, recorded: Recorded, seed: int) -> None:
+        self._recorded = recorded
+        self._seed = seed
+        self._enough = (1.0 - CLOSE) * recorded.best.measurement.tokens_per_second
+        self._answers: dict[Config, Answer] = {}
+        self._times: Counter[Config] = Counter()
+        self._runs: list[Run] = []
+        self._asks = self._repeats = self._outside = 0
+        self._close = False
+
+    def ask(self, config: Config) -> Answer:
+        """The outcome of `config`, or of the recorded config nearest to it. Raises `Enough` when the search is over."""
+        if self._is_over():
+            raise Enough
+        self._asks += 1
+        if config not in self._recorded.trials:
+            self._outside += 1
+            config = self._recorded.problem.nearest(config)
+        if config in self._answers:
+            self._repeats += 1
+            return self._answers[config]
+        self._answers[config] = answer = self._run(config)
+        return answer
+
+    def run_again(self, config: Config) -> Answer:
+        """A second run of a recorded config, for those who want one: it costs what the first did, and draws anew."""
+        if self._is_over():
+            raise Enough
+        self._asks += 1
+        return self._run(config)
+
+    def trace(self, *, stopped: bool) -> Trace:
+        """What was asked so far; `stopped`: whether the method has ended by itself."""
+        return Trace(
+            runs=tuple(self._runs), asks=self._asks, repeats=self._repeats, outside=self._outside, stopped=stopped
+        )
+
+    def _is_over(self) -> bool:
+        told = len(self._answers) == len(self._recorded.trials)
+        return told or self._asks >= MOST_ASKS or (self._close and len(self._runs) >= HORIZON)
+
+    def _run(self, config: Config) -> Answer:
+        trial = self._recorded.trials[config]
+        self._runs.append(Run(config=config, outcome=trial.outcome, seconds=trial.seconds))
+        if isinstance(trial.outcome, Fits):
+            self._close |= trial.outcome.measurement.tokens_per_second >= self._enough
+        self._times[config] += 1
+        drawn = drawn_again(trial.outcome, random.Random(f"{self._seed} {config.key} {self._times[config]}"))
+        return Answer(drawn, trial.seconds)
+
+
+def drawn_again(outcome: Outcome, source: random.Random) -> Outcome:
+    """The outcome with another draw of its speed; the same where nothing is known of its spread."""
+    if not isinstance(outcome, Fits):
+        return outcome
+    measured = outcome.measurement
+    spread = measured.step_seconds.relative_spread
+    if not spread:
+        return outcome
+    deviation, most = spread / DEVIATIONS, spread / 2
+    offset = math.inf
+    while abs(offset) > most:
+        offset = source.gauss(0.0, deviation)
+    factor = math.exp(offset)
+    seconds = StepSeconds(
+        median=measured.step_seconds.median * factor, p95=measured.step_seconds.p95 * factor, relative_spread=spread
+    )
+    speed = measured.tokens_per_second / factor
+    return Fits(measurement=replace(measured, tokens_per_second=speed, step_seconds=seconds))

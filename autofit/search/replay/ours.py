@@ -1,0 +1,84 @@
+"""Our own search, as `autofit search` runs it, over a recorded table."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from autofit.catalog.models import load
+from autofit.errors import AutofitError
+from autofit.estimate.floor import floor_bytes
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config, Lattice
+from autofit.search.loop import Limits, Search
+from autofit.search.replay.method import CannotRun
+from autofit.search.replay.oracle import Oracle
+from autofit.search.replay.problem import Problem
+from autofit.techniques import AXES, Job, holds
+from autofit.trial.request import TrialRequest
+from autofit.workers.pool import Completed
+from autofit.workload import Effect, Goal
+
+
+def search(problem: Problem, oracle: Oracle, seed: int) -> None:
+    """The search with an empty store and the estimator's predictions. Nothing in it is random but the order of the
+    configs, by which ties are broken. The winner's second run, which no rival has, is paid for."""
+    job = job_of(problem)
+    configs = list(problem.configs)
+    random.Random(seed).shuffle(configs)
+    Search(
+        job=job,
+        lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
+        methods=(problem.method,),
+        goal=Goal(method=problem.method, allow=Effect.TRAINING),
+        limits=Limits(memory_bytes=problem.memory_limit_bytes),
+        floor=lambda config: floor_bytes(config, job),
+        known={},
+        open_pool=lambda: ReplayPool(job, oracle, devices=job.workload.devices),
+        foresee=lambda told: problem.foresee(),
+        save=lambda trial: trial,
+    ).run()
+
+
+def job_of(problem: Problem) -> Job:
+    """The job that was recorded. Raises `CannotRun` where its model is not to be had here."""
+    workload = problem.workload
+    try:
+        model = load(workload.model)
+    except AutofitError as error:
+        raise CannotRun(f"it needs the architecture that was recorded: {error}") from error
+    if model.digest != workload.model_digest:
+        raise CannotRun(f"{workload.model} is another architecture here than that which was recorded")
+    return Job(model=model, workload=workload, hardware=problem.hardware, stack=problem.stack)
+
+
+@dataclass(slots=True)
+class ReplayPool:
+    """One worker, whose trials are looked up."""
+
+    job: Job
+    oracle: Oracle
+    size: int = 1
+    devices: int = 1
+    """Those of each trial that was recorded."""
+    _begun: set[Config] = field(default_factory=set)
+    _done: list[Completed] = field(default_factory=list)
+
+    def site(self) -> tuple[Hardware, Stack]:
+        """Where the table was recorded."""
+        return self.job.hardware, self.job.stack
+
+    def submit(self, request: TrialRequest) -> None:
+        """Look the trial up; what a search submits twice it wants run twice."""
+        again = request.config in self._begun
+        self._begun.add(request.config)
+        answer = self.oracle.run_again(request.config) if again else self.oracle.ask(request.config)
+        self._done.append(Completed(request=request, outcome=answer.outcome, seconds=answer.seconds))
+
+    def wait(self, timeout: float) -> list[Completed]:
+        """What was submitted."""
+        done, self._done = self._done, []
+        return done
+
+    def close(self) -> None:
+        """There is nothing to free."""

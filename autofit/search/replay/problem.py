@@ -1,0 +1,72 @@
+"""What a search method is told before it starts: everything that a user with the machine would know, and no outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Axis, Config, Value
+from autofit.search.foresight import Foresight
+from autofit.techniques import AXES
+from autofit.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """`autofit search --method METHOD` on one table: its configs of that method, under one memory limit."""
+
+    table: str
+    method: str
+    """`full`, `lora` or `qlora`."""
+    configs: tuple[Config, ...]
+    """The recorded ones of the method, each once, as a loop over the axes would list them, lightest values first."""
+    workload: Workload
+    hardware: Hardware
+    stack: Stack
+    memory_limit_bytes: int
+    foresee: Callable[[], Foresight] = field(default=Foresight, compare=False)
+    """What the estimator says of the configs, learnt from no trial. The first call may take minutes."""
+
+    @property
+    def name(self) -> str:
+        """The table's and the method's."""
+        return f"{self.table}/{self.method}"
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """Those on which the configs differ."""
+        return tuple(axis for axis in AXES if len(self.values(axis)) > 1)
+
+    def values(self, axis: Axis) -> tuple[Value, ...]:
+        """The values that the configs have of an axis, lightest first; none where it does not apply."""
+        found = {value for config in self.configs if (value := config.get(axis.name)) is not None}
+        return tuple(sorted(found, key=lambda value: place(axis, value)))
+
+    def nearest(self, config: Config) -> Config:
+        """The recorded config that differs from `config` on the fewest axes, of those the one whose numbers are
+        nearest, of those the first. `config` itself, if it is recorded."""
+        return min(self.configs, key=lambda known: _distance(known, config))
+
+
+def listed(configs: tuple[Config, ...]) -> tuple[Config, ...]:
+    """The configs as a loop over the axes lists them: the first axis changes slowest, lightest values first."""
+    return tuple(sorted(configs, key=lambda config: [_place_in(axis, config) for axis in AXES]))
+
+
+def place(axis: Axis, value: Value) -> int:
+    """Where a value stands among those of its axis, lightest first."""
+    return int(value) if axis.numeric else axis.values.index(value)
+
+
+def _place_in(axis: Axis, config: Config) -> int:
+    value = config.get(axis.name)
+    return -1 if value is None else place(axis, value)
+
+
+def _distance(a: Config, b: Config) -> tuple[int, float]:
+    differing = [(axis, a.get(axis.name), b.get(axis.name)) for axis in AXES]
+    differing = [(axis, x, y) for axis, x, y in differing if x != y]
+    numbers = [abs(math.log2(int(x) / int(y))) for axis, x, y in differing if axis.numeric and x and y]
+    return len(differing), sum(numbers)

@@ -1,0 +1,119 @@
+"""What people do by hand: double the micro-batch until it fails, or go down a checklist until something fits.
+
+The settings that stay fixed are those which published advice recommends for speed, chosen before any table was looked
+at. "Methods and tools for efficient training on a single GPU" (transformers' documentation) has them: bf16 mixed
+precision, fused AdamW, SDPA or FlashAttention and torch.compile make it faster; checkpointing costs about 20 % and is
+for what does not fit otherwise. Liger-Kernel's README says 20 % faster with its fused loss. Adapters keep the rank of
+the plain recipe on all linear layers (the QLoRA paper: on all layers, and then the rank matters little). What a table
+does not have is left out: the next value of the list counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from autofit.lattice import Config, Value
+from autofit.outcome import Fits
+from autofit.search.replay.method import CannotRun, SearchMethod
+from autofit.search.replay.oracle import Oracle
+from autofit.search.replay.problem import Problem
+from autofit.techniques import AXES
+
+HAND_PICKED: Mapping[str, Sequence[Value]] = {
+    "precision": ("bf16-mixed", "fp16-mixed", "bf16"),
+    "optimizer": ("adamw", "adamw-8bit"),
+    "attention": ("flash", "sdpa", "eager"),
+    "loss": ("fused", "chunked", "full"),
+    "compile": (True, False),
+    "checkpointing": ("none",),
+    "offload": ("none",),
+    "sharding": ("none", "ddp", "zero1", "zero2"),
+    "targets": ("all-linear",),
+}
+"""The best first. Of an axis of which the table has none of these, the heaviest value: nothing was turned on."""
+CHECKPOINTED: Mapping[str, Sequence[Value]] = {**HAND_PICKED, "checkpointing": ("full", "every-2", "selective")}
+"""Where not even one sequence fits otherwise."""
+FROM_TWO = 2
+"""Where Lightning begins (`BatchSizeFinder`, `init_val`)."""
+
+
+def doubling(problem: Problem, oracle: Oracle, seed: int) -> None:
+    """Lightning's `scale_batch_size` in its mode `power`: from 2, doubled until memory runs out; halved if 2 does."""
+    smallest, *larger = _micro_batches(problem)
+    for settings in (HAND_PICKED, CHECKPOINTED):
+        fitted = False
+        for batch in [batch for batch in larger if batch >= FROM_TWO] or [smallest]:
+            if not _fits(oracle, settings_of(problem, settings, batch)):
+                break
+            fitted = True
+        if fitted or _fits(oracle, settings_of(problem, settings, smallest)):
+            return
+
+
+def falling(problem: Problem, oracle: Oracle, seed: int) -> None:
+    """accelerate's `find_executable_batch_size` itself: from the largest micro-batch, 0.9 of it after every failure."""
+    try:
+        from accelerate.utils import find_executable_batch_size
+    except ImportError as error:
+        raise CannotRun(f"accelerate cannot be imported: {error}") from error
+    for settings in (HAND_PICKED, CHECKPOINTED):
+
+        def train(batch_size: int, settings: Mapping[str, Sequence[Value]] = settings) -> None:
+            if not _fits(oracle, settings_of(problem, settings, batch_size)):
+                raise RuntimeError("CUDA out of memory.")
+
+        try:
+            find_executable_batch_size(train, starting_batch_size=_micro_batches(problem)[-1])()
+        except RuntimeError:  # not even one sequence
+            continue
+        return
+
+
+def checklist(problem: Problem, oracle: Oracle, seed: int) -> None:
+    """bf16, then checkpointing, then 8-bit Adam, then smaller micro-batches, then offload: ends with the first that
+    fits. A step for which the table has no value is left out; QLoRA is another problem, not another config."""
+    batches = _micro_batches(problem)
+    config = settings_of(problem, {**HAND_PICKED, "compile": (False, True)}, batches[-1])
+    steps: list[tuple[str, Value]] = [
+        ("checkpointing", "full"),
+        ("optimizer", "adamw-8bit"),
+        *(("micro_batch", batch) for batch in reversed(batches[:-1])),
+        ("offload", "optimizer"),
+        ("offload", "params"),
+    ]
+    known = {axis.name: problem.values(axis) for axis in AXES}
+    tried = _fits(oracle, config)
+    for axis, value in steps:
+        if tried:
+            return
+        if value in known[axis]:
+            config = config.replace(**{axis: value})
+            tried = _fits(oracle, config)
+
+
+RIVALS: Mapping[str, SearchMethod] = {
+    "doubling-lightning": doubling,
+    "falling-accelerate": falling,
+    "checklist": checklist,
+}
+
+
+def settings_of(problem: Problem, settings: Mapping[str, Sequence[Value]], micro_batch: int) -> Config:
+    """The best of the settings that the problem has, with the micro-batch given and the lowest rank there is."""
+    chosen: dict[str, Value] = {"micro_batch": micro_batch}
+    for axis in problem.axes:
+        known = problem.values(axis)
+        if not axis.numeric:
+            chosen[axis.name] = next((v for v in settings.get(axis.name, ()) if v in known), known[-1])
+        elif axis.name != "micro_batch":
+            chosen[axis.name] = known[0]
+    return problem.configs[0].replace(**chosen)
+
+
+def _micro_batches(problem: Problem) -> list[int]:
+    return sorted({config.number("micro_batch") for config in problem.configs})
+
+
+def _fits(oracle: Oracle, config: Config) -> bool:
+    """Whether it trains; every failure is taken for one of memory."""
+    return isinstance(oracle.ask(config).outcome, Fits)

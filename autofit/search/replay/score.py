@@ -1,0 +1,179 @@
+"""How good a method was on a problem: over its seeds, from its traces."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autofit.outcome import Fits, OutOfMemory
+from autofit.search.replay.hypervolume import hypervolume
+from autofit.search.replay.recorded import Recorded
+from autofit.search.replay.trace import Run, Trace
+
+WITHIN = (0.05, 0.02, 0.01)
+"""Relative distances from the best speed, of which it is told when a search came so near."""
+AFTER = (5, 10, 20, 40)
+"""Trials after which the frontier is judged."""
+MOST = 0.9
+"""Share of the seeds that the second figure of each pair covers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A figure over the seeds. None where it is beyond every number: what half, or nine tenths, never reached."""
+
+    median: float | None
+    p90: float | None
+    """By nearest rank: at least nine tenths of the seeds are no worse."""
+
+    @classmethod
+    def of(cls, figures: Sequence[float], *, more_is_better: bool = False) -> Spread:
+        """Of at least one figure; infinity stands for never."""
+        worst_last = sorted(figures, reverse=more_is_better)
+        p90 = worst_last[math.ceil(MOST * len(worst_last)) - 1]
+        return cls(median=_finite(statistics.median(worst_last)), p90=_finite(p90))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """When the best config that had run was so near to the table's best."""
+
+    within: float
+    seeds: int
+    """Of the seeds, those that came so near at all."""
+    trials: Spread
+    seconds: Spread
+    """Of trials, as recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The searches that their method ended itself."""
+
+    seeds: int
+    trials: Spread
+    seconds: Spread
+    out_of_memory: Spread
+    regret: Spread
+    """By what share the best config that had run was slower than the table's best; None where nothing had fitted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How good a method was on a problem."""
+
+    seeds: int
+    reached: tuple[Reached, ...]
+    """For each of `WITHIN`."""
+    out_of_memory: Spread
+    """Trials that ran out until the best was within the last of `WITHIN`; of a search that never came there, all."""
+    hypervolume: tuple[tuple[int, Spread], ...]
+    """For each of `AFTER`: share of the hypervolume of the exhaustive frontier; p90: nine tenths have at least that. A
+    search that ended earlier keeps what it had."""
+    ended: Ended | None
+    """None where no search was ended by its method."""
+    asks: Spread
+    repeats: Spread
+    outside: Spread
+    """Asks, and of them those for what had run and for what the table lacks."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "seeds": self.seeds,
+            "reached": [asdict(reached) for reached in self.reached],
+            "out_of_memory": asdict(self.out_of_memory),
+            "hypervolume": [{"trials": trials, **asdict(share)} for trials, share in self.hypervolume],
+            "ended": None if self.ended is None else asdict(self.ended),
+            "asks": asdict(self.asks),
+            "repeats": asdict(self.repeats),
+            "outside": asdict(self.outside),
+        }
+
+
+def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
+    """The score of at least one search, one trace per seed."""
+    ended = [trace for trace in traces if trace.stopped]
+    best = recorded.best.measurement.tokens_per_second
+    return Score(
+        seeds=len(traces),
+        reached=tuple(_reached(traces, best, within) for within in WITHIN),
+        out_of_memory=_over(traces, lambda t: _ran_out(t.runs[: trials_to(t, best, WITHIN[-1])])),
+        hypervolume=tuple((n, _shares(recorded, traces, n)) for n in AFTER),
+        ended=_ended(ended, best) if ended else None,
+        asks=_over(traces, lambda t: t.asks),
+        repeats=_over(traces, lambda t: t.repeats),
+        outside=_over(traces, lambda t: t.outside),
+    )
+
+
+def trials_to(trace: Trace, best: float, within: float) -> int | None:
+    """After how many trials one had run that is at most so much slower than `best`, relative; None for never."""
+    enough = (1.0 - within) * best
+    return next((number for number, run in enumerate(trace.runs, start=1) if _speed(run) >= enough), None)
+
+
+def regret(trace: Trace, best: float) -> float:
+    """By what share the fastest config that fitted is slower than `best`; infinite where nothing fitted."""
+    fastest = max(map(_speed, trace.runs), default=0.0)
+    return 1.0 - fastest / best if fastest else math.inf
+
+
+def share_after(recorded: Recorded, trace: Trace, trials: int) -> float:
+    """Share of the exhaustive frontier's hypervolume that the first so many trials have."""
+    fitted = [run.outcome.measurement for run in trace.runs[:trials] if isinstance(run.outcome, Fits)]
+    whole = hypervolume(_corners(p.measurement for p in recorded.frontier), recorded.reference)
+    return hypervolume(_corners(fitted), recorded.reference) / whole if whole else float(bool(fitted))
+
+
+def _reached(traces: Sequence[Trace], best: float, within: float) -> Reached:
+    numbers = [trials_to(trace, best, within) for trace in traces]
+    costs = [_seconds(t.runs[:n]) if n is not None else math.inf for t, n in zip(traces, numbers, strict=True)]
+    return Reached(
+        within=within,
+        seeds=sum(number is not None for number in numbers),
+        trials=Spread.of([math.inf if number is None else number for number in numbers]),
+        seconds=Spread.of(costs),
+    )
+
+
+def _ended(traces: Sequence[Trace], best: float) -> Ended:
+    return Ended(
+        seeds=len(traces),
+        trials=_over(traces, lambda t: len(t.runs)),
+        seconds=_over(traces, lambda t: _seconds(t.runs)),
+        out_of_memory=_over(traces, lambda t: _ran_out(t.runs)),
+        regret=_over(traces, lambda t: regret(t, best)),
+    )
+
+
+def _shares(recorded: Recorded, traces: Sequence[Trace], trials: int) -> Spread:
+    return Spread.of([share_after(recorded, trace, trials) for trace in traces], more_is_better=True)
+
+
+def _over(traces: Sequence[Trace], figure: Callable[[Trace], float]) -> Spread:
+    return Spread.of([figure(trace) for trace in traces])
+
+
+def _ran_out(runs: Iterable[Run]) -> int:
+    return sum(isinstance(run.outcome, OutOfMemory) for run in runs)
+
+
+def _seconds(runs: Iterable[Run]) -> float:
+    return math.fsum(run.seconds for run in runs)
+
+
+def _speed(run: Run) -> float:
+    """Tokens per second; 0 for what did not train."""
+    return run.outcome.measurement.tokens_per_second if isinstance(run.outcome, Fits) else 0.0
+
+
+def _corners(measured: Iterable[Any]) -> list[tuple[float, float]]:
+    return [(float(m.device_bytes), m.tokens_per_second) for m in measured]
+
+
+def _finite(figure: float) -> float | None:
+    return figure if math.isfinite(figure) else None

@@ -1,0 +1,263 @@
+"""Replays of tables in files: what is judged, and which tables are refused, by row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit.operations.made_trials import STACK, crashed, fits
+from unit.search.conftest import MACHINE
+from unit.search.made_tables import lines_of, write
+from unit.search.made_truth import Truth, cpu_lattice, make_job
+
+from autofit.catalog.models import load
+from autofit.errors import AutofitError, NothingFits, UsageError
+from autofit.operations import replay, replaying
+from autofit.operations.recorded_tables import is_table, read_whole
+from autofit.outcome import Fits, OutOfMemory, outcome_to_json
+from autofit.search.foresight import Foresight
+from autofit.store import Store
+from autofit.trial.site import installed_stack
+from autofit.units import GIB
+
+LIMIT = 3 * GIB // 2
+Lines = list[dict[str, Any]]
+CHEAP = ("autofit", "optuna-random", "deepspeed-grid", "checklist")
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    """A world of the space `cpu`."""
+    job = make_job(MACHINE, STACK, model=load("smollm2-135m"))
+    return Truth(job, cpu_lattice(job), seed=0)
+
+
+@pytest.fixture(scope="module")
+def lines(truth: Truth) -> Lines:
+    """A table of all its configs under 1.5 GiB."""
+    return lines_of(truth.trial(config, LIMIT) for config in truth.lattice.configs)
+
+
+@pytest.fixture
+def table(lines: Lines, tmp_path: Path) -> Path:
+    """The same in a file."""
+    return write(tmp_path / "cpu-of-tests.jsonl", lines)
+
+
+@pytest.fixture
+def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimating takes longer than everything else."""
+    monkeypatch.setattr(replaying, "predict_all", lambda *asked, **options: {})
+
+
+@pytest.mark.usefixtures("no_estimates")
+def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
+    told: list[str] = []
+    found = replay([table], methods=CHEAP, seeds=2, report=told.append)
+    assert [judged.recorded.problem.name for judged in found.problems] == [
+        f"cpu-of-tests/{method}" for method in ("full", "lora", "qlora")
+    ]
+    assert "cpu-of-tests/lora: optuna-random, seed 2 of 2" in told
+    for judged in found.problems:
+        problem = judged.recorded.problem
+        assert set(problem.configs) == {c for c in truth.lattice.configs if c["method"] == problem.method}
+        best = truth.outcome(judged.recorded.best.config, LIMIT)
+        assert isinstance(best, Fits) and best.measurement == judged.recorded.best.measurement
+        assert list(judged.scores) == list(CHEAP)
+        for score in judged.scores.values():
+            assert not isinstance(score, str) and score.seeds == 2
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert document["seeds"] == 2 and document["left_out"] == []
+    full = document["problems"][0]
+    assert full["configs"] == full["fitting"] + full["out_of_memory"] and full["memory_limit_bytes"] == LIMIT
+    assert full["reference_point"] == {"device_bytes": LIMIT, "tokens_per_second": 0.0}
+    ours = full["methods"][0]
+    assert (ours["name"], ours["not_run"]) == ("autofit", None)
+    assert [entry["within"] for entry in ours["score"]["reached"]] == [0.05, 0.02, 0.01]
+    assert set(ours["score"]["reached"][0]) == {"within", "seeds", "trials", "seconds"}
+
+
+@pytest.mark.usefixtures("no_estimates")
+def test_a_replay_is_repeatable(table: Path) -> None:
+    first, second = (replay([table], methods=CHEAP[:2], seeds=1).to_json() for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.usefixtures("no_estimates")
+def test_a_limit_below_the_tables(table: Path, truth: Truth) -> None:
+    limit = GIB
+    found = replay([table], methods=["checklist"], seeds=1, memory_limit_bytes=limit)
+    for judged in found.problems:
+        trials = judged.recorded.trials
+        assert {c for c, t in trials.items() if isinstance(t.outcome, Fits)} == {
+            c for c in trials if truth.memory(c) <= limit
+        }
+        assert judged.recorded.problem.memory_limit_bytes == limit
+        assert all(t.memory_limit_bytes == limit for t in trials.values())
+        turned = [t for c, t in trials.items() if limit < truth.memory(c) <= LIMIT]
+        assert turned and all(isinstance(t.outcome, OutOfMemory) and t.seconds == 7.5 for t in turned)
+
+
+@pytest.mark.usefixtures("no_estimates")
+def test_methods_of_which_nothing_fits_are_named(table: Path, truth: Truth) -> None:
+    least = {m: min(truth.memory(c) for c in truth.lattice.configs if c["method"] == m) for m in ("full", "qlora")}
+    found = replay([table], methods=["checklist"], seeds=1, memory_limit_bytes=least["full"] - 1)
+    assert "cpu-of-tests/full" in found.left_out
+    with pytest.raises(NothingFits, match=r"nothing of cpu-of-tests fits .*higher --memory-limit"):
+        replay([table], memory_limit_bytes=least["qlora"] - 1)
+
+
+def test_what_is_wrong_with_the_request(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"methods": ["optuna-tep"]}, "unknown search method 'optuna-tep': did you mean optuna-tpe"),
+        ({"seeds": 0}, "seeds is 0"),
+        ({"memory_limit_bytes": 2 * GIB}, "above the 1.50 GiB under which"),
+        ({"tables": [tmp_path / "cpu-of-test.jsonl"]}, r"did you mean .*cpu-of-tests\.jsonl"),
+        ({"tables": [table, table]}, "two tables are named cpu-of-tests"),
+    ]
+    for arguments, said in wrong:
+        with pytest.raises(UsageError, match=said):
+            replay(**{"tables": [table], **arguments})
+    monkeypatch.setattr(replaying, "RECORDED", tmp_path / "elsewhere")
+    with pytest.raises(UsageError, match=r"no recorded table in .*elsewhere.*--table FILE"):
+        replay()
+
+
+@pytest.mark.usefixtures("no_estimates")
+def test_the_tables_of_a_checkout_are_the_default(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "export.jsonl").write_text('{"schema": 1, "autofit": "0.1.0"}\n')
+    (tmp_path / "notes.jsonl").write_text("none\n")
+    monkeypatch.setattr(replaying, "RECORDED", tmp_path)
+    found = replay(methods=["checklist"], seeds=1)
+    assert {judged.recorded.problem.table for judged in found.problems} == {"cpu-of-tests"}
+
+
+def test_every_recorded_table_of_this_checkout_is_whole() -> None:
+    tables = [path for path in replaying.RECORDED.glob("*.jsonl") if is_table(path)]
+    assert tables
+    for path in tables:
+        assert read_whole(path).trials
+
+
+def test_predictions_are_of_the_estimator_and_of_no_trial(
+    lines: Lines, truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real estimate of one config; what it is must not hang on trials in the store that keeps them."""
+    monkeypatch.setattr(replaying, "installed_stack", lambda: replace(installed_stack(), cuda=None))
+    one = next(line for line in lines[1:] if line["config"]["method"] == "lora" and line["config"]["micro_batch"] == 1)
+    table = read_whole(write(tmp_path / "one.jsonl", [lines[0], one]))
+    store = tmp_path / "store.db"
+
+    def foreseen() -> Foresight:
+        return replaying._foreseen(table, LIMIT, store=str(store), report=lambda line: None)
+
+    first = foreseen()
+    assert set(first.predictions) == {trial.config for trial in table.trials}
+    assert all(p.device_bytes > 0 and p.calibrated_on == 0 for p in first.predictions.values())
+    with Store.open(str(store)) as opened:
+        for trial in table.trials:
+            opened.add(replace(trial, stack=installed_stack(), prediction=first.predictions[trial.config]))
+    monkeypatch.setattr("autofit.estimate.sweep.sweep", lambda *asked, **options: pytest.fail("estimated twice"))
+    assert foreseen().predictions == first.predictions
+
+
+def test_a_whole_table_is_read_as_it_was_written(table: Path, truth: Truth) -> None:
+    found = read_whole(table)
+    assert (found.name, found.memory_limit_bytes, found.workload) == ("cpu-of-tests", LIMIT, truth.job.workload)
+    assert [t.config for t in found.trials] == list(truth.lattice.configs)
+    assert [t.outcome for t in found.trials] == [truth.outcome(t.config, LIMIT) for t in found.trials]
+
+
+def changed(number: int, change: Callable[[dict[str, Any]], object]) -> Callable[[Lines], Lines]:
+    """The table with one line changed in place."""
+
+    def make(lines: Lines) -> Lines:
+        copy: Lines = json.loads(json.dumps(lines))
+        fitting = [i for i, line in enumerate(copy) if i > 0 and line["outcome"] == "fits"]
+        change(copy[0] if number == 0 else copy[fitting[number - 1]])
+        return copy
+
+    return make
+
+
+def in_measurement(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda line: line["measurement"].update(values)
+
+
+def in_steps(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda line: line["measurement"]["step_seconds"].update(values)
+
+
+BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
+    "other schema": (changed(0, lambda h: h.update(schema=2)), r"row 1: schema 2, and this version reads 1"),
+    "export": (lambda lines: [{"schema": 1, "autofit": "0.1.0"}], r"row 1: .*hardware, stack, workload"),
+    "other hardware": (changed(0, lambda h: h["hardware"].update(colour="red")), r"row 1: .*colour"),
+    "limit of nothing": (changed(0, lambda h: h.update(memory_limit_bytes=0)), r"row 1: memory_limit_bytes is 0"),
+    "no trial": (lambda lines: lines[:1], r"is empty: it has a header and no trial"),
+    "two recordings": (lambda lines: [*lines[:5], *lines], r"row 6: the header of another recording"),
+    "a config twice": (lambda lines: [*lines, lines[3]], r"row \d+: the config of row 4 again"),
+    "no config": (changed(1, lambda line: line.pop("config")), r"row \d+: config is missing"),
+    "no measurement": (changed(1, lambda line: line.pop("measurement")), r"row \d+: measurement is missing"),
+    "no seconds": (changed(1, lambda line: line.pop("seconds")), r"row \d+: seconds is missing"),
+    "no such axis": (changed(1, lambda line: line["config"].update(colour="red")), r"row \d+: unknown axis 'colour'"),
+    "no such value": (
+        changed(1, lambda line: line["config"].update(precision="bf15")),
+        r"row \d+: unknown value of precision 'bf15': did you mean bf16",
+    ),
+    "an axis too few": (changed(1, lambda line: line["config"].pop("loss")), r"row \d+: its config does not name"),
+    "no such outcome": (changed(1, lambda line: line.update(outcome="fitted")), r"row \d+: no such outcome: 'fitted'"),
+    "no time": (changed(1, lambda line: line.update(seconds=0)), r"row \d+: seconds is 0, and must be above 0"),
+    "time in words": (changed(1, lambda line: line.update(seconds="9 s")), r"row \d+: seconds is '9 s'"),
+    "negative speed": (changed(1, in_measurement(tokens_per_second=-3.0)), r"row \d+: tokens_per_second is -3.0"),
+    "beyond the limit": (
+        changed(1, in_measurement(device_bytes=LIMIT + 1)),
+        r"row \d+: device_bytes is 1610612737: what fits has at least 0 and at most the limit",
+    ),
+    "negative step": (changed(1, in_steps(median=-1.0)), r"row \d+: step_seconds.median is -1.0"),
+    "negative spread": (changed(1, in_steps(relative_spread=-0.1)), r"row \d+: step_seconds.relative_spread is -0.1"),
+    "unknown figure": (changed(1, in_measurement(watts=300)), r"row \d+: .*watts"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_table_that_is_wrong_is_refused_by_row(kind: str, lines: Lines, tmp_path: Path) -> None:
+    make, said = BAD[kind]
+    file = write(tmp_path / "bad.jsonl", make(lines))
+    with pytest.raises(UsageError, match=rf"bad\.jsonl.*{said}") as raised:
+        replay([file])
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda text: text[:-20], r"row \d+: cut off: the same `autofit bench record` goes on"),
+        (lambda text: "", "is empty"),
+        (lambda text: text.replace("\n", "\n{\n", 1), "row 2: not JSON"),
+        (lambda text: text.replace("\n", "\n[1]\n", 1), "row 2: not a JSON object"),
+        (lambda text: text.replace('"tokens_per_second": ', '"tokens_per_second": NaN, "x": ', 1), "NaN is no number"),
+    ],
+)
+def test_a_file_that_is_no_table(spoil: Callable[[str], str], said: str, table: Path) -> None:
+    table.write_text(spoil(table.read_text()))
+    with pytest.raises(UsageError, match=said):
+        replay([table])
+
+
+def test_what_the_machinery_failed_is_no_row(lines: Lines, tmp_path: Path) -> None:
+    failed = {"config": lines[1]["config"], **outcome_to_json(replace(crashed(), transient=True)), "seconds": 1.0}
+    with pytest.raises(UsageError, match="row 2: a failure of the machinery"):
+        replay([write(tmp_path / "t.jsonl", [lines[0], failed])])
+    # A config's own crash is a row like any other.
+    own = {**failed, **outcome_to_json(crashed())}
+    other = {"config": lines[2]["config"], **outcome_to_json(fits(1.0, 10)), "seconds": 1.0}
+    assert len(read_whole(write(tmp_path / "u.jsonl", [lines[0], own, other])).trials) == 2
+
+
+def test_a_folder_is_no_table(tmp_path: Path) -> None:
+    with pytest.raises(AutofitError, match="cannot be read"):
+        replay([tmp_path])

@@ -1,0 +1,96 @@
+"""Recorded tables of worlds that are made by formula, without a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from unit.search.made_truth import Truth
+
+from autofit.lattice import Config
+from autofit.outcome import Outcome, Trial, outcome_to_json
+from autofit.search.foresight import Foresight
+from autofit.search.replay.method import SearchMethod
+from autofit.search.replay.oracle import Enough, Oracle
+from autofit.search.replay.problem import Problem, listed
+from autofit.search.replay.recorded import Recorded
+from autofit.search.replay.trace import Run, Trace
+from autofit.units import GIB
+
+LIMIT = 2 * GIB
+"""Holds some configs of each method of the worlds of tests, and not all."""
+
+
+def problem_of(truth: Truth, configs: Iterable[Config], *, limit: int = LIMIT, method: str = "full") -> Problem:
+    """The problem of these configs."""
+    return Problem(
+        table="made",
+        method=method,
+        configs=listed(tuple(configs)),
+        workload=truth.job.workload,
+        hardware=truth.job.hardware,
+        stack=truth.job.stack,
+        memory_limit_bytes=limit,
+        foresee=Foresight,
+    )
+
+
+def recorded(
+    truth: Truth,
+    *,
+    method: str = "full",
+    limit: int = LIMIT,
+    keep: Callable[[Config], bool] = lambda config: True,
+    seconds: Callable[[Config], float] = lambda config: 7.5,
+) -> Recorded:
+    """The world's configs of a method, each run once."""
+    configs = [c for c in truth.lattice.configs if c["method"] == method and keep(c)]
+    trials = {c: replace(truth.trial(c, limit), seconds=seconds(c)) for c in configs}
+    return Recorded(problem=problem_of(truth, configs, limit=limit, method=method), trials=trials)
+
+
+def of_outcomes(truth: Truth, outcomes: dict[Config, Outcome], limit: int = LIMIT) -> Recorded:
+    """A table of these outcomes."""
+    trials = {c: replace(truth.trial(c, limit), outcome=outcome) for c, outcome in outcomes.items()}
+    return Recorded(problem=problem_of(truth, outcomes, limit=limit), trials=trials)
+
+
+def run(table: Recorded, method: SearchMethod, seed: int = 0) -> Trace:
+    """One search."""
+    oracle = Oracle(table, seed)
+    try:
+        method(table.problem, oracle, seed)
+    except Enough:
+        return oracle.trace(stopped=False)
+    return oracle.trace(stopped=True)
+
+
+def trace(table: Recorded, order: Iterable[Config], *, seconds: float = 7.5, stopped: bool = False) -> Trace:
+    """A search that ran these configs, in this order."""
+    runs = tuple(Run(config=c, outcome=table.trials[c].outcome, seconds=seconds) for c in order)
+    return Trace(runs=runs, asks=len(runs), stopped=stopped)
+
+
+def lines_of(trials: Iterable[Trial]) -> list[dict[str, Any]]:
+    """What `autofit bench record` would have written."""
+    every = list(trials)
+    header = {
+        "schema": 1,
+        "hardware": every[0].hardware.to_json(),
+        "stack": every[0].stack.to_json(),
+        "workload": every[0].workload.to_json(),
+        "space": "cpu",
+        "memory_limit_bytes": every[0].memory_limit_bytes,
+        "recorded_at": "2026-03-01T00:00:00+00:00",
+    }
+    rows = ({"config": t.config.to_json(), **outcome_to_json(t.outcome), "seconds": t.seconds} for t in every)
+    return [header, *rows]
+
+
+def write(file: Path, lines: Iterable[dict[str, Any]]) -> Path:
+    """The lines as a file."""
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
