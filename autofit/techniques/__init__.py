@@ -17,7 +17,7 @@ from autofit.techniques.offload import Offload
 from autofit.techniques.optimizer import Optimizer
 from autofit.techniques.precision import Precision
 from autofit.techniques.rank import Rank
-from autofit.techniques.sharding import Sharding
+from autofit.techniques.sharding import Sharding, needs_process_group
 from autofit.techniques.targets import Targets
 from autofit.techniques.technique import Technique
 from autofit.workload import Effect, Goal
@@ -49,11 +49,6 @@ def unsupported(config: Config, job: Job) -> str | None:
             if reason is not None:
                 return reason
     return None
-
-
-def is_built(config: Config) -> bool:
-    """Whether this release runs every value of `config`, be it on other hardware than is at hand."""
-    return not any(config.get(t.axis.name) in t.later for t in TECHNIQUES)
 
 
 def holds(job: Job) -> Callable[[Config, Config], bool]:
@@ -141,7 +136,7 @@ __all__ = [
     "complete",
     "family",
     "holds",
-    "is_built",
+    "needs_process_group",
     "parse",
     "unsupported",
 ]

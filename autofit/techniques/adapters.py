@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, cast
 
 from autofit.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from autofit.techniques.technique import Plan
 
 
@@ -61,11 +65,15 @@ def add(model: Any, plan: Plan) -> Any:
     return wrapped
 
 
-def initialise(model: Any) -> None:
-    """Give adapters their usual start, A random and B zero: peft could not, on the meta device."""
+def initialise(model: Any, whole: Callable[[Iterable[nn.Module]], AbstractContextManager[None]]) -> None:
+    """Give adapters their usual start, A random and B zero: peft could not, on the meta device.
+
+    Inside of `whole`, what modules hold is whole, where it is sharded.
+    """
     from peft.tuners.lora import LoraLayer
 
     for module in model.modules():
         if isinstance(module, LoraLayer):
             for name in module.lora_A:
-                module.reset_lora_parameters(name, True)
+                with whole((module.lora_A[name], module.lora_B[name])):
+                    module.reset_lora_parameters(name, True)

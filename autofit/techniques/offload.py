@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from autofit.lattice import Axis, Config, chain
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Technique
+from autofit.techniques.technique import Plan, Technique
+
+WITH = {
+    "optimizer": ("none", "zero1", "zero2", "zero3"),
+    "params": ("none", "zero3", "fsdp", "fsdp-no-reshard"),
+    "nvme": ("none", "zero3"),
+}
+"""The values of `sharding` that a value of `offload` goes with: `none` is one device, where DeepSpeed offloads."""
 
 
 class Offload(Technique):
-    """`none` keeps everything on the device. The others need DeepSpeed and come with a later release."""
+    """`none` keeps everything on the device. `optimizer`: states and update on the host (ZeRO-Offload, Ren et al.
+    2021). `params`: parameters there too, fetched layer by layer. `nvme`: both in files (ZeRO-Infinity, Rajbhandari et
+    al. 2021)."""
 
     axis = Axis(
         name="offload",
@@ -17,9 +26,24 @@ class Offload(Technique):
         lighter=chain("nvme", "params", "optimizer", "none"),
     )
 
-    later = frozenset({"nvme", "params", "optimizer"})
-
     def unsupported(self, config: Config, job: Job) -> str | None:
-        if config["offload"] in self.later:
-            return f"offload={config['offload']} is not built yet: it comes with a later release; use offload=none"
+        value, sharding = config.text("offload"), config.text("sharding")
+        if value == "none":
+            return None
+        if sharding not in WITH[value]:
+            others = ", ".join(name for name in WITH[value] if name != "none")
+            return f"offload={value} cannot work with sharding={sharding}: use {others}, or offload=none"
+        if config["optimizer"] != "adamw":
+            return (
+                f"offload={value} cannot work with optimizer={config['optimizer']}: the update runs on the host, where "
+                "only Adam has a kernel that is fast enough; use adamw"
+            )
         return None
+
+    def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
+        """Where all weights are trained on an accelerator, in the same way of sharding. Adapters' states can be less
+        than DeepSpeed's buffers, and what leaves a processor goes to the very memory it has left."""
+        return lighter["method"] == "full" and job.hardware.kind != "cpu" and lighter["sharding"] == heavier["sharding"]
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        plan.offload = config.text("offload")

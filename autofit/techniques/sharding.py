@@ -2,25 +2,98 @@
 
 from __future__ import annotations
 
+import os
+
+from autofit.catalog.models import shape
 from autofit.lattice import Axis, Config
+from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Technique
+from autofit.techniques.technique import Plan, Technique
+
+NVME_VARIABLE = "AUTOFIT_NVME_DIR"
+"""Environment variable that names the folder for offload=nvme."""
+OF_TORCH = ("adamw", "adamw-foreach")
+"""Optimizers whose update torch runs on shards."""
 
 
 class Sharding(Technique):
-    """`none` is one device. The others need several ranks and come with a later release."""
+    """`none` is one device. `ddp`: everything on each, gradients summed. `zero1`, `zero2`, `zero3` (DeepSpeed;
+    Rajbhandari et al. 2020): states, gradients too, parameters too are shared out. `fsdp`: torch's `fully_shard`, all
+    three too; `fsdp-no-reshard` keeps gathered parameters from the forward pass to the backward pass."""
 
     axis = Axis(
         name="sharding",
-        values=("zero3", "fsdp", "zero2", "zero1", "ddp", "none"),
+        values=("zero3", "fsdp", "fsdp-no-reshard", "zero2", "zero1", "ddp", "none"),
         recipe="none",
+        # No claim between libraries, nor between ZeRO's stages: each has buffers of its own, which outweigh what it
+        # saves where little is trained.
+        lighter=frozenset({("fsdp", "fsdp-no-reshard")}),
     )
 
-    later = frozenset({"zero3", "fsdp", "zero2", "zero1", "ddp"})
-
     def unsupported(self, config: Config, job: Job) -> str | None:
-        if config["sharding"] in self.later:
-            return f"sharding={config['sharding']} is not built yet: it comes with a later release; use sharding=none"
-        if job.workload.devices > 1:
-            return "training on several devices is not built yet: it comes with a later release; use --devices 1"
-        return None
+        value, devices = config.text("sharding"), job.workload.devices
+        if value == "none" and devices > 1:
+            return f"sharding=none is for one device: on {devices}, use ddp, zero1, zero2, zero3 or fsdp"
+        if value != "none" and devices == 1:
+            return f"sharding={value} needs several devices to share between: use --devices, or sharding=none"
+        if uses_deepspeed(config):
+            return _not_by_deepspeed(config, job)
+        return _not_by_fsdp(config, job) if value.startswith("fsdp") else None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        plan.sharding = config.text("sharding")
+        if plan.autocast and has_own_mixed_precision(config):
+            plan.autocast, plan.narrowed = False, True
+        if uses_deepspeed(config):
+            plan.deepspeed = deepspeed_settings(config, job, folder=os.environ.get(NVME_VARIABLE))
+
+
+def needs_process_group(config: Config) -> bool:
+    """Whether training `config` needs torch.distributed: several ranks, or DeepSpeed, which wants it for one too."""
+    return config["sharding"] != "none" or config["offload"] != "none"
+
+
+def has_own_mixed_precision(config: Config) -> bool:
+    """Whether the library that holds the parameters also converts them to 16 bits, in place of autocast."""
+    return needs_process_group(config) and config["sharding"] != "ddp"
+
+
+def uses_deepspeed(config: Config) -> bool:
+    """Whether DeepSpeed trains `config`: its ZeRO stages, and all that one device offloads."""
+    sharding = config.text("sharding")
+    return sharding.startswith("zero") or (sharding == "none" and config["offload"] != "none")
+
+
+def _not_by_fsdp(config: Config, job: Job) -> str | None:
+    if not shape(job.model).checkpointable:
+        return f"fsdp shards layer by layer, and transformers does not mark the layers of {job.model.name}: use ddp"
+    if config["optimizer"] not in OF_TORCH:
+        return (
+            f"optimizer={config['optimizer']} cannot update FSDP's sharded tensors, for which its kernel is not "
+            "written: use adamw, or zero2 or zero3, which shard flat"
+        )
+    return None
+
+
+def _not_by_deepspeed(config: Config, job: Job) -> str | None:
+    what = "sharding=" + config.text("sharding") if config["sharding"] != "none" else f"offload={config['offload']}"
+    zero3 = deepspeed_stage(config) == 3
+    if job.stack.deepspeed is None:
+        return f"{what} needs deepspeed, which is not installed here (pip install deepspeed)"
+    if job.hardware.kind not in ("cpu", "cuda", "xpu"):
+        return f"{what} cannot work: DeepSpeed has no ZeRO for {job.hardware.kind}"
+    if config["precision"] == "fp16-mixed" and job.hardware.kind == "cpu":
+        return f"{what} cannot work with fp16-mixed: DeepSpeed refuses fp16 on processors; use bf16-mixed, fsdp or ddp"
+    if config["optimizer"] == "adafactor":
+        return (
+            f"optimizer=adafactor would be another optimizer with {what}: it factorises matrices, which DeepSpeed "
+            "flattens; use adamw, or sharding=ddp"
+        )
+    if zero3 and not shape(job.model).checkpointable:
+        return f"{what} cannot work: transformers does not mark the layers of {job.model.name}; use zero2 or ddp"
+    if zero3 and config["checkpointing"] == "selective":
+        return (
+            f"checkpointing=selective cannot work with {what}: it repeats a layer operation by operation, and ZeRO-3's "
+            "gathering among them differs the second time; use full, every-2 or none"
+        )
+    return None

@@ -62,6 +62,13 @@ class Plan:
     loss: LossKernel | None = None
     optimizer: OptimizerFactory | None = None
     compile: bool = False
+    sharding: str = "none"
+    offload: str = "none"
+    deepspeed: dict[str, Any] | None = None
+    """DeepSpeed's own configuration, where it is the library."""
+    narrowed: bool = False
+    """Whether a sharding library hands trained weights to the forward pass in compute_dtype, keeping the wider ones to
+    itself: what autocast does elsewhere."""
 
 
 class Technique:
@@ -72,8 +79,6 @@ class Technique:
     """
 
     axis: ClassVar[Axis]
-    later: ClassVar[frozenset[Value]] = frozenset()
-    """Values that are refused until a later release runs them."""
 
     def applies(self, config: Config) -> bool:
         """Whether a config must have this axis."""

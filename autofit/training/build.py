@@ -11,9 +11,10 @@ from autofit.catalog.model_shape import drops_out
 from autofit.catalog.models import Model, architecture
 from autofit.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
+from autofit.techniques.deepspeed_settings import deepspeed_settings
 from autofit.techniques.technique import Plan
+from autofit.training import engines, native_ops, nvme
 from autofit.training.decoder import keep_layers
-from autofit.training.engine import LocalEngine
 from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise, unwrap
@@ -21,7 +22,7 @@ from autofit.training.weights import materialise, unwrap
 if TYPE_CHECKING:
     from torch import nn
 
-    from autofit.techniques.technique import LossKernel, OptimizerFactory
+    from autofit.techniques.technique import LossKernel
 
 
 def make_plan(config: Config, job: Job, device: torch.device) -> Plan:
@@ -58,11 +59,17 @@ def make_skeleton(config: Config, plan: Plan, model: Model, layers: Sequence[int
 def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
     """The training step of `config`, with random weights on `device`; seed torch before for repeatable weights.
 
-    The config must be supported (`techniques.unsupported` says so); raises what torch raises when memory runs out.
+    Sharded or not, the same seed gives the same weights; where `techniques.needs_process_group`, every rank must call
+    this, in the default process group of torch.distributed. The config must be supported (`techniques.unsupported`
+    says so); raises `EnvironmentLacks` for what offloading needs of this machine and is not there, and what torch
+    raises when memory runs out.
     """
+    native_ops.require(config)
     plan = make_plan(config, job, device)
+    if config["offload"] == "nvme":
+        plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require(config, job)))
     model = make_skeleton(config, plan, job.model)
-    materialise(model, device=device)
+    materialise(model, device=device, sharder=engines.sharder(plan))
     for technique in TECHNIQUES:
         if technique.applies(config):
             technique.on_model(config, plan, model)
@@ -70,7 +77,7 @@ def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
     module.train()
     if plan.compile:
         module.compile_decoder()
-    engine = LocalEngine(module, cast("OptimizerFactory", plan.optimizer), loss_scaling=plan.loss_scaling)
+    engine = engines.make(module, plan)
     built = unwrap(model).config
     return TrainingStep(
         module=module,

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 
-from autofit.techniques.technique import MAX_GRADIENT_NORM
 
-if TYPE_CHECKING:
-    from autofit.techniques.technique import OptimizerFactory
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resident:
+    """Bytes that one rank's engine holds at this moment, whatever their purpose: a shard, or all where nothing is
+    sharded. Gradients are there between `backward` and `update`, states from the first update on."""
+
+    parameters: int
+    """On the device, with the constants of quantised ones; not what is gathered for a moment."""
+    gradients: int
+    """On the device."""
+    optimizer: int
+    """States and, where the library keeps the parameters a second time, the master copies; on the device."""
+    host_parameters: int = 0
+    host_gradients: int = 0
+    host_optimizer: int = 0
 
 
 class Engine(Protocol):
@@ -26,8 +38,12 @@ class Engine(Protocol):
     ranks: int
     """Data-parallel ranks that share a global batch."""
 
+    def prepare(self, *, last: bool) -> None:
+        """Called before the forward pass of every micro-batch; `last` says that the update follows its backward pass,
+        so that ranks synchronise only then: some libraries decide that in the forward pass."""
+
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of `loss`; `last` says that the update follows, so that ranks synchronise only then."""
+        """Add the gradients of `loss`; `last` is what `prepare` was told."""
 
     def update(self) -> torch.Tensor:
         """One optimizer step; frees the gradients. Their L2 norm over all ranks before clipping, fp32 scalar.
@@ -35,28 +51,5 @@ class Engine(Protocol):
         Not finite where loss scaling overflowed: then nothing was updated.
         """
 
-
-class LocalEngine:
-    """One device, torch's own optimizers."""
-
-    ranks = 1
-
-    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, *, loss_scaling: bool) -> None:
-        self.root = root
-        self.optimizer = make_optimizer(root)
-        self._trainable = [p for p in root.parameters() if p.requires_grad]
-        device = next(root.parameters()).device.type
-        self._scaler = torch.amp.GradScaler(device, enabled=loss_scaling)
-
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of `loss`."""
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def update(self) -> torch.Tensor:
-        """One optimizer step; frees the gradients. Their L2 norm before clipping, fp32 scalar."""
-        self._scaler.unscale_(self.optimizer)
-        norm = torch.nn.utils.clip_grad_norm_(self._trainable, MAX_GRADIENT_NORM)
-        self._scaler.step(self.optimizer)
-        self._scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        return norm.detach().float()
+    def resident(self) -> Resident:
+        """What this rank holds now."""

@@ -30,11 +30,15 @@ class LossModule(nn.Module):
         self._decoder = [decoder]  # in a list: registered once, as a part of `model`
         self._config = causal_lm.config.get_text_config()
 
-    def forward(self, tokens: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Summed cross-entropy in nats, fp32 scalar. tokens and labels [sequences, seq_len]; labels are shifted."""
-        decoded = self._decoder[0](input_ids=tokens, use_cache=False)
+    def forward(self, tokens: torch.Tensor, labels: torch.Tensor, plain: LossKernel | None = None) -> torch.Tensor:
+        """Summed cross-entropy in nats, fp32 scalar. tokens and labels [sequences, seq_len]; labels are shifted.
+
+        With `plain` by that kernel in place of this module's own, and without compilation, for comparison.
+        """
+        decoder = self._decoder[0] if plain is None else self._decoder[0].forward
+        decoded = decoder(input_ids=tokens, use_cache=False)  # held until the loss is there, as transformers holds it
         hidden: torch.Tensor = decoded.last_hidden_state
-        return self._loss(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
+        return (plain or self._loss)(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
 
     def head(self) -> Head:
         """The projection to logits, with the scale and softcap that the architecture's config names."""
@@ -51,9 +55,3 @@ class LossModule(nn.Module):
     def compile_decoder(self) -> None:
         """Compile the decoder in place; the loss kernel stays as it is written."""
         self._decoder[0].compile()
-
-    def plain_loss(self, tokens: torch.Tensor, labels: torch.Tensor, loss: LossKernel) -> torch.Tensor:
-        """The forward pass without compilation and without this module's own loss kernel, for comparison."""
-        decoder = self._decoder[0]
-        hidden = decoder.forward(input_ids=tokens, use_cache=False).last_hidden_state
-        return loss(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))

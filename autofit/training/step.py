@@ -61,7 +61,8 @@ class TrainingStep:
     def run(self, tokens: torch.Tensor, observe: PhaseObserver = unobserved, mark: Mark = unmarked) -> torch.Tensor:
         """One optimizer step on `tokens` [sequences, seq_len]; the mean loss in nats per token, before the update.
 
-        The number of sequences must be a multiple of the micro-batch. Nothing here waits for the device.
+        Over several ranks each has its own sequences and returns its share: the mean is the sum over ranks. The number
+        of sequences must be a multiple of the micro-batch. Nothing here waits for the device.
         """
         micro_batches = list(self.split(tokens))
         targets = tokens.shape[0] * (tokens.shape[1] - 1) * self.engine.ranks
@@ -87,6 +88,7 @@ class TrainingStep:
 
         `targets` is the number of targets of the whole optimizer step.
         """
+        self.engine.prepare(last=last)
         with observe("forward"), self.precision():
             loss: torch.Tensor = self.engine.root(inputs, labels) / targets
         with observe("backward"):
@@ -110,6 +112,7 @@ class TrainingStep:
         """Mean loss in nats per token by the plain forward: no compilation, no checkpointing, no custom kernel.
 
         The logits are taken a few rows at a time, so that the reference never needs more memory than training does.
+        Through the engine, which gathers what is sharded: all ranks must call this.
         """
         total, targets = 0.0, 0
         training = self.module.training
@@ -117,7 +120,7 @@ class TrainingStep:
         for row in torch.split(tokens, 1):
             ((inputs, labels),) = self.split(row)
             with self.precision():
-                total += float(self.module.plain_loss(inputs, labels, chunked_cross_entropy))
+                total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
             targets += int((labels != IGNORE_INDEX).sum())
         self.module.train(training)
         return total / targets

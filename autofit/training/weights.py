@@ -3,40 +3,69 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 from torch import nn
 
 from autofit.errors import UsageError
 from autofit.techniques import adapters, quantisation
+from autofit.training.decoder import decoder_layers
 
 STD = 0.02
 """Standard deviation of quantised random weights: transformers' default initializer_range."""
 
+Created = WeakValueDictionary[int, nn.Parameter]
+"""Parameters by the identity of what stood for them on the meta device; those that are sharded by now are gone."""
 
-def materialise(model: nn.Module, *, device: torch.device) -> None:
+
+class Sharder(Protocol):
+    """Keeps a rank's share of weights as they come to be, so that no rank ever holds the whole model."""
+
+    def shard(self, module: nn.Module) -> None:
+        """Called when all parameters of `module` have their values, on the device."""
+
+    def whole(self, modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
+        """Inside, the parameters that sharded `modules` themselves hold are whole; what is written is kept."""
+
+
+def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | None = None) -> None:
     """Give every parameter and buffer of `model` storage on `device`, and its architecture's own initial values.
 
     Each tensor is created on `device` in the dtype it has on the meta device: nothing passes through host memory or
-    through fp32. 4-bit layers are quantised one at a time.
+    through fp32, and 4-bit layers are quantised one at a time. A decoder layer is sharded as soon as it has its
+    values, what is outside of the layers when the engine is made. The values are drawn in the same order either way.
     """
     causal_lm = unwrap(model)
-    four_bit: list[Any] = [m for m in model.modules() if _is_four_bit(m)]
-    for module in model.modules():
-        if module not in four_bit:
-            _allocate(module, device)
-    for layer in four_bit:
-        if layer.bias is not None:
-            layer.bias = nn.Parameter(torch.zeros_like(layer.bias, device=device), requires_grad=False)
-        quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=STD)
-        # transformers skips what is marked, so that initialisation does not touch packed weights.
-        layer._is_hf_initialized = True
     causal_lm.tie_weights()
-    causal_lm.initialize_weights()
+    layers = set(decoder_layers(model)) if sharder is not None else set()
+    created: Created = WeakValueDictionary()
+
+    def initialise(original: Callable[[nn.Module], None], module: nn.Module) -> None:
+        if _is_four_bit(module):
+            _quantise(module, device)
+        else:
+            _allocate(module, device, created)
+            original(module)
+        if sharder is not None and module in layers:
+            sharder.shard(module)
+
+    with _in_place_of_initialisation(causal_lm, initialise):
+        causal_lm.initialize_weights()
+    for module in model.modules():
+        _allocate(module, device, created)
     _check_buffers(model)
     if causal_lm is not model:
-        adapters.initialise(model)
+        adapters.initialise(model, nullcontext_of if sharder is None else sharder.whole)
+
+
+def nullcontext_of(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
+    """What stands for `Sharder.whole` where nothing is sharded."""
+    return nullcontext()
 
 
 def unwrap(model: Any) -> Any:
@@ -44,16 +73,43 @@ def unwrap(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+@contextmanager
+def _in_place_of_initialisation(
+    causal_lm: nn.Module, initialise: Callable[[Callable[[nn.Module], None], nn.Module], None]
+) -> Iterator[None]:
+    """Have transformers call `initialise(original, module)` where it would call `original(module)`: for each module,
+    after those inside it."""
+    from transformers import PreTrainedModel
+
+    models = [module for module in causal_lm.modules() if isinstance(module, PreTrainedModel)]
+    for model in models:
+        model._init_weights = partial(initialise, model._init_weights)
+    try:
+        yield
+    finally:
+        for model in models:
+            del model._init_weights
+
+
 def _is_four_bit(module: Any) -> bool:
     return type(module).__name__ == "Linear4bit" and type(module).__module__.startswith("bitsandbytes")
 
 
-def _allocate(module: nn.Module, device: torch.device) -> None:
-    """Storage for the tensors that `module` itself holds; ties are made anew by `tie_weights`."""
+def _quantise(layer: Any, device: torch.device) -> None:
+    if layer.bias is not None:
+        layer.bias = nn.Parameter(torch.zeros_like(layer.bias, device=device), requires_grad=False)
+    quantisation.materialise(layer, device=device, dtype=layer.compute_dtype, std=STD)
+
+
+def _allocate(module: nn.Module, device: torch.device, created: Created) -> None:
+    """Storage for the tensors that `module` itself holds; those that share a parameter find it in `created`."""
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.is_meta:
-            empty = torch.empty_like(parameter, device=device)
-            module._parameters[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+            shared = created.get(id(parameter))
+            if shared is None:
+                shared = nn.Parameter(torch.empty_like(parameter, device=device), requires_grad=parameter.requires_grad)
+                created[id(parameter)] = shared
+            module._parameters[name] = shared
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.is_meta:
             storage = torch.empty_like(buffer, device=device)

@@ -12,7 +12,7 @@ from autofit.catalog.models import Model
 from autofit.errors import UsageError
 from autofit.hardware import Hardware
 from autofit.lattice import Value
-from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, parse, unsupported
+from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, needs_process_group, parse, unsupported
 from autofit.techniques.compilation import missing_tool
 from autofit.workload import Effect, Goal
 from tests.tiny import (
@@ -204,9 +204,10 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ({"method": "qlora"}, job(GPT2), "qlora has nothing to quantise in tiny-gpt2"),
         ({"checkpointing": "full"}, job(CTRL), "transformers has no checkpointing for tiny-ctrl"),
         ({"checkpointing": "every-2", "method": "lora"}, job(CTRL), "checkpointing=every-2 cannot work"),
-        ({"offload": "optimizer"}, job(), "offload=optimizer is not built yet"),
-        ({"sharding": "zero3"}, job(), "sharding=zero3 is not built yet"),
-        ({}, job(devices=2), "training on several devices is not built yet"),
+        ({"offload": "optimizer"}, job(stack=BARE), "offload=optimizer needs deepspeed"),
+        ({"sharding": "zero3"}, job(), "sharding=zero3 needs several devices"),
+        ({"sharding": "fsdp"}, job(CTRL, devices=2), "fsdp shards layer by layer"),
+        ({}, job(devices=2), "sharding=none is for one device"),
     ],
 )
 def test_a_combination_that_cannot_work_is_refused_with_the_reason(
@@ -312,3 +313,11 @@ def test_compilation_without_pythons_headers_is_refused(monkeypatch: pytest.Monk
     finally:
         missing_tool.cache_clear()
     assert reason is not None and "python3-dev" in reason
+
+
+@pytest.mark.parametrize(
+    ("values", "needs"),
+    [({}, False), ({"sharding": "ddp"}, True), ({"sharding": "fsdp"}, True), ({"offload": "optimizer"}, True)],
+)
+def test_ranks_and_deepspeed_need_a_process_group(values: dict[str, Value], needs: bool) -> None:
+    assert needs_process_group(complete(values)) is needs

@@ -11,7 +11,7 @@ from autofit.techniques import cross_entropy
 from autofit.techniques.optimizer import FACTORIES
 from autofit.techniques.technique import Plan
 from autofit.training.build import make_plan, make_skeleton
-from autofit.training.engine import LocalEngine
+from autofit.training.engines.local import LocalEngine
 from autofit.training.weights import unwrap
 from tests.tiny import CPU, LLAMA, built, config, job, plan
 

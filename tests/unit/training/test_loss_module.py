@@ -163,7 +163,7 @@ def test_the_plain_loss_uses_the_kernel_it_is_given() -> None:
 
     inputs, labels = next(step.split(rows()))
     with torch.no_grad():
-        found = step.module.plain_loss(inputs, labels, kernel)
+        found = step.module(inputs, labels, kernel)
         torch.testing.assert_close(found, step.module(inputs, labels), rtol=1e-6, atol=0)
     assert seen == [(4 * 16, 64)]
     assert isinstance(step.module, LossModule)

@@ -1,0 +1,99 @@
+"""The DeepSpeed configuration of a config: what trials run with, and what exports write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from autofit.catalog.models import shape
+from autofit.lattice import Config
+from autofit.techniques.job import Job
+from autofit.techniques.technique import MAX_GRADIENT_NORM
+
+STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
+"""ZeRO's stage by the value of `sharding`."""
+ALONE = {"optimizer": 2, "params": 3, "nvme": 3}
+"""ZeRO's stage by the value of `offload`, on one device: the lowest that can offload it."""
+OPTIMIZER_BUFFERS = 4
+"""Buffers for an Adam's states in files: parameter, gradient, momentum, variance."""
+
+
+def deepspeed_stage(config: Config) -> int:
+    """ZeRO's stage for a config that DeepSpeed trains."""
+    sharding = config.text("sharding")
+    return STAGES[sharding] if sharding in STAGES else ALONE[config.text("offload")]
+
+
+def deepspeed_settings(config: Config, job: Job, *, folder: str | None = None) -> dict[str, Any]:
+    """DeepSpeed's JSON for `config`, whose optimizer is passed to it as an object. `folder` is for offload=nvme.
+
+    Buffers: reduce and all-gather buckets of hidden_size ** 2 elements, a prefetch of nine tenths of that, parameters
+    of up to 10 * hidden_size elements kept whole. These are what transformers writes for "auto"
+    (HfTrainerDeepSpeedConfig.trainer_config_finalize); DeepSpeed's own defaults, 5e8 elements, outweigh a small model.
+    ZeRO-3 frees what it has gathered beyond an eighth of the model's parameters (at most 1e9, DeepSpeed's default,
+    which would keep the whole of a model of up to 1e9), and no earlier than that.
+    """
+    model = shape(job.model)
+    bucket = model.hidden_size**2
+    zero: dict[str, Any] = {
+        "stage": deepspeed_stage(config),
+        "contiguous_gradients": True,
+        "overlap_comm": job.hardware.kind != "cpu",
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket + bucket % 2,
+    }
+    if zero["stage"] == 3:
+        live = min(10**9, model.parameters // 8)
+        zero |= {
+            "stage3_prefetch_bucket_size": bucket * 9 // 10,
+            "stage3_param_persistence_threshold": 10 * model.hidden_size,
+            "stage3_max_live_parameters": live,
+            "stage3_max_reuse_distance": live,
+        }
+    zero |= _offload(config, job, folder)
+    return {
+        "train_micro_batch_size_per_gpu": config.number("micro_batch"),
+        "gradient_accumulation_steps": job.workload.batch_per_device // config.number("micro_batch"),
+        "gradient_clipping": MAX_GRADIENT_NORM,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        **_precision(config),
+    }
+
+
+def _offload(config: Config, job: Job, folder: str | None) -> dict[str, Any]:
+    value = config.text("offload")
+    if value == "none":
+        return {}
+    there: dict[str, Any] = {"device": "cpu", "pin_memory": job.hardware.kind != "cpu"}
+    if value == "nvme":
+        there |= {"device": "nvme", "nvme_path": folder}
+    optimizer = {**there, "buffer_count": OPTIMIZER_BUFFERS} if value == "nvme" else there
+    return {"offload_optimizer": optimizer} | ({} if value == "optimizer" else {"offload_param": there})
+
+
+def sums_in_fp32(config: Config) -> bool:
+    """Whether gradients of 16-bit weights are summed over micro-batches in fp32, as autocast over fp32 weights does.
+
+    Not in stages 1 and 2 with the optimizer on the host, where they are summed as well: asked for fp32, DeepSpeed
+    keeps a rank's share of them on the device all the same (`_get_compact_grad_partition_buffer` of
+    stage_1_and_2.py), which outweighs the weights.
+    """
+    summed_on_host = config["offload"] == "optimizer" and deepspeed_stage(config) < 3
+    return config.text("precision").endswith("-mixed") and not summed_on_host
+
+
+def _precision(config: Config) -> dict[str, Any]:
+    """Mixed precision is DeepSpeed's own: weights in 16 bits, fp32 master copies with the optimizer. Its
+    `torch_autocast` would keep both formats of every weight on the device. The loss scale is that of torch's
+    GradScaler."""
+    summed: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if sums_in_fp32(config) else {}
+    match config["precision"]:
+        case "bf16-mixed":
+            return {"bf16": {"enabled": True}, **summed}
+        case "bf16":
+            bf16 = {"enabled": True, "bf16_master_weights_and_grads": True, "bf16_optimizer_states": True}
+            return {"bf16": bf16}
+        case "fp16-mixed":
+            scale = {"initial_scale_power": 16, "loss_scale_window": 2000, "hysteresis": 1}
+            return {"fp16": {"enabled": True, **scale}, **summed}
+    return {}

@@ -1,0 +1,46 @@
+"""One file per library that may own gradients and the update; this one chooses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from autofit.training.engine import Engine
+from autofit.training.weights import Sharder
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from autofit.techniques.technique import OptimizerFactory, Plan
+
+
+def sharder(plan: Plan) -> Sharder | None:
+    """What shards a model while it is built; None where every rank holds all of it."""
+    if plan.sharding.startswith("fsdp"):
+        from autofit.training.engines.fsdp import FsdpSharder
+
+        return FsdpSharder(plan)
+    if plan.deepspeed is not None:
+        from autofit.training.engines.zero import ZeroSharder
+
+        return ZeroSharder(plan)
+    return None
+
+
+def make(module: nn.Module, plan: Plan) -> Engine:
+    """The engine of `plan` for `module`, whose weights exist."""
+    make_optimizer = cast("OptimizerFactory", plan.optimizer)
+    if plan.sharding.startswith("fsdp"):
+        from autofit.training.engines.fsdp import FsdpEngine
+
+        return FsdpEngine(module, make_optimizer, plan)
+    if plan.sharding == "ddp":
+        from autofit.training.engines.ddp import DdpEngine
+
+        return DdpEngine(module, make_optimizer, loss_scaling=plan.loss_scaling)
+    if plan.deepspeed is not None:
+        from autofit.training.engines.zero import ZeroEngine
+
+        return ZeroEngine(module, make_optimizer, plan)
+    from autofit.training.engines.local import LocalEngine
+
+    return LocalEngine(module, make_optimizer, loss_scaling=plan.loss_scaling)

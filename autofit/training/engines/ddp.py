@@ -1,0 +1,38 @@
+"""Every rank holds all of the model; gradients are summed over the ranks (torch's DistributedDataParallel)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from autofit.training.engines.local import LocalEngine
+
+if TYPE_CHECKING:
+    from autofit.techniques.technique import OptimizerFactory
+
+
+class DdpEngine(LocalEngine):
+    """Gradients live in the buckets that are reduced (`gradient_as_bucket_view`), so that they exist once.
+
+    All ranks have the same gradients after the reduction, hence the same norm and the same verdict of the loss scale.
+    """
+
+    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, *, loss_scaling: bool) -> None:
+        super().__init__(root, make_optimizer, loss_scaling=loss_scaling)
+        self.ranks = dist.get_world_size()
+        self._wrapped = DistributedDataParallel(root, gradient_as_bucket_view=True)
+        self.root = self._wrapped
+
+    def prepare(self, *, last: bool) -> None:
+        """Reduce the gradients in the backward pass of the last micro-batch only: what `no_sync` sets, which would
+        have to enclose the forward pass as well."""
+        self._wrapped.require_backward_grad_sync = last
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Add the gradients of `loss`. The library averages over ranks: the factor makes it a sum, and as transformers'
+        Trainer has it."""
+        super().backward(loss * self.ranks, last=last)

@@ -1,0 +1,122 @@
+"""Every rank holds a share of each parameter, its gradient and its states; a layer is gathered while it is used.
+
+torch's `fully_shard` (FSDP 2) on every decoder layer, then on the root, which has what is left: embeddings, last norm
+and head.
+
+Mixed precision is the library's own: fp32 shards, gathered and used in 16 bits, gradients reduced in fp32. Autocast
+over fp32 weights would gather twice the bytes, and keep both formats of a layer. So the residual stream is in 16 bits
+here, where autocast keeps it in fp32: the losses agree within 16-bit rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from autofit.training.engine import Resident
+from autofit.training.engines.local import LocalEngine, held, local, quantisation_bytes, states
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+    from autofit.techniques.technique import OptimizerFactory, Plan
+
+
+class FsdpSharder:
+    """Shards a model while it is built: a decoder layer as soon as it has its weights."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def shard(self, module: nn.Module) -> None:
+        """Keep this rank's share of every parameter of `module` that is not sharded yet."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = init_device_mesh(self._plan.device.type, (dist.get_world_size(),))
+        fully_shard(
+            module,
+            mesh=mesh,
+            reshard_after_forward=self._plan.sharding != "fsdp-no-reshard",
+            mp_policy=mixed_precision(self._plan),
+            offload_policy=offload(self._plan),
+        )
+
+    @contextmanager
+    def whole(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Let the parameters that `modules` hold be whole, empty tensors; what is written is sharded afterwards."""
+        swapped = [(m, name, p) for m in modules for name, p in m._parameters.items() if p is not None]
+        for module, name, parameter in swapped:
+            empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=self._plan.device)
+            module._parameters[name] = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+        yield
+        with torch.no_grad():
+            for module, name, parameter in swapped:
+                written = module._parameters[name]
+                module._parameters[name] = parameter
+                assert written is not None
+                share = local(parameter)
+                rows = -(-parameter.shape[0] // dist.get_world_size())
+                share.copy_(written[dist.get_rank() * rows :][: share.shape[0]])
+
+
+class FsdpEngine(LocalEngine):
+    """Gradients are reduced in the backward pass of every micro-batch: to wait for the last one would keep them whole,
+    which is what sharding is there to avoid."""
+
+    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, plan: Plan) -> None:
+        from torch.distributed.fsdp import FSDPModule
+
+        FsdpSharder(plan).shard(root)
+        super().__init__(root, make_optimizer, loss_scaling=plan.loss_scaling)
+        self.ranks = dist.get_world_size()
+        self._offloaded = plan.offload == "params"
+        for module in root.modules():
+            if isinstance(module, FSDPModule):
+                # A plain sum: what gloo has, and what the loss is divided for.
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)
+
+    def update(self) -> torch.Tensor:
+        """One optimizer step on the shards; frees the gradients. Their L2 norm over all ranks, fp32 scalar."""
+        norm: Any = super().update()
+        whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        return whole
+
+    def resident(self) -> Resident:
+        """What this rank holds now."""
+        parameters = held(self.root.parameters())
+        constants = quantisation_bytes(self.root)
+        gradients = held(p.grad for p in self._trainable if p.grad is not None)
+        optimizer = held(states(self.optimizer))
+        if self._offloaded:
+            return Resident(
+                parameters=constants,
+                gradients=0,
+                optimizer=0,
+                host_parameters=parameters,
+                host_gradients=gradients,
+                host_optimizer=optimizer,
+            )
+        return Resident(parameters=parameters + constants, gradients=gradients, optimizer=optimizer)
+
+
+def mixed_precision(plan: Plan) -> MixedPrecisionPolicy:
+    """The formats in which parameters are gathered and gradients reduced."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    if not plan.narrowed:
+        return MixedPrecisionPolicy()
+    return MixedPrecisionPolicy(param_dtype=plan.compute_dtype, reduce_dtype=torch.float32)
+
+
+def offload(plan: Plan) -> CPUOffloadPolicy | OffloadPolicy:
+    """Where the shards wait: on the device, or in host memory, pinned where there is a device to copy to."""
+    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
+
+    return CPUOffloadPolicy(pin_memory=plan.device.type == "cuda") if plan.offload == "params" else OffloadPolicy()

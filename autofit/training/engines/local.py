@@ -1,0 +1,79 @@
+"""One device, torch's own optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from autofit.techniques.technique import MAX_GRADIENT_NORM
+from autofit.training.engine import Resident
+
+if TYPE_CHECKING:
+    from autofit.techniques.technique import OptimizerFactory
+
+
+class LocalEngine:
+    """What torch does by itself; the engines that keep torch's optimizers add the ranks."""
+
+    ranks = 1
+
+    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, *, loss_scaling: bool) -> None:
+        self.root = root
+        self.optimizer = make_optimizer(root)
+        self._trainable = [p for p in root.parameters() if p.requires_grad]
+        device = next(root.parameters()).device.type
+        self._scaler = torch.amp.GradScaler(device, enabled=loss_scaling)
+
+    def prepare(self, *, last: bool) -> None:
+        """Nothing to prepare: there is nobody to wait for."""
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        """Add the gradients of `loss`."""
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> torch.Tensor:
+        """One optimizer step; frees the gradients. Their L2 norm before clipping, fp32 scalar."""
+        self._scaler.unscale_(self.optimizer)
+        norm = torch.nn.utils.clip_grad_norm_(self._trainable, MAX_GRADIENT_NORM)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm.detach().float()
+
+    def resident(self) -> Resident:
+        """What this device holds now."""
+        return Resident(
+            parameters=held(self.root.parameters()) + quantisation_bytes(self.root),
+            gradients=held(p.grad for p in self._trainable if p.grad is not None),
+            optimizer=held(states(self.optimizer)),
+        )
+
+
+def held(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of `tensors` on this rank: of a sharded one its shard."""
+    return sum(local(tensor).nbytes for tensor in tensors)
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """This rank's shard of a sharded tensor; any other tensor itself."""
+    shard: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return shard
+
+
+def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The states of all parameters, without the counts of steps, which are a number each."""
+    found = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    return [t for t in found if t.dim() > 0]
+
+
+def quantisation_bytes(model: nn.Module) -> int:
+    """Of the constants that turn the 4-bit weights of `model` back into numbers; every rank has them all."""
+    return sum(_constants(module.quant_state) for module in model.modules() if getattr(module, "quant_state", None))
+
+
+def _constants(state: Any) -> int:
+    nested = [state.state2.absmax, state.state2.code, state.offset] if state.nested else []
+    return sum(t.nbytes for t in (state.absmax, state.code, *nested))

@@ -1,0 +1,135 @@
+"""What offloading needs of the machine: compiled operations, and for nvme a folder. Each lack has its remedy."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from autofit.errors import EnvironmentLacks
+from autofit.techniques import compilation, unsupported
+from autofit.techniques.sharding import NVME_VARIABLE
+from autofit.training import native_ops, nvme
+from autofit.training.build import build
+from autofit.training.requirements import cannot_here
+from tests.tiny import CPU, STACK, config, job
+
+
+@pytest.fixture
+def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of one's own for what torch compiles, still empty."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("values", "needed"),
+    [
+        ({}, ()),
+        ({"sharding": "zero3"}, ()),
+        ({"sharding": "fsdp", "offload": "params"}, ()),
+        ({"offload": "optimizer"}, ("cpu_adam",)),
+        ({"sharding": "zero3", "offload": "params"}, ("cpu_adam",)),
+        ({"offload": "nvme"}, ("cpu_adam", "async_io")),
+    ],
+)
+def test_a_config_needs_what_it_calls(values: dict[str, str], needed: tuple[str, ...]) -> None:
+    assert native_ops.needed(config(**values)) == needed
+
+
+def test_a_trial_does_not_compile_but_says_the_command(nothing_compiled: Path) -> None:
+    with pytest.raises(EnvironmentLacks, match="not compiled here yet") as caught:
+        build(config(offload="optimizer"), job(), CPU)
+    assert caught.value.remedy == "autofit doctor --build-ops"
+    assert not list(nothing_compiled.rglob("*.so"))
+
+
+def test_a_search_leaves_out_what_this_machine_lacks(nothing_compiled: Path) -> None:
+    here = job(stack=replace(STACK, deepspeed="0.19.8"))
+    assert unsupported(config(offload="params"), here) is None
+    assert "autofit doctor --build-ops" in (cannot_here(config(offload="params"), here) or "")
+    assert "use adamw" in (cannot_here(config(offload="params", optimizer="sgd"), here) or "")
+    assert cannot_here(config(), here) is None
+
+
+def test_an_operation_is_of_the_torch_that_it_was_compiled_for(nothing_compiled: Path) -> None:
+    folder = native_ops._folder("cpu_adam")
+    (folder / "cpu_adam.so").write_text("")
+    assert not native_ops.is_built("cpu_adam")
+    (folder / native_ops.STAMP).write_text("1.0")
+    assert not native_ops.is_built("cpu_adam")
+    (folder / native_ops.STAMP).write_text(torch.__version__)
+    assert native_ops.is_built("cpu_adam")
+    native_ops.require(config(offload="optimizer"))
+
+
+def test_without_a_compiler_there_is_nothing_to_build_with(
+    nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    compilation.missing_tool.cache_clear()
+    try:
+        for attempt in (lambda: native_ops.build("cpu_adam"), lambda: native_ops.require(config(offload="params"))):
+            with pytest.raises(EnvironmentLacks, match="cannot be compiled without a compiler") as caught:
+                attempt()
+            assert "build-essential" in caught.value.remedy
+    finally:
+        compilation.missing_tool.cache_clear()
+
+
+def test_what_the_compiler_says_is_told(nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "false")
+    compilation.missing_tool.cache_clear()
+    try:
+        with pytest.raises(EnvironmentLacks, match="cpu_adam could not be compiled"):
+            native_ops.build("cpu_adam")
+    finally:
+        compilation.missing_tool.cache_clear()
+    assert not native_ops.is_built("cpu_adam")
+
+
+NVME = config(offload="nvme")
+
+
+def test_a_folder_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(NVME_VARIABLE, raising=False)
+    with pytest.raises(EnvironmentLacks, match="none is named") as caught:
+        nvme.require(NVME, job())
+    assert NVME_VARIABLE in caught.value.remedy
+
+
+def test_the_folder_must_be_there_and_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    for name in ("absent", "file"):
+        monkeypatch.setenv(NVME_VARIABLE, str(tmp_path / name))
+        with pytest.raises(EnvironmentLacks, match=f"there is no folder {tmp_path / name}"):
+            nvme.require(NVME, job())
+
+
+def test_the_folder_must_be_writable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NVME_VARIABLE, "/proc/self")  # where nobody can write, root neither
+    if not os.path.isdir("/proc/self"):
+        pytest.skip("no such folder here")
+    with pytest.raises(EnvironmentLacks, match="cannot be written"):
+        nvme.require(NVME, job())
+
+
+def test_the_folder_must_have_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NVME_VARIABLE, str(tmp_path))
+    assert nvme.require(NVME, job()) == tmp_path
+    usage = namedtuple("usage", ("total", "used", "free"))
+    needed = nvme.needed_bytes(NVME, job())
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(needed, 1, needed - 1))
+    with pytest.raises(EnvironmentLacks, match="free some space"):
+        nvme.require(NVME, job())
+
+
+def test_what_is_written_is_18_bytes_per_parameter_in_mixed_precision() -> None:
+    per_parameter = {p: nvme.needed_bytes(config(offload="nvme", precision=p), job()) for p in ("bf16-mixed", "bf16")}
+    assert per_parameter["bf16-mixed"] == 18 * 176_576
+    assert per_parameter["bf16"] == 10 * 176_576
