@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from autofit.hardware import Hardware, Stack
@@ -28,8 +28,25 @@ class StepSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeasurement:
+    """What one rank of a group has shown by itself; the fields are those of `Measurement`."""
+
+    rank: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    host_peak_bytes: int
+    step_seconds: float
+    """Median of the rank's own step times, its waiting for other ranks inside of a step included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a trial that fits has shown. Bytes are per device; tokens per second are the whole group's."""
+    """What a trial that fits has shown.
+
+    Bytes are per device, of a group the most that any of its ranks took; a step takes as long as the slowest rank's;
+    tokens per second are the whole group's.
+    """
 
     tokens_per_second: float
     step_seconds: StepSeconds
@@ -66,6 +83,8 @@ class Measurement:
     """Whether the allocator's expandable segments were on."""
     stopped_early: bool = False
     """Whether timing stopped after the first repeats, because a measured config beats this one beyond doubt."""
+    ranks: tuple[RankMeasurement, ...] = ()
+    """Each rank's own figures, in order; empty for a process that trained alone."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; `loss` sums up `losses`."""
@@ -80,6 +99,7 @@ class Measurement:
         fields["step_seconds"] = StepSeconds(**fields["step_seconds"])
         fields["losses"] = tuple(fields["losses"])
         fields["gradient_norms"] = tuple(fields.get("gradient_norms", ()))
+        fields["ranks"] = tuple(RankMeasurement(**rank) for rank in fields.get("ranks", ()))
         return cls(**fields)
 
 
@@ -115,6 +135,8 @@ class TimedOut:
     reason: str
     deadline_seconds: float
     phase: str | None = None
+    phases_entered: int = 0
+    """Phases that had begun by then: of a group's ranks those with the fewest hang, the others wait for them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +220,20 @@ class StepWork:
     """Between the device and the host."""
     estimator: int
     """Version of the estimator that counted it: work that another one counted cannot be compared."""
+    beside_seconds: float = 0.0
+    """Of transfers between ranks that go on beside the arithmetic, at the links' own pace."""
+    waiting_seconds: float = 0.0
+    """Of transfers, and of an update on the host, that the device waits for."""
+
+    def times(self, ranks: int) -> StepWork:
+        """The same done `ranks` times over by one processor; what ranks wait for, they wait for together."""
+        return replace(
+            self,
+            flops=ranks * self.flops,
+            wide_flops=ranks * self.wide_flops,
+            bytes=ranks * self.bytes,
+            operations=ranks * self.operations,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import traceback
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from autofit.errors import AutofitError
 from autofit.outcome import Crashed, Outcome, Unsupported, outcome_to_json
 from autofit.trial import process_memory
 from autofit.trial.classify import memory_failure
 from autofit.trial.request import TrialRequest
+
+if TYPE_CHECKING:
+    from autofit.trial.measure import Ended
 
 
 class Events:
@@ -42,28 +45,33 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Run the request in `data`; events go to the file `descriptor`. `asked_at` is in monotonic seconds."""
     events = Events(descriptor)
     process_memory.prefer_as_oom_victim()
-    outcome, record = _outcome(TrialRequest.from_json(data), events, asked_at)
+    ended = _run(TrialRequest.from_json(data), events, asked_at, data.get("listener"))
     # The result first: what happens to a recording must not touch it.
-    events.result(outcome, recording=record is not None)
-    if record is not None:
+    events.result(ended.outcome, recording=ended.record is not None)
+    if ended.record is not None:
         events.enter("recording")
-        record()
+        ended.record()
+    if ended.ranks is not None:
+        ended.ranks.close()
 
 
-def _outcome(request: TrialRequest, events: Events, asked_at: float) -> tuple[Outcome, Callable[[], None] | None]:
-    """The outcome, and what then makes the recordings that the request asks for; None where there are none to make."""
-    from autofit.trial.measure import run_trial
+def _run(request: TrialRequest, events: Events, asked_at: float, listener: int | None = None) -> Ended:
+    """What `run_trial` says, or an outcome for what it raises."""
+    from autofit.training.ranks import NoMeeting
+    from autofit.trial.measure import Ended, run_trial
 
     try:
-        return run_trial(request, events.enter, asked_at=asked_at)
+        return run_trial(request, events.enter, asked_at=asked_at, listener=listener)
     except AutofitError as error:
-        return Unsupported(reason=str(error)), None
+        return Ended(outcome=Unsupported(reason=str(error)))
+    except NoMeeting as error:
+        return Ended(outcome=Crashed(reason=str(error), phase=events.phase, transient=True))
     except Exception as error:
         failure = memory_failure(error, events.phase, host_is_device=request.job.hardware.kind == "cpu")
         if failure is not None:
-            return failure, None
+            return Ended(outcome=failure)
         text = traceback.format_exc()
-        return Crashed(reason=_one_line(error), phase=events.phase, stderr_tail=text[-4000:]), None
+        return Ended(outcome=Crashed(reason=_one_line(error), phase=events.phase, stderr_tail=text[-4000:]))
 
 
 def _one_line(error: Exception) -> str:

@@ -39,6 +39,9 @@ LATE_LOADED_BYTES = 2 * 1024**3
 """Kernels that libraries load after the context is made take some hundred MiB; more than this is somebody else's."""
 
 
+STOPPED = "stopped, because another rank had failed"
+
+
 class OverLimit(Exception):
     """The trial's memory exceeds its limit, though no allocation failed."""
 
@@ -159,13 +162,19 @@ def _killed(kernel_oom_kills: int | None, short_bytes: int, phase: str, *, host:
     return OutOfMemory(reason=f"{why}: the host is out of memory", phase=phase, signal="SIGKILL", host=host)
 
 
-def timed_out(*, deadline_seconds: float, phase: str) -> TimedOut:
+def timed_out(*, deadline_seconds: float, phase: str, phases_entered: int) -> TimedOut:
     """The outcome of a child that the parent killed at its deadline."""
     return TimedOut(
         reason=f"not finished after {deadline_seconds:g} s, in phase {phase}",
         deadline_seconds=deadline_seconds,
         phase=phase,
+        phases_entered=phases_entered,
     )
+
+
+def stopped(phase: str) -> Crashed:
+    """The outcome of a child that was ended because another rank of its group had failed."""
+    return Crashed(reason=f"{STOPPED}, in phase {phase}", phase=phase, transient=True)
 
 
 def kernel_oom_kills() -> int | None:

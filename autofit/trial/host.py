@@ -3,6 +3,9 @@
 Run as `python -m autofit.trial.host [--entry module:function]`. One JSON request per line on standard input, one JSON
 answer per line on standard output. It owns deadline and classification, kills the whole process group of a trial, and
 ends with everything it started when its standard input closes.
+
+Two lines are no requests: `{"listen": address}` opens the port at which the next trial's ranks meet, and is answered
+with `{"port": number}` or `{"error": why}`; `{"stop": true}` ends the trial that runs, whose answer then says so.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import json
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,12 +28,16 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
+from autofit.lattice import Config
 from autofit.outcome import Crashed, Outcome, outcome_from_json, outcome_to_json
-from autofit.trial import classify, nvml, process_memory
+from autofit.rendezvous import listening
+from autofit.trial import classify, nvml, process_memory, shared_memory
+from autofit.trial.commands import Commands, Stopped
 from autofit.trial.postponed import import_postponed
 from autofit.trial.request import seconds_since_asked
+from autofit.trial.swap_folder import swap_folder
 
 DEFAULT_ENTRY = "autofit.trial.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
@@ -50,8 +58,10 @@ class _Child:
     pid: int
     events: int
     """Read end of the pipe."""
-    output: Path
+    output: IO[bytes]
+    """What it writes to standard output and standard error: a file without a name, which nobody need remove."""
     phase: str = "start"
+    phases_entered: int = 0
     room: int | None = None
     """Bytes that were left of the memory limit when the phase began; None without a limit."""
     result: Outcome | None = None
@@ -67,9 +77,11 @@ class Host:
         self._entry = entry
         self._spawn = spawn
         self._preloaded: set[str] = set()
+        self._listener: socket.socket | None = None
+        """Where the ranks of the next trial meet, if they do so here."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
-    def preload(self, model_type: str | None) -> None:
+    def preload(self, model_type: str | None, *, deepspeed: bool = False) -> None:
         """Import what children need. Nothing here may start a thread pool or touch a device."""
         on_gpu = os.environ.get("AUTOFIT_DEVICE_KIND", "cpu") != "cpu"
         # Importing bitsandbytes asks the driver for the device's capability, which no fork survives: children do it.
@@ -80,8 +92,10 @@ class Host:
                 if module != "peft" or importlib.util.find_spec("peft") is not None:
                     importlib.import_module(module)
             if not on_gpu:
-                with contextlib.suppress(ImportError):
-                    importlib.import_module("bitsandbytes")
+                # What is imported here is no part of the memory that a trial on the host takes.
+                for module in ("bitsandbytes", *(["deepspeed"] * deepspeed)):
+                    with contextlib.suppress(ImportError):
+                        importlib.import_module(module)
             if model_type is not None and model_type not in self._preloaded:
                 self._preloaded.add(model_type)
                 with contextlib.suppress(Exception):  # the child's own attempt says what is wrong
@@ -91,29 +105,55 @@ class Host:
                     AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
         self._spawn = self._spawn or device_is_touched()
 
-    def run(self, data: Mapping[str, Any], stdin: int) -> tuple[Outcome, float]:
-        """The outcome of one request and its seconds. Raises `EOFError` if standard input closes meanwhile."""
+    def listen(self, address: str) -> int:
+        """Open a port at `address` for the next trial, which takes it over; its number. Raises `OSError`."""
+        self._stop_listening()
+        self._listener = listening(address)
+        return int(self._listener.getsockname()[1])
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+    def run(self, data: Mapping[str, Any], commands: Commands) -> tuple[Outcome, float]:
+        """The outcome of one request and its seconds. Raises `EOFError` if nobody is left to command it."""
+        with swap_folder(data) as environment:
+            outcome, seconds = self._run(data, commands, environment)
+        if not self._spawn and any(sign in getattr(outcome, "stderr_tail", "") for sign in FORK_FAILURES):
+            self._spawn = True
+            return self.run(data, commands)
+        return outcome, seconds
+
+    def _run(
+        self, data: Mapping[str, Any], commands: Commands, environment: Mapping[str, str]
+    ) -> tuple[Outcome, float]:
         started = time.monotonic()
         on_cpu = data.get("hardware", {}).get("kind", "cpu") == "cpu"
         held_before = None if on_cpu else _device_held()
         short_bytes = _host_shortage(data) if on_cpu else 0
         kills = classify.kernel_oom_kills()
+        segments = shared_memory.segments()
         try:
-            child = self._start(data, started - seconds_since_asked(data))
+            child = self._start(data, started - seconds_since_asked(data), environment)
         except OSError as error:
             reason = f"no process for the trial can be started: {error}"
             return Crashed(reason=reason, transient=True), time.monotonic() - started
+        finally:
+            self._stop_listening()  # the child listens now, and once it is dead nobody must seem to
         deadline = float(data.get("deadline_seconds", 600.0))
         try:
-            finished = self._listen(child, started + deadline, stdin)
+            finished = self._listen(child, started + deadline, commands)
             if child.recording:
                 answered_at = time.monotonic()
-                finished = self._listen(child, answered_at + RECORDING_SECONDS, stdin, to_its_end=True)
+                finished = self._listen(child, answered_at + RECORDING_SECONDS, commands, to_its_end=True)
                 started += time.monotonic() - answered_at  # no part of the trial
             status = self._end(child, kill=not finished)
             outcome = child.result
             if not finished and outcome is None:
-                outcome = classify.timed_out(deadline_seconds=deadline, phase=child.phase)
+                outcome = classify.timed_out(
+                    deadline_seconds=deadline, phase=child.phase, phases_entered=child.phases_entered
+                )
             if outcome is None:
                 outcome = classify.ended_without_result(
                     status=status,
@@ -124,29 +164,33 @@ class Host:
                     host_is_device=on_cpu,
                     short_bytes=short_bytes,
                 )
+        except Stopped:
+            outcome = child.result or classify.stopped(child.phase)
         finally:
             self._end(child, kill=True)
-            child.output.unlink(missing_ok=True)
+            child.output.close()
+            shared_memory.remove_orphans(segments)
             if held_before is not None:
                 _await_device(held_before)
-        if not self._spawn and any(sign in getattr(outcome, "stderr_tail", "") for sign in FORK_FAILURES):
-            self._spawn = True
-            return self.run(data, stdin)
         return outcome, time.monotonic() - started
 
-    def _start(self, data: Mapping[str, Any], asked_at: float) -> _Child:
+    def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> _Child:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
         read_end, write_end = os.pipe()
-        descriptor, name = tempfile.mkstemp(prefix="autofit-trial-")
+        passed = [write_end]
+        if self._listener is not None:
+            passed.append(self._listener.fileno())
+            data = {**data, "listener": self._listener.fileno()}
         if self._spawn:
-            os.set_inheritable(write_end, True)
             command = [sys.executable, "-m", "autofit.trial.spawned", self._entry, str(write_end), str(asked_at)]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
-                stdout=descriptor,
-                stderr=descriptor,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
                 close_fds=True,
-                pass_fds=(write_end,),
+                pass_fds=passed,
                 start_new_session=True,
             )
             assert process.stdin is not None
@@ -158,10 +202,10 @@ class Host:
             pid = os.fork()
             if pid == 0:
                 os.close(read_end)
-                self._become_child(data, write_end, descriptor, asked_at)
+                os.environ.update(environment)
+                self._become_child(data, write_end, output.fileno(), asked_at)
         os.close(write_end)
-        os.close(descriptor)
-        return _Child(pid=pid, events=read_end, output=Path(name))
+        return _Child(pid=pid, events=read_end, output=output)
 
     def _become_child(self, data: Mapping[str, Any], events: int, output: int, asked_at: float) -> NoReturn:
         """In the forked child: a session of its own, output to a file, then the entry function."""
@@ -184,21 +228,23 @@ class Host:
                 sys.stderr.flush()
             os._exit(code)  # no finalisers: they belong to the parent's copies
 
-    def _listen(self, child: _Child, deadline: float, stdin: int, *, to_its_end: bool = False) -> bool:
+    def _listen(self, child: _Child, deadline: float, commands: Commands, *, to_its_end: bool = False) -> bool:
         """Read events until the child closes its pipe or, unless `to_its_end`, has sent a result; False once the
         deadline has passed.
         """
         with selectors.DefaultSelector() as selector:
             selector.register(child.events, selectors.EVENT_READ)
-            selector.register(stdin, selectors.EVENT_READ)
+            selector.register(commands.descriptor, selectors.EVENT_READ)
             while to_its_end or child.result is None:
+                if commands.waiting:
+                    commands.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
                 for key, _ in selector.select(timeout=min(left, 1.0)):
-                    if key.fd == stdin:
-                        # Nothing is sent while a trial runs: readable means closed, or a word to stop.
-                        raise EOFError
+                    if key.fd == commands.descriptor:
+                        commands.check()
+                        continue
                     chunk = os.read(child.events, 65536)
                     if not chunk:
                         return True
@@ -251,9 +297,10 @@ def _await_device(held_before: int) -> None:
 
 
 def _host_shortage(data: Mapping[str, Any]) -> int:
-    """Bytes of the trial's memory limit that the host does not have now."""
+    """Bytes of the memory limit, for all the trial's ranks, that the host does not have now."""
     available = process_memory.host_available()
-    return max(0, data.get("memory_limit_bytes", 0) - available) if available is not None else 0
+    ranks = (data.get("rendezvous") or {}).get("ranks", 1)
+    return max(0, ranks * data.get("memory_limit_bytes", 0) - available) if available is not None else 0
 
 
 def _take(child: _Child, chunk: bytes) -> None:
@@ -261,6 +308,7 @@ def _take(child: _Child, chunk: bytes) -> None:
     for line in lines:
         try:
             event = json.loads(line)
+            child.phases_entered += "phase" in event
             child.phase = event.get("phase", child.phase)
             child.room = event.get("room", child.room)
             if "result" in event:
@@ -298,10 +346,9 @@ def _reap_orphans() -> None:
                 os.waitpid(pid, 0)
 
 
-def _tail(path: Path, size: int = 8192) -> str:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - size))
-        return file.read().decode(errors="replace")
+def _tail(file: IO[bytes], size: int = 8192) -> str:
+    file.seek(max(0, os.fstat(file.fileno()).st_size - size))
+    return file.read().decode(errors="replace")
 
 
 def _prctl(option: int, value: int) -> None:
@@ -338,22 +385,34 @@ def main() -> None:
     host = Host(arguments.entry, spawn=arguments.spawn)
     if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
         host.preload(None)
-    buffered = b""
-    while True:
-        while b"\n" not in buffered:
-            chunk = os.read(0, 1 << 16)
-            if not chunk:
+    commands = Commands(0)
+    while (command := commands.next()) is not None:
+        if "stop" in command:
+            continue  # its trial has ended meanwhile
+        if "listen" in command:
+            answer = _listening_answer(host, command["listen"])
+        else:
+            if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
+                host.preload(command["model"]["config"].get("model_type"), deepspeed=_uses_deepspeed(command))
+            try:
+                outcome, seconds = host.run(command, commands)
+            except EOFError:
                 return
-            buffered += chunk
-        line, _, buffered = buffered.partition(b"\n")
-        request = json.loads(line)
-        if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
-            host.preload(request["model"]["config"].get("model_type"))
-        try:
-            outcome, seconds = host.run(request, 0)
-        except EOFError:
-            return
-        answers.write(json.dumps({"outcome": outcome_to_json(outcome), "seconds": seconds}) + "\n")
+            answer = {"outcome": outcome_to_json(outcome), "seconds": seconds}
+        answers.write(json.dumps(answer) + "\n")
+
+
+def _uses_deepspeed(request: Mapping[str, Any]) -> bool:
+    from autofit.techniques.sharding import uses_deepspeed
+
+    return uses_deepspeed(Config.from_json(request["config"]))
+
+
+def _listening_answer(host: Host, address: str) -> dict[str, Any]:
+    try:
+        return {"port": host.listen(address)}
+    except OSError as error:
+        return {"error": f"no port at {address} can be had: {error.strerror or error}"}
 
 
 if __name__ == "__main__":

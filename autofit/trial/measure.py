@@ -6,21 +6,25 @@ import itertools
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from autofit.outcome import Diverged, Fits, Measurement, Outcome, StepSeconds
+from autofit.outcome import Diverged, Fits, Measurement, Outcome, RankMeasurement, StepSeconds
+from autofit.techniques import needs_process_group
 from autofit.training.build import build
 from autofit.training.flops import mfu
+from autofit.training.ranks import Ranks, join
 from autofit.training.step import TrainingStep
 from autofit.trial import process_memory
 from autofit.trial.classify import memory_failure
 from autofit.trial.divergence import divergence
-from autofit.trial.meter import Meter, meter_for
+from autofit.trial.meter import MemoryReading, Meter, meter_for
 from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
 from autofit.trial.request import TrialRequest
+from autofit.trial.site import cores
 from autofit.trial.steps import Progress, Steps
 
 MIN_REPEATS, MAX_REPEATS = 3, 30
@@ -36,20 +40,36 @@ LEAK_NOISE_BYTES = 4 * 1024**2
 """Growth per step below this is the allocator's own."""
 LEAK_STEPS = 3
 """Growth must be seen this often in a row."""
+PATIENCE_SECONDS = 60.0
+"""How long after its trial's deadline a collective gives up by itself: before, the parent has ended the trial."""
 
 
-def run_trial(
-    request: TrialRequest, progress: Progress, *, asked_at: float
-) -> tuple[Outcome, Callable[[], None] | None]:
-    """Run the request in this process: `Fits` or `Diverged`, and for a config that fits what then makes the recordings
-    that the request asks for, if any. Raises what torch raises, out of memory included.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A trial that has run."""
 
-    `asked_at` is the monotonic time at which the trial was asked for.
+    outcome: Outcome
+    record: Callable[[], None] | None = None
+    """Makes the recordings that the request asks for; None where there are none to make."""
+    ranks: Ranks | None = None
+    """The group to leave when nothing is left to do."""
+
+
+def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, listener: int | None = None) -> Ended:
+    """Run the request in this process: `Fits` or `Diverged`. Raises what torch raises, out of memory included, and
+    `NoMeeting`.
+
+    `asked_at` is the monotonic time at which the trial was asked for, `listener` the descriptor of the socket at which
+    rank 0 meets the others.
     """
     job = request.job
     host_before = process_memory.read().resident
     progress("setup")
-    meter = meter_for(job.hardware)
+    meter = meter_for(job.hardware, request.rendezvous.ranks if request.rendezvous is not None else 1)
+    ranks = _joined(request, progress, listener)
+    if ranks.size > 1:
+        # What several ranks update on their host they would else all do with all of its cores.
+        torch.set_num_threads(max(1, cores() // ranks.size))
     meter.enforce(request.memory_limit_bytes)
     torch.manual_seed(job.workload.seed)
     progress("build")
@@ -59,44 +79,67 @@ def run_trial(
     tokens, accumulation = _batch(step, request)
     overhead_seconds = time.monotonic() - asked_at - build_seconds
     progress("forward")
-    reference = _reference_loss(step, tokens[:1], request)
+    reference = _reference_loss(step, tokens[:1], request, ranks)
     meter.reset()  # a user's run has neither the building's temporaries nor this forward
 
-    steps = Steps(step, tokens, accumulation, meter, progress)
+    steps = Steps(step, tokens, accumulation, meter, progress, ranks)
     steps.warm_up(WARM_UP_UPDATES, MAX_WARM_UPS)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
-        return problem, None
+        return Ended(outcome=problem, ranks=ranks)
     setup_seconds = time.monotonic() - asked_at
-    stopped_early = _repeat(steps, meter, request)
+    stopped_early = _repeat(steps, meter, request, ranks)
     steps.finish()
     problem = _problem(request, step, steps, reference)
     if problem is not None:
-        return problem, None
+        return Ended(outcome=problem, ranks=ranks)
     measurement = _measurement(
         request,
         meter,
         steps,
+        ranks,
         host_baseline_bytes=host_before,
         reference_loss=reference,
         setup_seconds=setup_seconds,
         overhead_seconds=overhead_seconds,
         stopped_early=stopped_early,
     )
-    return Fits(measurement=measurement), _recorder(request, step, tokens)
+    return Ended(outcome=Fits(measurement=measurement), record=_recorder(request, step, tokens, ranks), ranks=ranks)
+
+
+def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> Ranks:
+    """The group that the trial's ranks train in. Joined before the memory limit holds: the threads that serve it are no
+    part of the trial's memory."""
+    if request.rendezvous is None and not needs_process_group(request.config):
+        return Ranks()
+    progress("meet")
+    return join(
+        request.job.hardware.kind,
+        request.rendezvous,
+        timeout_seconds=request.deadline_seconds + PATIENCE_SECONDS,
+        listener=listener,
+    )
 
 
 def _problem(request: TrialRequest, step: TrainingStep, steps: Steps, reference: float | None) -> Diverged | None:
     return divergence(request.config, steps.losses, steps.gradient_norms, reference, dropout=step.dropout)
 
 
-def _recorder(request: TrialRequest, step: TrainingStep, tokens: torch.Tensor) -> Callable[[], None] | None:
-    """What records one more step in the files that the request names; None if it names none."""
+def _recorder(
+    request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, ranks: Ranks
+) -> Callable[[], None] | None:
+    """What records one more step in the files that the request names; None if it names none. Of a group rank 0 records,
+    and the others take the step with it."""
     if request.profile is None and request.snapshot is None:
         return None
 
     def record() -> None:
         process_memory.lift_limit()  # it was the measured steps', and a profiler needs memory of its own
+        if ranks.rank > 0:
+            for file in (request.profile, request.snapshot):
+                if file is not None:
+                    step.run(tokens)
+            return
         if request.profile is not None:
             write_profile(request.profile, lambda: step.run(tokens))
         if request.snapshot is not None:
@@ -106,37 +149,39 @@ def _recorder(request: TrialRequest, step: TrainingStep, tokens: torch.Tensor) -
 
 
 def _batch(step: TrainingStep, request: TrialRequest) -> tuple[torch.Tensor, int]:
-    """Tokens of at most two micro-batches, and the accumulation steps of the real global batch.
+    """Tokens of a few micro-batches, and the accumulation steps of the real global batch.
 
     Two micro-steps show the true peak (the second runs beside the first one's gradients) and the time of each further
-    one. All sequences are the same random tokens, so that the mean loss is the same whatever the micro-batch, and
-    trials can be held against each other.
+    one; where ranks or a host share the work the last one differs from these, and there are three. All sequences are
+    the same random tokens, so that the mean loss is the same whatever the micro-batch, and trials can be held against
+    each other.
     """
     workload = request.job.workload
     accumulation = workload.batch_per_device // step.micro_batch
     generator = torch.Generator().manual_seed(workload.seed)
     row = torch.randint(step.vocabulary, (1, workload.seq_len), generator=generator)
-    rows = min(accumulation, 2) * step.micro_batch
+    rows = min(accumulation, 3 if needs_process_group(request.config) else 2) * step.micro_batch
     return row.expand(rows, -1).contiguous().to(step.device), accumulation
 
 
-def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequest) -> float | None:
-    """The plain forward's loss; None where dropout makes it another, or where it alone runs out of memory."""
+def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequest, ranks: Ranks) -> float | None:
+    """The plain forward's loss; None where dropout makes it another, or where it alone runs out of memory: of several
+    ranks none may go on without the others, which gather parameters with it."""
     job = request.job
     if step.dropout or job.workload.lora_dropout > 0:
         return None
     try:
-        return step.reference_loss(tokens)
+        return ranks.largest([step.reference_loss(tokens)])[0]
     except Exception as error:
-        if memory_failure(error, "forward", host_is_device=job.hardware.kind == "cpu") is None:
+        if ranks.size > 1 or memory_failure(error, "forward", host_is_device=job.hardware.kind == "cpu") is None:
             raise
         return None
 
 
-def _repeat(steps: Steps, meter: Meter, request: TrialRequest) -> bool:
+def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks) -> bool:
     """Timed steps until the spread is small, the budget is spent, or a rival has surely won; whether one has."""
     started = time.monotonic()
-    if _hopeless(request, meter, steps.timed()):
+    if _hopeless(request, meter, steps.timed(), ranks):
         return True
     while len(steps.seconds) < MAX_REPEATS:
         steps.timed()
@@ -144,15 +189,16 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest) -> bool:
             continue
         spread = relative_spread(steps.seconds)
         assert spread is not None, "there are several repeats"
-        if spread <= STEADY_SPREAD or time.monotonic() - started > request.timing_seconds:
+        (elapsed,) = ranks.largest([time.monotonic() - started])
+        if spread <= STEADY_SPREAD or elapsed > request.timing_seconds:
             break
     return False
 
 
-def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float) -> bool:
+def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: Ranks) -> bool:
     """Whether a measured config is both no heavier and faster beyond the noise of one repeat."""
     speed = request.job.workload.tokens_per_step / step_seconds
-    memory = meter.reading().device
+    (memory,) = ranks.largest([meter.reading().device])
     return any(r.device_bytes <= memory and r.tokens_per_second >= HOPELESS_FACTOR * speed for r in request.rivals)
 
 
@@ -162,7 +208,7 @@ def leak(in_use: list[int]) -> int:
     return min(growth) if len(growth) >= LEAK_STEPS and min(growth) > LEAK_NOISE_BYTES else 0
 
 
-def _measurement(request: TrialRequest, meter: Meter, steps: Steps, **known: Any) -> Measurement:
+def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:
     """What the trial has shown; `known` are the fields that neither the steps nor the meter hold."""
     job = request.job
     memory = meter.reading()
@@ -187,5 +233,17 @@ def _measurement(request: TrialRequest, meter: Meter, steps: Steps, **known: Any
         steps=len(steps.seconds),
         leak_bytes_per_step=leak(steps.in_use),
         expandable_segments=job.hardware.kind == "cuda",
+        ranks=(_own_figures(ranks.rank, memory, steps),) if ranks.size > 1 else (),
         **known,
+    )
+
+
+def _own_figures(rank: int, memory: MemoryReading, steps: Steps) -> RankMeasurement:
+    return RankMeasurement(
+        rank=rank,
+        peak_allocated_bytes=memory.peak_allocated,
+        peak_reserved_bytes=memory.peak_reserved,
+        device_bytes=memory.device,
+        host_peak_bytes=memory.host_peak,
+        step_seconds=quantile(steps.own_seconds, 0.5),
     )

@@ -71,9 +71,9 @@ class Meter(Protocol):
 class CpuMeter:
     """The host as device: the process's own resident memory, beyond what it had when the trial began."""
 
-    def __init__(self, hardware: Hardware) -> None:
+    def __init__(self, hardware: Hardware, ranks: int = 1) -> None:
         self.device = torch.device("cpu")
-        torch.set_num_threads(max(1, hardware.cores))
+        torch.set_num_threads(max(1, hardware.cores // ranks))  # the ranks of a group share the machine's cores
         # Starts the thread pools, whose stacks are no part of the trial's memory.
         torch.ones(1 << 20).sum()
         process_memory.reset_peak()
@@ -260,10 +260,11 @@ class CudaMeter:
         )
 
 
-def meter_for(hardware: Hardware) -> Meter:
-    """The meter of a device kind; raises `ValueError` for a kind that has no peak counters."""
+def meter_for(hardware: Hardware, ranks: int = 1) -> Meter:
+    """The meter of a device kind, for one of a group of `ranks` processes; raises `ValueError` for a kind that has no
+    peak counters."""
     if hardware.kind == "cpu":
-        return CpuMeter(hardware)
+        return CpuMeter(hardware, ranks)
     if hardware.kind == "cuda":
         return CudaMeter(hardware)
     raise ValueError(f"no memory meter for device kind {hardware.kind!r}")

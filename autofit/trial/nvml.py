@@ -63,13 +63,18 @@ def devices() -> NvidiaDevices | None:
         ) from error
 
 
-def first_visible() -> NvidiaDevice | None:
-    """CUDA's device 0 for this process; None where there is none or the driver does not say."""
+def visible(number: int) -> NvidiaDevice | None:
+    """CUDA's device `number` for this process; None where there is none or the driver does not say."""
     try:
         found = devices()
     except EnvironmentLacks:
         return None
-    return found.visible[0] if found is not None and found.visible else None
+    return found.visible[number] if found is not None and number < len(found.visible) else None
+
+
+def first_visible() -> NvidiaDevice | None:
+    """CUDA's device 0 for this process; None where there is none or the driver does not say."""
+    return visible(0)
 
 
 def visible_ids(value: str | None, cards: list[str], instances: dict[str, list[str]]) -> list[str]:

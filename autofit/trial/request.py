@@ -13,6 +13,7 @@ from typing import Any
 from autofit.catalog.models import Model
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
+from autofit.rendezvous import Rendezvous
 from autofit.techniques import Job
 from autofit.workload import Workload
 
@@ -45,6 +46,8 @@ class TrialRequest:
     """File for PyTorch's memory snapshot."""
     profile: str | None = None
     """File for a profiler trace of one step."""
+    rendezvous: Rendezvous | None = None
+    """Of a trial of several ranks, which one this is and where it finds the others; None for a process of its own."""
     asked: tuple[str, float] | None = field(default=None, compare=False)
     """Whose clock, and seconds on it, when the trial was asked for; None until the request is first written down."""
 
@@ -62,6 +65,7 @@ class TrialRequest:
             "rivals": [asdict(r) for r in self.rivals],
             "snapshot": self.snapshot,
             "profile": self.profile,
+            "rendezvous": None if self.rendezvous is None else self.rendezvous.to_json(),
             "asked": self.asked or (_clock(), time.monotonic()),
         }
 
@@ -82,6 +86,7 @@ class TrialRequest:
             rivals=tuple(Rival(**r) for r in data["rivals"]),
             snapshot=data["snapshot"],
             profile=data["profile"],
+            rendezvous=None if data.get("rendezvous") is None else Rendezvous.from_json(data["rendezvous"]),
             asked=(data["asked"][0], data["asked"][1]),
         )
 

@@ -8,8 +8,9 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from types import TracebackType
-from typing import IO
+from typing import IO, Any
 
 from autofit.errors import EnvironmentLacks
 from autofit.outcome import Crashed, Outcome, outcome_from_json
@@ -21,15 +22,17 @@ ALLOCATOR = "expandable_segments:True"
 """Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
 
 
-def trial_environment(kind: str) -> dict[str, str]:
-    """Environment of the warm parent and its children, for one device of `kind`."""
-    device = nvml.first_visible() if kind == "cuda" else None
+def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
+    """Environment of the warm parent and its children, for one device of `kind`: of the visible ones the `number`th."""
+    device = nvml.visible(number) if kind == "cuda" else None
     # By its id, because CUDA numbers devices by speed and the driver's library by slot.
     chosen = {"CUDA_VISIBLE_DEVICES": device.uuid} if device is not None else {}
     return {
         **os.environ,
         **chosen,
         "AUTOFIT_DEVICE_KIND": kind,
+        # DeepSpeed would look for the device itself, whenever it is imported.
+        "DS_ACCELERATOR": kind,
         # Both spellings: the first is read by torch 2.9 and later, the second by those before.
         "PYTORCH_ALLOC_CONF": ALLOCATOR,
         "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,
@@ -61,17 +64,19 @@ def parent_touches_device(kind: str) -> bool:
 class TrialRunner:
     """Runs trials one after the other in fresh children of one warm parent; one runner per device.
 
-    Used from one thread. A parent that dies is started again for the next trial.
+    Used from one thread, `stop` apart. A parent that dies is started again for the next trial.
     """
 
     def __init__(
         self,
         *,
         kind: str = "cpu",
+        device: int = 0,
         entry: str = DEFAULT_ENTRY,
         spawn: bool | None = None,
     ) -> None:
-        self._environment = trial_environment(kind)
+        """For the `device`th of this machine's visible devices of a kind."""
+        self._environment = trial_environment(kind, device)
         start_anew = spawn if spawn is not None else os.environ.get("AUTOFIT_START") == "spawn"
         self._command = [sys.executable, "-m", "autofit.trial.host", "--entry", entry]
         if start_anew:
@@ -79,6 +84,9 @@ class TrialRunner:
         self._process: subprocess.Popen[str] | None = None
         self._complaints: IO[bytes] | None = None
         """Standard error of the parent: evidence if it cannot even start."""
+        self._running = False
+        self._speaking = threading.Lock()
+        """Held while the parent is told something, so that a word to stop meets the trial that it was meant for."""
 
     def start(self) -> None:
         """Start the parent now, so that its imports overlap with other work."""
@@ -100,17 +108,50 @@ class TrialRunner:
         """The outcome of `request` and the trial's wall seconds. Never raises for what happens to the trial."""
         self.start()
         process = self._process
-        assert process is not None and process.stdin is not None and process.stdout is not None
-        try:
-            process.stdin.write(json.dumps(request.to_json()) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except (BrokenPipeError, ValueError):  # the parent has died, or `close` was called meanwhile
-            answer = ""
-        if not answer:
+        assert process is not None
+        answer = self._asked(process, request.to_json())
+        if answer is None:
             return self._parent_died(process), 0.0
-        data = json.loads(answer)
-        return outcome_from_json(data["outcome"]), data["seconds"]
+        return outcome_from_json(answer["outcome"]), answer["seconds"]
+
+    def listen(self, address: str) -> int:
+        """Have the parent open a port at `address` for the next trial's ranks to meet. Raises `OSError`."""
+        self.start()
+        process = self._process
+        assert process is not None
+        answer = self._asked(process, {"listen": address})
+        if answer is None:
+            raise OSError(self._parent_died(process).reason)
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return int(answer["port"])
+
+    def stop(self) -> None:
+        """End the trial that runs now, if one does; `run` then says that it was stopped. For another thread."""
+        with self._speaking:
+            process = self._process
+            if self._running and process is not None:
+                self._tell(process, {"stop": True})
+
+    def _asked(self, process: subprocess.Popen[str], line: dict[str, Any]) -> dict[str, Any] | None:
+        """The parent's answer; None if it has died, or `close` was called meanwhile."""
+        assert process.stdout is not None
+        with self._speaking:
+            self._tell(process, line)
+            self._running = True
+        try:
+            answer = process.stdout.readline()
+        except ValueError:
+            answer = ""
+        with self._speaking:
+            self._running = False
+        return json.loads(answer) if answer else None
+
+    def _tell(self, process: subprocess.Popen[str], line: dict[str, Any]) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it has died or was closed: no answer says so
+            process.stdin.write(json.dumps(line) + "\n")
+            process.stdin.flush()
 
     def _parent_died(self, process: subprocess.Popen[str]) -> Crashed:
         status = process.wait()
@@ -126,17 +167,23 @@ class TrialRunner:
             transient=True,
         )
 
+    def hang_up(self) -> None:
+        """Have the parent end itself and whatever trial it runs, without waiting for that."""
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
     def close(self) -> None:
         """End the parent and whatever trial it runs."""
+        self.hang_up()
         process, self._process = self._process, None
         complaints, self._complaints = self._complaints, None
         if complaints is not None:
             complaints.close()
         if process is None:
             return
-        assert process.stdin is not None and process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
+        assert process.stdout is not None
         try:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:

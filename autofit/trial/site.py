@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -65,20 +65,53 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
 def cpu() -> Hardware:
     """This machine's processor as the device."""
     name = _processor_name()
-    cores = _cores()
+    count = cores()
     memory = host_memory_bytes()
     return Hardware(
-        name=f"cpu-{_slug(name)}-{cores}c"[:64],
+        name=f"cpu-{_slug(name)}-{count}c"[:64],
         kind="cpu",
         device_name=name,
         memory_bytes=memory,
-        cores=cores,
+        cores=count,
         host_memory_bytes=memory,
         bf16=True,
     )
 
 
-def _cores() -> int:
+def check_devices(hardware: Hardware, ranks: int) -> None:
+    """Raise `EnvironmentLacks` unless this machine has a device for each of `ranks` processes, all of one kind.
+
+    A rank on the CPU takes at least one core. `hardware` is the first device, as `detect` gives it.
+    """
+    on_cpu = hardware.kind == "cpu"
+    there = hardware.cores if on_cpu else hardware.count
+    if ranks > there:
+        what = "cores, of which each rank takes at least one" if on_cpu else "visible devices"
+        raise EnvironmentLacks(
+            f"--devices {ranks} asks for {ranks} ranks, and {hardware.name} has {there} {what}",
+            remedy=f"use --devices {there}, or --ray-address of a cluster that has more",
+        )
+    if ranks > 1 and not on_cpu:
+        found = nvml.devices()
+        if found is None:
+            raise EnvironmentLacks(
+                f"--devices {ranks} needs NVML, by which each rank gets a device of its own: {hardware.name} has none",
+                remedy="use --devices 1, or install NVIDIA's driver library (ROCm devices train alone only)",
+            )
+        cards = [f"{card.name} ({round(card.marketed_bytes / GIB)} GiB)" for card in found.visible[:ranks]]
+        check_even(cards)
+
+
+def check_even(cards: Sequence[str]) -> None:
+    """Raise `EnvironmentLacks` if the cards of one group, each said in words, are not all alike."""
+    if len(set(cards)) > 1:
+        raise EnvironmentLacks(
+            f"the ranks of one group need equal cards, and these differ: {', '.join(cards)}",
+            remedy="let CUDA_VISIBLE_DEVICES or --hardware name cards of one kind, or use fewer --devices",
+        )
+
+
+def cores() -> int:
     """Processors that this process may use, by its affinity and its control groups' quotas; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([float(allowed), *map(_quota, _control_groups())])))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from autofit.training.ranks import Ranks
 from autofit.training.step import TrainingStep
 from autofit.trial.meter import Meter
 
@@ -29,24 +31,36 @@ class _Issued:
 
 
 class Steps:
-    """Runs optimizer steps on at most two micro-batches and composes their time to the whole accumulation.
+    """Runs optimizer steps on a few micro-batches and composes their time to the whole accumulation.
 
     An accelerator works through a queue that training keeps filled; a timer that waited for each step would time the
     refilling as well. So a step is read only when the next one has been issued; the host has no queue.
+
+    What a step has shown is agreed on between the ranks when it is read, outside of what is timed: ranks that decide by
+    it decide alike, and none begins the next step long before the others.
     """
 
     def __init__(
-        self, step: TrainingStep, tokens: torch.Tensor, accumulation: int, meter: Meter, progress: Progress
+        self,
+        step: TrainingStep,
+        tokens: torch.Tensor,
+        accumulation: int,
+        meter: Meter,
+        progress: Progress,
+        ranks: Ranks | None = None,
     ) -> None:
         self._step = step
         self._tokens = tokens
         self._accumulation = accumulation
         self._meter = meter
         self._progress = progress
+        self._ranks = ranks or Ranks()
         self._queue: deque[_Issued] = deque()
         self._lag = 0 if meter.device.type == "cpu" else 1
         self.seconds: list[float] = []
-        """Of each timed step, composed to the global batch."""
+        """Of each timed step, composed to the global batch: those of the slowest rank."""
+        self.own_seconds: list[float] = []
+        """This rank's."""
         self.losses: list[float] = []
         """Of every step, in nats per token."""
         self.gradient_norms: list[float] = []
@@ -63,14 +77,18 @@ class Steps:
         for _ in range(most):
             self._issue(self._booked)
             self._settle(0)
-            updates += torch.isfinite(torch.tensor(self.gradient_norms[-1])).item() is True
+            updates += math.isfinite(self.gradient_norms[-1])
             if updates == least:
                 break
-        self.seconds.clear()
+        self._forget_times()
         for _ in range(2 * self._lag):
             self._issue(self._announced)  # fills the queue; the first, which found it empty, is not timed
             self._settle(self._lag)
+        self._forget_times()
+
+    def _forget_times(self) -> None:
         self.seconds.clear()
+        self.own_seconds.clear()
 
     def timed(self) -> float:
         """Run one more step; composed seconds of the newest one that the device has finished."""
@@ -94,10 +112,12 @@ class Steps:
         while len(self._queue) > left:
             issued = self._queue.popleft()
             spans = [self._meter.seconds(a, b) for a, b in itertools.pairwise(issued.marks)]
-            first, further, update = spans[0], spans[-2], spans[-1]
-            self.seconds.append(first + (self._accumulation - 1) * further + update)
-            self.losses.append(float(issued.loss))
-            self.gradient_norms.append(float(issued.gradient_norm))
+            own = composed(spans, self._accumulation)
+            seconds, share, norm = self._ranks.largest([own, float(issued.loss), float(issued.gradient_norm)])
+            self.own_seconds.append(own)
+            self.seconds.append(seconds)
+            self.losses.append(share * self._step.engine.ranks)  # all have the same tokens, hence the same share
+            self.gradient_norms.append(norm)
             self.in_use.append(issued.in_use)
 
     @contextmanager
@@ -110,3 +130,14 @@ class Steps:
     def _announced(self, phase: str) -> Iterator[None]:
         self._progress(phase)
         yield
+
+
+def composed(spans: Sequence[float], accumulation: int) -> float:
+    """Seconds of an optimizer step of `accumulation` micro-steps, from those of fewer and of the update, in order.
+
+    The first micro-step differs from further ones, because it makes the gradients, and where ranks exchange gradients
+    only once a step the last one does: of three, the middle one stands for all between.
+    """
+    *micro_steps, update = spans
+    between = micro_steps[1:-1] or micro_steps[-1:]
+    return sum(micro_steps) + (accumulation - len(micro_steps)) * between[0] + update

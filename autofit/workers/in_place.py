@@ -6,20 +6,23 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from autofit.hardware import Hardware, Stack
 from autofit.outcome import Outcome
+from autofit.trial.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
-from autofit.trial.runner import TrialRunner
-from autofit.trial.site import detect
+from autofit.trial.site import check_devices, detect
 from autofit.workers.pool import Completed
 
 
 class InPlacePool:
-    """One trial at a time, in a child of this process."""
+    """One trial at a time, each on the same devices of this machine."""
 
     size = 1
 
-    def __init__(self, *, device: str = "auto", runner: TrialRunner | None = None) -> None:
+    def __init__(self, *, device: str = "auto", devices: int = 1) -> None:
+        """For trials of `devices` ranks. Raises `EnvironmentLacks` where this machine has not that many."""
         self._site = detect(device)
-        self._runner = runner or TrialRunner(kind=self._site[0].kind)
+        check_devices(self._site[0], devices)
+        self.devices = devices
+        self._runner = GroupRunner(kind=self._site[0].kind, ranks=devices)
         self._runner.start()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autofit-trial")
         self._running: dict[Future[tuple[Outcome, float]], TrialRequest] = {}

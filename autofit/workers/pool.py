@@ -27,7 +27,9 @@ class Pool(Protocol):
     """
 
     size: int
-    """Trials that run at the same time: one per device."""
+    """Trials that run at the same time: one per device, or per group of devices."""
+    devices: int
+    """Ranks that a trial takes, each on a device of its own."""
 
     def site(self) -> tuple[Hardware, Stack]:
         """The device and the library versions that trials will meet."""

@@ -20,6 +20,7 @@ from autofit.hardware import Hardware
 from autofit.outcome import Crashed, Fits
 from autofit.techniques import Job
 from autofit.trial import child, host, runner
+from autofit.trial.commands import Commands
 from autofit.trial.request import TrialRequest, seconds_since_asked
 from autofit.trial.runner import TrialRunner, trial_environment
 
@@ -91,6 +92,7 @@ def test_trials_get_the_device_that_was_detected(monkeypatch: pytest.MonkeyPatch
     install(monkeypatch, FakeCard("GPU-a"), FakeCard("GPU-b"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert trial_environment("cuda")["CUDA_VISIBLE_DEVICES"] == "GPU-b"
+    assert trial_environment("cuda", 1)["CUDA_VISIBLE_DEVICES"] == "GPU-a", "the second rank's"
     assert trial_environment("cpu")["CUDA_VISIBLE_DEVICES"] == "1,0"
 
 
@@ -120,7 +122,7 @@ def _run_on_card(monkeypatch: pytest.MonkeyPatch, back_after: float) -> float:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
     read_end, write_end = os.pipe()
     try:
-        _, seconds = host.Host("entries:killed", spawn=False).run({"hardware": {"kind": "cuda"}}, read_end)
+        _, seconds = host.Host("entries:killed", spawn=False).run({"hardware": {"kind": "cuda"}}, Commands(read_end))
     finally:
         os.close(write_end)
         os.close(read_end)
@@ -178,6 +180,6 @@ def test_a_busy_device_is_a_transient_crash(monkeypatch: pytest.MonkeyPatch) -> 
     on_cpu = tiny_job()
     job = Job(model=on_cpu.model, workload=on_cpu.workload, hardware=CARD, stack=on_cpu.stack)
     request = tiny_request(job=job, memory_limit_bytes=20_000 * MIB)
-    outcome, _ = child._outcome(request, child.Events(2), time.monotonic())
+    outcome = child._run(request, child.Events(2), time.monotonic()).outcome
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert "other processes hold 19.53 GiB" in outcome.reason

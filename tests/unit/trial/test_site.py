@@ -11,7 +11,7 @@ from unit.trial.fake_nvml import MIB, FakeCard, install
 
 from autofit.errors import EnvironmentLacks
 from autofit.trial import process_memory, site
-from autofit.trial.site import detect
+from autofit.trial.site import check_devices, cpu, detect
 
 
 @pytest.fixture
@@ -146,3 +146,24 @@ def test_a_system_that_does_not_account_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(process_memory, "is_accounted", lambda: False)
     with pytest.raises(EnvironmentLacks, match=r"does not account.*Linux"):
         detect("cpu")
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_ranks_need_a_card_each_and_all_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    h100, a100 = FakeCard("GPU-a"), FakeCard("GPU-c", name="NVIDIA A100-SXM4-40GB", total=40960 * MIB)
+    install(monkeypatch, h100, FakeCard("GPU-b"), a100)
+    hardware, _ = detect()
+    check_devices(hardware, 2)
+    with pytest.raises(
+        EnvironmentLacks, match=r"equal cards.*H100 80GB HBM3 \(80 GiB\), NVIDIA A100-SXM4-40GB \(40 GiB\)"
+    ):
+        check_devices(hardware, 3)
+    with pytest.raises(EnvironmentLacks, match=r"--devices 4 asks for 4 ranks, and h100-80g has 3 visible devices"):
+        check_devices(hardware, 4)
+
+
+def test_ranks_on_a_processor_need_a_core_each() -> None:
+    there = cpu()
+    check_devices(there, there.cores)
+    with pytest.raises(EnvironmentLacks, match=rf"has {there.cores} cores, of which each rank takes at least one"):
+        check_devices(there, there.cores + 1)

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from autofit.trial.steps import Steps
+from autofit.trial.steps import Steps, composed
 
 
 class Queued:
@@ -36,6 +36,8 @@ class Queued:
 class Counted:
     """A step whose loss is its number."""
 
+    engine = SimpleNamespace(ranks=1)
+
     def __init__(self, meter: Queued) -> None:
         self._meter = meter
         self.gradient_norm = torch.ones(())
@@ -57,3 +59,17 @@ def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int
     assert [steps.timed() for _ in range(2)] == [5.0 * first_timed, 5.0 * (first_timed + 1)]
     steps.finish()
     assert steps.losses == [float(n) for n in range(1, meter.issued + 1)], "no step is lost"
+
+
+@pytest.mark.parametrize(
+    ("spans", "accumulation", "seconds"),
+    [
+        ([5.0, 1.0], 1, 6.0),
+        ([5.0, 4.0, 1.0], 2, 10.0),
+        ([5.0, 4.0, 1.0], 8, 5.0 + 7 * 4.0 + 1.0),
+        ([5.0, 4.0, 9.0, 1.0], 3, 19.0),
+        ([5.0, 4.0, 9.0, 1.0], 8, 5.0 + 6 * 4.0 + 9.0 + 1.0),  # the exchange of gradients counts once
+    ],
+)
+def test_the_whole_step_is_composed_of_what_was_timed(spans: list[float], accumulation: int, seconds: float) -> None:
+    assert composed(spans, accumulation) == seconds

@@ -18,7 +18,7 @@ from jobs import tiny_request
 from autofit.errors import EnvironmentLacks
 from autofit.outcome import Crashed, Fits
 from autofit.trial.site import cpu
-from autofit.workers import ray_pool
+from autofit.workers import ray_connection, ray_pool
 from autofit.workers.ray_pool import RayPool
 
 
@@ -136,11 +136,11 @@ def test_a_worker_that_cannot_be_replaced_ends_the_pool(monkeypatch: pytest.Monk
     code = """
 import os, signal, time, psutil
 from jobs import tiny_request
-from autofit.workers import ray_pool
+from autofit.workers import ray_connection, ray_pool
 pool = ray_pool.RayPool(device="cpu")
 pool.site()
 ray_pool.START_SECONDS = 3.0
-def beyond():
+def beyond(**placed):
     return pool._ray.remote(ray_pool.TrialActor).options(num_cpus=10**6).remote("cpu")
 pool._new_actor = beyond
 pool.submit(tiny_request())
@@ -174,22 +174,22 @@ def test_gpus_of_other_types_are_not_counted() -> None:
         {"CPU": 16, "GPU": 4, "accelerator_type:A100": 1},
         {"memory": 1},
     )
-    assert ray_pool._gpus(mixed, None) == 12
-    assert ray_pool._gpus(mixed, "H100") == 8
-    assert ray_pool._gpus(mixed, "L4") == 0
-    assert ray_pool._cpus_per_node(mixed) == [16, 16]
+    assert ray_connection.gpus(mixed, None) == 12
+    assert ray_connection.gpus(mixed, "H100") == 8
+    assert ray_connection.gpus(mixed, "L4") == 0
+    assert ray_connection.cpus_per_node(mixed) == [16, 16]
 
 
 def test_the_folder_of_a_private_ray_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = ray_pool._private_folder()
+    folder = ray_connection.private_folder()
     folder.chmod(0o777)
-    assert ray_pool._private_folder() == folder
+    assert ray_connection.private_folder() == folder
     assert folder.stat().st_mode & 0o777 == 0o700
     folder.rmdir()
     folder.symlink_to(tmp_path)
     with pytest.raises(EnvironmentLacks, match="not this user's"):
-        ray_pool._private_folder()
+        ray_connection.private_folder()
 
 
 def test_more_workers_than_machines_are_refused() -> None:

@@ -1,0 +1,48 @@
+"""Where the ranks of one trial meet, and which of them this one is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rendezvous:
+    """One rank's place in its group. Rank 0 listens, the others come to it."""
+
+    rank: int
+    """0 to `ranks` - 1."""
+    ranks: int
+    """Processes that train together, one per device."""
+    host: str
+    """IPv4 address of rank 0's machine: loopback where all ranks are on one."""
+    port: int
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.rank < self.ranks, "a rank is one of its group"
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Rendezvous:
+        """The inverse of `to_json`."""
+        return cls(**data)
+
+
+def listening(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens at `host`, at a port that is free unless one is named. Raises `OSError`."""
+    opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        opened.bind((host, port))
+        opened.listen()
+    except BaseException:
+        opened.close()
+        raise
+    return opened

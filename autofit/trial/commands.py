@@ -1,0 +1,46 @@
+"""What the warm parent is told, line by line."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+
+class Stopped(Exception):
+    """The trial that runs is not wanted any more."""
+
+
+class Commands:
+    """The lines of JSON that come in on a descriptor."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._pending = b""
+
+    def next(self) -> dict[str, Any] | None:
+        """The next line; None once the other end has closed."""
+        while b"\n" not in self._pending:
+            chunk = os.read(self.descriptor, 1 << 16)
+            if not chunk:
+                return None
+            self._pending += chunk
+        line, _, self._pending = self._pending.partition(b"\n")
+        data: dict[str, Any] = json.loads(line)
+        return data
+
+    def check(self) -> None:
+        """Read what is there. Raises `Stopped` for a word to stop, the only one that comes while a trial runs, and
+        `EOFError` if the other end has closed."""
+        if not self.waiting:
+            chunk = os.read(self.descriptor, 1 << 16)
+            if not chunk:
+                raise EOFError
+            self._pending += chunk
+        if self.waiting and "stop" in (self.next() or {}):
+            raise Stopped
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a line has been read that nobody has asked for: no descriptor tells of it any more."""
+        return b"\n" in self._pending

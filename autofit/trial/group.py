@@ -1,0 +1,146 @@
+"""From what the ranks of one trial answer to one outcome: the cause of a failure, not its consequences."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut
+from autofit.trial.classify import STOPPED
+
+GRACE_SECONDS = 2.0
+"""How long the other ranks may go on after one has failed, to say what they met themselves."""
+CAUSE = 2
+"""A failure at this distance from the cause, or nearer, is the rank's own."""
+_OF_ANOTHER = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|remote peer|recv(ing)?value failed"
+    r"|the ranks cannot meet|nccl|tcpstore|distnetworkerror|diststoreerror|distbackenderror",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and torch's store say when the process at the other end is gone."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Gathering:
+    """What the ranks of one trial have answered so far."""
+
+    ranks: int
+    seconds: float = 0.0
+    """Of the longest of them."""
+    _answers: dict[int, Outcome] = field(default_factory=dict)
+    """In the order in which they came."""
+    _failed_at: float | None = None
+    _named: bool = False
+
+    def take(self, rank: int, outcome: Outcome, seconds: float) -> None:
+        """Note how `rank` has ended."""
+        self._answers[rank] = outcome
+        self.seconds = max(self.seconds, seconds)
+        if not isinstance(outcome, Fits) and self._failed_at is None:
+            self._failed_at = time.monotonic()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has answered."""
+        return len(self._answers) == self.ranks
+
+    @property
+    def grace_left(self) -> float | None:
+        """Seconds until ranks are overdue; None while none has failed, and once they have been named."""
+        if self._failed_at is None or self._named:
+            return None
+        return max(0.0, self._failed_at + GRACE_SECONDS - time.monotonic())
+
+    def overdue(self) -> list[int]:
+        """The ranks to stop now, because another has failed a while ago. Each is named once."""
+        if self.grace_left != 0.0:
+            return []
+        self._named = True
+        return [rank for rank in range(self.ranks) if rank not in self._answers]
+
+    def outcome(self) -> Outcome:
+        """The trial's."""
+        return combined(self._answers)
+
+
+def combined(answers: Mapping[int, Outcome]) -> Outcome:
+    """One outcome of the ranks' own, by rank and in the order in which they came: all fit, or the first cause."""
+    if len(answers) == 1:
+        (only,) = answers.values()
+        return only
+    fits = {rank: outcome.measurement for rank, outcome in answers.items() if isinstance(outcome, Fits)}
+    if len(fits) == len(answers):
+        return Fits(measurement=_together([fits[rank] for rank in sorted(fits)]))
+    failures = {rank: outcome for rank, outcome in answers.items() if not isinstance(outcome, Fits)}
+    late = {rank: outcome for rank, outcome in failures.items() if isinstance(outcome, TimedOut)}
+    cause = min(failures, key=lambda rank: _distance(failures[rank]))
+    if cause in late:
+        return _hung(late, failures)
+    found = failures[cause]
+    reason = f"rank {cause}: {found.reason}"
+    if isinstance(found, Crashed) and _distance(found) > CAUSE:
+        return replace(found, reason=reason, transient=True)  # the connection failed, and no rank did
+    return replace(found, reason=reason)
+
+
+def _distance(outcome: Outcome) -> int:
+    """How far an outcome is from the cause of its group's failure.
+
+    Out of memory comes first: it may look like anything else to the others, and nothing else looks like it.
+    """
+    if isinstance(outcome, OutOfMemory):
+        return 0
+    if isinstance(outcome, TimedOut):
+        return 2
+    if not isinstance(outcome, Crashed):
+        return 1
+    if outcome.reason.startswith(STOPPED):
+        return 4
+    said = outcome.reason if outcome.signal is None else outcome.stderr_tail  # NCCL ends a process that it gives up on
+    return 3 if _OF_ANOTHER.search(said) else 1
+
+
+def _hung(late: Mapping[int, TimedOut], failures: Mapping[int, Outcome]) -> TimedOut:
+    """Of ranks that did not end the ones that got least far hang, and the others wait for them."""
+    fewest = min(outcome.phases_entered for outcome in late.values())
+    hanging = sorted(rank for rank, outcome in late.items() if outcome.phases_entered == fewest)
+    waiting = sorted(rank for rank in failures if rank not in hanging)
+    said = "; ".join(f"rank {rank}: {late[rank].reason}" for rank in hanging)
+    if waiting:
+        said += f" ({_listed(waiting)} waiting in phase {', '.join(sorted({_phase(failures[r]) for r in waiting}))})"
+    return replace(late[hanging[0]], reason=said)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _phase(outcome: Outcome) -> str:
+    return getattr(outcome, "phase", None) or "start"
+
+
+def _together(ranks: Sequence[Measurement]) -> Measurement:
+    """The group's measurement: the most memory of any rank, the time of the slowest."""
+
+    def most(name: str) -> Any:
+        return max(getattr(rank, name) for rank in ranks)
+
+    largest_process = max(ranks, key=lambda rank: rank.host_peak_bytes)
+    slowest = max(ranks, key=lambda rank: rank.step_seconds.median)
+    return replace(
+        slowest,
+        peak_allocated_bytes=most("peak_allocated_bytes"),
+        peak_reserved_bytes=most("peak_reserved_bytes"),
+        device_bytes=most("device_bytes"),
+        setup_peak_bytes=most("setup_peak_bytes"),
+        host_peak_bytes=largest_process.host_peak_bytes,
+        host_baseline_bytes=largest_process.host_baseline_bytes,
+        phase_peaks={phase: max(rank.phase_peaks[phase] for rank in ranks) for phase in slowest.phase_peaks},
+        leak_bytes_per_step=most("leak_bytes_per_step"),
+        setup_seconds=most("setup_seconds"),
+        overhead_seconds=most("overhead_seconds"),
+        ranks=tuple(own for rank in ranks for own in rank.ranks),
+    )

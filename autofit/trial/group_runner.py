@@ -1,0 +1,74 @@
+"""Trials of several ranks on this machine: each rank by its own device's warm parent."""
+
+from __future__ import annotations
+
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
+from types import TracebackType
+
+from autofit.outcome import Crashed, Outcome
+from autofit.rendezvous import LOOPBACK, Rendezvous
+from autofit.trial.group import Gathering
+from autofit.trial.host import DEFAULT_ENTRY
+from autofit.trial.request import TrialRequest
+from autofit.trial.runner import TrialRunner
+
+
+class GroupRunner:
+    """Runs trials one after the other, each on the same `ranks` devices. Used from one thread, `close` apart."""
+
+    def __init__(
+        self, *, kind: str = "cpu", ranks: int = 1, entry: str = DEFAULT_ENTRY, spawn: bool | None = None
+    ) -> None:
+        self._runners = [TrialRunner(kind=kind, device=rank, entry=entry, spawn=spawn) for rank in range(ranks)]
+
+    def start(self) -> None:
+        """Start the parents now, so that their imports overlap with other work."""
+        for runner in self._runners:
+            runner.start()
+
+    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
+        """The outcome of `request` and the trial's wall seconds. Never raises for what happens to the trial."""
+        if len(self._runners) == 1:
+            return self._runners[0].run(request)
+        self.start()
+        try:
+            port = self._runners[0].listen(LOOPBACK)
+        except OSError as error:
+            return Crashed(reason=f"the ranks cannot meet: {error}", transient=True), 0.0
+        return self._run_all(request, port)
+
+    def _run_all(self, request: TrialRequest, port: int) -> tuple[Outcome, float]:
+        ranks = len(self._runners)
+        gathering = Gathering(ranks=ranks)
+        with ThreadPoolExecutor(ranks, thread_name_prefix="autofit-rank") as threads:
+            running = {}
+            for rank, runner in enumerate(self._runners):
+                place = Rendezvous(rank=rank, ranks=ranks, host=LOOPBACK, port=port)
+                running[threads.submit(runner.run, replace(request, rendezvous=place))] = rank
+            try:
+                while running:
+                    done, _ = wait(running, timeout=gathering.grace_left, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        gathering.take(running.pop(future), *future.result())
+                    for rank in gathering.overdue():
+                        self._runners[rank].stop()
+            except BaseException:
+                self.close()  # nobody waits for the trial any more, but the threads do
+                raise
+        return gathering.outcome(), gathering.seconds
+
+    def close(self) -> None:
+        """End the parents and whatever trial they run."""
+        for runner in self._runners:
+            runner.hang_up()
+        for runner in self._runners:
+            runner.close()
+
+    def __enter__(self) -> GroupRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

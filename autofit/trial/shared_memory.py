@@ -1,0 +1,57 @@
+"""Segments of shared memory that a killed rank leaves behind: their names outlive every process that knew them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+FOLDER = Path("/dev/shm")
+PREFIXES = ("nccl-",)
+"""NCCL removes a segment's name when all ranks have mapped it (src/misc/shmutils.cc): one that dies before leaves it.
+Gloo makes none, nor does DeepSpeed without LOCAL_SIZE in the environment."""
+YOUNG_SECONDS = 1.0
+"""A segment younger than this may be another trial's that is about to be mapped."""
+
+
+def segments() -> set[Path]:
+    """This user's segments of the kinds that a rank may leave behind."""
+    return {path for path, _ in _found()}
+
+
+def remove_orphans(known: set[Path]) -> None:
+    """Remove the segments that were not there when `known` was taken and that no process has mapped."""
+    until = time.monotonic() + YOUNG_SECONDS
+    while orphans := [path for path in segments() - known if not is_mapped(path)]:
+        for path in orphans:
+            with suppress(OSError):
+                if time.time() - path.stat().st_mtime > YOUNG_SECONDS:
+                    path.unlink()
+        if time.monotonic() > until:
+            return
+        time.sleep(0.05)
+
+
+def _found() -> Iterator[tuple[Path, os.stat_result]]:
+    with suppress(OSError):
+        for path in FOLDER.iterdir():
+            with suppress(OSError):
+                if path.name.startswith(PREFIXES) and (found := path.stat()).st_uid == os.getuid():
+                    yield path, found
+
+
+def is_mapped(segment: Path) -> bool:
+    """Whether a process that this user may look into has the segment mapped, by whatever name (proc(5), maps)."""
+    try:
+        found = segment.stat()
+    except OSError:
+        return False
+    mark = f" {os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x} {found.st_ino} "
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            with suppress(OSError):
+                if mark in (process / "maps").read_text():
+                    return True
+    return False

@@ -1,0 +1,133 @@
+"""The way to Ray: a private one of this machine, or a cluster, and what it has."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from autofit.errors import EnvironmentLacks, not_installed
+
+OBJECT_STORE_BYTES = 80 * 1024**2
+"""Ray's minimum: nothing but small JSON documents passes between driver and workers."""
+NODES_SECONDS = 120.0
+"""How long a cluster whose nodes are still starting is waited for."""
+
+
+def connect(address: str | None) -> Any:
+    """The `ray` module, connected; raises `EnvironmentLacks` where an address does not answer."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise not_installed(error, otherwise=", or use --in-place") from error
+    from ray._private import ray_constants
+
+    # Ray replaces 127.0.0.1 by an address that other machines reach, unless it takes this machine for one that cannot
+    # be in a cluster: this alone keeps every port of a private Ray on loopback. It is what the environment variable
+    # RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER sets, which is read only once, at ray's first import in the process.
+    if address is not None:
+        _check_answers(address)
+    ray_constants.ENABLE_RAY_CLUSTER = address is not None and not _on_loopback_only(address)
+
+    settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        settings |= {
+            "address": "local",
+            "include_dashboard": False,
+            "_node_ip_address": "127.0.0.1",
+            "object_store_memory": OBJECT_STORE_BYTES,
+            "_temp_dir": str(private_folder()),
+        }
+    else:
+        settings["address"] = address
+    try:
+        ray.init(**settings)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        raise EnvironmentLacks(
+            f"Ray cannot be reached: {cause(error)}",
+            remedy="check --ray-address and, for a cluster with token authentication, RAY_AUTH_MODE=token"
+            if address
+            else "run `autofit doctor`, or use --in-place",
+        ) from error
+    return ray
+
+
+def _on_loopback_only(address: str) -> bool:
+    """Whether the cluster answers at 127.0.0.1 and not at the address that Ray would put in its place."""
+    host, _, port = address.rpartition(":")
+    if host not in ("127.0.0.1", "localhost") or not port.isdecimal():
+        return False
+    try:
+        # Where this machine's packets to others leave from; nothing is sent.
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect(("192.0.2.1", 9))
+            own = probe.getsockname()[0]
+        socket.create_connection((own, int(port)), timeout=5).close()
+    except (OSError, OverflowError):
+        return True
+    return False
+
+
+def _check_answers(address: str) -> None:
+    """Raise `EnvironmentLacks` if nothing listens at `host:port`: Ray itself would end this process.
+
+    Other forms of address (`auto`, `ray://...`, `local`) fail with an exception of Ray's own.
+    """
+    host, _, port = address.rpartition(":")
+    if "/" in address or not port.isdecimal():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=5).close()
+    except (OSError, OverflowError) as error:
+        raise EnvironmentLacks(
+            f"no Ray cluster answers at {address}: {error}",
+            remedy="check --ray-address, or leave it out for this machine",
+        ) from error
+
+
+def private_folder() -> Path:
+    """Where a private Ray keeps its sockets and logs: one short path a user, because a socket's path is limited to 107
+    characters. Raises `EnvironmentLacks` if somebody else has made it first."""
+    folder = Path(tempfile.gettempdir()) / f"autofit-ray-{os.getuid()}"
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise EnvironmentLacks(
+            f"{folder} is not this user's folder", remedy="remove it, or let TMPDIR name another place"
+        )
+    folder.chmod(0o700)
+    return folder
+
+
+def wait_for_nodes(ray: Any) -> None:
+    """Return when the cluster has a machine for trials, or after a while without one."""
+    until = time.monotonic() + NODES_SECONDS
+    while not cpus_per_node(ray) and time.monotonic() < until:
+        time.sleep(1.0)
+
+
+def gpus(ray: Any, accelerator: str | None) -> int:
+    """GPUs of the cluster; of one type, if one is named."""
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if accelerator is not None:
+        resources = [r for r in resources if f"accelerator_type:{accelerator}" in r]
+    return int(sum(r.get("GPU", 0) for r in resources))
+
+
+def cpus_per_node(ray: Any) -> list[float]:
+    """Of the nodes that may run trials: a cluster's head often has none."""
+    return [node["Resources"]["CPU"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
+
+def cause(error: BaseException) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1].strip() if lines else type(error).__name__

@@ -1,0 +1,70 @@
+"""One device's worker on Ray."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from typing import Any
+
+from autofit.rendezvous import LOOPBACK, Rendezvous
+from autofit.trial.request import TrialRequest
+
+
+class TrialActor:
+    """One device's worker. The actor's process never touches the device: trials run in children of its warm parent.
+
+    A trial runs in one call, and another may stop it.
+    """
+
+    def __init__(self, device: str, driver: int | None = None) -> None:
+        from autofit.trial.runner import TrialRunner
+        from autofit.trial.site import detect
+        from autofit.workers.watch import end_with
+
+        if driver is not None:
+            end_with(driver)
+        self._hardware, self._stack = detect(device)
+        self._runner = TrialRunner(kind=self._hardware.kind)
+        self._runner.start()
+        self._place: dict[str, Any] | None = None
+        """Where the ranks of the trial that runs have met: no two trials meet in the same place."""
+        self._speaking = threading.Lock()
+
+    def site(self) -> dict[str, Any]:
+        """Hardware and stack of this worker, as JSON."""
+        return {"hardware": self._hardware.to_json(), "stack": self._stack.to_json()}
+
+    def address(self) -> str:
+        """Of this worker's machine, for the others of its cluster."""
+        import ray
+
+        return str(ray.util.get_node_ip_address())
+
+    def listen(self, *addresses: str) -> dict[str, Any]:
+        """Open the place where the ranks of the next trial meet, on this machine; `addresses` are those of all."""
+        host = LOOPBACK if len(set(addresses)) == 1 else self.address()
+        return {"host": host, "port": self._runner.listen(host)}
+
+    def run(
+        self, request: dict[str, Any], place: dict[str, Any] | None = None, rank: int = 0, ranks: int = 1
+    ) -> dict[str, Any]:
+        """Run one request, as JSON, to its outcome and seconds; of a trial of several ranks, one of them."""
+        from autofit.outcome import outcome_to_json
+
+        asked = TrialRequest.from_json(request)
+        if place is not None:
+            asked = replace(asked, rendezvous=Rendezvous(rank=rank, ranks=ranks, **place))
+        with self._speaking:
+            self._place = place
+        try:
+            outcome, seconds = self._runner.run(asked)
+        finally:
+            with self._speaking:
+                self._place = None
+        return {"outcome": outcome_to_json(outcome), "seconds": seconds}
+
+    def stop(self, place: dict[str, Any]) -> None:
+        """End the trial whose ranks have met in `place`, if it still runs here."""
+        with self._speaking:
+            if self._place == place:
+                self._runner.stop()

@@ -1,0 +1,267 @@
+"""Trials of several ranks, half of which are killed at random moments: what is left behind.
+
+    python benchmarks/group_cleanup.py [--trials 50] [--ranks 2] [--seed 0] [--out FILE]
+
+The trials run in a process of their own, as those of a search do. Of the killed half most lose a random rank, some the
+warm parent of one, and some that whole process, all by SIGKILL. Counted before and after, and between trials: processes
+(zombies too), ports that they listen at, segments of shared memory, and temporary files. Fails if any is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from autofit.catalog.models import Model
+from autofit.techniques import Job, complete
+from autofit.trial.group_runner import GroupRunner
+from autofit.trial.request import TrialRequest
+from autofit.trial.shared_memory import is_mapped
+from autofit.trial.site import cpu, installed_stack
+from autofit.workload import Workload
+
+CONFIGS = ("ddp", "fsdp", "zero2", "zero3")
+VICTIMS = "rank,rank,parent,rank,rank,driver,rank,rank,rank,rank"
+"""Who is killed, in turn: the others take half a minute to come back."""
+SETTLE_SECONDS = 20.0
+"""How long what was killed may take to be gone. All of it ends at once; a busy machine is slower to say so."""
+MODEL: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256,
+}  # fmt: skip
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def drive(ranks: int) -> None:
+    """Run a trial for each line of standard input, which names its sharding; say how it ended."""
+    model = Model(name="tiny", config=MODEL, source="a benchmark", parameters=None)
+    workload = Workload(model=model.name, model_digest=model.digest, seq_len=32, global_batch=2 * ranks, devices=ranks)
+    job = Job(model=model, workload=workload, hardware=cpu(), stack=installed_stack())
+    with GroupRunner(ranks=ranks) as runner:
+        runner.start()
+        for line in sys.stdin:
+            config = complete({"sharding": line.strip(), "micro_batch": 1, "precision": "bf16"})
+            request = TrialRequest(
+                job=job, config=config, memory_limit_bytes=2 * 1024**3, deadline_seconds=60.0, timing_seconds=0.2
+            )
+            outcome, seconds = runner.run(request)
+            print(json.dumps({"outcome": outcome.kind, "reason": getattr(outcome, "reason", ""), "seconds": seconds}))
+            sys.stdout.flush()
+
+
+class Driver:
+    """The process that runs the trials; started again after it was killed."""
+
+    def __init__(self, ranks: int) -> None:
+        command = [sys.executable, __file__, "--drive", "--ranks", str(ranks)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def begin(self, sharding: str) -> None:
+        """Start a trial."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{sharding}\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> dict[str, Any] | None:
+        """How the trial ended; None if this process was killed."""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        return json.loads(line) if line else None
+
+    def close(self) -> None:
+        """End it."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+    @property
+    def parents(self) -> list[int]:
+        """The warm parents, one for each rank."""
+        return children(self.process.pid)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The trial's processes."""
+        return [rank for parent in self.parents for rank in children(parent)]
+
+
+def children(pid: int) -> list[int]:
+    """Of a process, zombies included."""
+    with suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return []
+
+
+def descendants(pid: int) -> list[int]:
+    """Of a process, in any generation; this process inherits the orphans among its own."""
+    return [one for child in children(pid) for one in (child, *descendants(child))]
+
+
+def listening(pids: list[int]) -> list[str]:
+    """Local addresses at which the processes listen, as /proc/net/tcp writes them."""
+    sockets = set()
+    for pid in pids:
+        with suppress(OSError):
+            sockets |= {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                found.append(fields[1])
+    return found
+
+
+def segments() -> set[str]:
+    """This user's segments of shared memory, but those that a process has mapped: they are others'."""
+    found = set()
+    for path in Path("/dev/shm").iterdir():
+        with suppress(OSError):
+            if path.stat().st_uid == os.getuid() and not is_mapped(path):
+                found.add(path.name)
+    return found
+
+
+def left_behind(driver: Driver | None, before: set[str], temporary: Path) -> dict[str, list[Any]]:
+    """What a trial has left, besides the driver and its warm parents."""
+    standing = [] if driver is None else [driver.process.pid, *driver.parents]
+    every = descendants(os.getpid())
+    return {
+        "processes": [pid for pid in every if pid not in standing],
+        "ports": listening(every),
+        "segments": sorted(segments() - before),
+        "files": sorted(str(path) for path in temporary.rglob("*")),
+    }
+
+
+def settled(driver: Driver | None, before: set[str], temporary: Path) -> dict[str, list[Any]]:
+    """The same, once nothing is left or time is up."""
+    until = time.monotonic() + SETTLE_SECONDS
+    while any((left := left_behind(driver, before, temporary)).values()) and time.monotonic() < until:
+        reap_orphans(driver)
+        time.sleep(0.05)
+    return left
+
+
+def reap_orphans(driver: Driver | None) -> None:
+    """Wait for inherited processes that have ended, as the system's first process does for those without a parent."""
+    for pid in children(os.getpid()):
+        if driver is None or pid != driver.process.pid:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def kill(driver: Driver, victim: str, chance: random.Random) -> str | None:
+    """Kill one process of the trial that runs; what was killed, None where nothing runs any more."""
+    pids = {"rank": driver.ranks, "parent": driver.parents, "driver": [driver.process.pid]}[victim]
+    if not pids or not driver.ranks:
+        return None
+    with suppress(ProcessLookupError):
+        os.kill(chance.choice(pids), signal.SIGKILL)
+    return victim
+
+
+def one_trial(driver: Driver, sharding: str, victim: str | None, seconds: float, chance: random.Random) -> bool:
+    """Run a trial and, if there is a victim, kill it within the first `seconds`; whether that came in time."""
+    driver.begin(sharding)
+    if victim is not None:
+        until = time.monotonic() + 120.0
+        while not driver.ranks and time.monotonic() < until:
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, seconds))
+    return victim is None or kill(driver, victim, chance) is not None
+
+
+def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temporary: Path) -> dict[str, Any]:
+    """All trials, and what they have left."""
+    before = segments()
+    report: dict[str, Any] = {
+        "ranks": ranks,
+        "hardware": cpu().name,
+        "stack": installed_stack().to_json(),
+        "at_first": {name: len(found) for name, found in left_behind(None, before, temporary).items()},
+    }
+    outcomes: Counter[str] = Counter()
+    killed: Counter[str] = Counter()
+    between: dict[str, list[Any]] = {}
+    typical = dict.fromkeys(CONFIGS, 2.0)
+    driver = Driver(ranks)
+    done = 0
+    while done < trials:
+        sharding = CONFIGS[done // 2 % len(CONFIGS)]
+        victim = victims[done // 2 % len(victims)] if done % 2 else None
+        in_time = one_trial(driver, sharding, victim, 0.9 * typical[sharding], chance)
+        answer = driver.answer()
+        if answer is None:
+            driver.close()
+            driver = Driver(ranks)
+            outcomes["driver killed"] += 1
+        elif victim is None:
+            typical[sharding] = min(typical[sharding], answer["seconds"])  # some wait for imports, too
+            outcomes[answer["outcome"]] += 1
+            if answer["outcome"] != "fits":
+                raise SystemExit(f"a trial that nobody killed: {answer}")
+        elif in_time:
+            outcomes[f"{answer['outcome']}: {answer['reason']}"] += 1
+        if in_time:  # otherwise the trial had ended first, and another is killed in its place
+            done += 1
+            killed[victim or "nobody"] += 1
+        for name, found in settled(driver, before, temporary).items():
+            between.setdefault(name, []).extend(found)
+    driver.close()
+    report["trials"] = trials
+    report["killed"] = trials - killed.pop("nobody")
+    report["of_them"] = dict(killed)
+    report["outcomes"] = dict(outcomes)
+    report["between_trials"] = between
+    left = settled(None, before, temporary)
+    report["at_last"] = {name: len(found) for name, found in left.items()}
+    report["left"] = left
+    return report
+
+
+def main() -> None:
+    """Run the trials and count."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--victims", default=VICTIMS, help="rank, parent or driver, separated by commas")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.drive:
+        drive(arguments.ranks)
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory() as cache:
+        os.environ["TMPDIR"] = temporary
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # torch's own, meant to stay
+        victims, chance = arguments.victims.split(","), random.Random(arguments.seed)
+        report = run(arguments.trials, arguments.ranks, victims, chance, Path(temporary))
+    text = json.dumps({"recorded_at": datetime.now(UTC).isoformat(timespec="seconds"), **report}, indent=2)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text + "\n")
+    if any(report["left"].values()) or any(report["between_trials"].values()):
+        raise SystemExit("something was left behind")
+
+
+if __name__ == "__main__":
+    main()

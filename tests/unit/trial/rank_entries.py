@@ -1,0 +1,135 @@
+"""What ranks may do to their group: entry functions for children, chosen by the model's name. Any other name trains."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from autofit.rendezvous import Rendezvous
+from autofit.techniques.sharding import NVME_VARIABLE
+from autofit.trial import child
+
+Collective = Callable[[str], None]
+
+
+def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Does what the model is named after, in a group that has met and has been through a few collectives."""
+    name = data["model"]["name"]
+    fate = FATES.get(name)
+    if fate is None:
+        CHANGES.get(name, lambda data: None)(data)
+        child.run(data, descriptor, asked_at)
+        return
+    from autofit.training.ranks import join
+
+    events = child.Events(descriptor)
+    place = Rendezvous.from_json(data["rendezvous"])
+    ranks = join("cpu", place, timeout_seconds=60.0, listener=data.get("listener"))
+
+    def collective(phase: str) -> None:
+        events.enter(phase)
+        ranks.largest([float(place.rank)])
+
+    for phase in ("forward", "backward", "optimizer"):
+        collective(phase)
+    fate(place.rank, collective)
+
+
+def rank_1_dies(rank: int, collective: Collective) -> None:
+    """In the middle of a collective: rank 0 waits in it."""
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    collective("forward")
+
+
+def rank_1_hangs(rank: int, collective: Collective) -> None:
+    collective("forward")
+    if rank == 1:
+        threading.Event().wait()
+    collective("backward")
+
+
+def rank_1_raises(rank: int, collective: Collective) -> None:
+    collective("forward")
+    if rank == 1:
+        raise ValueError("kaboom")
+    collective("backward")
+
+
+def rank_0_is_deaf(rank: int, collective: Collective) -> None:
+    """It is in no collective, so that it does not notice what happens to the other."""
+    if rank == 1:
+        raise ValueError("kaboom")
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60.0)
+
+
+def leaves_segment(data: Mapping[str, Any]) -> None:
+    """Dies with a segment that it has mapped, as NCCL does before all ranks have."""
+    path = f"/dev/shm/nccl-{data['profile']}"
+    with open(path, "xb+") as file:
+        file.truncate(4096)
+        mapped = mmap.mmap(file.fileno(), 4096)
+        os.utime(path, (0, time.time() - 2.0))  # made a while ago
+        os.kill(os.getpid(), signal.SIGKILL)
+        mapped.close()
+
+
+def leaves_swap(data: Mapping[str, Any]) -> None:
+    """Dies with parameters in files."""
+    with open(os.path.join(os.environ[NVME_VARIABLE], "param_0.swp"), "wb") as file:
+        file.write(b"0" * 4096)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def uneven_clocks(data: Mapping[str, Any]) -> None:
+    """Rank 1's steps take longer, and never the same time."""
+    from autofit.trial.meter import CpuMeter
+
+    original, chance = CpuMeter.seconds, random.Random(0)
+    rank = data["rendezvous"]["rank"]
+
+    def seconds(self: CpuMeter, start: float, end: float) -> float:
+        return original(self, start, end) * (1.0 + rank * chance.uniform(1.0, 5.0))
+
+    CpuMeter.seconds = seconds  # type: ignore[method-assign]
+
+
+def nan_on_rank_1(data: Mapping[str, Any]) -> None:
+    """Its loss is not a number, that of rank 0 is."""
+    from autofit.training.step import TrainingStep
+
+    original = TrainingStep.run
+    factor = float("nan") if data["rendezvous"]["rank"] == 1 else 1.0
+
+    def poisoned(self: TrainingStep, *args: Any, **kwargs: Any) -> Any:
+        return original(self, *args, **kwargs) * factor
+
+    TrainingStep.run = poisoned  # type: ignore[method-assign]
+
+
+def greedy_on_rank_1(data: Mapping[str, Any]) -> None:
+    """It alone takes more than the limit, between its first backward pass and the update."""
+    from autofit.training.step import TrainingStep
+
+    original = TrainingStep.update
+
+    def update(self: TrainingStep, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        if data["rendezvous"]["rank"] == 1:
+            torch.ones(data["memory_limit_bytes"] // 4 + 1)
+        original(self, *args, **kwargs)
+
+    TrainingStep.update = update  # type: ignore[method-assign]
+
+
+CHANGES = {f.__name__: f for f in (leaves_segment, leaves_swap, uneven_clocks, nan_on_rank_1, greedy_on_rank_1)}
+FATES = {f.__name__: f for f in (rank_1_dies, rank_1_hangs, rank_1_raises, rank_0_is_deaf)}

@@ -1,0 +1,159 @@
+"""Trials of two ranks in real processes: one outcome, whichever rank fails and however, and the next trial runs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import tiny_job, tiny_model, tiny_request
+
+from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
+from autofit.rendezvous import LOOPBACK, Rendezvous, listening
+from autofit.techniques import complete
+from autofit.techniques.sharding import NVME_VARIABLE
+from autofit.trial.group_runner import GroupRunner
+from autofit.trial.request import TrialRequest
+from autofit.trial.runner import TrialRunner
+from autofit.trial.swap_folder import own_prefix
+
+SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[GroupRunner]:
+    """Two warm parents, whose children do what a model is named after, and train for any other name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+        with GroupRunner(ranks=2) as runners:
+            for runner in runners._runners:
+                runner._command = [sys.executable, "-c", SERVE]
+            yield runners
+
+
+DDP = complete({"sharding": "ddp", "micro_batch": 1})
+
+
+def fated(name: str, *, deadline: float = 60.0, **request: Any) -> TrialRequest:
+    job = tiny_job(replace(tiny_model(), name=name), devices=2)
+    return tiny_request(DDP, job=job, **{"deadline_seconds": deadline, **request})
+
+
+def timed(pair: GroupRunner, request: TrialRequest) -> tuple[Outcome, float]:
+    """The outcome, and the seconds until it was there."""
+    pair.start()
+    started = time.monotonic()
+    outcome, _ = pair.run(request)
+    return outcome, time.monotonic() - started
+
+
+def test_a_killed_rank_ends_the_trial_with_its_own_reason(pair: GroupRunner) -> None:
+    pair.run(fated("rank_1_raises"))  # the parents are up
+    outcome, seconds = timed(pair, fated("rank_1_dies"))
+    assert isinstance(outcome, Crashed) and outcome.signal == "SIGKILL" and outcome.transient, outcome
+    assert outcome.reason.startswith("rank 1: ")
+    assert seconds < 10.0
+
+
+def test_a_rank_that_hangs_is_named_at_the_deadline(pair: GroupRunner) -> None:
+    outcome, seconds = timed(pair, fated("rank_1_hangs", deadline=3.0))
+    assert isinstance(outcome, TimedOut), outcome
+    assert outcome.reason == "rank 1: not finished after 3 s, in phase forward (rank 0 waiting in phase backward)"
+    assert outcome.phase == "forward"
+    assert seconds < 8.0
+
+
+def test_an_error_of_one_rank_is_the_groups(pair: GroupRunner) -> None:
+    outcome, seconds = timed(pair, fated("rank_1_raises"))
+    assert isinstance(outcome, Crashed) and not outcome.transient, outcome
+    assert outcome.reason.startswith("rank 1: ") and "kaboom" in outcome.stderr_tail
+    assert seconds < 10.0
+
+
+def test_a_rank_that_does_not_notice_is_stopped(pair: GroupRunner) -> None:
+    outcome, seconds = timed(pair, fated("rank_0_is_deaf"))
+    assert isinstance(outcome, Crashed) and outcome.reason.startswith("rank 1: "), outcome
+    assert 2.0 <= seconds < 10.0
+
+
+def test_the_parents_outlive_all_that(pair: GroupRunner) -> None:
+    pair.start()
+    before = [runner._process.pid for runner in pair._runners if runner._process]
+    outcome, _ = pair.run(fated("tiny"))
+    assert isinstance(outcome, Fits), outcome
+    assert [runner._process.pid for runner in pair._runners if runner._process] == before
+    assert [own.rank for own in outcome.measurement.ranks] == [0, 1]
+    assert outcome.measurement.device_bytes == max(own.device_bytes for own in outcome.measurement.ranks)
+
+
+def test_ranks_that_see_other_times_decide_alike(pair: GroupRunner) -> None:
+    outcome, _ = pair.run(fated("uneven_clocks", timing_seconds=0.2))
+    assert isinstance(outcome, Fits), outcome
+    found = outcome.measurement
+    fast, slow = found.ranks
+    assert fast.step_seconds < slow.step_seconds == found.step_seconds.median
+
+
+def test_a_loss_that_is_not_finite_on_one_rank_is_not_on_any(pair: GroupRunner) -> None:
+    outcome, _ = pair.run(fated("nan_on_rank_1"))
+    assert isinstance(outcome, Diverged), outcome
+    assert "the loss of step 1 is not finite" in outcome.reason
+
+
+def test_a_rank_that_runs_out_of_memory_is_the_cause(pair: GroupRunner) -> None:
+    outcome, _ = pair.run(fated("greedy_on_rank_1"))
+    assert isinstance(outcome, OutOfMemory), outcome
+    assert outcome.reason.startswith("rank 1: ") and outcome.phase == "backward"
+    assert outcome.requested_bytes is not None and outcome.requested_bytes > 2 * 1024**3
+
+
+def test_segments_that_a_killed_rank_leaves_are_removed(pair: GroupRunner) -> None:
+    name = f"tests-{os.getpid()}"
+    others = Path(f"/dev/shm/nccl-others-{os.getpid()}")
+    runner = pair._runners[1]
+    runner.start()
+    try:
+        others.write_bytes(b"0" * 4096)  # before the trial, hence none of its own
+        outcome, _ = runner.run(fated("leaves_segment", profile=name))
+        assert isinstance(outcome, Crashed) and outcome.signal == "SIGKILL", outcome
+        assert not Path(f"/dev/shm/nccl-{name}").exists()
+        assert others.exists()
+    finally:
+        others.unlink()
+
+
+def test_files_that_a_killed_rank_has_swapped_to_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NVME_VARIABLE, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    (tmp_path / f"{own_prefix()}4194305-left").mkdir()  # above the largest process id: proc(5), pid_max
+    (tmp_path / "the user's").mkdir()
+    config = complete({"sharding": "zero3", "offload": "nvme"})
+    with TrialRunner(entry="rank_entries:by_name") as runner:
+        outcome, _ = runner.run(replace(fated("leaves_swap"), config=config))
+    assert isinstance(outcome, Crashed) and outcome.signal == "SIGKILL", outcome
+    assert [path.name for path in tmp_path.iterdir()] == ["the user's"]
+
+
+def test_a_port_in_use_is_no_fault_of_the_config(pair: GroupRunner) -> None:
+    with listening(LOOPBACK) as taken:
+        place = Rendezvous(rank=0, ranks=2, host=LOOPBACK, port=taken.getsockname()[1])
+        outcome, _ = pair._runners[0].run(tiny_request(rendezvous=place))
+    assert isinstance(outcome, Crashed) and outcome.transient, outcome
+    assert "the ranks cannot meet" in outcome.reason and "in use" in outcome.reason
+
+
+def test_an_address_of_another_machine_is_no_fault_of_the_config(pair: GroupRunner) -> None:
+    with pytest.raises(OSError, match=r"no port at 203\.0\.113\.1 can be had"):
+        pair._runners[0].listen("203.0.113.1")
+
+
+def test_nothing_listens_between_trials(pair: GroupRunner) -> None:
+    for runner in pair._runners:
+        assert runner._process is not None
+        links = [os.readlink(fd) for fd in Path(f"/proc/{runner._process.pid}/fd").iterdir()]
+        assert not [link for link in links if link.startswith("socket:")]

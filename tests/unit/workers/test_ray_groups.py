@@ -1,0 +1,86 @@
+"""Trials of two ranks on real Ray: a placement group for both, and a group that has lost a worker is built anew."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from jobs import tiny_job, tiny_request
+from unit.workers.test_ray_pool import actor_processes, completed
+
+from autofit.errors import EnvironmentLacks
+from autofit.outcome import Fits
+from autofit.techniques import complete
+from autofit.trial.request import TrialRequest
+from autofit.trial.site import check_even, cpu
+from autofit.workers.ray_pool import RayPool
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[RayPool]:
+    """A private Ray whose one group of workers shares this machine's cores."""
+    pool = RayPool(device="cpu", devices=2)
+    yield pool
+    pool.close()
+
+
+def on_two(**request: float) -> TrialRequest:
+    return tiny_request(complete({"sharding": "ddp", "micro_batch": 1}), job=tiny_job(devices=2), **request)
+
+
+def trials_processes() -> list[psutil.Process]:
+    """What the workers' warm parents have started for the trial that runs."""
+    parents = [child for actor in actor_processes() for child in actor.children()]
+    return [child for parent in parents for child in parent.children()]
+
+
+def test_one_group_takes_the_machine(pool: RayPool) -> None:
+    assert (pool.size, pool.devices) == (1, 2)
+    assert pool.site()[0].key == cpu().key
+    (table,) = pool._ray.util.placement_group_table().values()
+    assert table["strategy"] == "PACK" and table["state"] == "CREATED"
+    assert [bundle["CPU"] for bundle in table["bundles"].values()] == [pool._ray.cluster_resources()["CPU"] // 2] * 2
+
+
+def test_a_trial_takes_both_ranks(pool: RayPool) -> None:
+    for _ in range(2):
+        pool.submit(on_two())
+        (done,) = completed(pool)
+        assert isinstance(done.outcome, Fits), done.outcome
+        assert [own.rank for own in done.outcome.measurement.ranks] == [0, 1]
+    assert pool.wait(0.0) == []
+
+
+def test_a_lost_worker_costs_its_group_another_attempt(pool: RayPool) -> None:
+    pool.submit(on_two(timing_seconds=3.0))
+    until = time.monotonic() + 60.0
+    while len(trials_processes()) < 2 and time.monotonic() < until:
+        time.sleep(0.02)
+    before = {process.pid for process in actor_processes()}
+    actor_processes()[1].send_signal(signal.SIGKILL)
+    (done,) = completed(pool)
+    assert isinstance(done.outcome, Fits), done.outcome
+    assert not before & {process.pid for process in actor_processes()}, "both ranks have new workers"
+    assert len(pool._ray.util.placement_group_table()) == 2, "the first group and its successor"
+
+
+def test_more_ranks_than_cores_are_refused() -> None:
+    class Small(RayPool):
+        def __init__(self) -> None:
+            self.devices, self._uses_gpus, self._accelerator = 3, False, None
+            self._ray = self
+
+        def nodes(self) -> list[dict[str, object]]:
+            return [{"Alive": True, "Resources": {"CPU": 2.0}}]
+
+    with pytest.raises(EnvironmentLacks, match=r"--devices 3 asks for more than the 2 cores .*use --devices 2"):
+        Small()._size(None)
+
+
+def test_uneven_cards_are_refused_by_name() -> None:
+    check_even(["NVIDIA H100 (80 GiB)"] * 2)
+    with pytest.raises(EnvironmentLacks, match=r"equal cards.*NVIDIA H100 \(80 GiB\), NVIDIA A100 \(40 GiB\)"):
+        check_even(["NVIDIA H100 (80 GiB)", "NVIDIA A100 (40 GiB)"])
