@@ -4,7 +4,15 @@
 
 Prints every row of published/measurements.csv with the measured and the predicted peak of allocated memory, or why it
 is left out; then the median and the largest absolute error, and fit or no fit against what happened. Exits with 0 only
-if the median is at most 3 %, no error is above 8 %, and every stated out-of-memory is predicted. One to two minutes.
+if on one GPU the median is at most 3 %, no error is above 8 %, and every stated out-of-memory is predicted, and on two
+GPUs the median is at most 5 %. One to two minutes.
+
+Two GPUs: FSDP with full sharding (scripts/benchmarks/accelerate.yaml of the source), which is torch's older
+`FullyShardedDataParallel`; predicted is ours, `fully_shard`. The older one lays a layer's parameters out in the buffer
+that collects them, ours copies them out of it; it fetches the layer before in backward and keeps the root whole from
+forward to backward (torch/distributed/fsdp/_runtime_utils.py), so that at the loss both hold the root and one layer
+more. The two rows of LoRA took 0.37 GiB more for each sequence than is predicted, which one GPU did not: no line of the
+older libraries that would has been found yet, and so nothing is added.
 """
 
 from __future__ import annotations
@@ -31,8 +39,8 @@ if TYPE_CHECKING:
     from autofit.estimate.estimate import Estimate
 
 PUBLISHED = Path(__file__).parent / "published"
-MEDIAN_ERROR, LARGEST_ERROR = 0.03, 0.08
-"""The figures asked for, as shares of the measured peak."""
+MEDIAN_ERROR, LARGEST_ERROR, SHARDED_MEDIAN_ERROR = 0.03, 0.08, 0.05
+"""The figures asked for, as shares of the measured peak: on one GPU, and on several the median."""
 
 ALLOCATED = "torch peak allocated"
 OUT_OF_MEMORY = "out of memory"
@@ -145,7 +153,9 @@ def _whole(text: str) -> int | None:
 def left_out(row: Row) -> str | None:
     """Why a row is not compared; None for one that is."""
     if row.gpus > 1:
-        return f"{row.gpus} GPUs, and sharding is not traced yet"
+        reason = _sharded_otherwise(row)
+        if reason is not None:
+            return reason
     if row.ran_out:
         return None
     missing = _not_stated(row)
@@ -169,6 +179,20 @@ def left_out(row: Row) -> str | None:
     return None
 
 
+def _sharded_otherwise(row: Row) -> str | None:
+    """Why the sharding of a row is not ours; None where it is."""
+    if row.words["loss"] != "full" and row.words["loss"]:
+        return None  # left out for that
+    if not row.source.endswith("a100_80gb.csv"):
+        return f"{row.gpus} GPUs, and how they are shared between is not stated"
+    if row.words["method"] == "qlora":
+        return (
+            f"{row.gpus} GPUs in mixed precision, where accelerate autocasts what FSDP gathers in 16 bits already: "
+            "ours does one of the two"
+        )
+    return None
+
+
 def _not_stated(row: Row) -> list[str]:
     numbers: dict[str, object] = {
         "micro-batch": row.micro_batch,
@@ -187,6 +211,8 @@ def settings(row: Row) -> Config:
     values["micro_batch"] = row.micro_batch
     if values["method"] != "full":
         values.update(rank=row.rank, targets=TARGETS[row.targets])
+    if row.gpus > 1:
+        values["sharding"] = "fsdp"
     return complete(values)
 
 
@@ -211,7 +237,8 @@ def job(row: Row, stack: Stack) -> Job:
         model=model.name,
         model_digest=model.digest,
         seq_len=seq_len,
-        global_batch=row.micro_batch * (row.accumulation or 1),
+        global_batch=row.micro_batch * (row.accumulation or 1) * row.gpus,
+        devices=row.gpus,
         lora_dropout=LORA_DROPOUT if row.rank is not None else 0.0,
     )
     device = Hardware(
@@ -254,8 +281,11 @@ def line(row: Row, found: Compared | None, reason: str | None) -> str:
 
 def summary(every: list[Compared]) -> dict[str, Any]:
     """The figures, and whether they are as asked."""
-    errors = [abs(c.error) for c in every if c.error is not None]
-    median, largest = statistics.median(errors), max(errors)
+    one, several = (
+        [abs(c.error) for c in every if c.error is not None and (c.row.gpus > 1) is sharded]
+        for sharded in (False, True)
+    )
+    median, largest = statistics.median(one), max(one)
     fit = {
         "ran, predicted to fit": sum(not c.row.ran_out and c.estimate.fits for c in every),
         "ran, predicted not to fit": sum(not c.row.ran_out and not c.estimate.fits for c in every),
@@ -263,12 +293,18 @@ def summary(every: list[Compared]) -> dict[str, Any]:
         "ran out of memory, predicted to fit": sum(c.row.ran_out and c.estimate.fits for c in every),
     }
     reached = median <= MEDIAN_ERROR and largest <= LARGEST_ERROR and not fit["ran out of memory, predicted to fit"]
+    sharded = statistics.median(several)
     return {
-        "rows": len(errors),
+        "rows": len(one),
         "median_absolute_error": median,
         "largest_absolute_error": largest,
         "fit": fit,
-        "reached": reached,
+        "several_gpus": {
+            "rows": len(several),
+            "median_absolute_error": sharded,
+            "largest_absolute_error": max(several),
+        },
+        "reached": reached and sharded <= SHARDED_MEDIAN_ERROR,
     }
 
 
@@ -307,8 +343,13 @@ def main() -> int:
         print(line(*every[-1]), flush=True)
     figures = summary([found for _, found, _ in every if found is not None])
     print(
-        f"\n{figures['rows']} rows compared: median absolute error {figures['median_absolute_error']:.2%} "
+        f"\n{figures['rows']} rows of one GPU compared: median absolute error {figures['median_absolute_error']:.2%} "
         f"(asked: {MEDIAN_ERROR:.0%}), largest {figures['largest_absolute_error']:.2%} (asked: {LARGEST_ERROR:.0%})"
+    )
+    several = figures["several_gpus"]
+    print(
+        f"{several['rows']} rows of several GPUs: median absolute error {several['median_absolute_error']:.2%} "
+        f"(asked: {SHARDED_MEDIAN_ERROR:.0%}), largest {several['largest_absolute_error']:.2%}"
     )
     for what, count in figures["fit"].items():
         print(f"{what}: {count}")

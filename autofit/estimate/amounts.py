@@ -55,6 +55,10 @@ class Amounts:
             np.concatenate([p.of_rank for p in parts]),
         )
 
+    def over(self, shares: Sequence[int]) -> Amounts:
+        """Each divided by its number of shares."""
+        return Amounts(self.constants / np.array(shares, dtype=np.float64), self.of_micro_batch, self.of_rank)
+
     def at(self, micro_batch: int, rank: int) -> NDArray[np.float64]:
         """The sizes with this micro-batch and rank."""
         return np.asarray(

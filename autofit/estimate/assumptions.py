@@ -25,6 +25,20 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
         )
     if config["checkpointing"] == "offload":
         found.append("checkpointing=offload moves activations at the pace of PCIe 4.0, while nothing is computed")
+    if config["sharding"] != "none":
+        found.append(
+            f"sharding={config['sharding']} exchanges within one machine, at three quarters of the pace that its links "
+            "have on paper, and waits for no other rank"
+        )
+    if config["offload"] != "none":
+        found.append(
+            f"offload={config['offload']} copies at three quarters of what the host link's data sheet states, and the "
+            "host's memory gives an optimizer 50 GB/s"
+        )
+        if not job.hardware.host_memory_bytes:
+            found.append("how much memory the host has is not known: that it is enough")
+    if config["offload"] == "nvme":
+        found.append("offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does")
     if config["optimizer"] == "paged-adamw-8bit":
         found.append("optimizer=paged-adamw-8bit has all its states on the device, as where there is room for them")
     return tuple(found)

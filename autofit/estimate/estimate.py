@@ -27,6 +27,7 @@ class Estimate:
     device_bytes: int
     """What the driver would show: reserved memory and the context."""
     host_bytes: int
+    """Of host memory that one rank takes."""
     breakdown: dict[str, int] = field(hash=False)
     """Bytes by what they hold at the moment of the peak; they add up to `device_bytes`."""
     phase_peaks: dict[str, int] = field(hash=False)
@@ -49,11 +50,35 @@ class Estimate:
     """The cheapest change; None where none helps, or none was asked for."""
     lightest: Lightest | None = None
     """Where nothing near it would fit either: what would need least."""
+    ranks_per_host: int = 1
+    """Ranks that share one host's memory."""
+    host_memory_bytes: int | None = None
+    """Of one host; None where it is not known, as that of a card of the catalog."""
 
     @property
     def fits(self) -> bool:
+        """Whether the device holds it, and the host what it has to hold."""
+        return self.fits_device and not self.host_short_bytes
+
+    @property
+    def fits_device(self) -> bool:
         """Whether the limit holds it, and what its memory may be off."""
         return self.device_bytes * (1.0 + self.memory_error) <= self.memory_limit_bytes
+
+    @property
+    def machine_host_bytes(self) -> int:
+        """Of host memory that all ranks of one machine take."""
+        return self.host_bytes * self.ranks_per_host
+
+    @property
+    def host_short_bytes(self) -> int:
+        """What the host's memory lacks; 0 where it is enough, or not known."""
+        return 0 if self.host_memory_bytes is None else max(0, self.machine_host_bytes - self.host_memory_bytes)
+
+    @property
+    def peak_phase(self) -> str:
+        """`forward`, `backward` or `optimizer`: where the most is allocated."""
+        return max(self.phase_peaks, key=lambda phase: self.phase_peaks[phase])
 
     @property
     def headroom_bytes(self) -> int:
@@ -74,10 +99,18 @@ class Estimate:
         )
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
-        """The same with the time that its work takes at other rates; without them, or the work, with none."""
+        """The same on the job's hosts, with the time that its work takes at other rates; without them with none."""
+        hardware, ranks = job.hardware, job.workload.devices
+        # A worker of a cluster sees the one device that it was given: how many share its host is not known.
+        unknown = hardware.kind != "cpu" and hardware.count < ranks
+        here = replace(
+            self,
+            ranks_per_host=ranks,
+            host_memory_bytes=None if unknown else hardware.host_memory_bytes or None,
+        )
         if rates is None or self.work is None:
             return replace(
-                self, step_seconds=None, tokens_per_second=None, mfu=None, calibrated_on=0, relative_error=None
+                here, step_seconds=None, tokens_per_second=None, mfu=None, calibrated_on=0, relative_error=None
             )
         from autofit.estimate.assumptions import added_error
         from autofit.estimate.speed import seconds
@@ -86,7 +119,7 @@ class Estimate:
         step_seconds = seconds(self.work, rates)
         speed = job.workload.tokens_per_step / step_seconds
         return replace(
-            self,
+            here,
             step_seconds=step_seconds,
             tokens_per_second=speed,
             mfu=mfu(job, self.config, speed),
@@ -105,6 +138,8 @@ class Estimate:
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "device_bytes": self.device_bytes,
             "host_bytes": self.host_bytes,
+            "machine_host_bytes": self.machine_host_bytes,
+            "host_memory_bytes": self.host_memory_bytes,
             "memory_limit_bytes": self.memory_limit_bytes,
             "headroom_bytes": self.headroom_bytes,
             "breakdown": dict(self.breakdown),
@@ -124,8 +159,8 @@ class Estimate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
-        """The inverse of `to_json`, but for the advice; keys that it does not know are left out."""
-        other = ("config", "assumptions", "advice", "lightest", "work")
+        """The inverse of `to_json`, but for the advice, and the hosts, which `timed` knows; other keys are left out."""
+        other = ("config", "assumptions", "advice", "lightest", "work", "ranks_per_host", "host_memory_bytes")
         own = {f.name: data[f.name] for f in fields(cls) if f.name not in other}
         work = None if data["work"] is None else StepWork(**data["work"])
         return cls(config=Config.from_json(data["config"]), assumptions=tuple(data["assumptions"]), work=work, **own)

@@ -12,21 +12,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from autofit.estimate.allocator import MIN_BLOCK
+from autofit.estimate.amounts import Amounts
 from autofit.estimate.assumptions import assumptions
 from autofit.estimate.bound import bounded
 from autofit.estimate.cuda_kernels import cuda_scratch
 from autofit.estimate.elsewhere import PinnedCopies, paged_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import DecoderEvents, MicroSteps, Updates, updates
+from autofit.estimate.libraries import Holdings, Library, Traffic, library
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.pattern import representatives
 from autofit.estimate.recorder import NotTraced
 from autofit.estimate.seam import HeadShape, trace_loss
 from autofit.estimate.speed import Rates, prior, step_work
 from autofit.estimate.splice import NotUniform, splice
-from autofit.estimate.tape import LOSS, Place, Tape
+from autofit.estimate.tape import LOSS, Category, Place, Tape
 from autofit.estimate.timeline import Timeline, timeline
 from autofit.estimate.trace import HOST, MICRO_STEPS, at_primes, layer_kinds, trace_decoder
+from autofit.estimate.transfers import seconds as transfer_seconds
 from autofit.estimate.update import trace_updates
 from autofit.estimate.work import Costs, Works
 from autofit.lattice import Config
@@ -57,6 +60,24 @@ class Traced:
     """To the host and back in one optimizer step."""
     paged_bytes: int
     """Of optimizer states in managed memory."""
+    hosted_bytes: int = 0
+    """Of host memory that offloaded weights, gradients and states of one rank take."""
+    traffic: Traffic | None = None
+    """Of one rank in one optimizer step; None where there is but one, with everything on its device."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Stack:
+    """A decoder's tape on one device, with what is the same on every rank."""
+
+    tape: Tape
+    head: HeadShape
+    works: tuple[Works, Works]
+    copies: PinnedCopies
+
+    def decoder(self, tape: Tape) -> _Decoder:
+        """With this tape's events."""
+        return _Decoder(DecoderEvents(tape), self.head, self.works, self.copies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,9 +104,15 @@ class _Loss:
 class _Update:
     """One optimizer of one set of parameters."""
 
+    tape: Tape
     events: Updates
     costs: Costs
     paged_bytes: int
+
+    @property
+    def states_bytes(self) -> int:
+        """Of the optimizer's states on one device."""
+        return int(self.events.sizes[self.events.categories == Category.OPTIMIZER].sum())
 
 
 class Estimator:
@@ -101,7 +128,8 @@ class Estimator:
         self._sheet = prior(job.hardware) or rates
         self._exact = exact
         self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if _cuda(job) else _no_scratch
-        self._decoders: dict[Config, _Decoder | NotTraced] = {}
+        self._decoders: dict[tuple[Config, bool, object], _Decoder | NotTraced] = {}
+        self._stacks: dict[Config, _Stack] = {}
         self._losses: dict[tuple[LossKernel, HeadShape, int], _Loss] = {}
         self._latest: _Decoder | None = None
         self._micro_steps: dict[_Loss, MicroSteps] = {}
@@ -139,11 +167,16 @@ class Estimator:
 
     def _memory_and_work(self, config: Config, *, replayed: bool) -> tuple[Memory, StepWork | None]:
         traced = self.trace(config)
-        found = _with_elsewhere(self._memory(config, traced.timeline, replayed=replayed), traced)
+        found = _with_elsewhere(self._memory(config, traced.timeline, replayed=replayed), traced, self.job)
         if self._sheet is None:
             return found, None
         slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0
-        return found, step_work(traced.costs, self._sheet, moved_bytes=traced.moved_bytes, operation=slower)
+        transfers = (0.0, 0.0) if traced.traffic is None else transfer_seconds(traced.traffic, self.job.hardware)
+        work = step_work(
+            traced.costs, self._sheet, moved_bytes=traced.moved_bytes, operation=slower, transfers=transfers
+        )
+        # The rates are those of all cores, which the ranks on a processor share.
+        return found, work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
 
     def _memory(self, config: Config, line: Timeline, *, replayed: bool) -> Memory:
         key = _common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
@@ -161,40 +194,65 @@ class Estimator:
     def _trace(self, config: Config) -> Traced:
         micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
         accumulation = self.job.workload.batch_per_device // micro_batch
-        decoder = self._decoder(config)
-        loss = self._loss(config, decoder.head, micro_batch * self.job.workload.seq_len)
+        spread = library(config, self.job)
+        decoder = self._decoder(config, spread, accumulates=accumulation > 1)
+        alone = config if spread is None else spread.traced(config)
+        loss = self._loss(alone, decoder.head, micro_batch * self.job.workload.seq_len)
         if self._latest is not decoder:  # of a large model every loss takes megabytes beside every decoder
             self._latest = decoder
             self._micro_steps.clear()
         steps = _cached(self._micro_steps, loss, lambda: decoder.events.with_loss(loss.tape))
         update = self._update(config)
+        holdings = None if spread is None else self._holdings(config, alone, rank, update)
         line = timeline(
             steps,
-            update.events,
+            update.events if spread is None or holdings is None else updates(spread.update(update.tape, holdings)),
             micro_batch=micro_batch,
             rank=rank,
             accumulates=accumulation > 1,
             rounding=MIN_BLOCK if _cuda(self.job) else HOST_ALIGNMENT,
         )
-        costs = [update.costs]
+        costs = [update.costs if spread is None else update.costs.shared(spread.updaters)]
         for works, of_loss, times in zip(decoder.works, loss.costs, (1, accumulation - 1), strict=True):
             costs += [works.at(micro_batch, rank).repeated(times), of_loss.repeated(times)]
-        return Traced(
+        traced = Traced(
             line,
             tuple(costs),
             pinned_bytes=decoder.copies.blocks_at(micro_batch, rank),
             moved_bytes=2 * accumulation * decoder.copies.bytes_at(micro_batch, rank),
             paged_bytes=update.paged_bytes,
         )
+        if spread is None or holdings is None:
+            return traced
+        return replace(
+            traced,
+            paged_bytes=update.paged_bytes // spread.updaters if spread.updaters else 0,
+            hosted_bytes=spread.host_bytes(holdings),
+            traffic=spread.traffic(holdings, accumulation),
+        )
 
-    def _decoder(self, config: Config) -> _Decoder:
-        key = _common(at_primes(config), without=("optimizer", "loss", "compile"))
-        found = _cached(self._decoders, key, lambda: _followed(lambda: self._trace_decoder(config)))
+    def _decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> _Decoder:
+        # A library decides by sizes what it shares, and gradients of one micro-batch take another way.
+        of_ranks = (False, None) if spread is None else (accumulates, config.get("rank"))
+        key = (_common(at_primes(config), without=("optimizer", "loss", "compile")), *of_ranks)
+        found = _cached(self._decoders, key, lambda: _followed(lambda: self._made(config, spread, accumulates)))
         if isinstance(found, NotTraced):
             raise NotTraced(str(found))
         return found
 
-    def _trace_decoder(self, config: Config) -> _Decoder:
+    def _made(self, config: Config, spread: Library | None, accumulates: bool) -> _Decoder:
+        if spread is None:
+            stack = self._trace_stack(config)
+            return stack.decoder(stack.tape)
+        stack = self._stack(spread.traced(config))
+        return stack.decoder(spread.micro_steps(stack.tape, accumulates=accumulates))
+
+    def _stack(self, config: Config) -> _Stack:
+        """A tape of one device that several values of `sharding` and `offload` are made from."""
+        key = _common(at_primes(config), without=("optimizer", "loss", "compile"))
+        return _cached(self._stacks, key, lambda: self._trace_stack(config))
+
+    def _trace_stack(self, config: Config) -> _Stack:
         kinds = layer_kinds(config, self.job)
         every = tuple(range(len(kinds)))
         if not self._exact:
@@ -206,11 +264,32 @@ class Estimator:
                 pass  # layers of one kind differ after all: every one of them is run
             else:
                 counts = {place: representative.count(place) for place in range(len(layers))}
-                return _Decoder(
-                    DecoderEvents(spliced), head, _decoder_works(small, counts), PinnedCopies.of(small, counts)
-                )
+                return _Stack(spliced, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
         full, head = trace_decoder(config, self.job, every, self._scratch)
-        return _Decoder(DecoderEvents(full), head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
+        return _Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
+
+    def holdings(self, config: Config) -> Holdings:
+        """What the model has over all ranks together, as `config` trains it. Raises `NotTraced`."""
+        spread = library(config, self.job)
+        alone = config if spread is None else spread.traced(config)
+        with _without_collections():
+            return self._holdings(config, alone, int(config.get("rank") or 1), self._update(config))
+
+    def _holdings(self, config: Config, alone: Config, rank: int, update: _Update) -> Holdings:
+        """What the model of `config` has, as it is on one device at `alone`."""
+        parameters = [s for s in self._stack(alone).tape.storages if s.trained is not None and s.allocated is None]
+        trained, frozen = (
+            int(Amounts.of(s.bytes for s in parameters if s.trained is is_trained).at(1, rank).sum())
+            for is_trained in (True, False)
+        )
+        count = trained / make_plan(alone, self.job, HOST).trained_dtype.itemsize
+        return Holdings(
+            trained=count,
+            trained_bytes=trained,
+            frozen_bytes=frozen,
+            stored_bytes=int(count * make_plan(config, self.job, HOST).trained_dtype.itemsize),
+            states_bytes=update.states_bytes,
+        )
 
     def _loss(self, config: Config, head: HeadShape, tokens: int) -> _Loss:
         kernel = make_plan(config, self.job, HOST).loss
@@ -228,7 +307,7 @@ class Estimator:
 
     def _trace_updates(self, config: Config) -> _Update:
         tape = trace_updates(config, self.job, self._scratch, exact=self._exact)
-        return _Update(updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
+        return _Update(tape, updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
 
 
 @contextmanager
@@ -284,11 +363,6 @@ def _works(
     )
 
 
-def _decoder(deep: Tape, traced: Tape, counts: dict[int, int], head: HeadShape) -> _Decoder:
-    """Memory from the tape of the full depth, work from the traced one, whose layers stand for so many each."""
-    return _Decoder(DecoderEvents(deep), head, _decoder_works(traced, counts), PinnedCopies.of(traced, counts))
-
-
 def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
     """Of each micro-step; a layer's operations count for all layers that it stands for."""
     first, further = (
@@ -297,14 +371,21 @@ def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
     return first, further
 
 
-def _with_elsewhere(found: Memory, traced: Traced) -> Memory:
-    """With what lies beside the allocator: paged states count as a trial counts them, on the device and in full."""
-    parts = {**found.breakdown, "optimizer": found.breakdown["optimizer"] + traced.paged_bytes}
+def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
+    """With what lies beside the allocator: paged states count as a trial counts them, on the device and in full.
+
+    A processor's own memory is that of its host.
+    """
+    here = 0 if _cuda(job) else traced.hosted_bytes
+    beside = traced.paged_bytes + here
     return replace(
         found,
-        device_bytes=found.device_bytes + traced.paged_bytes,
-        host_bytes=found.host_bytes + traced.pinned_bytes,
-        breakdown=parts,
+        peak_allocated_bytes=found.peak_allocated_bytes + here,
+        peak_reserved_bytes=found.peak_reserved_bytes + here,
+        device_bytes=found.device_bytes + beside,
+        host_bytes=found.host_bytes + traced.pinned_bytes + traced.hosted_bytes,
+        breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + beside},
+        phase_peaks={phase: size + here for phase, size in found.phase_peaks.items()},
     )
 
 

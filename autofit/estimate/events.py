@@ -64,6 +64,8 @@ class MicroSteps:
     """The storages that are there before the step."""
     first: Events
     second: Events
+    streams: NDArray[np.int8]
+    """Of the device, on which each storage is allocated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def updates(tape: Tape) -> Updates:
         for stage in ("optimizer-1", "optimizer-2")
     }
     return Updates(
-        np.array([s.bytes for s in tape.storages], dtype=np.int64),
+        np.array([-(-s.bytes // s.shares) for s in tape.storages], dtype=np.int64),
         np.array([update_category(s) for s in tape.storages], dtype=np.int8),
         stages["optimizer-1"],
         stages["optimizer-2"],
@@ -103,8 +105,9 @@ class DecoderEvents:
     def __init__(self, tape: Tape) -> None:
         self._tape = tape
         self._labels = {index: name for (_, name), index in tape.labels.items()}
-        self._sizes = Amounts.of(s.bytes for s in tape.storages)
+        self._sizes = Amounts.of(s.bytes for s in tape.storages).over([s.shares for s in tape.storages])
         self._categories = np.array([self._category(i, s) for i, s in enumerate(tape.storages)], dtype=np.int8)
+        self._streams = np.array([s.stream for s in tape.storages], dtype=np.int8)
         self._residents = np.array([i for i, s in enumerate(tape.storages) if s.allocated is None], dtype=np.int64)
         self._stages = {stage: self._around_loss(stage) for stage in STAGES}
 
@@ -122,6 +125,7 @@ class DecoderEvents:
             residents=self._residents,
             first=Events.joined(stages["forward-1"] + stages["backward-1"]),
             second=Events.joined(stages["forward-2"] + stages["backward-2"]),
+            streams=np.concatenate([self._streams, np.zeros(len(own), dtype=np.int8)]),
         )
 
     def _category(self, index: int, storage: Storage) -> Category:
@@ -171,6 +175,8 @@ class DecoderEvents:
 
 def micro_step_category(storage: Storage) -> Category:
     """What a storage of a forward or backward holds, told by when it comes and goes."""
+    if storage.holds is not None:
+        return storage.holds
     if storage.allocated is None:
         return Category.WEIGHTS
     if storage.freed is None or storage.freed.stage[-1] != storage.allocated.stage[-1]:
@@ -184,5 +190,7 @@ def micro_step_category(storage: Storage) -> Category:
 
 def update_category(storage: Storage) -> Category:
     """What a storage of an update holds: a state is there after it, if only until the next one replaces it."""
+    if storage.holds is not None:
+        return storage.holds
     lasts = storage.freed is None or storage.allocated is None or storage.freed.stage != storage.allocated.stage
     return Category.OPTIMIZER if lasts else Category.TEMPORARIES

@@ -30,11 +30,36 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
         compute = 4.0 if precision == "fp32" else 2.0
         quantised = model.linear_parameters if config["method"] == "qlora" else 0
         weights = (model.parameters - quantised) * compute + quantised * NF4_BYTES
-        return {"weights": int(weights), "gradients": 0, "optimizer": 0}
+        spread = config.text("sharding").startswith(("fsdp", "zero3")) or config["offload"] in ("params", "nvme")
+        return {
+            "weights": int(weights * _left(config, job.workload.devices)["weights"]) if spread else int(weights),
+            "gradients": 0,
+            "optimizer": 0,
+        }
     per_weight = 2.0 if precision == "bf16" else 4.0
     state = STATE_BYTES.get(config.text("optimizer"), 2.0 * per_weight)
     trained = {"weights": per_weight, "gradients": per_weight, "optimizer": state}
-    return {part: int(model.parameters * size) for part, size in trained.items()}
+    left = _left(config, job.workload.devices)
+    return {part: int(model.parameters * size * left[part]) for part, size in trained.items()}
+
+
+def _left(config: Config, devices: int) -> dict[str, float]:
+    """Which share of each part a device is left with. Libraries that share convert to 16 bits by themselves: so they
+    may halve what is fp32 elsewhere."""
+    sharding, offload = config.text("sharding"), config.text("offload")
+    if sharding in ("none", "ddp") and offload == "none":
+        return {"weights": 1.0, "gradients": 1.0, "optimizer": 1.0}
+    half = 0.5 if config.text("precision").endswith("-mixed") else 1.0
+    share = 1.0 / devices
+    whole = sharding in ("none", "zero1", "zero2")
+    found = {
+        "weights": half if whole else half * share,
+        "gradients": half if sharding == "zero1" else half * share,
+        "optimizer": share,
+    }
+    if offload == "none":
+        return found
+    return {**found, "gradients": 0.0, "optimizer": 0.0} | ({} if offload == "optimizer" else {"weights": 0.0})
 
 
 def floor_bytes(config: Config, job: Job) -> int:

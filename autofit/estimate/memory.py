@@ -54,7 +54,7 @@ def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | 
     parts["temporaries"] += handles
     allocated = sum(parts.values())
     if fragmentation is None:
-        reserved = max(replay(line, workspace).peak_reserved, allocated)
+        reserved = max(replay(line, workspace), allocated)
     else:
         reserved = int(allocated * (1.0 + fragmentation))
     return Memory(
@@ -86,17 +86,23 @@ def _parts(line: Timeline) -> dict[str, int]:
     return {category.name.lower(): size for category, size in line.breakdown().items()}
 
 
-def replay(line: Timeline, workspace: int, *, expandable_segments: bool = True) -> CachingAllocator:
-    """The caching allocator after the whole timeline; cuBLAS takes a workspace at the first product of each thread."""
-    allocator = CachingAllocator(expandable_segments=expandable_segments)
+def replay(line: Timeline, workspace: int, *, expandable_segments: bool = True) -> int:
+    """The most that the caching allocator reserves over the whole timeline; each stream has blocks of its own.
+
+    cuBLAS takes a workspace at the first product of each thread.
+    """
+    streams = {
+        stream: CachingAllocator(expandable_segments=expandable_segments) for stream in {0, *line.streams.tolist()}
+    }
     blocks: dict[int, Any] = {}
     in_step = line.categories != Category.WEIGHTS
     first_product = {int(np.argmax(in_step & (line.phases == PHASES.index(p)))) for p in ("forward", "backward")}
-    for index, (storage, size) in enumerate(zip(line.storages.tolist(), line.sizes.tolist(), strict=True)):
+    events = zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True)
+    for index, (storage, size, stream) in enumerate(events):
         if index in first_product:
-            allocator.allocate(workspace)
+            streams[0].allocate(workspace)
         if size > 0:
-            blocks[storage] = allocator.allocate(size)
+            blocks[storage] = streams[stream].allocate(size)
         elif size < 0:
-            allocator.release(blocks.pop(storage))
-    return allocator
+            streams[stream].release(blocks.pop(storage))
+    return sum(allocator.peak_reserved for allocator in streams.values())  # nothing is given back on the way

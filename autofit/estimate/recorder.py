@@ -76,8 +76,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def resident(self, tensor: torch.Tensor, layer: int | None) -> None:
         """Register what is there before the step, and the decoder layer that it belongs to."""
-        index = self._add(tensor.untyped_storage(), None)
-        self.tape.storages[index].layer = layer
+        storage = self.tape.storages[self._add(tensor.untyped_storage(), None)]
+        storage.layer = layer
+        if isinstance(tensor, torch.nn.Parameter):
+            storage.trained, storage.item_bytes = tensor.requires_grad, tensor.element_size()
 
     def ignore(self, tensor: torch.Tensor) -> None:
         """Record nothing of this tensor's storage."""

@@ -107,11 +107,18 @@ def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:
     )
 
 
-def step_work(costs: Iterable[Costs], prior: Rates, *, moved_bytes: float, operation: float = 1.0) -> StepWork:
+def step_work(
+    costs: Iterable[Costs],
+    prior: Rates,
+    *,
+    moved_bytes: float,
+    operation: float = 1.0,
+    transfers: tuple[float, float] = (0.0, 0.0),
+) -> StepWork:
     """The sum of operations; each counts by its arithmetic or by its bytes, whichever `prior` says takes longer.
 
     The guess decides that, and never fitted rates, so that a step's work stays what it is whatever the trials show.
-    `operation` is how many usual ones each takes the host as long as.
+    `operation` is how many usual ones each takes the host as long as; `transfers` are the seconds (beside, waiting).
     """
     from autofit.estimate.work import Kind
 
@@ -135,6 +142,8 @@ def step_work(costs: Iterable[Costs], prior: Rates, *, moved_bytes: float, opera
         operations=operations,
         moved_bytes=float(moved_bytes),
         estimator=ESTIMATOR_VERSION,
+        beside_seconds=transfers[0],
+        waiting_seconds=transfers[1],
     )
 
 
@@ -144,8 +153,10 @@ def features(work: StepWork) -> Features:
 
 
 def seconds(work: StepWork, rates: Rates) -> float:
-    """Time of the work: an accelerator hides the host's part behind its own unless the host is slower."""
-    return float(_parts(work, rates).sum()) + work.moved_bytes / HOST_BYTES_PER_SECOND
+    """Time of the work: an accelerator hides the host's part behind its own unless the host is slower; what goes on
+    beside both counts where it takes longer."""
+    own = float(_parts(work, rates).sum()) + work.moved_bytes / HOST_BYTES_PER_SECOND
+    return max(own, work.beside_seconds) + work.waiting_seconds
 
 
 def _parts(work: StepWork, rates: Rates) -> Features:
@@ -178,7 +189,7 @@ def _fitted(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
     squares of relative errors, held near that: ridge regression (Hoerl and Kennard 1970) on each rate's ratio to it."""
     if not measured:
         return prior
-    copying = [work.moved_bytes / HOST_BYTES_PER_SECOND for work, _ in measured]
+    copying = [work.moved_bytes / HOST_BYTES_PER_SECOND + work.waiting_seconds for work, _ in measured]
     taken = np.array(
         [max(time - copied, LEAST_RATIO * time) for copied, (_, time) in zip(copying, measured, strict=True)]
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 
 from autofit.estimate.tape import BEFORE, OUTSIDE, Event, Place, Storage, Tape
 
@@ -44,9 +45,8 @@ class _Splice:
     def _copy_resident(self, index: int, storage: Storage) -> None:
         layers = self._images[storage.layer] if storage.layer is not None else [BEFORE]
         for layer in layers:
-            self._copies[index, layer] = self._add(
-                Storage(storage.bytes, None, layer=None if storage.layer is None else layer)
-            )
+            home = None if storage.layer is None else layer
+            self._copies[index, layer] = self._add(replace(storage, layer=home))
 
     def _runs(self) -> list[tuple[str, list[tuple[Place, list[Event]]]]]:
         """Segments grouped by stage, in order."""

@@ -54,6 +54,16 @@ class Storage:
     """The decoder layer that a weight belongs to; None outside of the layers, and for what is allocated in the step."""
     recomputed: bool = False
     """Whether a checkpoint's recomputation allocated it."""
+    trained: bool | None = None
+    """Of a parameter, whether it is trained; None for all else."""
+    item_bytes: int = 1
+    """Of a parameter, the bytes of an element."""
+    shares: int = 1
+    """Over how many ranks it is spread: each holds so much less."""
+    holds: Category | None = None
+    """What it holds; None for what its life tells."""
+    stream: int = 0
+    """Of the device, on which it is allocated: the allocator keeps the blocks of each apart."""
 
 
 class Event(NamedTuple):

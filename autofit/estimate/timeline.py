@@ -22,6 +22,8 @@ class Timeline:
     categories: NDArray[np.int8]
     phases: Integers
     """Index in PHASES."""
+    streams: NDArray[np.int8]
+    """Of the device, on which each storage is allocated."""
 
     @property
     def totals(self) -> Integers:
@@ -35,7 +37,7 @@ class Timeline:
     def phase_peaks(self) -> dict[str, int]:
         """The most bytes in use in each phase."""
         totals = self.totals
-        return {phase: int(totals[self.phases == index].max()) for index, phase in enumerate(PHASES)}
+        return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(PHASES)}
 
     def forward_bytes(self, below: int) -> tuple[int, int]:
         """Bytes that the last forward allocates and frees again, and bytes that it saves for the backward; of storages
@@ -70,6 +72,7 @@ def timeline(
     categories = np.concatenate([steps.categories, updates.categories])
     micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
     alive = np.flatnonzero(np.bincount(micro.storages, weights=micro.signs, minlength=offset) > 0)
+    streams = np.concatenate([steps.streams, np.zeros(len(updates.sizes), dtype=np.int8)])
     # Every other storage is another one in the second step; what has no end, the weights and states, is there once.
     lives = len(sizes)
     parts = [_there(steps.residents)]
@@ -86,11 +89,12 @@ def timeline(
         storages=events.storages,
         categories=categories[which],
         phases=events.phases,
+        streams=streams[which],
     )
 
 
 def _rounded(sizes: NDArray[np.float64] | Integers, multiple: int) -> Integers:
-    return -(-sizes.astype(np.int64) // multiple) * multiple
+    return -(-np.ceil(sizes).astype(np.int64) // multiple) * multiple
 
 
 def _there(storages: Integers) -> Events:

@@ -21,6 +21,7 @@ from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.technique import Plan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind
+from autofit.training.engine import Resident
 from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
 
@@ -136,11 +137,17 @@ class _Backward:
     def __init__(self, root: nn.Module) -> None:
         self.root = root
 
+    def prepare(self, *, last: bool) -> None:
+        pass
+
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> torch.Tensor:
         raise AssertionError("the update is traced apart")
+
+    def resident(self) -> Resident:
+        raise AssertionError("what is traced is all there is")
 
 
 def _register_residents(recorder: Recorder, model: nn.Module, layers: list[Any]) -> None:

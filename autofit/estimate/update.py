@@ -18,7 +18,7 @@ from autofit.lattice import Config
 from autofit.techniques import Job
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, replace_layers
-from autofit.training.engine import LocalEngine
+from autofit.training.engines.local import LocalEngine
 
 HOST = torch.device("cpu")
 UPDATES = 2

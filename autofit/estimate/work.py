@@ -93,6 +93,12 @@ class Costs:
     times: NDArray[np.float64]
     """How often each operation runs."""
 
+    def shared(self, ranks: int) -> Costs:
+        """The same operations on an equal share of the data; with 0 ranks none."""
+        if not ranks:
+            return Costs(self.flops, self.bytes, self.kinds, 0.0 * self.times)
+        return Costs(self.flops / ranks, self.bytes / ranks, self.kinds, self.times)
+
     def repeated(self, times: int) -> Costs:
         """The same, so many times."""
         return Costs(self.flops, self.bytes, self.kinds, self.times * times)

@@ -38,9 +38,10 @@ def test_every_row_is_compared_or_left_out_for_a_reason(published: ModuleType) -
     assert len(every) == len(text.splitlines()) - 1
     reasons = [published.left_out(row) for row in every]
     assert all(reason is None or len(reason) > 10 for reason in reasons)
-    assert all(reason is not None for row, reason in zip(every, reasons, strict=True) if row.gpus > 1)
     kept = [row for row, reason in zip(every, reasons, strict=True) if reason is None]
-    measured = [row for row in kept if not row.ran_out]
+    sharded = [row for row in kept if row.gpus > 1]
+    assert {row.words["method"] for row in sharded} == {"full", "lora"} and len(sharded) >= 6
+    measured = [row for row in kept if not row.ran_out and row.gpus == 1]
     assert len(measured) >= 12
     assert {row.words["method"] for row in measured} == {"full", "lora", "qlora"}
     assert all(row.peak_bytes and row.metric == published.ALLOCATED for row in measured)
@@ -52,8 +53,9 @@ def test_what_is_compared_is_a_config_that_we_support(published: ModuleType) -> 
         if published.left_out(row) is None:
             config, job = published.settings(row), published.job(row, STACK)
             assert unsupported(config, job) is None
+            assert (config["sharding"] == "fsdp") is (row.gpus > 1)
             assert config["method"] == row.words["method"] and config["micro_batch"] == row.micro_batch
-            assert job.workload.global_batch == row.micro_batch * (row.accumulation or 1)
+            assert job.workload.global_batch == row.micro_batch * (row.accumulation or 1) * row.gpus
             assert job.workload.seq_len <= job.model.config.get("n_positions", job.workload.seq_len)
 
 
@@ -69,7 +71,8 @@ def row_like(published: ModuleType, **changed: Any) -> Any:
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"gpus": 2}, "2 GPUs"),
+        ({"gpus": 8, "source": "another"}, "8 GPUs"),
+        ({"gpus": 2, "words": {"method": "qlora"}}, "autocasts"),
         ({"micro_batch": None}, "micro-batch"),
         ({"versions": ""}, "versions"),
         ({"words": {"checkpointing": ""}}, "checkpointing"),

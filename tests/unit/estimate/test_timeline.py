@@ -17,6 +17,7 @@ def line(*events: tuple[int, int, int]) -> Timeline:
         storages=np.array([storage for storage, _, _ in events]),
         categories=np.zeros(len(events), dtype=np.int8),
         phases=np.array([phase for _, _, phase in events]),
+        streams=np.zeros(len(events), dtype=np.int8),
     )
 
 

@@ -1,0 +1,37 @@
+"""What the sharding libraries do to a step: one object for each, which rewrites the tape of one device."""
+
+from __future__ import annotations
+
+from autofit.estimate.libraries.ddp import Ddp
+from autofit.estimate.libraries.fsdp import Fsdp
+from autofit.estimate.libraries.library import Holdings, Library, Traffic
+from autofit.estimate.libraries.zero import Buckets, Zero
+from autofit.lattice import Config
+from autofit.techniques import Job, needs_process_group
+from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
+from autofit.techniques.sharding import uses_deepspeed
+
+
+def library(config: Config, job: Job) -> Library | None:
+    """What runs the ranks of `config`; None where torch alone runs one device."""
+    if not needs_process_group(config):
+        return None
+    ranks, sharding, offload = job.workload.devices, config.text("sharding"), config.text("offload")
+    mixed = config.text("precision").endswith("-mixed")
+    if sharding == "ddp":
+        return Ddp(ranks=ranks)
+    if not uses_deepspeed(config):
+        return Fsdp(ranks=ranks, reshards=sharding == "fsdp", mixed=mixed, offloads=offload == "params")
+    return Zero(
+        stage=deepspeed_stage(config),
+        ranks=ranks,
+        offload=offload,
+        mixed=mixed,
+        wide=config["precision"] == "fp32",
+        pinned=job.hardware.kind != "cpu",
+        buckets=Buckets.of(deepspeed_settings(config, job)),
+        rank=int(config.get("rank") or 1),
+    )
+
+
+__all__ = ["Buckets", "Holdings", "Library", "Traffic", "library"]

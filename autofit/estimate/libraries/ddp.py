@@ -1,0 +1,66 @@
+"""`DistributedDataParallel` of torch: every rank has the whole model, and gradients are summed in buckets.
+
+With `gradient_as_bucket_view` the buckets are where gradients live (torch/csrc/distributed/c10d/reducer.cpp,
+`mark_variable_ready_dense`): they are there from the start, `set_to_none` frees none of them, and a gradient that
+autograd has made beside them, as it does wherever there is none yet, is copied in and dropped. Micro-batches before the
+last one add to gradients of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autofit.estimate.libraries.edit import ROOT, Edit, plain
+from autofit.estimate.libraries.library import Holdings, Traffic
+from autofit.estimate.tape import OUTSIDE, Category, Event, Place, Tape
+from autofit.lattice import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """`DistributedDataParallel` with `gradient_as_bucket_view`, which synchronises at the last micro-step."""
+
+    ranks: int
+
+    @property
+    def updaters(self) -> int:
+        return 1
+
+    def traced(self, config: Config) -> Config:
+        return plain(config)
+
+    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+        """The buckets beside it, into which the last micro-step moves the gradients as they come."""
+        edit = Edit(tape)
+        trained = [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
+        edit.allocate(trained, None, holds=Category.GRADIENTS)
+        made = edit.gradients("backward-1")
+        if not accumulates:
+            into_buckets(edit, "backward-1", {index for found in made.values() for index in found})
+            return edit.tape
+        for layer in edit.layers:
+            edit.free(edit.at_end(Place("backward-2", layer)), made[layer])
+        edit.free(edit.after_stage("backward-2"), made[ROOT])
+        return edit.tape
+
+    def update(self, tape: Tape, holdings: Holdings) -> Tape:
+        return tape
+
+    def host_bytes(self, holdings: Holdings) -> int:
+        return 0
+
+    def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
+        return Traffic(linked=2.0 * (self.ranks - 1) / self.ranks * holdings.stored_bytes, overlapped=True)
+
+
+def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
+    """Every gradient is copied into a bucket as soon as autograd is done with it, and dropped."""
+    for place, events in edit.tape.segments:
+        if place.stage != stage:
+            continue
+        for at, event in reversed(list(enumerate(events))):
+            if event.allocates and event.storage in gradients:
+                storage = edit.tape.storages[event.storage]
+                at_loss = storage.allocated is not None and storage.allocated.layer in OUTSIDE
+                where = len(events) if at_loss else at + 1
+                events.insert(where, Event(event.storage, False))

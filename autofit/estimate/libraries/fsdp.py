@@ -1,0 +1,185 @@
+"""`fully_shard` of torch: a layer's parameters are gathered while it runs, its gradients scattered when it has run.
+
+Which buffer comes and goes when is read off torch/distributed/fsdp/_fully_shard (torch 2.13): `FSDPParamGroup`
+gathers into one flat buffer and copies out of it into the parameters (`wait_for_unshard`); forward frees the flat
+buffer with the next layer's, backward at once, and gathers the layer before in the meantime (`_backward_prefetch`).
+`foreach_reduce` copies a layer's gradients into the input of its reduce-scatter, which is kept until the next layer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autofit.estimate.libraries.edit import ROOT, Edit, Unit, alike, plain, shared
+from autofit.estimate.libraries.library import Holdings, Traffic, passes
+from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
+from autofit.lattice import Config
+
+GATHERING, REDUCING = 1, 2
+"""Streams of their own, `all_gather_copy_in_stream` and `reduce_scatter_stream`; whole parameters are on the device's
+main one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fsdp:
+    """`fully_shard` on every decoder layer and on the root."""
+
+    ranks: int
+    reshards: bool
+    """Whether a layer is sharded again between its forward and its backward."""
+    mixed: bool
+    """Whether shards are fp32, what is gathered 16 bits, and what is reduced fp32 again."""
+    offloads: bool
+    """Whether shards, gradients and states live in host memory (CPUOffloadPolicy)."""
+
+    @property
+    def updaters(self) -> int:
+        return 0 if self.offloads else self.ranks
+
+    def traced(self, config: Config) -> Config:
+        """With mixed precision matrix products and gradients are in 16 bits throughout: no autocast is left."""
+        return plain(config).replace(precision="bf16") if self.mixed else plain(config)
+
+    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+        """Gradients are scattered at every micro-step, and the shards added up."""
+        edit = Edit(alike(tape))
+        for number in (1, 2):
+            _MicroStep(edit, number, self).write()
+        for storage in edit.tape.storages:
+            if storage.trained is not None:
+                self._shard(storage)
+        return edit.tape
+
+    def update(self, tape: Tape, holdings: Holdings) -> Tape:
+        """Every parameter's share is updated by itself."""
+        return Tape() if self.offloads else shared(tape, self.ranks)
+
+    def host_bytes(self, holdings: Holdings) -> int:
+        if not self.offloads:
+            return 0
+        gradients = holdings.stored_bytes
+        whole = holdings.frozen_bytes + holdings.stored_bytes + gradients + holdings.states_bytes
+        return -(-whole // self.ranks)
+
+    def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
+        away = (self.ranks - 1) / self.ranks
+        gathered = (holdings.trained_bytes + holdings.frozen_bytes) * (2 if self.reshards else 1)
+        reduced = holdings.trained_bytes * self.widened
+        share = (gathered + reduced) / self.ranks
+        return Traffic(
+            linked=micro_steps * away * (gathered + reduced),
+            overlapped=True,
+            hosted=micro_steps * share if self.offloads else 0.0,
+            updated_on_host=passes(holdings, self.ranks) if self.offloads else 0.0,
+        )
+
+    @property
+    def widened(self) -> int:
+        """How often the bytes of a gathered parameter are in a kept one."""
+        return 2 if self.mixed else 1
+
+    def _shard(self, storage: Storage) -> None:
+        storage.shares = self.ranks
+        storage.bytes *= self.widened if storage.trained else 1
+        if self.offloads:
+            storage.bytes = 0
+
+
+class _MicroStep:
+    """Writes the buffers of one micro-step."""
+
+    def __init__(self, edit: Edit, number: int, of: Fsdp) -> None:
+        self._edit = edit
+        self._of = of
+        self._number = number
+        self._forward, self._backward = f"forward-{number}", f"backward-{number}"
+        self._flat: Sequence[int] = ()
+        """What collects the shards of all ranks."""
+        self._whole: dict[Unit, Sequence[int]] = {}
+        """The gathered parameters."""
+        self._reduced: Sequence[int] = ()
+        """The input of the latest reduce-scatter."""
+
+    def write(self) -> None:
+        """Forward, then backward."""
+        gradients = self._edit.gradients(self._backward)
+        self._write_forward()
+        events = self._edit.before_stage(self._backward)
+        end = self._edit.after_stage(self._backward)
+        if self._of.reshards:
+            self._gather(ROOT, events)
+        for layer in reversed(self._edit.layers):
+            if self._of.reshards:
+                self._collect(layer, events)  # while what comes before it is at work
+            place = Place(self._backward, layer)
+            events = self._edit.at_start(place)
+            if self._of.reshards:
+                self._lay_out(layer, events)
+                self._drop_flat(events)
+            self._scatter(layer, gradients[layer], self._edit.at_end(place))
+        self._scatter(ROOT, gradients[ROOT], end)
+        self._edit.free(end, self._reduced)
+
+    def _write_forward(self) -> None:
+        after = self._edit.after_stage(self._forward)
+        self._gather(ROOT, self._edit.before_stage(self._forward), keeps=True)
+        for layer in self._edit.layers:
+            place = Place(self._forward, layer)
+            self._gather(layer, self._edit.at_start(place), keeps=True)
+            if self._of.reshards:
+                self._edit.free(self._edit.at_end(place), self._whole.pop(layer))
+        self._drop_flat(after)
+        if self._of.reshards:
+            self._edit.free(after, self._whole.pop(ROOT))
+
+    def _gather(self, unit: Unit, events: list[Event], *, keeps: bool = False) -> None:
+        """Forward keeps the flat buffer until the next one is there."""
+        previous = self._flat
+        self._collect(unit, events)
+        self._edit.free(events, previous)
+        self._lay_out(unit, events)
+        if not keeps:
+            self._drop_flat(events)
+
+    def _collect(self, unit: Unit, events: list[Event]) -> None:
+        """Into one flat buffer; the own share is copied before it if it is cast, or comes from the host."""
+        trained = None if self._of.offloads else True
+        own = self._edit.parameters(unit, trained=trained) if self._of.offloads or self._of.mixed else []
+        sent = self._allocate((p.bytes for p in own), events, shares=self._of.ranks, stream=GATHERING)
+        self._flat = self._allocate((p.bytes for p in self._edit.parameters(unit)), events, stream=GATHERING)
+        self._edit.free(events, sent)
+
+    def _lay_out(self, unit: Unit, events: list[Event]) -> None:
+        self._whole[unit] = self._allocate((p.bytes for p in self._edit.parameters(unit)), events)
+
+    def _drop_flat(self, events: list[Event]) -> None:
+        self._edit.free(events, self._flat)
+        self._flat = ()
+
+    def _scatter(self, unit: Unit, gradients: Sequence[int], events: list[Event]) -> None:
+        """The unit is sharded again; what it has of gradients is copied, reduced, and added to the shards' own."""
+        self._edit.free(events, self._whole.pop(unit))
+        trained = [p.bytes * self._of.widened for p in self._edit.parameters(unit, trained=True)]
+        if not trained:
+            return
+        self._edit.free(events, self._reduced)
+        self._reduced = self._allocate(trained, events)
+        self._edit.free(events, gradients)
+        shard = self._allocate(trained, events, shares=self._of.ranks, holds=Category.GRADIENTS, stream=REDUCING)
+        if self._number > 1 or self._of.offloads:
+            self._edit.free(events, shard)
+
+    def _allocate(
+        self,
+        bytes_: Iterable[int],
+        events: list[Event],
+        *,
+        shares: int = 1,
+        holds: Category = Category.TEMPORARIES,
+        stream: int = 0,
+    ) -> Sequence[int]:
+        place = Place(self._forward, AFTER)
+        found = self._edit.allocate(bytes_, place, shares=shares, holds=holds, stream=stream)
+        events += [Event(index, True) for index in found]
+        return found

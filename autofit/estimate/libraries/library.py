@@ -1,0 +1,70 @@
+"""What every sharding library changes in a step, seen from one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from autofit.estimate.tape import Tape
+from autofit.lattice import Config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """What a model has, over all ranks together."""
+
+    trained: float
+    """Parameters that the optimizer updates."""
+    trained_bytes: int
+    """Of those, in the format that matrix products take."""
+    frozen_bytes: int
+    """Of all other parameters, in the format that they are kept in."""
+    stored_bytes: int
+    """Of the trained parameters, in the format that the optimizer updates."""
+    states_bytes: int
+    """Of the optimizer's states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that one rank moves in an optimizer step, beside what its own kernels read and write."""
+
+    linked: float = 0.0
+    """To other ranks."""
+    overlapped: bool = False
+    """Whether arithmetic goes on meanwhile."""
+    hosted: float = 0.0
+    """Between device and host memory."""
+    disk_read: float = 0.0
+    disk_written: float = 0.0
+    updated_on_host: float = 0.0
+    """Read and written by an optimizer that runs on the processor."""
+
+
+class Library(Protocol):
+    """One sharding library at one value of `sharding` and `offload`."""
+
+    @property
+    def updaters(self) -> int:
+        """Over how many devices the update's work is spread; 0 where it is done on the host."""
+
+    def traced(self, config: Config) -> Config:
+        """The config of one device whose step a rank runs between its collectives."""
+
+    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+        """The decoder's tape on one rank; `accumulates` says that the second micro-step follows the first."""
+
+    def update(self, tape: Tape, holdings: Holdings) -> Tape:
+        """The optimizer's tape on one rank."""
+
+    def host_bytes(self, holdings: Holdings) -> int:
+        """Of one rank's share in host memory."""
+
+    def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
+        """Of one optimizer step of so many micro-steps."""
+
+
+def passes(holdings: Holdings, ranks: int) -> float:
+    """Bytes that an update on the processor reads and writes of a rank's share: weights and states both ways, gradients
+    once."""
+    return (2.0 * (holdings.stored_bytes + holdings.states_bytes) + holdings.stored_bytes) / ranks

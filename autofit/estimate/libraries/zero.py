@@ -1,0 +1,351 @@
+"""DeepSpeed's ZeRO: flat partitions of master weights and states, gradients reduced through buckets of fixed size.
+
+Which buffer comes and goes when is read off deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py,
+and for stage 1 with 16-bit weights runtime/bf16_optimizer.py, which keeps the whole model's fp32 gradients
+(`_setup_for_real_optimizer`). Trained weights lie in one flat buffer, of which stage 3 keeps its part. `setup_buckets`
+allocates a bucket in full however small the model is. Gradients are summed over micro-batches in fp32 where weights
+are 16 bits and their masters fp32 (`sums_in_fp32` of techniques/deepspeed_settings.py): stage 2 has a flat partition
+for that from the first reduction on (`_get_compact_grad_partition_buffer`), stage 3 from the start
+(`grad_partitions_flat_buffer`, on the host where the optimizer is). Without masters of another format stage 2 copies
+its part out of the bucket at every micro-batch (`copy_grads_in_partition`), and `step` makes one more flat copy; with
+the optimizer on the host what is summed is there, too (`async_accumulate_grad_in_cpu_via_gpu`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.estimate.amounts import RANK
+from autofit.estimate.libraries.ddp import into_buckets
+from autofit.estimate.libraries.edit import ROOT, Edit, Unit, alike, beside, plain, shared
+from autofit.estimate.libraries.library import Holdings, Traffic, passes
+from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
+from autofit.lattice import Config
+
+SUB_GROUP = 1_000_000_000
+"""Parameters of a rank that stage 3 updates at a time (`sub_group_size` of runtime/zero/config.py)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Buckets:
+    """The buffer sizes that DeepSpeed is configured with, in elements."""
+
+    reduce: int
+    """`reduce_bucket_size`."""
+    prefetch: int = 0
+    """`stage3_prefetch_bucket_size`."""
+    reuse: int = 0
+    """`stage3_max_reuse_distance`: what is used again within so many parameters stays."""
+    persists: int = 0
+    """`stage3_param_persistence_threshold`: smaller parameters are whole on every rank."""
+    overlaps: bool = False
+    """`overlap_comm`: stages 1 and 2 have two buckets then."""
+
+    @classmethod
+    def of(cls, settings: dict[str, Any]) -> Buckets:
+        """From DeepSpeed's JSON."""
+        zero = settings["zero_optimization"]
+        return cls(
+            reduce=zero["reduce_bucket_size"],
+            prefetch=zero.get("stage3_prefetch_bucket_size", 0),
+            reuse=zero.get("stage3_max_reuse_distance", 0),
+            persists=zero.get("stage3_param_persistence_threshold", 0),
+            overlaps=zero["overlap_comm"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Zero:
+    """One stage of ZeRO, with the optimizer or all parameters in host memory or on disk."""
+
+    stage: int
+    ranks: int
+    offload: str
+    """Value of the axis."""
+    mixed: bool
+    """Whether weights are 16 bits and their masters fp32."""
+    wide: bool
+    """Whether weights are fp32."""
+    pinned: bool
+    """Whether host buffers are page-locked: PyTorch's allocator takes the next power of two then
+    (aten/src/ATen/core/CachingHostAllocator.h)."""
+    buckets: Buckets
+    rank: int = 1
+    """Of the adapters."""
+
+    @property
+    def updaters(self) -> int:
+        return 0 if self.offload != "none" else self.ranks
+
+    def traced(self, config: Config) -> Config:
+        """With mixed precision the model itself is in 16 bits: no autocast is left."""
+        return plain(config).replace(precision="bf16") if self.mixed else plain(config)
+
+    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+        last = "backward-2" if accumulates else "backward-1"
+        if self.stage == 3:
+            return self._third(tape)
+        if self.stage == 2:
+            edit, trained = self._second(tape)
+        elif self.mixed and self.updaters:
+            edit, trained = self._first_mixed(tape, last)
+        else:
+            edit, trained = self._first(tape, last)
+        if self.updaters:
+            edit.allocate((self._masters * b for b in trained), None, shares=self.ranks, holds=Category.OPTIMIZER)
+        else:  # temp_grad_buffer_for_gpu_offload
+            edit.allocate([max(trained, default=0)], None)
+        return edit.tape
+
+    def update(self, tape: Tape, holdings: Holdings) -> Tape:
+        """Of the flat partition; where gradients are not in the masters' format already, beside a flat copy of them."""
+        if not self.updaters:
+            return Tape()
+        found = shared(tape, self.ranks)
+        share = holdings.trained_bytes * self._masters // self.ranks
+        if self.stage == 3:
+            share = min(share, SUB_GROUP * (4 if self.mixed or self.wide else 2))
+        return found if self.mixed and self.stage < 3 else beside(found, share)
+
+    def host_bytes(self, holdings: Holdings) -> int:
+        """Masters, states and gradients of a rank, the 16-bit copy on its way to the device, and what is summed up."""
+        if self.offload == "none":
+            return 0
+        trained = holdings.trained_bytes / self.ranks
+        masters, states = self._masters * trained, holdings.states_bytes / self.ranks
+        if self.stage == 3:
+            kept = [masters]  # gradients of the micro-batches so far (grad_partitions_flat_buffer)
+            if self.offload != "optimizer":
+                kept += [trained, holdings.frozen_bytes / self.ranks]
+        else:
+            # What goes back to the device, and gradients of the micro-batches so far (accumulated_grads_in_cpu).
+            # In pure bf16 those are summed in the masters' own gradients.
+            kept = [trained, trained if self.mixed or self.wide else 0.0]
+        if self.offload == "nvme":
+            return int(sum(map(self._block, kept)))
+        return int(sum(map(self._block, [*kept, masters, masters])) + states)  # the masters and their gradients
+
+    def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
+        away = (self.ranks - 1) / self.ranks
+        trained, everything = holdings.trained_bytes, holdings.trained_bytes + holdings.frozen_bytes
+        reductions = 1 if self.stage == 1 else micro_steps
+        if self.stage == 3:
+            linked = micro_steps * away * (2 * everything + trained)
+        else:
+            linked = away * trained * (2 * reductions + 1)  # all-reduced, although each rank keeps its own part only
+        hosted = disk_read = disk_written = 0.0
+        if self.offload != "none":
+            hosted = (self._sums_moved(micro_steps) + self._masters + 1.0) * trained / self.ranks
+        if self.offload in ("params", "nvme"):
+            hosted += 2.0 * micro_steps * everything / self.ranks
+        if self.offload == "nvme":
+            swapped = (self._masters * trained + holdings.states_bytes) / self.ranks
+            disk_read = swapped + 2.0 * micro_steps * everything / self.ranks
+            disk_written = swapped + trained / self.ranks
+        return Traffic(
+            linked=linked,
+            overlapped=self.buckets.overlaps,
+            hosted=hosted,
+            disk_read=disk_read,
+            disk_written=disk_written,
+            updated_on_host=0.0 if self.updaters else passes(holdings, self.ranks),
+        )
+
+    def _sums_moved(self, micro_steps: int) -> float:
+        """How often the bytes of a trained weight go to the host and back while micro-batches are summed up there: out
+        at each, and in for the next."""
+        if self.stage == 3:
+            return self._masters * (2.0 * micro_steps - 1.0)
+        return 2.0 * micro_steps - 1.0 if micro_steps > 1 else 0.0
+
+    @property
+    def _masters(self) -> int:
+        """How often the bytes of a trained weight are in its master."""
+        return 2 if self.mixed else 1
+
+    @property
+    def _width(self) -> int:
+        return 4 if self.wide else 2
+
+    def _block(self, size: float) -> float:
+        return 2.0 ** math.ceil(math.log2(size)) if self.pinned and size > 0 else size
+
+    def _trained(self, edit: Edit) -> list[int]:
+        return [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
+
+    def _bucket(self, edit: Edit, stage: str) -> Sequence[int]:
+        """The reduction's buffers."""
+        count = 2 if self.buckets.overlaps else 1
+        return edit.allocate([self.buckets.reduce * self._width * count], Place(stage, AFTER))
+
+    def _partition(self, edit: Edit, trained: Sequence[int], stage: str) -> Sequence[int]:
+        """A rank's gradients: its flat part, or where they are copied out of the bucket all that it reaches into."""
+        if not self.mixed:
+            return edit.allocate([self._reached(edit)], Place(stage, AFTER), holds=Category.GRADIENTS)
+        wide = (self._masters * b for b in trained)
+        return edit.allocate(wide, Place(stage, AFTER), shares=self.ranks, holds=Category.GRADIENTS)
+
+    def _reached(self, edit: Edit) -> int:
+        """Bytes of the parameters that a rank's part of the flat buffer has anything of, at the rank with most."""
+        sizes = [self._bytes(p) for p in edit.in_order() if p.trained]
+        ends = list(itertools.accumulate(sizes))
+        share = sum(sizes) / self.ranks
+        parts = [(rank * share, (rank + 1) * share) for rank in range(self.ranks)]
+        return max(
+            sum(size for size, end in zip(sizes, ends, strict=True) if end > start and end - size < stop)
+            for start, stop in parts
+        )
+
+    def _bytes(self, parameter: Storage) -> int:
+        """At the adapters' own rank."""
+        return parameter.bytes if parameter.bytes % RANK else parameter.bytes // RANK * self.rank
+
+    def _second(self, tape: Tape) -> tuple[Edit, list[int]]:
+        """Gradients go through the bucket into the own partition."""
+        edit = Edit(alike(tape))
+        trained = self._trained(edit)
+        for number in (1, 2):
+            stage = f"backward-{number}"
+            made = {index for found in edit.gradients(stage).values() for index in found}
+            bucket = self._bucket(edit, stage)
+            own: Sequence[int] = ()
+            if self.updaters and (number == 1 or not self.mixed):
+                own = self._partition(edit, trained, stage)
+            at_first(edit, stage, made, [Event(index, True) for index in (*bucket, *own)])
+            into_buckets(edit, stage, made)
+            end = edit.after_stage(stage)
+            edit.free(end, bucket)
+            if number > 1:
+                edit.free(end, own)
+        return edit, trained
+
+    def _first_mixed(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
+        """The whole model's fp32 gradients are there from the start, beside those in 16 bits, which each backward adds
+        to them and zeroes; the last one's sum is reduced in 16 bits."""
+        edit = Edit(tape)
+        trained = self._trained(edit)
+        edit.allocate((self._masters * b for b in trained), None, holds=Category.GRADIENTS)
+        end = edit.after_stage(last)
+        sent = edit.allocate(trained, Place(last, AFTER))
+        end += [Event(index, True) for index in sent]
+        edit.free(end, sent)
+        return edit, trained
+
+    def _first(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
+        """Gradients are whole until the last micro-step has reduced them."""
+        edit = Edit(tape)
+        trained = self._trained(edit)
+        made = [index for found in edit.gradients("backward-1").values() for index in found]
+        bucket = self._bucket(edit, last)
+        at_first(edit, "backward-1", set(made), [Event(index, True) for index in bucket])
+        end = edit.after_stage(last)
+        if self.updaters:
+            own = self._partition(edit, trained, last)
+            end += [Event(index, True) for index in own]
+        edit.free(end, (*made, *bucket))
+        return edit, trained
+
+    def _third(self, tape: Tape) -> Tape:
+        edit = Edit(alike(tape))
+        trained = self._trained(edit)
+        for number in (1, 2):
+            made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
+            self._gather(edit, number)
+            into_buckets(edit, f"backward-{number}", made)
+        away = self.offload in ("params", "nvme")
+        parameters = [s for s in edit.tape.storages if s.trained is not None]
+        persisting = [s.bytes for s in parameters if self._persists(s)]
+        for storage in parameters:
+            if not self._persists(storage):
+                storage.shares = self.ranks
+                storage.bytes = 0 if away else storage.bytes
+        if not away:  # their part of the flat buffer is there all the same
+            edit.allocate(persisting, None, shares=self.ranks, holds=Category.WEIGHTS)
+        edit.allocate([self.buckets.reduce * self._width], None)
+        if self.updaters:
+            wide = [self._masters * b for b in trained]
+            edit.allocate(wide, None, shares=self.ranks, holds=Category.GRADIENTS)
+            edit.allocate(wide, None, shares=self.ranks, holds=Category.OPTIMIZER)
+        return edit.tape
+
+    def _persists(self, storage: Storage) -> bool:
+        return self._bytes(storage) // storage.item_bytes <= self.buckets.persists
+
+    def _gather(self, edit: Edit, number: int) -> None:
+        """Modules are whole while they run, with what is fetched ahead; what is soon used again stays.
+
+        Forward goes module by module, backward recomputes a layer and then needs it again. The root itself reads the
+        head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py): that is whole from the start of the forward to
+        the end of the backward.
+        """
+        forward, backward = f"forward-{number}", f"backward-{number}"
+        first, last = edit.at_start(Place(forward, 0)), edit.at_end(Place(backward, 0))
+        start, end = edit.before_stage(forward), edit.after_stage(backward)
+        lead, rest = self._around(edit)
+        head, embedded = self._fetch(edit, rest, start), self._fetch(edit, lead, start)
+        edit.free(first, embedded)
+        stays = self._reused(edit)
+        whole: dict[Unit, Sequence[int]] = {}
+        for layer in edit.layers:
+            of_layer = [p.bytes for p in edit.parameters(layer) if not self._persists(p)]
+            place = Place(forward, layer)
+            start_of, end_of = edit.at_start(place), edit.at_end(place)
+            fetched = self._fetch(edit, of_layer if layer in stays else [max(of_layer, default=0)], start_of)
+            ahead = self._fetch_ahead(edit, start_of)
+            edit.free(end_of, ahead)
+            if layer in stays:
+                whole[layer] = fetched
+            else:
+                edit.free(end_of, fetched)
+        for layer in reversed(edit.layers):
+            place = Place(backward, layer)
+            start_of, end_of = edit.at_start(place), edit.at_end(place)
+            if layer not in whole:
+                whole[layer] = self._fetch(
+                    edit, [p.bytes for p in edit.parameters(layer) if not self._persists(p)], start_of
+                )
+            ahead = self._fetch_ahead(edit, start_of)
+            edit.free(end_of, (*ahead, *whole.pop(layer)))
+        embedded = self._fetch(edit, lead, last)
+        edit.free(end, (*embedded, *head))
+
+    def _around(self, edit: Edit) -> tuple[list[int], list[int]]:
+        """(what only the start of a forward needs, everything else outside of the layers); a tied head is in both."""
+        first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, edit.in_order())}
+        outside = [p for p in edit.parameters(ROOT) if not self._persists(p)]
+        lead = [p.bytes for p in outside if id(p) in first]
+        rest = [p.bytes for p in outside if id(p) not in first]
+        return (lead, rest) if rest else ([], lead)
+
+    def _fetch_ahead(self, edit: Edit, events: list[Event]) -> Sequence[int]:
+        return self._fetch(edit, [self.buckets.prefetch * self._width], events)
+
+    def _fetch(self, edit: Edit, sizes: Sequence[int], events: list[Event]) -> Sequence[int]:
+        # `__allgather_stream` of runtime/zero/partitioned_param_coordinator.py is the main one without overlap.
+        found = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
+        events += [Event(index, True) for index in found]
+        return found
+
+    def _reused(self, edit: Edit) -> set[Unit]:
+        """The units that backward needs again before so many other parameters have been used."""
+        between, found = 0, set[Unit]()
+        for layer in reversed(edit.layers):
+            if between > self.buckets.reuse * self._width:
+                break
+            found.add(layer)
+            between += 2 * sum(p.bytes for p in edit.parameters(layer))
+        return found
+
+
+def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:
+    """Write `events` after the first of `storages` has been allocated in a stage."""
+    for place, found in edit.tape.segments:
+        if place.stage == stage:
+            for at, event in enumerate(found):
+                if event.allocates and event.storage in storages:
+                    found[at + 1 : at + 1] = events
+                    return

@@ -1,0 +1,278 @@
+"""Why one config needs other memory than another: the difference byte by byte, and change by change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from autofit.catalog.models import shape
+from autofit.errors import UsageError
+from autofit.estimate.estimate import Estimate
+from autofit.lattice import Config
+from autofit.operations.calibration import rates_for
+from autofit.operations.estimate_cache import readable
+from autofit.operations.estimating import site, why_not
+from autofit.operations.requests import WorkloadOptions, memory_limit
+from autofit.techniques import AXES, Job
+from autofit.units import format_bytes
+
+if TYPE_CHECKING:
+    from autofit.estimate.estimator import Estimator
+    from autofit.estimate.libraries import Holdings
+
+WORTH_NAMING = 0.005
+"""Share of the larger config's memory from which on a part's difference is named."""
+MOVES = (("method", "rank", "targets"), ("precision",), ("sharding", "offload"))
+"""Axes that only change together; every other axis is a change by itself."""
+SHARES = {
+    "zero1": ("optimizer states",),
+    "zero2": ("gradients", "optimizer states"),
+    "zero3": ("weights", "gradients", "optimizer states"),
+    "fsdp": ("weights", "gradients", "optimizer states"),
+    "fsdp-no-reshard": ("weights", "gradients", "optimizer states"),
+}
+"""What a value of `sharding` spreads over the ranks."""
+OFFLOADS = {
+    "optimizer": ("optimizer states",),
+    "params": ("weights", "gradients", "optimizer states"),
+    "nvme": ("weights", "gradients", "optimizer states"),
+}
+"""What a value of `offload` takes off the device."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One row of the breakdown in both configs."""
+
+    name: str
+    before_bytes: int
+    after_bytes: int
+
+    @property
+    def difference_bytes(self) -> int:
+        """Above 0 where the second config needs more."""
+        return self.after_bytes - self.before_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """One change on the way from the first config to the second: all others are made before it or after it."""
+
+    change: dict[str, Any] = field(hash=False)
+    """The axes that change, with their new values; None for one that goes."""
+    saved_bytes: int
+    """Of device memory; below 0 where it needs more."""
+    expected_bytes: int | None
+    """What it would save if every parameter of the model were trained and lay on each device; None where there is no
+    such expectation."""
+    at_most_bytes: int | None
+    """What there is to save of that in this training."""
+    reasons: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "change": self.change,
+            "saved_bytes": self.saved_bytes,
+            "expected_bytes": self.expected_bytes,
+            "at_most_bytes": self.at_most_bytes,
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Two configs of one workload, per device."""
+
+    before: Estimate
+    after: Estimate
+    parts: tuple[Part, ...]
+    steps: tuple[Step, ...]
+    """Their `saved_bytes` add up to the whole difference."""
+
+    @property
+    def difference_bytes(self) -> int:
+        """Of device memory; above 0 where the second config needs more."""
+        return self.after.device_bytes - self.before.device_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "before": self.before.to_json(),
+            "after": self.after.to_json(),
+            "difference_bytes": self.difference_bytes,
+            "parts": {
+                p.name: {"before": p.before_bytes, "after": p.after_bytes, "difference": p.difference_bytes}
+                for p in self.parts
+            },
+            "steps": [step.to_json() for step in self.steps],
+        }
+
+
+def explain(
+    options: WorkloadOptions,
+    before: Config,
+    after: Config,
+    *,
+    hardware: str = "auto",
+    memory_limit_bytes: int | None = None,
+    store: str | None = None,
+) -> Explanation:
+    """Compare what two configs take of each device, on a catalog card or on this machine's device.
+
+    One with `sharding=none` is estimated for one device with the same number of sequences as each of several has.
+    Raises `UsageError` for a config that cannot be estimated, saying why.
+    """
+    found = _Comparison(options, hardware, memory_limit_bytes, store)
+    first, last = found.estimate(before), found.estimate(after)
+    parts = tuple(
+        Part(name=name, before_bytes=first.breakdown[name], after_bytes=last.breakdown[name])
+        for name in first.breakdown
+    )
+    return Explanation(before=first, after=last, parts=parts, steps=tuple(found.steps(before, after)))
+
+
+class _Comparison:
+    """Estimates of configs of one workload on several devices or one, which share their traces."""
+
+    def __init__(
+        self, options: WorkloadOptions, hardware: str, memory_limit_bytes: int | None, store: str | None
+    ) -> None:
+        device, stack = site(hardware)
+        with readable(store) as opened:
+            self._rates = rates_for(device, stack, opened)
+        self._job = options.job((device, stack))
+        self._limit = memory_limit(memory_limit_bytes, device, options.devices)
+        self._estimators: dict[int, Estimator] = {}
+
+    def estimate(self, config: Config) -> Estimate:
+        """Raises `UsageError` for a config that cannot be estimated, saying why."""
+        reason = self.refused(config)
+        if reason is not None:
+            raise UsageError(reason)
+        return self._estimator(config).estimate(config, memory_limit_bytes=self._limit)
+
+    def refused(self, config: Config) -> str | None:
+        """Why a config cannot be estimated; None where it can."""
+        return why_not(config, self._job_of(config))
+
+    def steps(self, before: Config, after: Config) -> Iterator[Step]:
+        """One change after the other; one that cannot stand alone is made with the next."""
+        last, waiting = before, before
+        groups = [axes for axes in _groups() if any(before.get(a) != after.get(a) for a in axes)]
+        for axes in groups:
+            waiting = _with(waiting, after, axes)
+            if self.refused(waiting) is None:
+                yield self._step(last, waiting)
+                last = waiting
+
+    def _step(self, last: Config, now: Config) -> Step:
+        before, after = self.estimate(last), self.estimate(now)
+        change = {a.name: now.get(a.name) for a in AXES if last.get(a.name) != now.get(a.name)}
+        saved = before.device_bytes - after.device_bytes
+        expected, there, reasons = self._expectation(last, now)
+        reasons += [*_differences(before, after), *_phase(before, after)]
+        return Step(
+            change=change, saved_bytes=saved, expected_bytes=expected, at_most_bytes=there, reasons=tuple(reasons)
+        )
+
+    def _expectation(self, last: Config, now: Config) -> tuple[int | None, int | None, list[str]]:
+        """(what full training of all parameters would let the change save, what there is to save, why that is less)."""
+        named = _spread(now, self._job.workload.devices)
+        if named is None or (last["sharding"], last["offload"]) == (now["sharding"], now["offload"]):
+            return None, None, []
+        what, share = named
+        had = _spread(last, self._job.workload.devices)
+        kept = 1.0 if had is None else 1.0 - had[1]
+        own = self._estimator(last).holdings(last)
+        everything = shape(self._job.model).parameters
+        whole = _kept(own, trained=float(everything), frozen=0)
+        there = _kept(own, trained=own.trained, frozen=own.frozen_bytes)
+
+        def saved(sizes: dict[str, float]) -> int:
+            before = {name: sizes[name] * (kept if had is not None and name in had[0] else 1.0) for name in what}
+            return int(sum(before[name] - sizes[name] * (1.0 - share) for name in what))
+
+        expected, at_most = saved(whole), saved(there)
+        if at_most >= expected:
+            return expected, at_most, []
+        listed = " and ".join(what) if len(what) < 3 else ", ".join(what[:-1]) + " and " + what[-1]
+        left, all_of_it = (format_bytes(int(sum(sizes[name] for name in what))) for sizes in (there, whole))
+        cause = "" if now["method"] == "full" else f": {now['method']} trains {own.trained / everything:.2%} of it"
+        return (
+            expected,
+            at_most,
+            [f"{listed} take {left}, where all of {self._job.model.name} trained has {all_of_it}{cause}"],
+        )
+
+    def _estimator(self, config: Config) -> Estimator:
+        from autofit.estimate.estimator import Estimator
+
+        job = self._job_of(config)
+        devices = job.workload.devices
+        if devices not in self._estimators:
+            self._estimators[devices] = Estimator(job, self._rates)
+        return self._estimators[devices]
+
+    def _job_of(self, config: Config) -> Job:
+        """The job on one device where nothing is shared, with the sequences that each of several has."""
+        workload = self._job.workload
+        if config["sharding"] != "none" or workload.devices == 1:
+            return self._job
+        alone = replace(workload, devices=1, global_batch=workload.batch_per_device)
+        return replace(self._job, workload=alone)
+
+
+def _groups() -> list[tuple[str, ...]]:
+    """Every axis, with those that change together."""
+    together = {name: group for group in MOVES for name in group}
+    return list(dict.fromkeys(together.get(axis.name, (axis.name,)) for axis in AXES))
+
+
+def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
+    """`config` with what `other` has on some axes."""
+    values = {name: value for name, value in config.to_json().items() if name not in axes}
+    return Config.of({**values, **{name: other[name] for name in axes if name in other}})
+
+
+def _spread(config: Config, devices: int) -> tuple[tuple[str, ...], float] | None:
+    """(what leaves a device, which share of it); None where nothing does."""
+    offload, sharding = config.text("offload"), config.text("sharding")
+    if offload != "none":
+        return OFFLOADS[offload], 1.0
+    if sharding in SHARES and devices > 1:
+        return SHARES[sharding], 1.0 - 1.0 / devices
+    return None
+
+
+def _kept(own: Holdings, *, trained: float, frozen: int) -> dict[str, float]:
+    """Bytes of what so many trained parameters have, in the formats of `own`."""
+    each = own.stored_bytes / own.trained
+    states = own.states_bytes / own.trained
+    return {"weights": trained * each + frozen, "gradients": trained * each, "optimizer states": trained * states}
+
+
+def _differences(before: Estimate, after: Estimate) -> list[str]:
+    """The parts of the breakdown that differ, the largest first, in one sentence."""
+    least = WORTH_NAMING * max(before.device_bytes, after.device_bytes)
+    found = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
+    named = sorted((f for f in found if abs(f[1]) >= least), key=lambda f: -abs(f[1]))
+    if not named:
+        return []
+    listed = ", ".join(
+        f"{name.replace('_', ' ')} {'+' if size > 0 else '-'}{format_bytes(abs(size))}" for name, size in named
+    )
+    return [f"at the peak: {listed}"]
+
+
+def _phase(before: Estimate, after: Estimate) -> list[str]:
+    """Where the peak has moved, what was saved there does not all count."""
+    if before.peak_phase == after.peak_phase:
+        return []
+    there = before.peak_phase
+    saved = before.phase_peaks[there] - after.phase_peaks[there]
+    return [
+        f"the peak moves from {there} to {after.peak_phase}: {there} alone needs {format_bytes(abs(saved))} "
+        f"{'less' if saved >= 0 else 'more'}"
+    ]

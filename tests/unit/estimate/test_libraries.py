@@ -1,0 +1,190 @@
+"""What sharding and offload do to an estimate: shares against closed formulas, order, host memory, time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
+
+from autofit.catalog.models import shape
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.estimator import Estimator
+from autofit.estimate.floor import floor_bytes
+from autofit.estimate.libraries.library import Traffic
+from autofit.estimate.speed import prior
+from autofit.estimate.transfers import bandwidths, seconds
+from autofit.hardware import Hardware
+from autofit.techniques import Job, complete, parse
+from autofit.units import GIB
+from autofit.workload import Workload
+
+OF = model(
+    "llama",
+    num_hidden_layers=4,
+    hidden_size=256,
+    intermediate_size=1024,
+    vocab_size=4096,
+    tie_word_embeddings=False,
+)
+SHARDED = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")
+_KNOWN: dict[tuple[int, Hardware, int], Estimator] = {}
+
+
+def job(devices: int, *, hardware: Hardware = CUDA_HARDWARE, sequences: int = 4) -> Job:
+    """`sequences` of each device in one optimizer step."""
+    workload = Workload(
+        model=OF.name, model_digest=OF.digest, seq_len=64, global_batch=sequences * devices, devices=devices
+    )
+    return Job(model=OF, workload=workload, hardware=hardware, stack=replace(STACK, deepspeed="installed"))
+
+
+def estimated(
+    text: str, devices: int, *, hardware: Hardware = CUDA_HARDWARE, sequences: int = 4, limit: int = 80 * GIB
+) -> Estimate:
+    key = devices, hardware, sequences
+    if key not in _KNOWN:
+        of = job(devices, hardware=hardware, sequences=sequences)
+        _KNOWN[key] = Estimator(of, prior(of.hardware))
+    return _KNOWN[key].estimate(complete(parse(text)), memory_limit_bytes=limit)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize(
+    ("sharding", "weights", "optimizer"),
+    [
+        # Bytes per parameter in mixed precision: (whole, shared).
+        ("ddp", (4, 0), (8, 0)),
+        ("fsdp", (0, 4), (0, 8)),
+        ("fsdp-no-reshard", (0, 4), (0, 8)),
+        ("zero1", (2, 0), (0, 12)),
+        ("zero2", (2, 0), (0, 12)),
+        ("zero3", (0, 2), (0, 12)),
+    ],
+)
+def test_shares_are_their_formats_times_the_parameters_over_the_ranks(
+    sharding: str, weights: tuple[int, int], optimizer: tuple[int, int], devices: int
+) -> None:
+    found = estimated(f"sharding={sharding},micro_batch=2", devices)
+    parameters = shape(OF).parameters
+    assert found.breakdown["weights"] == pytest.approx((weights[0] + weights[1] / devices) * parameters, rel=0.01)
+    assert found.breakdown["optimizer"] == pytest.approx((optimizer[0] + optimizer[1] / devices) * parameters, rel=0.01)
+
+
+@pytest.mark.parametrize("sharding", SHARDED)
+@pytest.mark.parametrize("base", ["method=full", "method=lora,rank=8", "method=full,precision=bf16"])
+def test_the_parts_add_up_on_every_rank(sharding: str, base: str) -> None:
+    for sequences in (1, 4):
+        found = estimated(f"{base},sharding={sharding},micro_batch=1", 2, sequences=sequences)
+        assert sum(found.breakdown.values()) == found.device_bytes
+        assert min(found.breakdown.values()) >= 0
+        assert max(found.phase_peaks.values()) == found.peak_allocated_bytes <= found.peak_reserved_bytes
+
+
+def test_the_more_is_shared_the_less_a_device_holds() -> None:
+    ddp, zero1, zero2, zero3, fsdp, kept = (
+        estimated(f"sharding={value},micro_batch=1,checkpointing=full", 4).peak_allocated_bytes for value in SHARDED
+    )
+    assert ddp > zero1 > zero2 > zero3
+    assert ddp > kept >= fsdp
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard"])
+def test_more_devices_never_take_more_of_each(sharding: str) -> None:
+    found = [estimated(f"sharding={sharding},micro_batch=1", n).peak_allocated_bytes for n in (2, 4, 8)]
+    assert found == sorted(found, reverse=True) and found[0] > found[-1]
+
+
+def test_ddp_is_one_device_and_its_buckets() -> None:
+    parameters = shape(OF).parameters
+    for sequences, accumulates in ((1, False), (4, True)):
+        one = estimated("micro_batch=1", 1, sequences=sequences)
+        ddp = estimated("sharding=ddp,micro_batch=1", 2, sequences=sequences)
+        added = ddp.peak_allocated_bytes - one.peak_allocated_bytes
+        # Without accumulation gradients go into the buckets as they come: they are there in forward, too.
+        assert 0 <= added <= 4 * parameters * 1.01
+        assert not accumulates or added == pytest.approx(4 * parameters, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("text", "devices", "each"),
+    [
+        ("offload=optimizer", 1, 4 + 4 + 8 + 2 + 2),  # masters, gradients, states, what goes back, what is summed up
+        ("offload=params", 1, 4 + 4 + 8 + 4 + 2),
+        ("sharding=zero2,offload=optimizer", 2, 20 / 2),
+        ("sharding=zero3,offload=params", 2, 22 / 2),
+        ("sharding=fsdp,offload=params", 2, 16 / 2),
+        ("sharding=zero3,offload=nvme", 2, 6 / 2),
+    ],
+)
+def test_the_host_holds_what_the_device_does_not(text: str, devices: int, each: float) -> None:
+    here = replace(CPU_HARDWARE, memory_bytes=64 * GIB)  # nothing is page-locked
+    found = Estimator(job(devices, hardware=here), None).trace(complete(parse(f"{text},micro_batch=1")))
+    assert found.hosted_bytes == pytest.approx(each * shape(OF).parameters, rel=0.01)
+
+
+def test_a_host_that_is_too_small_rules_a_config_out() -> None:
+    text = "sharding=zero3,offload=params,micro_batch=1"
+    enough = estimated(text, 2, hardware=replace(CUDA_HARDWARE, count=2, host_memory_bytes=64 * GIB))
+    small = estimated(text, 2, hardware=replace(CUDA_HARDWARE, count=2, host_memory_bytes=enough.host_bytes))
+    assert enough.fits and not enough.host_short_bytes
+    assert small.machine_host_bytes == 2 * small.host_bytes
+    assert not small.fits and small.fits_device and small.host_short_bytes == small.host_bytes
+    elsewhere = estimated(text, 2, hardware=CUDA_HARDWARE)
+    assert elsewhere.fits and elsewhere.host_memory_bytes is None
+
+
+@pytest.mark.parametrize(
+    "method", ["method=full", "method=full,precision=bf16", "method=lora,rank=8", "method=qlora,rank=8"]
+)
+@pytest.mark.parametrize(
+    "placed",
+    [
+        *(f"sharding={value}" for value in SHARDED),
+        "sharding=zero1,offload=optimizer",
+        "sharding=zero2,offload=optimizer",
+        "sharding=zero3,offload=params",
+        "sharding=fsdp,offload=params",
+    ],
+)
+def test_no_estimate_is_below_the_floor(method: str, placed: str) -> None:
+    text = f"{method},{placed},micro_batch=1"
+    assert floor_bytes(complete(parse(text)), job(2)) <= estimated(text, 2, sequences=1).peak_allocated_bytes
+
+
+@pytest.mark.parametrize("sharding", SHARDED)
+def test_links_take_time(sharding: str) -> None:
+    found = estimated(f"sharding={sharding},micro_batch=2", 2)
+    assert found.work is not None
+    assert found.work.beside_seconds + found.work.waiting_seconds > 0
+    slow = replace(CUDA_HARDWARE, name="l4")
+    other = Estimator(job(2, hardware=slow), prior(slow)).estimate(
+        complete(parse(f"sharding={sharding},micro_batch=2")), memory_limit_bytes=80 * GIB
+    )
+    assert other.work is not None
+    assert other.work.beside_seconds > 5 * found.work.beside_seconds
+
+
+def test_gathering_moves_what_a_ring_moves() -> None:
+    parameters = shape(OF).parameters
+    traced = Estimator(job(4), None).trace(complete(parse("sharding=fsdp,micro_batch=2")))
+    # Two micro-steps: 16 bits gathered twice, fp32 reduced once, three quarters of it from and to others.
+    assert traced.traffic is not None
+    assert traced.traffic.linked == pytest.approx(2 * (2 * 2 + 4) * parameters * 3 / 4, rel=0.01)
+    assert Estimator(job(1), None).trace(complete(parse("micro_batch=2"))).traffic is None
+
+
+def test_transfers_go_at_the_pace_of_the_links() -> None:
+    link, host = bandwidths(CUDA_HARDWARE)
+    assert link > host  # NVLink and PCIe
+    assert seconds(Traffic(linked=link, overlapped=True), CUDA_HARDWARE) == pytest.approx((1.0, 0.0))
+    assert seconds(Traffic(linked=link, hosted=host), CUDA_HARDWARE) == pytest.approx((0.0, 2.0))
+    unknown = bandwidths(replace(CUDA_HARDWARE, name="a card of tomorrow"))
+    assert unknown[0] == unknown[1] > 0
+    assert sum(seconds(Traffic(disk_read=1e9, disk_written=1e9), CUDA_HARDWARE)) > 0
+
+
+def test_an_estimate_of_one_device_is_as_it_was() -> None:
+    found = estimated("micro_batch=2", 1)
+    assert found.work is not None and found.work.beside_seconds == found.work.waiting_seconds == 0
+    assert found.ranks_per_host == 1 and found.host_bytes == 0
