@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from autofit.errors import UsageError, unknown
+from autofit.export.accelerate_format import export_accelerate
+from autofit.export.deepspeed_format import export_deepspeed
 from autofit.export.document import Export, Task
 from autofit.export.json_format import export_json
 from autofit.export.transformers_format import export_transformers
@@ -15,10 +17,12 @@ FORMATS: Mapping[str, Callable[[Task], Export]] = {
     "json": export_json,
     "transformers": export_transformers,
     "trl": export_trl,
+    "accelerate": export_accelerate,
+    "deepspeed": export_deepspeed,
 }
 """Format's name to its exporter: a pure function of its task."""
 
-LATER = ("accelerate", "deepspeed", "axolotl", "llamafactory", "torchtune")
+LATER = ("axolotl", "llamafactory", "torchtune")
 """Formats that are planned."""
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from autofit.catalog.architecture_file import is_path
-from autofit.catalog.models import Model, load, names
+from autofit.catalog.models import Model, architecture, load, names
 from autofit.frontier import Recommendation
 from autofit.lattice import Config, Value
 from autofit.workload import Workload
@@ -35,6 +36,22 @@ class Task:
         # A folder may be called as a model of the catalog is.
         of_catalog = self.workload.model in names() and not is_path(self.source)
         return load(self.workload.model if of_catalog else self.source)
+
+    def laid_out(self) -> Any:
+        """The model without storage, to read only. Imports torch and transformers, which takes seconds."""
+        import torch
+        from transformers import AutoModelForCausalLM
+
+        model = self.model()
+        if model.digest not in _LAID_OUT:
+            _LAID_OUT.clear()
+            with torch.device("meta"):
+                _LAID_OUT[model.digest] = AutoModelForCausalLM.from_config(architecture(model))
+        return _LAID_OUT[model.digest]
+
+
+_LAID_OUT: dict[str, Any] = {}
+"""By its digest, the model that was laid out last: several axes of one export ask for it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,4 +120,16 @@ def collect(table: Mapping[str, Emit], task: Task) -> Settings:
     for axis in config:
         if axis not in table:
             parts.append(settings(f"{axis}={config[axis]}: this format has no line for it; set it by hand"))
+    return merge(*parts)
+
+
+def collect_known(table: Mapping[str, Emit], task: Task) -> Settings:
+    """As `collect`, for a format that starts a training script: what the script must say itself is one note."""
+    config = task.config
+    parts = [emit(value, task) for axis, emit in table.items() if (value := config.get(axis)) is not None]
+    absent = [axis for axis in table if axis not in config]
+    parts += [settings(f"{axis}: the config does not name it; the library's own default applies") for axis in absent]
+    others = ", ".join(f"{axis}={config[axis]}" for axis in config if axis not in table)
+    if others:
+        parts.append(settings(f"{others}: this format has no line for them; the training script sets them"))
     return merge(*parts)

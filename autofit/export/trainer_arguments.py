@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from autofit.catalog.models import Model, architecture
 from autofit.errors import unknown
+from autofit.export import distributed
 from autofit.export.document import Settings, Task, settings
 from autofit.lattice import Config, Value
 from autofit.techniques.adapters import attention_projections
+from autofit.techniques.offload import Offload
+from autofit.techniques.sharding import Sharding
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
@@ -26,6 +26,9 @@ OPTIMIZERS = {
 }
 """`optim` of each optimizer, in the spelling that every transformers since 4.50 reads."""
 
+FILLED = ("lr", "betas", "eps", "weight_decay")
+"""Arguments of DeepSpeed's own optimizer that Trainer fills in from its own."""
+
 _COMPUTE = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp32": "float32"}
 
 
@@ -41,19 +44,30 @@ def compute_dtype(config: Config) -> str:
     return named("precision", config["precision"], _COMPUTE)
 
 
-def trained_dtype(config: Config) -> str:
-    """Torch's name of the dtype of the weights that the optimizer updates."""
-    return "bfloat16" if config["precision"] == "bf16" else "float32"
+def trained_dtype(task: Task) -> str:
+    """Torch's name of the dtype to hold the weights in that the optimizer updates.
+
+    DeepSpeed keeps wider copies itself, with the optimizer.
+    """
+    config = task.config
+    if config["precision"] == "bf16":
+        return "bfloat16"
+    return compute_dtype(config) if distributed.by_deepspeed(task) else "float32"
 
 
-def load_dtype(config: Config) -> str:
+def load_dtype(task: Task) -> str:
     """Torch's name of the dtype to load in: of the trained weights for `full`, else of the frozen base."""
-    return trained_dtype(config) if config["method"] == "full" else compute_dtype(config)
+    return trained_dtype(task) if task.config["method"] == "full" else compute_dtype(task.config)
 
 
-def autocast_flags(config: Config) -> dict[str, object]:
-    """`bf16` and `fp16` ask for autocast. Pure bf16 is both off, and the model loaded in bf16."""
-    return {"bf16": config["precision"] == "bf16-mixed", "fp16": config["precision"] == "fp16-mixed"}
+def autocast_flags(task: Task) -> dict[str, object]:
+    """`bf16` and `fp16` ask for mixed precision. Pure bf16 is both off, and the model loaded in bf16.
+
+    Under DeepSpeed they have to agree with its own configuration, which says `bf16` for both.
+    """
+    value = task.config["precision"]
+    bf16 = value == "bf16-mixed" or (value == "bf16" and distributed.by_deepspeed(task))
+    return {"bf16": bf16, "fp16": value == "fp16-mixed"}
 
 
 def run(task: Task) -> dict[str, object]:
@@ -92,18 +106,37 @@ def optimizer(value: Value, task: Task) -> Settings:
 
 
 def offload(value: Value, task: Task) -> Settings:
-    """Offloading needs DeepSpeed, whose configuration is another file."""
-    if value == "none":
+    """Nothing of its own: what is offloaded is part of what `sharding` writes."""
+    Offload.axis.check(value)
+    if distributed.offload_is_said(task):
         return settings()
-    return settings(f"offload={value}: needs a DeepSpeed configuration, which this format does not write")
+    return settings(f"offload={value}: nothing does that with sharding={task.config['sharding']}; it is left out")
 
 
-def sharding(value: Value, task: Task) -> Settings:
-    """DDP needs a launcher and nothing else; the others a configuration file of their own."""
-    if value in ("none", "ddp"):
-        return settings()
-    library = "an FSDP" if value == "fsdp" else "a DeepSpeed"
-    return settings(f"sharding={value}: needs {library} configuration, which this format does not write")
+def sharding(value: Value, task: Task, *, narrow_sums: bool = True) -> Settings:
+    """`deepspeed`, `fsdp`, or what DDP must be told; `narrow_sums` unless FSDP is told otherwise elsewhere."""
+    Sharding.axis.check(value)
+    if distributed.by_deepspeed(task):
+        return settings(training={"deepspeed": distributed.deepspeed_config(task, filled=FILLED)})
+    if distributed.by_fsdp(task):
+        return settings(*distributed.fsdp_notes(task, narrow_sums=narrow_sums), training=_fsdp(task))
+    # Else Trainer looks for parameters without a gradient in every step.
+    return settings(training={"ddp_find_unused_parameters": False} if value == "ddp" else {})
+
+
+def _fsdp(task: Task) -> dict[str, object]:
+    """Each micro-batch reduces its gradients, as was measured: to wait for the last keeps them whole until then."""
+    return {
+        "fsdp": True,
+        "fsdp_config": {
+            "version": 2,
+            "reshard_after_forward": distributed.reshards(task),
+            "cpu_offload": task.config["offload"] == "params",
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": distributed.sharded_layers(task),
+        },
+        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+    }
 
 
 def checkpointed_every(value: Value) -> int | None:
@@ -119,19 +152,10 @@ def checkpointed_every(value: Value) -> int | None:
 def target_modules(value: Value, task: Task) -> list[str] | str:
     """`target_modules` of a LoRA configuration, found in the architecture as trials find them; raises `UsageError`."""
     if value == "attention":
-        return attention_projections(laid_out(task.model()))
+        return attention_projections(task.laid_out())
     if value == "all-linear":
         return "all-linear"
     raise unknown("value of targets", value, ["attention", "all-linear"])
-
-
-def laid_out(model: Model) -> Any:
-    """The model without storage. Imports torch and transformers, which takes seconds."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(architecture(model))
 
 
 def is_part(task: Task) -> bool:

@@ -52,7 +52,7 @@ LOAD_TEXT_PART = """\
 FUNCTIONS = '''\
 def load_model():
     """The model as it was measured."""
-    ...
+    LOAD
     return model
 
 
@@ -60,9 +60,9 @@ def make_trainer(train_dataset):
     """A Trainer for items of `input_ids` and `labels`: SEQ_LEN tokens each, none of them padding."""
     if training_args.learning_rate is None:
         raise SystemExit("the learning rate is yours to choose: set LEARNING_RATE in this script")
-    return Trainer(model=load_model(), args=training_args, train_dataset=train_dataset)
+    TRAINER
 '''
-"""`...` stands for how the model is loaded, and what the method and techniques do to it."""
+"""LOAD stands for how the model is loaded, and what the method and techniques do to it; TRAINER for how it is made."""
 
 MAIN = """\
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
+from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config
 from autofit.export.document import Code, Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
 from autofit.export.measured_code import Excerpt, excerpt
@@ -48,11 +49,16 @@ def _method(value: Value, task: Task) -> Settings:
         compute = ta.compute_dtype(config)
         quantisation["quantization_config"] = Code(
             "BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4', "
-            f"bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.{compute})"
+            f"bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=torch.{compute}{_storage(task)})"
         )
     dropout = task.workload.lora_dropout
     adapter = {"lora_dropout": dropout, "bias": "none", "task_type": "CAUSAL_LM"}
     return settings(model=quantisation, adapter=adapter)
+
+
+def _storage(task: Task) -> str:
+    """How 4-bit weights must be packed for FSDP, which shards floating point only."""
+    return f", bnb_4bit_quant_storage=torch.{ta.compute_dtype(task.config)}" if by_fsdp(task) else ""
 
 
 def _rank(value: Value, task: Task) -> Settings:
@@ -64,11 +70,10 @@ def _targets(value: Value, task: Task) -> Settings:
 
 
 def _precision(value: Value, task: Task) -> Settings:
-    config = task.config
-    training = ta.autocast_flags(config)
+    training = ta.autocast_flags(task)
     if value == "fp32":
         training["tf32"] = False
-    return settings(model={"dtype": _torch(ta.load_dtype(config))}, training=training)
+    return settings(model={"dtype": _torch(ta.load_dtype(task))}, training=training)
 
 
 def _checkpointing(value: Value, task: Task) -> Settings:
@@ -122,6 +127,39 @@ def _compilation(value: Value, task: Task) -> Settings:
     return settings(training={"torch_compile": False}, **compiled)
 
 
+def _sharding(value: Value, task: Task) -> Settings:
+    """DeepSpeed's configuration by a name of its own, and what Trainer has no argument for."""
+    made = ta.sharding(value, task, narrow_sums=False)
+    if by_deepspeed(task):
+        offloaded = task.config["offload"] == "nvme"
+        folder = {"NVME_FOLDER": "None  # yours to choose: a folder on an NVMe disk"} if offloaded else {}
+        library = deepspeed_config(task, filled=ta.FILLED, folder=Code("NVME_FOLDER"))
+        return Settings(
+            sections={"training": {"deepspeed": Code("DEEPSPEED")}, "deepspeed": library, "constants": folder},
+            notes=made.notes,
+        )
+    if value == "ddp":
+        line = (
+            "trainer.accelerator.ddp_handler.gradient_as_bucket_view = True  # one copy of each gradient, as measured"
+        )
+        return merge(made, settings(trainer={line: None}))
+    mixed = task.config["precision"] in ("bf16-mixed", "fp16-mixed")
+    if by_fsdp(task) and mixed and task.recommendation.hardware.kind != "cpu":
+        compute = ta.compute_dtype(task.config)
+        return merge(
+            made,
+            settings(
+                imports={"from torch.distributed.fsdp import MixedPrecisionPolicy": None},
+                trainer={
+                    "# Trainer would sum gradients in 16 bits.": None,
+                    f"policy = MixedPrecisionPolicy(param_dtype=torch.{compute}, reduce_dtype=torch.float32)": None,
+                    "trainer.accelerator.state.fsdp_plugin.mixed_precision_policy = policy": None,
+                },
+            ),
+        )
+    return made
+
+
 TABLE: Mapping[str, Emit] = {
     "method": _method,
     "rank": _rank,
@@ -134,7 +172,7 @@ TABLE: Mapping[str, Emit] = {
     "loss": _loss,
     "compile": _compilation,
     "offload": ta.offload,
-    "sharding": ta.sharding,
+    "sharding": _sharding,
 }
 """Axis to what it becomes. A new technique is one new line here."""
 
@@ -147,7 +185,7 @@ def export_transformers(task: Task) -> Export:
     constants = (
         f"SOURCE = {task.source!r}\nSEQ_LEN = {task.workload.seq_len}\n"
         "LEARNING_RATE = None  # yours to choose: it changes neither memory nor speed\n"
-    )
+    ) + "".join(f"{name} = {value}\n" for name, value in made.sections.get("constants", {}).items())
     code = [str(block).strip("\n") + "\n" for block in made.sections.get("code", {}).values()]
     part = ta.is_part(task)
     imports = _imports(
@@ -155,7 +193,7 @@ def export_transformers(task: Task) -> Export:
         expandable_segments=task.recommendation.point.measurement.expandable_segments,
         names=["AutoConfig"] if part else [],
     )
-    functions = _functions(made, LOAD_TEXT_PART if part else LOAD, ta.trained_dtype(task.config))
+    functions = _functions(made, LOAD_TEXT_PART if part else LOAD, ta.trained_dtype(task))
     blocks = [imports, constants, *code, _definitions(made), functions, MAIN]
     return Export(text=top + "\n\n".join(blocks), suffix=".py", notes=made.notes)
 
@@ -163,8 +201,10 @@ def export_transformers(task: Task) -> Export:
 def _launch(task: Task) -> str:
     """On one device the others are hidden: Trainer would spread the batch over all that it sees."""
     devices = task.workload.devices
-    if devices > 1:
-        return f"torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
+    if devices > 1 or by_deepspeed(task):
+        updates_on_host = devices > 1 and task.config["offload"] != "none"
+        threads = f"OMP_NUM_THREADS=$(($(nproc) / {devices})) " if updates_on_host else ""  # torchrun's own choice is 1
+        return f"{threads}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
     hidden = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
     return f"{hidden}python THIS_FILE TOKENS.pt"
 
@@ -172,9 +212,12 @@ def _launch(task: Task) -> str:
 def _needs(made: Settings) -> str:
     kwargs = made.sections["checkpointing"]["kwargs"] if "checkpointing" in made.sections else None
     newer = isinstance(kwargs, dict) and ("every_n_layers" in kwargs or "offload" in kwargs)
+    newer = newer or "fsdp" in made.sections["training"]
     parts = [f"transformers >= {'5.17' if newer else '5.0'}"]
     if "adapter" in made.sections:
         parts.append("peft")
+    if "deepspeed" in made.sections:
+        parts.append("deepspeed >= 0.18")
     bits = str(made.sections["training"].get("optim"))
     if "quantization_config" in made.sections.get("model", {}) or "8bit" in bits or "lion" in bits:
         parts.append("bitsandbytes")
@@ -212,22 +255,32 @@ def _imports(made: Settings, *, expandable_segments: bool, names: list[str]) -> 
 def _definitions(made: Settings) -> str:
     checkpointing = made.sections.get("checkpointing")
     arguments = _arguments(made.sections["training"])
-    name = ""
+    before = ""
+    if "deepspeed" in made.sections:
+        before = f"DEEPSPEED = {_literal(dict(made.sections['deepspeed']), '')}\n\n"
     if checkpointing is not None:
-        name = CHECKPOINTING_NAME
+        before += CHECKPOINTING_NAME
         arguments += f"    **{{CHECKPOINTING: {checkpointing['on']!r}, "
         arguments += f'f"{{CHECKPOINTING}}_kwargs": {checkpointing["kwargs"]!r}}},\n'
     entries = "".join(f"    {key!r}: {value!r},\n" for key, value in made.sections.get("model", {}).items())
     adapter = made.sections.get("adapter")
     lora = "None" if adapter is None else f"LoraConfig(\n{_arguments(adapter)})"
     return (
-        f"model_kwargs = {{\n{entries}}}\n\npeft_config = {lora}\n\n{name}"
+        f"model_kwargs = {{\n{entries}}}\n\npeft_config = {lora}\n\n{before}"
         f"training_args = TrainingArguments(\n{arguments})\n"
     )
 
 
+def _literal(value: object, indent: str = "    ") -> str:
+    """Python for `value`; a dictionary has a line for each of its keys."""
+    if not isinstance(value, dict):
+        return repr(value)
+    inner = indent + "    "
+    return "{\n" + "".join(f"{inner}{k!r}: {_literal(v, inner)},\n" for k, v in value.items()) + indent + "}"
+
+
 def _arguments(values: Mapping[str, object]) -> str:
-    return "".join(f"    {key}={value!r},\n" for key, value in values.items())
+    return "".join(f"    {key}={_literal(value)},\n" for key, value in values.items())
 
 
 def _functions(made: Settings, load: str, trained: str) -> str:
@@ -243,7 +296,20 @@ def _functions(made: Settings, load: str, trained: str) -> str:
         decoder = "model.get_base_model().base_model"
     if "compile" in made.sections:
         lines.append(f"{decoder}.compile()  # the decoder alone, as it was measured")
-    return FUNCTIONS.replace("    ...\n", load + _indented(lines))
+    return FUNCTIONS.replace("    LOAD\n", load + _indented(lines)).replace("    TRAINER\n", _indented(_trainer(made)))
+
+
+def _trainer(made: Settings) -> list[str]:
+    lines = []
+    if made.sections.get("constants"):
+        lines += [
+            "if NVME_FOLDER is None:",
+            '    raise SystemExit("where to offload is yours to choose: set NVME_FOLDER in this script")',
+        ]
+    call = "Trainer(model=load_model(), args=training_args, train_dataset=train_dataset)"
+    if "trainer" not in made.sections:
+        return [*lines, f"return {call}"]
+    return [*lines, f"trainer = {call}", *made.sections["trainer"], "return trainer"]
 
 
 def _indented(lines: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ import yaml
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
+from autofit.export.distributed import by_deepspeed, by_fsdp, nvme_notes
 from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
 from autofit.lattice import Value
@@ -35,15 +36,17 @@ def _targets(value: Value, task: Task) -> Settings:
 
 def _precision(value: Value, task: Task) -> Settings:
     config = task.config
-    training = ta.autocast_flags(config)
+    training = ta.autocast_flags(task)
     if value == "fp32":
         training["tf32"] = False
-    notes = []
+    notes: list[str] = []
+    if by_deepspeed(task):  # which casts all weights itself
+        return settings(model={"dtype": ta.load_dtype(task)}, training=training)
     if config["method"] == "lora" and value == "bf16":
         notes.append("precision=bf16: trl trains the adapters of a 16-bit base in fp32; bf16 was measured")
     if config["method"] == "qlora" and value != "bf16":
         notes.append(f"precision={value}: trl trains the adapters of a 4-bit base in bf16; fp32 was measured")
-    return settings(*notes, model={"dtype": ta.load_dtype(config)}, training=training)
+    return settings(*notes, model={"dtype": ta.load_dtype(task)}, training=training)
 
 
 def _checkpointing(value: Value, task: Task) -> Settings:
@@ -96,6 +99,16 @@ def _compilation(value: Value, task: Task) -> Settings:
     return settings(note + "the decoder alone", training={"torch_compile": True})
 
 
+def _sharding(value: Value, task: Task) -> Settings:
+    notes = nvme_notes(task)
+    if value == "ddp":
+        notes.append("sharding=ddp: trl has every gradient twice, at the parameters and in DDP's buckets; trials once")
+    storage = {}
+    if by_fsdp(task) and task.config["method"] == "qlora":
+        storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating point only
+    return merge(settings(*notes, model=storage), ta.sharding(value, task))
+
+
 TABLE: Mapping[str, Emit] = {
     "method": _method,
     "rank": _rank,
@@ -108,7 +121,7 @@ TABLE: Mapping[str, Emit] = {
     "loss": _loss,
     "compile": _compilation,
     "offload": ta.offload,
-    "sharding": ta.sharding,
+    "sharding": _sharding,
 }
 """Axis to what it becomes. A new technique is one new line here."""
 
@@ -136,10 +149,11 @@ def export_trl(task: Task) -> Export:
         ),
         collect(TABLE, task),
     )
+    launcher = " --use_deepspeed" if by_deepspeed(task) else ""
     top = header(
         task,
         needs="trl >= 1.16, transformers >= 5.17",
-        launch=f"trl sft --config THIS_FILE --learning_rate YOURS --num_processes {workload.devices}",
+        launch=f"trl sft --config THIS_FILE --learning_rate YOURS --num_processes {workload.devices}{launcher}",
         notes=made.notes,
     )
     parts = [top]

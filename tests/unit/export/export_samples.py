@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
 from autofit.frontier import Point, Recommendation
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Value
@@ -36,7 +38,7 @@ AXES: Mapping[str, tuple[Value, ...]] = {
     "loss": ("fused", "chunked", "full"),
     "compile": (False, True),
     "offload": ("nvme", "params", "optimizer", "none"),
-    "sharding": ("zero3", "fsdp", "zero2", "zero1", "ddp", "none"),
+    "sharding": ("zero3", "fsdp", "fsdp-no-reshard", "zero2", "zero1", "ddp", "none"),
 }
 """The design's axes, with a few values of the numeric ones."""
 
@@ -106,10 +108,11 @@ def make_recommendation(
 
 
 def imported(script: str) -> dict[str, Any]:
-    """The names of an exported script after importing it."""
+    """The names of an exported script after importing it. No model that is loaded afterwards is in ZeRO-3's shares."""
     module = ModuleType("exported")
     sys.modules[module.__name__] = module  # where dataclasses look for the module of their annotations
     exec(compile(script, "exported.py", "exec"), module.__dict__)
+    unset_hf_deepspeed_config()
     return module.__dict__
 
 

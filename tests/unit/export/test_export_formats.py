@@ -11,12 +11,22 @@ from export_samples import AXES, imported, make_config, make_recommendation
 
 from autofit import export as package
 from autofit.errors import UsageError
-from autofit.export import FORMATS, LATER, export, transformers_format, trl_format
-from autofit.export.document import Task, collect, merge, settings
+from autofit.export import (
+    FORMATS,
+    LATER,
+    accelerate_format,
+    deepspeed_format,
+    export,
+    transformers_format,
+    trl_format,
+)
+from autofit.export.document import Task, collect, collect_known, merge, settings
 from autofit.export.measured_code import excerpt
 from autofit.lattice import Config
 
 TABLES = {"transformers": transformers_format.TABLE, "trl": trl_format.TABLE}
+STARTERS = {"accelerate": accelerate_format.TABLE, "deepspeed": deepspeed_format.TABLE}
+"""Of the formats that start a script: axes that they lack are the script's."""
 
 
 def test_design_is_the_registry_of_techniques() -> None:
@@ -32,7 +42,7 @@ def test_every_axis_has_a_line_in_every_table(name: str) -> None:
     assert set(TABLES[name]) == set(AXES)
 
 
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("name", [*TABLES, *STARTERS])
 def test_every_value_is_emitted_or_noted(name: str) -> None:
     """Changing one axis changes the settings, or a note names the value."""
     for axis, values in AXES.items():
@@ -40,7 +50,8 @@ def test_every_value_is_emitted_or_noted(name: str) -> None:
         seen = []
         for value in values:
             config = make_config(**{"method": method, axis: value})
-            made = collect(TABLES[name], Task(recommendation=make_recommendation(config), source="x"))
+            task = Task(recommendation=make_recommendation(config), source="x")
+            made = collect(TABLES[name], task) if name in TABLES else collect_known(STARTERS[name], task)
             assert (made.sections, made.notes) not in seen or (axis, value) == ("sharding", "none"), (axis, value)
             seen.append((made.sections, made.notes))
 
@@ -55,12 +66,22 @@ def test_unknown_axis_is_noted_and_absent_one_too() -> None:
     assert "CHECKPOINTING" not in FORMATS["transformers"](task).text
 
 
-@pytest.mark.parametrize("axis", ["precision", "checkpointing", "optimizer", "attention", "loss", "targets"])
+AXES_BY_NAME = ["precision", "checkpointing", "optimizer", "attention", "loss", "targets", "offload", "sharding"]
+
+
+@pytest.mark.parametrize("axis", AXES_BY_NAME)
 @pytest.mark.parametrize("name", TABLES)
 def test_unknown_value_is_refused(name: str, axis: str) -> None:
     config = make_config(method="lora", **{axis: "newer"})
     with pytest.raises(UsageError, match=f"unknown value of {axis} 'newer'"):
         export(make_recommendation(config), format=name, source="x")
+
+
+@pytest.mark.parametrize("axis", ["precision", "offload", "sharding"])
+@pytest.mark.parametrize("name", STARTERS)
+def test_unknown_value_is_refused_where_a_script_is_started(name: str, axis: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown value of {axis} 'newer'"):
+        export(make_recommendation(make_config(**{axis: "newer"})), format=name, source="x")
 
 
 def test_merge_refuses_two_values_of_one_key() -> None:
@@ -70,7 +91,7 @@ def test_merge_refuses_two_values_of_one_key() -> None:
 
 def test_formats_to_come_are_said_to_come() -> None:
     for name in LATER:
-        with pytest.raises(UsageError, match="later release: use json, transformers, trl"):
+        with pytest.raises(UsageError, match="later release: use json, transformers, trl, accelerate, deepspeed"):
             export(make_recommendation(), format=name, source="x")
     with pytest.raises(UsageError, match="unknown format 'tlr': did you mean trl"):
         export(make_recommendation(), format="tlr", source="x")
@@ -78,7 +99,7 @@ def test_formats_to_come_are_said_to_come() -> None:
 
 def test_exported_names() -> None:
     assert set(package.__all__) == {"FORMATS", "LATER", "Export", "check_format", "export"}
-    assert list(FORMATS) == ["json", "transformers", "trl"]
+    assert list(FORMATS) == ["json", "transformers", "trl", "accelerate", "deepspeed"]
 
 
 def test_json_is_the_contract() -> None:
@@ -91,12 +112,12 @@ def test_json_is_the_contract() -> None:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_header_says_where_the_numbers_come_from(name: str) -> None:
-    made = export(make_recommendation(make_config(loss="fused", offload="params")), format=name, source="org/model")
+    made = export(make_recommendation(make_config(loss="fused", sharding="fsdp")), format=name, source="org/model")
     comments = "".join(line for line in made.text.splitlines(keepends=True) if line.startswith("#"))
     for expected in ("12,346 tokens/s", "43.00 GiB", "37.00 GiB", "NVIDIA H100 80GB HBM3", "org/model", "trial 17"):
         assert expected in comments
     assert all(note in comments for note in made.notes)
-    assert any(note.startswith("offload=params") for note in made.notes)
+    assert any(note.startswith("sharding=fsdp") for note in made.notes)
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -51,7 +51,8 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert args.per_device_train_batch_size == config["micro_batch"]
     steps = args.per_device_train_batch_size * args.gradient_accumulation_steps * workload.devices
     assert steps == workload.global_batch
-    assert args.bf16 is (config["precision"] == "bf16-mixed")
+    # DeepSpeed's own configuration says bf16 for both, and Trainer has to agree.
+    assert args.bf16 is (config["precision"] in ({"bf16-mixed", "bf16"} if args.deepspeed else {"bf16-mixed"}))
     assert args.fp16 is (config["precision"] == "fp16-mixed")
     assert args.optim.value == OPTIM[config.text("optimizer")]
     # Measured are trials that compile the decoder alone, and that wait for nothing within a step.
@@ -68,9 +69,10 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
         assert args.activation_checkpointing_kwargs == CHECKPOINTING[value]
 
 
-def check_model(config: Config, kwargs: dict[str, Any]) -> None:
+def check_model(config: Config, kwargs: dict[str, Any], *, masters_elsewhere: bool) -> None:
     bits16 = torch.float16 if config["precision"] == "fp16-mixed" else torch.bfloat16
-    wide = config["precision"] == "fp32" or (config["method"] == "full" and config["precision"] != "bf16")
+    masters = config["method"] == "full" and config["precision"] != "bf16" and not masters_elsewhere
+    wide = config["precision"] == "fp32" or masters
     assert kwargs["dtype"] is (torch.float32 if wide else bits16)
     expected = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}[config.text("attention")]
     assert kwargs["attn_implementation"] == expected
@@ -80,6 +82,8 @@ def check_model(config: Config, kwargs: dict[str, Any]) -> None:
         assert quantisation.load_in_4bit and quantisation.bnb_4bit_use_double_quant
         assert quantisation.bnb_4bit_quant_type == "nf4"
         assert quantisation.bnb_4bit_compute_dtype is kwargs["dtype"]
+        sharded = config.text("sharding").startswith("fsdp")
+        assert quantisation.bnb_4bit_quant_storage is (kwargs["dtype"] if sharded else torch.uint8)
 
 
 def check_adapter(config: Config, adapter: Any, dropout: float) -> None:
@@ -97,7 +101,7 @@ def test_objects_are_what_the_config_says(sampled: list[Config], monkeypatch: py
         recommendation = make_recommendation(config, devices=2 if index % 3 else 1, lora_dropout=index % 2 / 10)
         names = run(make(recommendation), monkeypatch)
         check_training(config, names["training_args"], recommendation)
-        check_model(config, names["model_kwargs"])
+        check_model(config, names["model_kwargs"], masters_elsewhere="DEEPSPEED" in names)
         check_adapter(config, names["peft_config"], recommendation.workload.lora_dropout)
         assert names["SOURCE"] == "org/model"
         assert names["SEQ_LEN"] == 2048
@@ -111,6 +115,24 @@ def test_scripts_are_clean(sampled: list[Config], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ruff", "check", "--isolated", "--select", "F,E9", "--no-cache", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout
+
+
+def test_folder_for_nvme_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = make(make_recommendation(make_config(offload="nvme"))).text
+    chosen = text.replace("LEARNING_RATE = None", "LEARNING_RATE = 1e-4")
+    monkeypatch.setattr(training_args_module, "is_torch_bf16_gpu_available", lambda: True)
+    with pytest.raises(SystemExit, match="set NVME_FOLDER"):
+        imported(chosen)["make_trainer"]([])
+    names = imported(chosen.replace("NVME_FOLDER = None", "NVME_FOLDER = '/fast'"))
+    zero = names["training_args"].hf_deepspeed_config.config["zero_optimization"]
+    assert zero["offload_param"]["nvme_path"] == zero["offload_optimizer"]["nvme_path"] == "/fast"
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_launcher_starts_a_rank_for_each_device(devices: int) -> None:
+    offload = {"offload": "optimizer"} if devices == 1 else {"sharding": "fsdp"}
+    text = make(make_recommendation(make_config(**offload), devices=devices)).text
+    assert f"# Launch:    torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt\n" in text
 
 
 def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,6 +179,8 @@ def test_notes_name_what_differs() -> None:
     assert notes(checkpointing="selective", loss="fused", method="qlora", compile=True, sharding="ddp") == ()
     assert notes(loss="chunked") == ()
     assert notes(optimizer="adamw-8bit") == ()
-    for axis, value in {"offload": "nvme", "sharding": "zero3"}.items():
-        (note,) = notes(**{axis: value})
-        assert note.startswith(f"{axis}={value}: ")
+    assert notes(sharding="zero3", offload="nvme") == ()
+    (note,) = notes(offload="params", sharding="ddp")
+    assert note.startswith("offload=params: ")
+    assert notes(offload="optimizer", precision="bf16") == ()
+    assert [n.partition(":")[0] for n in notes(sharding="fsdp-no-reshard")] == ["sharding=fsdp-no-reshard"]

@@ -14,6 +14,7 @@ from export_samples import make_config, make_recommendation
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers import training_args as training_args_module
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autofit.export import export
@@ -49,12 +50,13 @@ def bf16_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parse(recommendation: Recommendation, file: Path, source: str = "org/model") -> tuple[Any, Any]:
-    """SFTConfig and ModelConfig; every key is known to one of them."""
+    """SFTConfig and ModelConfig; every key is known to one of them. No model is in ZeRO-3's shares afterwards."""
     file.write_text(export(recommendation, format="trl", source=source).text)
     parser = trl.TrlParser((trl.ScriptArguments, trl.SFTConfig, trl.ModelConfig))
     _, training, model = parser.parse_args_and_config(
         ["--config", str(file), "--learning_rate", "1e-4"], fail_with_unknown_args=True
     )
+    unset_hf_deepspeed_config()
     return training, model
 
 
@@ -65,7 +67,8 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert args.per_device_train_batch_size == config["micro_batch"]
     steps = args.per_device_train_batch_size * args.gradient_accumulation_steps * workload.devices
     assert steps == workload.global_batch
-    assert args.bf16 is (config["precision"] == "bf16-mixed")
+    # DeepSpeed's own configuration says bf16 for both, and Trainer has to agree.
+    assert args.bf16 is (config["precision"] in ({"bf16-mixed", "bf16"} if args.deepspeed else {"bf16-mixed"}))
     assert args.fp16 is (config["precision"] == "fp16-mixed")
     assert args.optim.value == OPTIM[config.text("optimizer")]
     assert args.torch_compile is config["compile"]
@@ -75,10 +78,11 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert args.activation_checkpointing_kwargs == CHECKPOINTING[value]
 
 
-def check_model(config: Config, args: Any, dropout: float) -> None:
+def check_model(config: Config, args: Any, dropout: float, *, masters_elsewhere: bool) -> None:
     method = config["method"]
     bits16 = "float16" if config["precision"] == "fp16-mixed" else "bfloat16"
-    wide = config["precision"] == "fp32" or (method == "full" and config["precision"] != "bf16")
+    masters = method == "full" and config["precision"] != "bf16" and not masters_elsewhere
+    wide = config["precision"] == "fp32" or masters
     assert args.dtype == ("float32" if wide else bits16)
     expected = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}[config.text("attention")]
     assert args.attn_implementation == expected
@@ -87,6 +91,8 @@ def check_model(config: Config, args: Any, dropout: float) -> None:
     if quantisation is not None:
         assert quantisation.bnb_4bit_use_double_quant and quantisation.bnb_4bit_quant_type == "nf4"
         assert quantisation.bnb_4bit_compute_dtype is getattr(torch, args.dtype)
+        storage = args.dtype if config.text("sharding").startswith("fsdp") else "uint8"
+        assert quantisation.bnb_4bit_quant_storage is getattr(torch, storage)
     adapter = trl.get_peft_config(args)
     assert (adapter is not None) is (method != "full")
     if adapter is not None:
@@ -102,7 +108,8 @@ def test_trl_reads_what_the_config_says(sampled: list[Config], tmp_path: Path) -
         training, model = parse(recommendation, tmp_path / "config.yaml")
         assert model.model_name_or_path == "org/model"
         check_training(config, training, recommendation)
-        check_model(config, model, recommendation.workload.lora_dropout)
+        dropout = recommendation.workload.lora_dropout
+        check_model(config, model, dropout, masters_elsewhere=training.deepspeed is not None)
 
 
 def test_values_that_sft_turns_on_by_default_are_stated() -> None:
@@ -133,6 +140,8 @@ def test_environment(tmp_path: Path) -> None:
 
 
 def test_launch_fixes_the_number_of_processes() -> None:
+    zero = export(make_recommendation(make_config(offload="optimizer")), format="trl", source="x").text
+    assert "--num_processes 1 --use_deepspeed\n" in zero
     for devices in (1, 4):
         text = export(make_recommendation(devices=devices), format="trl", source="x").text
         assert f"trl sft --config THIS_FILE --learning_rate YOURS --num_processes {devices}\n" in text
@@ -207,7 +216,11 @@ def test_notes_name_what_differs() -> None:
     assert notes(loss="fused") == ["loss=fused"]
     assert notes(checkpointing="selective") == ["checkpointing=selective"]
     assert notes(optimizer="lion-8bit") == []  # trials keep the states of embeddings in 32 bits as Trainer does
-    assert notes(sharding="fsdp", offload="params") == ["offload=params", "sharding=fsdp"]
+    assert notes(sharding="ddp", offload="params") == ["offload=params", "sharding=ddp"]
+    assert notes(sharding="fsdp", offload="params") == ["sharding=fsdp", "sharding=fsdp"]  # what is gathered, and sums
+    assert notes(sharding="fsdp", precision="fp32") == ["sharding=fsdp"]
+    assert notes(sharding="zero3", precision="bf16", method="lora") == []
+    assert notes(sharding="zero3", offload="nvme") == ["offload=nvme"]
     assert notes(method="qlora", precision="bf16", compile=True, checkpointing="every-4") == ["compile=True"]
     made = export(make_recommendation(model="gemma-3-4b"), format="trl", source="x")
     assert any(note.startswith("the model:") for note in made.notes)

@@ -1,0 +1,125 @@
+"""YAML for `accelerate launch --config_file FILE SCRIPT`: how many processes, and what shares the model out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import yaml
+
+from autofit.export import distributed
+from autofit.export import trainer_arguments as ta
+from autofit.export.document import Emit, Export, Settings, Task, collect_known, settings
+from autofit.export.header import header
+from autofit.lattice import Value
+from autofit.techniques.deepspeed_settings import deepspeed_stage
+from autofit.techniques.sharding import Sharding
+
+MIXED = {"bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}
+"""`mixed_precision` of each precision."""
+
+FILLED = ("lr", "weight_decay")
+"""Arguments of the optimizer that accelerate fills in from its DummyOptim, and Trainer from its own."""
+
+
+def _precision(value: Value, task: Task) -> Settings:
+    mixed = ta.named("precision", value, MIXED)
+    if distributed.by_deepspeed(task):  # whose own configuration says it, and must be alone in that
+        return settings()
+    return settings(
+        *([f"precision={value}: the training script loads the weights in that format"] if mixed == "no" else []),
+        launch={"mixed_precision": mixed},
+    )
+
+
+def _micro_batch(value: Value, task: Task) -> Settings:
+    if distributed.by_deepspeed(task):
+        return settings()
+    count = task.workload.batch_per_device // int(value)
+    how = ", GradientAccumulationPlugin(sync_each_batch=True)" if distributed.by_fsdp(task) and count > 1 else ""
+    return settings(f"micro_batch={value}: the training script sets it, and accumulates {count} of them{how}")
+
+
+def _sharding(value: Value, task: Task) -> Settings:
+    Sharding.axis.check(value)
+    if distributed.by_deepspeed(task):
+        return _deepspeed(task)
+    if distributed.by_fsdp(task):
+        return _fsdp(task)
+    if value == "none":
+        return settings(launch={"distributed_type": "NO"})
+    notes = ["sharding=ddp: pass Accelerator DistributedDataParallelKwargs(gradient_as_bucket_view=True), as measured"]
+    kind = task.recommendation.hardware.kind
+    if kind != "cpu":
+        return settings(*notes, launch={"distributed_type": "MULTI_XPU" if kind == "xpu" else "MULTI_GPU"})
+    notes.append("sharding=ddp: on a CPU accelerate starts several processes by mpirun only; torchrun does it too")
+    return settings(*notes, launch={"distributed_type": "MULTI_CPU"})
+
+
+def _deepspeed(task: Task) -> Settings:
+    """DeepSpeed's own file, inside this one: accelerate's keys for it have none for buckets."""
+    notes = distributed.nvme_notes(task)
+    if task.recommendation.hardware.kind == "cpu":
+        notes.append("DeepSpeed: accelerate has it for accelerators only; on a CPU Trainer with use_cpu=True starts it")
+    if distributed.on_host(task):
+        notes.append("optimizer=adamw: DeepSpeed makes it; a script without Trainer passes accelerate's DummyOptim")
+    text = json.dumps(distributed.deepspeed_config(task, filled=FILLED), indent=2)
+    inside = {"deepspeed_config_file": text, "zero3_init_flag": deepspeed_stage(task.config) == 3}
+    return settings(*notes, launch={"distributed_type": "DEEPSPEED", "deepspeed_config": inside})
+
+
+def _fsdp(task: Task) -> Settings:
+    inside = {
+        "fsdp_version": 2,
+        "fsdp_reshard_after_forward": distributed.reshards(task),
+        "fsdp_offload_params": task.config["offload"] == "params",
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": ",".join(distributed.sharded_layers(task)),
+        "fsdp_activation_checkpointing": False,
+    }
+    notes = distributed.fsdp_notes(task, narrow_sums=True)
+    if task.config["method"] == "qlora":
+        storage = ta.compute_dtype(task.config)
+        notes.append(f"method=qlora: load it with bnb_4bit_quant_storage={storage}: FSDP shards floating point only")
+    return settings(*notes, launch={"distributed_type": "FSDP", "fsdp_config": inside})
+
+
+TABLE: Mapping[str, Emit] = {
+    "precision": _precision,
+    "micro_batch": _micro_batch,
+    "offload": ta.offload,
+    "sharding": _sharding,
+}
+"""Axis to what it becomes; the others are the training script's."""
+
+
+def export_accelerate(task: Task) -> Export:
+    """The file says how a script is started; the script trains whatever it trains."""
+    devices, kind = task.workload.devices, task.recommendation.hardware.kind
+    made = collect_known(TABLE, task)
+    launch: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "num_machines": 1,
+        "num_processes": devices,
+        "use_cpu": kind == "cpu",
+        **({"gpu_ids": "0"} if devices == 1 and kind != "cpu" else {}),
+        **made.sections.get("launch", {}),
+    }
+    top = header(
+        task,
+        needs="accelerate >= 1.15" + (", deepspeed >= 0.18" if distributed.by_deepspeed(task) else ""),
+        launch="accelerate launch --config_file THIS_FILE YOUR_SCRIPT",
+        notes=made.notes,
+    )
+    return Export(text=f"{top}\n{yaml.dump(launch, Dumper=_Dumper, sort_keys=False)}", suffix=".yaml", notes=made.notes)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Text of several lines stays that."""
+
+
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)

@@ -1,0 +1,104 @@
+"""JSON for `deepspeed.initialize(config=FILE)`, and for whatever else takes such a file: Trainer, accelerate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autofit.export import distributed
+from autofit.export.document import Emit, Export, Settings, Task, collect_known, merge, settings
+from autofit.lattice import Axis, Value
+from autofit.techniques.micro_batch import MicroBatch
+from autofit.techniques.offload import Offload
+from autofit.techniques.optimizer import Optimizer
+from autofit.techniques.precision import Precision
+from autofit.techniques.sharding import Sharding
+
+OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
+    "sgd": ("SGD", {"fused": True}),
+    "adamw": ("AdamW", {"torch_adam": True, "fused": True}),
+    "adamw-foreach": ("AdamW", {"torch_adam": True, "foreach": True}),
+}
+"""`optimizer.type` and its arguments. The others of trials are in libraries that DeepSpeed does not know."""
+
+FILLED = ("lr",)
+"""What is yours of the optimizer; everything else has its usual value."""
+
+_WITHOUT_ZERO = {
+    "none": "torch alone was measured; ZeRO is off here",
+    "ddp": "torch's DDP was measured; ZeRO is off here, and DeepSpeed sums the gradients",
+    "fsdp": "DeepSpeed has no FSDP: ZeRO is off here, and nothing is shared out",
+}
+
+
+def _optimizer(value: Value, task: Task) -> Settings:
+    Optimizer.axis.check(value)
+    own = {} if distributed.on_host(task) else _named_optimizer(str(value))
+    if own is None:
+        return settings(f"optimizer={value}: DeepSpeed has no name for it: pass the optimizer to deepspeed.initialize")
+    return settings(
+        "learning rate: yours to choose: Trainer and accelerate fill 'auto' in, deepspeed.initialize needs a number",
+        zero=own,
+    )
+
+
+def _named_optimizer(value: str) -> dict[str, object] | None:
+    if value not in OPTIMIZERS:
+        return None
+    name, arguments = OPTIMIZERS[value]
+    return {"optimizer": {"type": name, "params": {"lr": "auto", **arguments}}}
+
+
+def _sharding(value: Value, task: Task) -> Settings:
+    """All of the file but its optimizer."""
+    Sharding.axis.check(value)
+    if distributed.by_deepspeed(task):
+        return settings(*distributed.nvme_notes(task), zero=distributed.deepspeed_config(task, filled=FILLED))
+    notes = [f"sharding={value}: {_WITHOUT_ZERO[str(value).removesuffix('-no-reshard')]}"]
+    if task.config["offload"] != "none":
+        notes.append(f"offload={task.config['offload']}: nothing is offloaded here")
+    if task.config["precision"] == "bf16":
+        notes.append("precision=bf16: without ZeRO DeepSpeed adds fp32 copies of the weights, which it updates")
+    return settings(*notes, zero=_without_zero(task))
+
+
+def _without_zero(task: Task) -> dict[str, object]:
+    """The batch, clipping and precision of the config, and none of ZeRO."""
+    config = task.config.replace(sharding="zero1", offload="none")
+    point = replace(task.recommendation.point, config=config)
+    alike = replace(task, recommendation=replace(task.recommendation, point=point))
+    made = distributed.deepspeed_config(alike, filled=FILLED)
+    made["zero_optimization"] = {"stage": 0}
+    if "bf16" in made:
+        made["bf16"] = {"enabled": True}
+    return made
+
+
+def _said_by_sharding(axis: Axis) -> Emit:
+    def emit(value: Value, task: Task) -> Settings:
+        axis.check(value)
+        return settings()
+
+    return emit
+
+
+TABLE: Mapping[str, Emit] = {
+    "precision": _said_by_sharding(Precision.axis),
+    "micro_batch": _said_by_sharding(MicroBatch.axis),
+    "offload": _said_by_sharding(Offload.axis),
+    "sharding": _sharding,
+    "optimizer": _optimizer,
+}
+"""Axis to what it becomes; the others are the training script's."""
+
+
+def export_deepspeed(task: Task) -> Export:
+    """DeepSpeed's own format has no place for comments: what it cannot hold is in the notes alone."""
+    workload = task.workload
+    ranks = (
+        f"ranks: start {workload.devices}; with another number a step has other than {workload.global_batch} sequences"
+    )
+    made = merge(settings(ranks), collect_known(TABLE, task))
+    text = json.dumps(made.sections.get("zero", {}), indent=2) + "\n"
+    return Export(text=text, suffix=".json", notes=made.notes)

@@ -1,0 +1,105 @@
+"""What one rank of a group makes of an exported file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from accelerate import PartialState
+from accelerate.state import AcceleratorState, DistributedType
+from transformers import training_args as training_args_module
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from transformers.trainer_utils import IntervalStrategy
+
+
+@contextmanager
+def script(file: Path) -> Iterator[dict[str, Any]]:
+    """The names of the script in `file`; what it sets in this process is put back."""
+    module = sys.modules["exported"] = ModuleType("exported")
+    with patch.dict(os.environ), ExitStack() as accelerator:
+        if file.name.endswith(".gpu.py"):
+            os.environ |= {"ACCELERATE_TORCH_DEVICE": "cpu", "ACCELERATE_BYPASS_DEVICE_MAP": "true"}
+            backend = ("gloo", DistributedType.MULTI_GPU)
+            accelerator.enter_context(patch.object(PartialState, "_prepare_backend", lambda *_, **__: backend))
+            accelerator.enter_context(patch.object(training_args_module, "is_torch_bf16_gpu_available", lambda: True))
+        exec(compile(file.read_text(), str(file), "exec"), module.__dict__)
+        yield module.__dict__
+    AcceleratorState._reset_state(reset_partial_state=True)
+    unset_hf_deepspeed_config()
+
+
+def train(names: dict[str, Any], tokens: torch.Tensor, folder: Path) -> Any:
+    """The script's Trainer after as many steps as there are batches in `tokens`, [batches, sequences, SEQ_LEN]."""
+    args = names["training_args"]
+    args.output_dir, args.max_steps, args.save_strategy = str(folder), len(tokens), IntervalStrategy.NO
+    args.logging_strategy, args.logging_steps, args.disable_tqdm = IntervalStrategy.STEPS, 1, True
+    args.lr_scheduler_type, args.train_sampling_strategy = "constant", "sequential"
+    trainer = names["make_trainer"]([{"input_ids": row, "labels": row} for row in tokens.flatten(0, 1)])
+    trainer.train()
+    return trainer
+
+
+def losses(trainer: Any) -> list[float]:
+    """Of every step."""
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def facts(trainer: Any) -> dict[str, Any]:
+    """What the libraries made of the script."""
+    found: dict[str, Any] = {
+        "losses": losses(trainer),
+        "model": type(trainer.model_wrapped).__name__,
+        "optimizer": type(getattr(trainer.optimizer.optimizer, "optimizer", trainer.optimizer.optimizer)).__name__,
+    }
+    if trainer.is_deepspeed_enabled:
+        found["deepspeed"] = trainer.model_wrapped.config
+    if trainer.is_fsdp_enabled:
+        layer = next(m for m in trainer.model.modules() if type(m).__name__.endswith("DecoderLayer"))
+        found["sums"] = str(layer._get_fsdp_state()._fsdp_param_group.mp_policy.reduce_dtype)
+        parameters = list(layer.parameters())
+        found["share"] = sum(p.to_local().numel() for p in parameters) / sum(p.numel() for p in parameters)
+    if found["model"] == "DistributedDataParallel":
+        found["view"] = trainer.model_wrapped.gradient_as_bucket_view
+        found["searches"] = trainer.model_wrapped.find_unused_parameters
+    return found
+
+
+def by_deepspeed_alone(file: Path, source: Path, tokens: torch.Tensor) -> dict[str, Any]:
+    """What `deepspeed.initialize` makes of the configuration in `file`, and the losses of its steps."""
+    import deepspeed
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(source)
+    engine, *_ = deepspeed.initialize(model=model, config=str(file), model_parameters=model.parameters())
+    found = []
+    for batch in tokens:
+        step = 0.0
+        own = batch[engine.global_rank :: engine.world_size].split(engine.train_micro_batch_size_per_gpu())
+        for rows in own:
+            loss = engine(input_ids=rows, labels=rows).loss
+            engine.backward(loss)
+            engine.step()
+            step += loss.detach() / len(own)
+        torch.distributed.all_reduce(step)
+        found.append(step.item() / engine.world_size)
+    return {"losses": found, "optimizer": type(engine.optimizer.optimizer).__name__}
+
+
+def trained(case: dict[str, Any]) -> dict[str, Any]:
+    """What came of the file of `case`, on this rank of a group that exists."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Trainer and DeepSpeed talk
+    rank, ranks = str(torch.distributed.get_rank()), str(torch.distributed.get_world_size())
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
+    file, source, tokens = Path(case["file"]), Path(case["source"]), case["tokens"]
+    if file.suffix == ".json":
+        return by_deepspeed_alone(file, source, tokens)
+    with script(file) as names:
+        return facts(train(names, tokens, file.parent / "run"))
