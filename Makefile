@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
 
-.PHONY: install search test estimates lint types clean anew
+.PHONY: install search test estimates replay test-rivals lint types clean anew
 
 install: $(VENV)/.installed
 
@@ -34,6 +34,21 @@ estimates: install
 	$(BIN)/python benchmarks/estimate_published.py
 	$(BIN)/python benchmarks/estimate_cpu.py
 	$(BIN)/python benchmarks/estimator_time.py
+
+# Search methods over the recorded tables, ours and others'. What only the others need is kept apart from the environment:
+# transformers imports SciPy where it is there, and every trial would take longer and more memory.
+RIVALS := $(VENV)/rivals
+REPLAY ?=
+
+replay: $(RIVALS)
+	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
+
+test-rivals: $(RIVALS)
+	PYTHONPATH=$(RIVALS) $(BIN)/python -m pytest tests/unit/search/test_replay_rivals.py
+
+$(RIVALS): constraints.txt | install
+	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target $@ scipy xgboost-cpu
+	@touch $@
 
 lint: install
 	$(BIN)/ruff check .

@@ -25,12 +25,13 @@ class NothingFits(AutofitError):
 
 
 class EnvironmentLacks(AutofitError):
-    """Something the request needs is absent here; `remedy` is the command or step that mends it."""
+    """Something the request needs is absent here: `message` says what, `remedy` the command or step that mends it."""
 
     exit_code = 4
 
     def __init__(self, message: str, *, remedy: str) -> None:
         super().__init__(f"{message} ({remedy})")
+        self.message = message
         self.remedy = remedy
 
 

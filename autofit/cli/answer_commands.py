@@ -91,7 +91,7 @@ def recommend(
         str | None,
         typer.Option(
             "--format",
-            help="json, transformers or trl; default: text. More trainers come with later releases.",
+            help="json, transformers, trl, accelerate, deepspeed; default: text. More come with later releases.",
             autocompletion=options.complete_format,
         ),
     ] = None,

@@ -24,13 +24,16 @@ Examples:
   autofit bench record --model smollm2-135m --space cpu --seq-len 128 --global-batch 4 --memory-limit 1GiB --out t.jsonl
   autofit bench record --model llama-3.1-8b --space single-gpu --max-trials 100 --out h100-8b.jsonl
 """
-REPLAY_HELP = """Print how far predictions were from measurements.
+REPLAY_HELP = """Drive search methods over recorded tables, or compare predictions with measurements.
 
-Over the store's trials, or those of files written by `autofit db export`: the relative errors of memory and time, and
-how often fit was misjudged, per hardware, method and technique.
+As if the trials ran: how many trials, and seconds of trials, autofit's search and others need to come within 5, 2 and
+1 % of a table's best. Without --table over all tables of a checkout. With --residuals: the relative errors of predicted
+memory and time over the store's trials or files of `autofit db export`, and how often fit was misjudged.
 
 \b
 Examples:
+  autofit bench replay --table t.jsonl --methods autofit,optuna-tpe
+  autofit bench replay --memory-limit 1GiB --seeds 20 --json
   autofit bench replay --residuals
   autofit bench replay --residuals --table trials.jsonl --json
 """
@@ -112,20 +115,47 @@ def replay(
     ] = False,
     table: Annotated[
         list[Path] | None,
-        typer.Option("--table", help="File of trials to read instead of the store; may be given several times."),
+        typer.Option("--table", help="Recorded table, or with --residuals export; may be given several times."),
     ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option("--methods", help="Search methods, separated by commas; all if not given."),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Searches per method and problem; 20 if not given.")
+    ] = None,
+    memory_limit: options.MemoryLimit = None,
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Print the error distribution of the predictions."""
+    """Drive search methods over recorded tables, or print the error distribution of the predictions."""
+    if with_residuals:
+        _residuals(table or [], (methods, seeds, memory_limit), store, as_json)
+        return
+    from autofit import operations
+    from autofit.cli.replay_text import replay_text
+    from autofit.units import parse_bytes
+
+    found = operations.replay(
+        table or (),
+        methods=() if methods is None else [name.strip() for name in methods.split(",")],
+        seeds=operations.SEEDS if seeds is None else seeds,
+        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        store=store,
+        report=lambda line: print(line, file=sys.stderr, flush=True),
+    )
+    print_json(found.to_json()) if as_json else print(replay_text(found))
+
+
+def _residuals(tables: list[Path], of_searches: tuple[str | int | None, ...], store: str | None, as_json: bool) -> None:
     from autofit.errors import UsageError
     from autofit.operations import residuals
 
-    if not with_residuals:
-        raise UsageError("bench replay needs --residuals: replaying search methods comes with a later release")
-    if table and store is not None:
+    if any(option is not None for option in of_searches):
+        raise UsageError("--residuals compares what was measured: leave --methods, --seeds and --memory-limit out")
+    if tables and store is not None:
         raise UsageError("--table and --store exclude each other: trials are read from files or from a store")
-    found = residuals(store, tables=table or ())
+    found = residuals(store, tables=tables)
     print_json(found.to_json()) if as_json else print(residuals_text(found))
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autofit.cli import options
 from autofit.cli.output import print_json, write
 from autofit.cli.run_commands import read_config, workload
+
+if TYPE_CHECKING:
+    from autofit.operations.requests import WorkloadOptions
 
 ESTIMATE_HELP = """Predict what a config takes on a card that need not be here.
 
@@ -21,6 +24,8 @@ Examples:
       --config method=qlora,rank=16,micro_batch=4,checkpointing=full
   autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
   autofit estimate --model qwen3-8b --hardware l4 --config method=lora --html memory.html
+  autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
+      --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
 """
 
 
@@ -39,6 +44,10 @@ def estimate(
     memory_limit: options.MemoryLimit = None,
     devices: options.Devices = 1,
     seed: options.Seed = 0,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", help="Another config: where the difference to it comes from, byte by byte."),
+    ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Trace every decoder layer, not just a few.")] = False,
     no_advice: Annotated[
         bool, typer.Option("--no-advice", help="Do not look for a change that makes it fit, or makes it faster.")
@@ -52,8 +61,21 @@ def estimate(
     from autofit import operations
     from autofit.cli.tables import estimate_text
     from autofit.cli.waiting import Waiting
+    from autofit.errors import UsageError
     from autofit.units import parse_bytes
 
+    if explain is not None:
+        if exact or html is not None:
+            raise UsageError("--explain compares two configs: leave --exact and --html out")
+        _explain(
+            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            config,
+            explain,
+            hardware=hardware,
+            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            as_json=as_json,
+        )
+        return
     with Waiting() as waiting:
         asked = operations.Estimation.of(
             workload(model, seq_len, global_batch, lora_dropout, devices, seed),
@@ -69,3 +91,28 @@ def estimate(
         write(html, [memory_chart.html(asked.timeline(), found, asked.workload).encode()])
     print_json(found.to_json()) if as_json else print(estimate_text(found))
     raise typer.Exit(0 if found.fits else 3)
+
+
+def _explain(
+    options: WorkloadOptions,
+    before: str,
+    after: str,
+    *,
+    hardware: str,
+    memory_limit_bytes: int | None,
+    as_json: bool,
+) -> None:
+    """Print why the second config needs other memory than the first."""
+    from autofit import operations
+    from autofit.cli.explanation import explanation_text
+    from autofit.cli.waiting import Waiting
+
+    with Waiting():
+        found = operations.explain(
+            options,
+            read_config(before),
+            read_config(after),
+            hardware=hardware,
+            memory_limit_bytes=memory_limit_bytes,
+        )
+    print_json(found.to_json()) if as_json else print(explanation_text(found))

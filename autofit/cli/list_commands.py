@@ -97,12 +97,15 @@ def doctor(
     store: options.Store = None,
     device: options.Device = "auto",
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Also start a Ray worker.")] = True,
+    build_ops: Annotated[
+        bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first: a minute each.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Check what trials need on this machine."""
     from autofit.operations.diagnosis import diagnose
 
-    checks = diagnose(store=store, device=device, with_ray=ray)
+    checks = diagnose(store=store, device=device, with_ray=ray, build_ops=build_ops)
     if as_json:
         print_json([c.to_json() for c in checks])
     else:

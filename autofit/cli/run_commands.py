@@ -19,6 +19,7 @@ Examples:
   autofit search --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
   autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
   autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
+  autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
   autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
 
 Every trial is stored as it ends: run the same command again to go on, or to get the answer from the store.
@@ -61,16 +62,20 @@ def search(
     in_place: options.InPlace = False,
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
+    fewer_devices: Annotated[
+        bool, typer.Option("--fewer-devices", help="Search every smaller number of devices, too.")
+    ] = False,
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
     """Run real training trials and recommend the fastest config that fits."""
     from autofit import operations
     from autofit.cli.live import ProgressDisplay
-    from autofit.cli.tables import frontier_table, predicted_frontier_text, recommendation_text
+    from autofit.cli.search_text import over_devices_text, result_text
+    from autofit.cli.tables import predicted_frontier_text
     from autofit.cli.waiting import Waiting
     from autofit.errors import Interrupted
-    from autofit.units import format_duration, parse_bytes, parse_duration
+    from autofit.units import parse_bytes, parse_duration
 
     request = operations.SearchRequest(
         workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
@@ -95,21 +100,14 @@ def search(
         return
     try:
         with nothing_fits_as_json(as_json), ProgressDisplay() as display:
-            result = operations.search(request, display)
+            result = (operations.search_over_devices if fewer_devices else operations.search)(request, display)
     except KeyboardInterrupt:
         said = "interrupted; what was measured is stored, the same command goes on from there"
         raise Interrupted(said) from None
     if as_json:
         print_json(result.to_json())
-        return
-    print(f"Frontier of {result.frontier.hardware.name} for {result.frontier.workload.model}:\n")
-    print(frontier_table(result.frontier, memory_limit_bytes=result.recommendation.memory_limit_bytes))
-    print(f"\n{recommendation_text(result.recommendation)}\n")
-    print(
-        f"{result.trials} trials ({result.out_of_memory} out of memory), {result.answered_from_store} configs from the "
-        f"store, {result.ruled_out} ruled out without running, in {format_duration(result.seconds)}; "
-        f"{result.stopped_because}."
-    )
+    else:
+        print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result))
 
 
 def trial(

@@ -48,10 +48,16 @@ def spread_text(measurement: Measurement) -> str:
 
 
 def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
-    """The frontier's points, one line each, lightest first; those beyond the limit say so."""
+    """The frontier's points, one line each, lightest first; those beyond the limit say so.
+
+    Of several devices, memory is that of each, and speed that of all and of each.
+    """
     if not frontier.points:
         return "nothing that was measured fits"
-    rows = [("memory", "tokens/s", "spread", "config")]
+    devices = frontier.workload.devices
+    several = devices > 1
+    heading: tuple[str, ...] = ("memory", "tokens/s", "spread", "config")
+    rows = [("memory of each", "tokens/s", "of each", "spread", "config") if several else heading]
     for point in frontier.points:
         m = point.measurement
         beyond = memory_limit_bytes is not None and m.device_bytes > memory_limit_bytes
@@ -59,11 +65,12 @@ def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None)
             (
                 format_bytes(m.device_bytes),
                 f"{m.tokens_per_second:,.0f}",
+                *((f"{m.tokens_per_second / devices:,.0f}",) if several else ()),
                 spread_text(m),
                 short(point.config) + (" (over the limit)" if beyond else ""),
             )
         )
-    return columns(rows, right=frozenset({0, 1, 2}))
+    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
 
 
 def recommendation_text(answer: Recommendation) -> str:
@@ -71,15 +78,15 @@ def recommendation_text(answer: Recommendation) -> str:
     m = answer.point.measurement
     lines = [
         f"Recommended for {answer.workload.model}, {answer.workload.seq_len} tokens x {answer.workload.global_batch} "
-        f"sequences a step, on {answer.hardware.name}:",
+        f"sequences a step, on {_devices_text(answer)}:",
         "",
         f"  {answer.point.config}",
         "",
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
         f"(spread {spread_text(m)} over {m.steps} repeats), "
         f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
-        f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}: "
-        f"{format_bytes(answer.headroom_bytes)} of headroom",
+        f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
+        f"{' on each' if answer.workload.devices > 1 else ''}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
     if m.leak_bytes_per_step:
         lines.append(f"  warning: memory grew by {format_bytes(m.leak_bytes_per_step)} at every step")
@@ -89,6 +96,11 @@ def recommendation_text(answer: Recommendation) -> str:
         lines.append("  trains exactly as the plain recipe does")
     lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
     return "\n".join(lines)
+
+
+def _devices_text(answer: Recommendation) -> str:
+    count = answer.workload.devices
+    return answer.hardware.name if count == 1 else f"{count} x {answer.hardware.name}"
 
 
 def alternative_text(alternative: Alternative) -> str:
@@ -121,6 +133,9 @@ def trial_text(trial: Trial) -> str:
         ("loss", f"{m.losses[0]:.4f} -> {m.losses[-1]:.4f} over {len(m.losses)} steps"),
         ("set-up", format_duration(m.setup_seconds)),
     ]
+    rows += [
+        (f"rank {own.rank}", f"{format_bytes(own.device_bytes)}, {own.step_seconds:.3f} s a step") for own in m.ranks
+    ]
     if m.leak_bytes_per_step:
         rows.append(("leak", f"{format_bytes(m.leak_bytes_per_step)} more at every step"))
     return head + columns([("outcome", "fits"), *rows])
@@ -129,7 +144,9 @@ def trial_text(trial: Trial) -> str:
 def estimate_text(found: Estimate) -> str:
     """An estimate for people: whether it fits, where every byte goes, how fast it would be, and what would help."""
     room = found.headroom_bytes
-    verdict = f"fits, {format_bytes(room)} left" if found.fits else f"does not fit: {format_bytes(-room)} too much"
+    verdict = (
+        f"fits, {format_bytes(room)} left" if found.fits_device else f"does not fit: {format_bytes(-room)} too much"
+    )
     share = {name: f"{format_bytes(size)} ({size / found.device_bytes:.0%})" for name, size in found.breakdown.items()}
     rows = [
         ("predicted", f"{verdict} of {format_bytes(found.memory_limit_bytes)} on {found.hardware}"),
@@ -138,12 +155,26 @@ def estimate_text(found: Estimate) -> str:
         ("allocated", format_bytes(found.peak_allocated_bytes)),
         ("reserved", format_bytes(found.peak_reserved_bytes)),
         ("peak by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
+        *host_rows(found),
         ("predicted speed", speed_text(found)),
         *(("assumed", sentence) for sentence in found.assumptions),
         *advice_rows(found),
         ("estimated in", format_duration(found.seconds_to_estimate)),
     ]
     return f"{found.config}\n{columns(rows)}"
+
+
+def host_rows(found: Estimate) -> list[tuple[str, str]]:
+    """What the host has to hold, and whether it can; no row where that is nothing."""
+    own = found.host_bytes in (0, found.device_bytes)  # a processor's memory is its host's
+    if own and not found.host_short_bytes:
+        return []
+    said = format_bytes(found.host_bytes)
+    if found.ranks_per_host > 1:
+        said += f" a rank, {format_bytes(found.machine_host_bytes)} a machine"
+    if found.host_short_bytes and found.host_memory_bytes is not None:
+        said += f": does not fit, the machine has {format_bytes(found.host_memory_bytes)}"
+    return [("host memory", said)]
 
 
 def advice_rows(found: Estimate) -> list[tuple[str, str]]:

@@ -55,7 +55,7 @@ def recommend(
     """
     goal = goal or Goal()
     device = find_hardware(hardware, store)
-    limit = memory_limit_bytes or memory_limit(None, device)
+    limit = memory_limit_bytes or memory_limit(None, device, asked.devices)
     # All methods, so that what other methods give can stand beside the answer, or take its place.
     found = _frontier(asked, device, replace(goal, method="any"), limit, store)
     return recommendation(

@@ -11,6 +11,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Fits, Measurement, StepWork, Trial
 from autofit.store import Store
+from autofit.techniques import needs_process_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,7 +48,8 @@ def measured(newest_first: Iterable[Trial]) -> list[tuple[StepWork, float]]:
     """Work and seconds of the latest measurement of each config and workload, one in full before one stopped early.
 
     Trials that were not predicted by this version of the estimator show nothing, nor do compiled ones, whose work the
-    compiler changed.
+    compiler changed. Those in which one device trains alone tell what it can do; what several exchange, or a host does,
+    takes time of its own, so the others count only where there is nothing else.
     """
     found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
     for trial in newest_first:
@@ -58,7 +60,8 @@ def measured(newest_first: Iterable[Trial]) -> list[tuple[StepWork, float]]:
             key, shown = (trial.workload.key, trial.config), trial.outcome.measurement
             if key not in found or (found[key][1].stopped_early and not shown.stopped_early):
                 found[key] = work, shown
-    return [(work, shown.step_seconds.median) for work, shown in found.values()]
+    alone = {key: value for key, value in found.items() if not needs_process_group(key[1])}
+    return [(work, shown.step_seconds.median) for work, shown in (alone or found).values()]
 
 
 def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:

@@ -78,7 +78,7 @@ class _Neighbourhood:
         self._estimator = estimator
         self._refused = refused
         self._report = report
-        self._space = load_space(default_space(job.hardware))
+        self._space = load_space(default_space(job.hardware, job.workload.devices))
         self._order = Lattice(axes=AXES, configs=(), holds=holds(job))
         self._known: dict[Config, Estimate] = {found.config: found}
         self._grant_traces()

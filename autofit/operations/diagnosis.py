@@ -11,6 +11,7 @@ from typing import Any
 from autofit.errors import AutofitError, EnvironmentLacks
 from autofit.hardware import Hardware, Stack
 from autofit.operations.requests import WorkloadOptions
+from autofit.training import native_ops
 from autofit.trial.site import detect, version
 from autofit.units import GIB, format_bytes
 
@@ -32,8 +33,11 @@ class Check:
         return asdict(self)
 
 
-def diagnose(*, store: str | None, device: str, with_ray: bool) -> list[Check]:
-    """Look at everything that a search needs here; never raises for what is missing."""
+def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool = False) -> list[Check]:
+    """Look at everything that a search needs here; never raises for what is missing.
+
+    With `build_ops`, DeepSpeed's native operations are compiled first, where they are not yet: a minute each.
+    """
     try:
         hardware, stack = detect(device)
     except EnvironmentLacks as error:
@@ -45,6 +49,7 @@ def diagnose(*, store: str | None, device: str, with_ray: bool) -> list[Check]:
             found=f"{hardware.name}: {hardware.device_name}, {format_bytes(hardware.memory_bytes)}",
         ),
         *_libraries(hardware, stack),
+        *(_operations(build_ops) if stack.deepspeed is not None else []),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
         _disk(),
         _attempt("trial", lambda: _trial(device), "the message says which library fails"),
@@ -72,6 +77,26 @@ def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
         state = "ok" if there else "missing" if needed else "optional"
         checks.append(Check(name=name, state=state, found=there or "not installed", remedy="" if there else remedy))
     return checks
+
+
+def _operations(build: bool) -> list[Check]:
+    """DeepSpeed's native operations, which only configs that offload need."""
+    return [_operation(name, build) for name in native_ops.BUILDERS]
+
+
+def _operation(name: str, build: bool) -> Check:
+    title = f"deepspeed {name}"
+    try:
+        if build:
+            native_ops.build(name)
+        if native_ops.is_built(name):
+            return Check(name=title, state="ok", found="compiled")
+        hindrance = native_ops.obstacle(name)
+    except EnvironmentLacks as error:
+        hindrance = error
+    if hindrance is not None:
+        return Check(name=title, state="optional", found=hindrance.message, remedy=hindrance.remedy)
+    return Check(name=title, state="optional", found="not compiled", remedy=native_ops.COMMAND)
 
 
 def _attempt(name: str, check: Callable[[], str], remedy: str) -> Check:

@@ -76,7 +76,7 @@ class Estimation:
         reason = why_not(config, job)
         if reason is not None:
             raise UsageError(reason)
-        limit = memory_limit(memory_limit_bytes, device)
+        limit = memory_limit(memory_limit_bytes, device, options.devices)
         with readable(store) as opened:
             rates = rates_for(device, stack, opened)
         estimator = Estimator(job, rates, exact=exact)

@@ -52,7 +52,11 @@ def foresee(
     except Exception as failure:
         _log.warning("autofit: goes on without predictions, which failed: %s: %s", type(failure).__name__, failure)
         return Foresight()
-    foresight = Foresight(predictions={c: e.prediction for c, e in found.items()}, memory_error=error)
+    foresight = Foresight(
+        predictions={c: e.prediction for c, e in found.items()},
+        memory_error=error,
+        beyond_host={c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
+    )
     return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
 
 

@@ -12,7 +12,7 @@ from autofit.errors import UsageError
 from autofit.hardware import Hardware
 from autofit.lattice import Config, Lattice
 from autofit.space import Space
-from autofit.techniques import AXES, TECHNIQUES, Job, holds, is_built, unsupported
+from autofit.techniques import AXES, TECHNIQUES, Job, holds, unsupported
 from autofit.techniques.loss import chunks_are_one
 from autofit.techniques.precision import has_bf16
 from autofit.techniques.rank import nearest
@@ -35,8 +35,10 @@ class Narrowed:
         return digest([c.key for c in self.lattice.configs])
 
 
-def default_space(hardware: Hardware) -> str:
+def default_space(hardware: Hardware, devices: int) -> str:
     """The space that is searched where none is named."""
+    if devices > 1:
+        return "multi-cpu" if hardware.kind == "cpu" else "multi-gpu"
     return "cpu" if hardware.kind == "cpu" else "single-gpu"
 
 
@@ -64,8 +66,10 @@ def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
     return allowed
 
 
-def narrow(space: Space, goal: Goal, job: Job) -> Narrowed:
-    """The configs of `space` that the goal allows and that can work for `job`.
+def narrow(
+    space: Space, goal: Goal, job: Job, *, cannot: Callable[[Config, Job], str | None] = unsupported
+) -> Narrowed:
+    """The configs of `space` that the goal allows and that can work for `job`: `cannot` says why one cannot.
 
     Raises `UsageError` if none is left, with the most frequent reason.
     """
@@ -83,7 +87,7 @@ def narrow(space: Space, goal: Goal, job: Job) -> Narrowed:
             beyond += 1
             continue
         # Where this hardware's own format goes further than the goal, what is left is the one that it lacks.
-        reason = unsupported(config if allowed(config) else listed, job)
+        reason = cannot(config if allowed(config) else listed, job)
         if reason is not None:
             reasons[reason] += 1
             continue
@@ -103,20 +107,23 @@ def _one_name(config: Config, job: Job) -> Config:
 
 def _for_here(config: Config, job: Job) -> Config:
     """With what this model and hardware have in place of what they lack, which a space cannot know: eager attention
-    for an architecture without a fused one, fp16 for mixed precision on a device that emulates bf16."""
+    for an architecture without a fused one, fp16 for mixed precision on a device that emulates bf16, nothing sharded
+    on a single device."""
     if config["attention"] == "sdpa" and not shape(job.model).sdpa:
         config = config.replace(attention="eager")
     if config["precision"] == "bf16-mixed" and not has_bf16(job.hardware):
         config = config.replace(precision="fp16-mixed")
+    if job.workload.devices == 1:
+        config = config.replace(sharding="none")
     return config
 
 
 def space_summaries(global_batch: int) -> list[dict[str, object]]:
-    """Every built-in space: its name, purpose, and number of valid configs that this release runs, on hardware and
-    with packages that lack nothing. Raises `UsageError` for a global batch below 1."""
+    """Every built-in space: its name, purpose, and number of valid configs, on hardware and with packages that lack
+    nothing. Raises `UsageError` for a global batch below 1."""
     if global_batch < 1:
         raise UsageError(f"global-batch is {global_batch}: it must be at least 1")
     return [
-        {"name": s.name, "purpose": s.purpose, "configs": s.count(AXES, batch=global_batch, valid=is_built)}
+        {"name": s.name, "purpose": s.purpose, "configs": s.count(AXES, batch=global_batch)}
         for s in (load_space(name) for name in spaces.names())
     ]

@@ -196,13 +196,31 @@ def _prepared(request: SearchRequest) -> Prepared:
     if not is_card(request.hardware):
         return prepare(request)
     job = request.workload.job(site(request.hardware))
-    return walked(request, job, memory_limit(request.memory_limit_bytes, job.hardware))
+    return walked(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))
+
+
+def _host_shortfall(lightest: Estimate, job: Job) -> Shortfall:
+    """What devices would hold, no host does."""
+    return Shortfall(
+        f"no config of {job.model.name} is predicted to fit: the lightest that its devices hold takes "
+        f"{format_bytes(lightest.machine_host_bytes)} of the {format_bytes(lightest.host_memory_bytes or 0)} that the "
+        f"host has ({lightest.config})",
+        memory_limit_bytes=lightest.memory_limit_bytes,
+        closest={
+            "config": lightest.config.to_json(),
+            "provenance": "predicted",
+            "estimate": lightest.short_json(),
+            "over_limit_bytes": lightest.host_short_bytes,
+        },
+    )
 
 
 def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
     """Every config is predicted to need more than the limit: which needs least, and what could hold it."""
-    lightest = min(found, key=lambda e: e.device_bytes)
+    lightest = min(found, key=lambda e: (e.host_short_bytes, e.device_bytes))
     limit = lightest.memory_limit_bytes
+    if lightest.fits_device and lightest.host_memory_bytes is not None:
+        return _host_shortfall(lightest, job)
     cards = [c for c in fitting(lightest.device_bytes) if c.vendor == "nvidia"] if job.hardware.kind == "cuda" else []
     where = f"; the smallest card that could hold it is {cards[0].name}" if cards else ""
     return Shortfall(

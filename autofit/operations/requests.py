@@ -11,7 +11,7 @@ from autofit.errors import UsageError
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware, Stack
 from autofit.techniques import Job
-from autofit.trial.nvml import BUSY_BYTES, first_visible
+from autofit.trial.nvml import BUSY_BYTES, visible
 from autofit.units import MIB
 from autofit.workload import Goal, Workload
 
@@ -97,30 +97,35 @@ class SearchRequest:
         }
 
 
-def memory_limit(asked: int | None, hardware: Hardware) -> int:
-    """The limit in bytes that is enforced on trials; raises `UsageError` for more than the device has."""
+def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int:
+    """The limit in bytes that is enforced on each of a trial's `devices` ranks, which on the CPU share its memory.
+
+    Raises `UsageError` for more than there is.
+    """
+    shared_by = devices if hardware.kind == "cpu" else 1
     if asked is None:
-        return int(hardware.memory_bytes * CPU_SHARE) if hardware.kind == "cpu" else hardware.memory_bytes
-    if asked > hardware.memory_bytes:
+        return int(hardware.memory_bytes * CPU_SHARE) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
+    if asked * shared_by > hardware.memory_bytes:
         from autofit.units import format_bytes
 
-        raise UsageError(
-            f"memory-limit {format_bytes(asked)} is more than the {format_bytes(hardware.memory_bytes)} "
-            f"of {hardware.name}"
-        )
+        said = f"memory-limit {format_bytes(asked)}"
+        if shared_by > 1:
+            said += f" for each of {devices} ranks"
+        raise UsageError(f"{said} is more than the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
     return asked
 
 
-def left_by_others(limit: int, hardware: Hardware) -> int:
-    """`limit`, or on a GPU that a display or another program uses what those leave of it.
+def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
+    """`limit`, or on GPUs that a display or another program uses what those leave of the fullest of the trial's.
 
     In steps, so that what a display takes more or less does not make every search another question.
     """
-    device = first_visible() if hardware.kind == "cuda" else None
-    if device is None or device.held_bytes <= BUSY_BYTES:
-        return limit
-    left = (device.memory_bytes - device.held_bytes) // LIMIT_STEP_BYTES * LIMIT_STEP_BYTES
-    return max(0, min(limit, left))
+    for number in range(devices if hardware.kind == "cuda" else 0):
+        device = visible(number)
+        if device is not None and device.held_bytes > BUSY_BYTES:
+            left = (device.memory_bytes - device.held_bytes) // LIMIT_STEP_BYTES * LIMIT_STEP_BYTES
+            limit = max(0, min(limit, left))
+    return limit
 
 
 def hub_id(model: str) -> str:

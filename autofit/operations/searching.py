@@ -19,11 +19,21 @@ from autofit.operations.foreseeing import foresee
 from autofit.operations.keeping import Keeper
 from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
 from autofit.operations.requests import SearchRequest, left_by_others, memory_limit
-from autofit.operations.shortfall import CONTEXT_BYTES, Shortfall, levers, of_failures, smallest_card, wider
+from autofit.operations.shortfall import (
+    CONTEXT_BYTES,
+    WITH_OFFLOAD,
+    Shortfall,
+    further_memory,
+    levers,
+    of_failures,
+    smallest_card,
+    wider,
+)
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.store import Store
-from autofit.techniques import Job
-from autofit.trial.site import detect
+from autofit.techniques import Job, unsupported
+from autofit.training.requirements import cannot_here
+from autofit.trial.site import check_devices, detect
 from autofit.units import format_bytes
 from autofit.workers.pool import Pool
 from autofit.workload import Goal
@@ -91,16 +101,28 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
             f"this machine has {job.hardware.name}, not {request.hardware}",
             remedy="run the search there, or give --ray-address of a cluster that has it",
         )
-    limit = memory_limit(request.memory_limit_bytes, job.hardware)
+    devices = request.workload.devices
+    if pool is None:
+        check_devices(job.hardware, devices)
+    limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
     if request.memory_limit_bytes is None and pool is None:
-        limit = left_by_others(limit, job.hardware)
-    return walked(request, job, limit)
+        limit = left_by_others(limit, job.hardware, devices)
+    return walked(request, job, limit, cannot=cannot_here if pool is None else unsupported)
 
 
-def walked(request: SearchRequest, job: Job, memory_limit_bytes: int) -> Prepared:
-    """What a search for `job` would walk; raises `NothingFits` if not even weights, gradients and states can fit."""
-    space = request.space or default_space(job.hardware)
-    narrowed = narrow(load_space(space), request.goal, job)
+def walked(
+    request: SearchRequest,
+    job: Job,
+    memory_limit_bytes: int,
+    *,
+    cannot: Callable[[Config, Job], str | None] = unsupported,
+) -> Prepared:
+    """What a search for `job` would walk; raises `NothingFits` if not even weights, gradients and states can fit.
+
+    `cannot` says why a config cannot work, on this machine if that is where the search runs.
+    """
+    space = request.space or default_space(job.hardware, job.workload.devices)
+    narrowed = narrow(load_space(space), request.goal, job, cannot=cannot)
     prepared = Prepared(job=job, narrowed=narrowed, space=space, memory_limit_bytes=memory_limit_bytes)
     _check_floor(prepared, request)
     return prepared
@@ -140,13 +162,18 @@ def _check_floor(prepared: Prepared, request: SearchRequest) -> None:
 
 
 def _lower_floors(prepared: Prepared, goal: Goal, least: int) -> list[str]:
-    """The levers of a wider goal under which the same space has a config that needs less than `least`."""
+    """The levers with which a search has a config that needs less than `least`: another space, or a wider goal."""
+    job = prepared.job
+    levers = [(words, prepared.space, other) for words, other in wider(goal)]
+    if WITH_OFFLOAD in further_memory(job.workload, job.hardware):
+        levers.insert(0, (WITH_OFFLOAD, "offload", goal))
     found = []
-    for words, goal_ in wider(goal):
-        configs = narrow(load_space(prepared.space), goal_, prepared.job).lattice.configs
-        lower = min(map(prepared.floor, configs))
-        if lower < least:
-            found.append(f"{words} would lower that to {format_bytes(lower)}")
+    for words, space, goal_ in levers:
+        with suppress(UsageError):  # a space that has nothing for the goal is no lever
+            configs = narrow(load_space(space), goal_, job).lattice.configs
+            lower = min(map(prepared.floor, configs))
+            if lower < least:
+                found.append(f"{words} would lower that to {format_bytes(lower)}")
     return found
 
 
@@ -194,13 +221,19 @@ def open_pool(request: SearchRequest) -> Pool:
     if request.in_place:
         from autofit.workers.in_place import InPlacePool
 
-        return InPlacePool(device=request.device)
+        return InPlacePool(device=request.device, devices=request.workload.devices)
     from autofit.workers.ray_pool import RayPool
 
     accelerator = None
     if request.ray_address is not None and request.hardware.lower() != "auto":
         accelerator = card(request.hardware).ray_accelerator_type
-    return RayPool(address=request.ray_address, workers=request.workers, device=request.device, accelerator=accelerator)
+    return RayPool(
+        address=request.ray_address,
+        workers=request.workers,
+        devices=request.workload.devices,
+        device=request.device,
+        accelerator=accelerator,
+    )
 
 
 def _run(

@@ -19,7 +19,11 @@ from autofit.workload import Effect, Goal, Workload
 CONTEXT_BYTES = 3 * GIB // 2
 """Driver's context, library workspaces, and one matrix in the making (dequantised, or its gradient)."""
 USUAL_RANK = Goal().min_rank
-MEMORY_LEVERS = ("method", "micro_batch", "checkpointing", "loss", "precision", "optimizer", "rank")
+WITH_OFFLOAD = "--space offload"
+MEMORY_LEVERS = (
+    *("method", "sharding", "offload", "micro_batch", "checkpointing"),
+    *("loss", "precision", "optimizer", "rank"),
+)
 """Axes by what they usually weigh, the heaviest first."""
 
 
@@ -107,6 +111,7 @@ def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: 
     found = []
     if beyond_bytes < hardware.memory_bytes:
         found.append(f"a higher --memory-limit ({hardware.name} has {format_bytes(hardware.memory_bytes)})")
+    found += further_memory(workload, hardware)
     found += [words for words, _ in wider(goal)]
     if goal.min_rank > USUAL_RANK and goal.method != "full":
         found.append(f"--min-rank {USUAL_RANK}")
@@ -116,6 +121,15 @@ def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: 
     if card is not None:
         found.append(f"a card as {card.name} ({format_bytes(card.memory_bytes)})")
     return f"what would help: {', '.join(found) or 'a smaller --model'}"
+
+
+def further_memory(workload: Workload, hardware: Hardware) -> list[str]:
+    """The options that would let a search use other memory than one accelerator's, and train the same."""
+    if hardware.kind == "cpu":
+        return []
+    found = [WITH_OFFLOAD] if workload.devices == 1 else []
+    more = [n for n in range(workload.devices + 1, hardware.count + 1) if workload.global_batch % n == 0]
+    return [*found, f"--devices {more[-1]}"] if more else found
 
 
 def wider(goal: Goal) -> list[tuple[str, Goal]]:

@@ -10,11 +10,11 @@ from autofit.lattice import Config
 from autofit.operations.keeping import Keeper
 from autofit.operations.requests import WorkloadOptions, left_by_others, memory_limit
 from autofit.outcome import Outcome, Trial, Unsupported
-from autofit.techniques import unsupported
+from autofit.training.requirements import cannot_here
+from autofit.trial.group_runner import GroupRunner
 from autofit.trial.recording import check_writable, modified
 from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
-from autofit.trial.runner import TrialRunner
-from autofit.trial.site import detect
+from autofit.trial.site import check_devices, detect
 
 _log = logging.getLogger(__name__)
 
@@ -37,16 +37,17 @@ def trial(
     `snapshot` and `profile` are files for recordings of one more step, taken when the measurement is done.
     """
     job = options.job(detect(device))
+    check_devices(job.hardware, options.devices)
     if snapshot is not None and job.hardware.kind != "cuda":
         raise UsageError("--snapshot needs a CUDA device: the CPU has no caching allocator to take a snapshot of")
     recordings = {name: path for name, path in (("--snapshot", snapshot), ("--profile", profile)) if path is not None}
     for name, path in recordings.items():
         check_writable(path, name)
     before = {path: modified(path) for path in recordings.values()}
-    limit = memory_limit(memory_limit_bytes, job.hardware)
+    limit = memory_limit(memory_limit_bytes, job.hardware, options.devices)
     if memory_limit_bytes is None:
-        limit = left_by_others(limit, job.hardware)
-    reason = unsupported(config, job)
+        limit = left_by_others(limit, job.hardware, options.devices)
+    reason = cannot_here(config, job)
     outcome: Outcome
     if reason is not None:
         outcome, seconds = Unsupported(reason=reason), 0.0
@@ -59,7 +60,7 @@ def trial(
             snapshot=snapshot,
             profile=profile,
         )
-        with TrialRunner(kind=job.hardware.kind) as runner:
+        with GroupRunner(kind=job.hardware.kind, ranks=options.devices) as runner:
             outcome, seconds = runner.run(request)
     done = Trial(
         config=config,
@@ -71,7 +72,7 @@ def trial(
         seconds=seconds,
         recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    stored = keeper.keep(done) if keeper is not None and reason is None else done
+    stored = keeper.keep(done) if keeper is not None and not isinstance(outcome, Unsupported) else done
     for name, path in recordings.items():
         if modified(path) == before[path]:
             _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", name, path, outcome.kind)

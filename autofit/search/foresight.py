@@ -53,6 +53,8 @@ class Foresight:
 
     predictions: Mapping[Config, Prediction] = field(default_factory=dict)
     memory_error: Prior = field(default_factory=lambda: memory_error(UNKNOWN))
+    beyond_host: Mapping[Config, int] = field(default_factory=dict)
+    """The configs that need more host memory than a machine has, with the bytes that they lack."""
 
     def at_least(self, deviation: float) -> Foresight:
         """The same with predictions that are off by this much, whatever others were."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from autofit.frontier import Point, dominates
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
+from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, Unsupported
 from autofit.trial.request import DEADLINE_SECONDS
 
 
@@ -60,9 +60,9 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
         m = outcome.measurement
         return m.device_bytes <= memory_limit_bytes or m.peak_allocated_bytes > memory_limit_bytes
     if isinstance(outcome, OutOfMemory):
-        return trial.memory_limit_bytes >= memory_limit_bytes
-    if isinstance(outcome, Crashed) and outcome.transient:
-        return False
+        return trial.memory_limit_bytes >= memory_limit_bytes and not outcome.host
+    if isinstance(outcome, Unsupported) or (isinstance(outcome, Crashed) and outcome.transient):
+        return False  # what a machine lacks may be there the next time
     if isinstance(outcome, TimedOut) and outcome.deadline_seconds < deadline_seconds:
         return False
     if isinstance(outcome, Diverged):

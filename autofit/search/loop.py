@@ -19,6 +19,7 @@ from autofit.search.knowledge import Knowledge, answers
 from autofit.techniques import Job, changes
 from autofit.trial.request import TIMING_SECONDS as VERIFICATION_SECONDS
 from autofit.trial.request import Rival, TrialRequest
+from autofit.units import format_bytes
 from autofit.workers.pool import Completed, Pool
 from autofit.workload import Goal
 
@@ -187,6 +188,8 @@ class Search:
             return False
         self._foresight = self.foresee(self._estimated)
         self.progress.estimated = None
+        for config, lacking in self._foresight.beyond_host.items():
+            self.knowledge.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
         self._adviser.advice.foresee(self._foresight)
         self._show()
         return True

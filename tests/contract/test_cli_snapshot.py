@@ -38,7 +38,7 @@ DESIGN: dict[str, set[str]] = {
     "db export": {"--store", "FILE"},
     "db import": {"--store", "FILE"},
     "bench record": {*WORKLOAD, "--memory-limit", "--space", "--out", "--json"},
-    "bench replay": {"--residuals", "--table", "--store", "--json"},
+    "bench replay": {"--table", "--methods", "--seeds", "--memory-limit", "--residuals", "--store", "--json"},
 }
 """What DESIGN.md's command line promises, for the commands that exist so far."""
 DEFAULTS = {
@@ -56,7 +56,7 @@ DEFAULTS = {
     ("serve", "--host"): "127.0.0.1",
     ("serve", "--port"): 8000,
 }
-FORMATS = ("json", "transformers", "trl")
+FORMATS = ("json", "transformers", "trl", "accelerate", "deepspeed")
 
 
 def commands() -> Iterator[tuple[str, Any]]:

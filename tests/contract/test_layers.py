@@ -18,7 +18,7 @@ import autofit
 
 ROOT = Path(autofit.__file__).parent
 
-VALUES = {"units", "errors", "workload", "lattice", "outcome", "hardware", "frontier"}
+VALUES = {"units", "errors", "workload", "lattice", "outcome", "hardware", "frontier", "rendezvous"}
 """The ground floor: standard library and each other only."""
 FLOORS: tuple[set[str], ...] = (
     VALUES,

@@ -269,8 +269,8 @@ SPACES: Mapping[str, tuple[str, str]] = {
         "no micro_batch of it (3) divides the batch of 4",
     ),
     "unsupported": (
-        "axes:\n  method: [full]\ndefaults:\n  sharding: zero3\n",
-        "space space has no config for this search: sharding=zero3",
+        "axes:\n  method: [full]\ndefaults:\n  offload: optimizer\n  precision: fp16-mixed\n",
+        "space space has no config for this search: offload=optimizer cannot work with fp16-mixed",
     ),
 }  # fmt: skip
 
@@ -306,8 +306,8 @@ def test_a_bad_config_file(autofit: Autofit, tmp_path: Path, case: str) -> None:
     ("config", "reason"),
     [
         ("micro_batch=3", "micro_batch 3 does not divide the 4 sequences"),
-        ("sharding=zero3", "later release"),
-        ("offload=nvme", "later release"),
+        ("sharding=zero3", "use --devices"),
+        ("offload=nvme,optimizer=sgd", "use adamw"),
         ("attention=flash", "flash"),
         ("loss=fused", "fused"),
     ],

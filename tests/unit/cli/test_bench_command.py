@@ -1,4 +1,4 @@
-"""`autofit bench replay --residuals`, and what bench does not do yet."""
+"""`autofit bench replay --residuals`, and what bench refuses. Replays of searches: test_replay_command.py."""
 
 from __future__ import annotations
 
@@ -64,7 +64,8 @@ def test_recorded_files_instead_of_the_store(autofit: Autofit, judged: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [
-        (("replay",), 2, "needs --residuals: replaying search methods comes with a later release"),
+        (("replay", "--residuals", "--methods", "autofit"), 2, "leave --methods, --seeds and --memory-limit out"),
+        (("replay", "--residuals", "--seeds", "3"), 2, "leave --methods, --seeds and --memory-limit out"),
         (("replay", "--residuals", "--table", "a.jsonl", "--store", "b.db"), 2, "exclude each other"),
         (("replay", "--residuals", "--table", "nowhere.jsonl"), 2, "nowhere.jsonl cannot be read"),
         (("record", "--model", "smollm2-135m"), 2, "Missing option '--out'"),

@@ -164,7 +164,7 @@ def test_a_recommendation_for_people(autofit: Autofit, filled: Path) -> None:
     assert "lighter: 1,000 tokens/s" in done.out
 
 
-@pytest.mark.parametrize("form", ["json", "transformers", "trl"])
+@pytest.mark.parametrize("form", ["json", "transformers", "trl", "accelerate", "deepspeed"])
 def test_a_recommendation_for_a_trainer(autofit: Autofit, filled: Path, tmp_path: Path, form: str) -> None:
     done = autofit("recommend", *ASKED, "--format", form)
     assert done.code == 0
@@ -176,6 +176,8 @@ def test_a_recommendation_for_a_trainer(autofit: Autofit, filled: Path, tmp_path
     assert (tmp_path / "answer").read_text() == done.out
     if form == "json":
         assert json.loads(done.out)["provenance"] == "measured"
+    elif form == "deepspeed":
+        assert json.loads(done.out)["gradient_clipping"] == 1.0
     else:
         assert "HuggingFaceTB/SmolLM2-135M" in done.out
 

@@ -71,6 +71,8 @@ def test_what_does_not_fit_is_told_the_cheapest_change_and_drawn(tmp_path: Path)
         (("--config", "method=full,micro_batch=7", "--hardware", "l4"), "does not divide"),
         (("--config", "method=full", "--hardware", "l4", "--memory-limit", "80GiB"), "more than the"),
         (("--config", "method=full,colour=red", "--hardware", "l4"), "colour"),
+        (("--config", "method=full", "--explain", "method=lora", "--exact", "--hardware", "l4"), "--exact"),
+        (("--config", "method=full", "--explain", "sharding=fsdp", "--hardware", "l4"), "several devices"),
     ],
 )
 def test_what_cannot_be_estimated_is_one_clear_line(arguments: tuple[str, ...], words: str) -> None:
@@ -79,3 +81,20 @@ def test_what_cannot_be_estimated_is_one_clear_line(arguments: tuple[str, ...], 
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_explain_says_where_the_difference_comes_from() -> None:
+    done = run(
+        "--config",
+        "method=full,checkpointing=full",
+        "--explain",
+        "method=lora,checkpointing=full",
+        "--hardware",
+        "l4",
+        "--json",
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    differences = [part["difference"] for part in document["parts"].values()]
+    assert sum(differences) == document["difference_bytes"] < 0
+    assert set(document["before"]) >= CONTRACT

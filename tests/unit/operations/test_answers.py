@@ -179,8 +179,9 @@ def test_nothing_that_fits_says_what_came_closest(filled: Store) -> None:
     assert "method=qlora" in str(nothing.value)
     # Every lever is pulled already but these.
     levers = str(nothing.value).partition("what would help: ")[2].split(", ")
-    assert levers[:3] == ["a higher --memory-limit (h100-80g has 80.00 GiB)", "--allow training", "--seq-len 64"]
-    assert levers[3].startswith("a card as ") and len(levers) == 4
+    higher = "a higher --memory-limit (h100-80g has 80.00 GiB)"
+    assert levers[:4] == [higher, "--space offload", "--allow training", "--seq-len 64"]
+    assert levers[4].startswith("a card as ") and len(levers) == 5
 
 
 def test_what_came_closest_is_of_the_method_asked(filled: Store) -> None:

@@ -92,6 +92,16 @@ def test_more_than_the_device_has_is_refused() -> None:
         memory_limit(81 * GIB, HARDWARE)
 
 
+def test_ranks_on_one_host_share_its_memory_and_each_gpu_has_its_own() -> None:
+    assert memory_limit(None, CPU, 2) == int(CPU_SHARE * 32 * GIB) // 2
+    assert memory_limit(16 * GIB, CPU, 2) == 16 * GIB
+    with pytest.raises(
+        UsageError, match=r"memory-limit 17.00 GiB for each of 2 ranks is more than the 32.00 GiB of cpu"
+    ):
+        memory_limit(17 * GIB, CPU, 2)
+    assert memory_limit(None, HARDWARE, 2) == memory_limit(80 * GIB, HARDWARE, 2) == 80 * GIB
+
+
 def test_equal_questions_are_equal() -> None:
     job = make_job()
     request = SearchRequest(workload=OPTIONS)

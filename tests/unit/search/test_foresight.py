@@ -51,6 +51,16 @@ def too_large(run: Run) -> list[Config]:
     return [c for c in ran(run) if run.truth.memory(c) > run.limit]
 
 
+def test_what_no_host_holds_is_never_run(lattice: Lattice) -> None:
+    truth = Truth(make_job(), lattice, 0)
+    heavy = {c: GIB for c in truth.lattice.configs if c["checkpointing"] == "none"}
+    run = searched(truth, foresight=replace(foreseen(truth, timed=True), beyond_host=heavy))
+    assert heavy and not ran(run) & set(heavy)
+    reasons = [run.search.knowledge.ruled_out[config] for config in heavy]  # some by the floor, before
+    assert any("host memory is predicted to lack" in reason for reason in reasons)
+    assert run.progress.best is not None
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("share", [0.15, 0.5, 0.9])
 def test_right_predictions_find_the_best(lattice: Lattice, seed: int, share: float) -> None:

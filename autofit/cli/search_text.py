@@ -1,0 +1,44 @@
+"""How a search ended, for people."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autofit.cli.output import columns
+from autofit.cli.tables import frontier_table, recommendation_text, short
+from autofit.units import format_bytes, format_duration
+
+if TYPE_CHECKING:
+    from autofit.operations import OverDevices, SearchResult
+
+
+def result_text(result: SearchResult) -> str:
+    """The frontier, the recommendation, and what the search has cost."""
+    frontier = result.frontier
+    return (
+        f"Frontier of {frontier.hardware.name} for {frontier.workload.model}:\n\n"
+        f"{frontier_table(frontier, memory_limit_bytes=result.recommendation.memory_limit_bytes)}\n\n"
+        f"{recommendation_text(result.recommendation)}\n\n{_cost(result)}"
+    )
+
+
+def _cost(result: SearchResult) -> str:
+    return (
+        f"{result.trials} trials ({result.out_of_memory} out of memory), {result.answered_from_store} configs from the "
+        f"store, {result.ruled_out} ruled out without running, in {format_duration(result.seconds)}; "
+        f"{result.stopped_because}."
+    )
+
+
+def over_devices_text(found: OverDevices) -> str:
+    """What each number of devices gives, then the best of them in full."""
+    rows = [("devices", "memory of each", "tokens/s", "of each", "config")]
+    for devices in sorted({*found.results, *found.nothing_fits}):
+        if devices in found.nothing_fits:
+            rows.append((str(devices), "", "", "", found.nothing_fits[devices]))
+            continue
+        point = found.results[devices].recommendation.point
+        speed = point.measurement.tokens_per_second
+        memory = format_bytes(point.measurement.device_bytes)
+        rows.append((str(devices), memory, f"{speed:,.0f}", f"{speed / devices:,.0f}", short(point.config)))
+    return f"{columns(rows, right=frozenset({0, 1, 2, 3}))}\n\n{result_text(found.best)}"

@@ -1,0 +1,87 @@
+"""A search for each number of devices up to the user's, the global batch held constant: what the next device gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from autofit.errors import NothingFits
+from autofit.operations.requests import SearchRequest
+from autofit.operations.searching import SearchResult, search
+from autofit.operations.shortfall import Shortfall
+from autofit.workload import METHODS
+
+if TYPE_CHECKING:
+    from autofit.search.loop import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverDevices:
+    """How the searches ended. At least one has found something."""
+
+    results: Mapping[int, SearchResult]
+    """By number of devices, ascending."""
+    nothing_fits: Mapping[int, str]
+    """Numbers of devices on which nothing fits, each with the reason."""
+
+    @property
+    def best(self) -> SearchResult:
+        """Of the most faithful method that fits anywhere, the fastest in total; of equals the fewest devices."""
+        return min(self.results.values(), key=_preference)
+
+    def to_json(self) -> dict[str, Any]:
+        """The best search's result, and all of them in `by_devices`."""
+        counts = sorted({*self.results, *self.nothing_fits})
+        return {**self.best.to_json(), "by_devices": [self._entry(n) for n in counts]}
+
+    def _entry(self, devices: int) -> dict[str, Any]:
+        if devices in self.nothing_fits:
+            return {"devices": devices, "outcome": "nothing_fits", "reason": self.nothing_fits[devices]}
+        found = self.results[devices]
+        speed = found.recommendation.point.measurement.tokens_per_second
+        return {"devices": devices, "tokens_per_second_per_device": speed / devices, **found.to_json()}
+
+
+def _preference(found: SearchResult) -> tuple[int, float, int]:
+    point = found.recommendation.point
+    return METHODS.index(point.method), -point.measurement.tokens_per_second, found.frontier.workload.devices
+
+
+def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
+    """A request for each number of devices up to that of `request` among which the global batch can be divided.
+
+    Each has an equal share of the time budget. A fixed one, because a search is answered from the store if it asked
+    for no more time before.
+    """
+    asked = request.workload
+    counts = [n for n in range(1, asked.devices + 1) if asked.global_batch % n == 0]
+    budget = request.time_budget_seconds
+    share = None if budget is None else budget / len(counts)
+    return {n: replace(request, workload=replace(asked, devices=n), time_budget_seconds=share) for n in counts}
+
+
+def search_over_devices(
+    request: SearchRequest, report: Callable[[Progress], None] = lambda progress: None
+) -> OverDevices:
+    """Search with every number of devices up to that of the request's workload; `max_trials` holds for each.
+
+    Like `search`, it goes on where it was interrupted. Raises `NothingFits` only if nothing fits on any number of
+    devices, and what `search` raises otherwise.
+    """
+    results: dict[int, SearchResult] = {}
+    reasons: dict[int, str] = {}
+    last: NothingFits | None = None
+    # From all of them down: that they are not there, or that the space has nothing for them, is said at once.
+    for devices, asked in reversed(requests_over_devices(request).items()):
+        try:
+            results[devices] = search(asked, report)
+        except NothingFits as failure:
+            reasons[devices], last = str(failure), failure
+    if results:
+        return OverDevices(results=dict(sorted(results.items())), nothing_fits=dict(sorted(reasons.items())))
+    assert last is not None, "there is at least one device"
+    said = "; ".join(f"on {n} device{'s' * (n > 1)}: {reason}" for n, reason in sorted(reasons.items()))
+    if isinstance(last, Shortfall):
+        raise Shortfall(said, memory_limit_bytes=last.memory_limit_bytes, closest=last.closest) from last
+    raise NothingFits(said) from last

@@ -1,0 +1,104 @@
+"""Searches over numbers of devices: which, how they share the time, and what is told of them together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.operations.made_trials import OPTIONS
+from unit.operations.made_world import World
+
+from autofit.cli.search_text import over_devices_text
+from autofit.errors import NothingFits
+from autofit.operations import SearchRequest, foreseeing, search_over_devices, searching
+from autofit.operations.over_devices import requests_over_devices
+from autofit.outcome import Outcome, OutOfMemory
+from autofit.trial.request import TrialRequest
+from autofit.units import GIB
+
+TWO = replace(OPTIONS, devices=2)
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    """Workers without a device."""
+    made = World()
+    monkeypatch.setattr(searching, "open_pool", made.open_pool)
+    monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
+    return made
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> SearchRequest:
+    """A search on this machine's processor, with up to two ranks."""
+    return SearchRequest(
+        workload=TWO, device="cpu", memory_limit_bytes=2 * GIB, store=str(tmp_path / "store.db"), max_trials=60
+    )
+
+
+def failing_on(devices: int) -> Callable[[TrialRequest], Outcome | None]:
+    def special(request: TrialRequest) -> Outcome | None:
+        return OutOfMemory(reason="made") if request.job.workload.devices == devices else None
+
+    return special
+
+
+def test_only_numbers_that_divide_the_global_batch_each_with_its_share_of_the_time() -> None:
+    asked = SearchRequest(workload=replace(OPTIONS, global_batch=6, devices=6), time_budget_seconds=400.0)
+    found = requests_over_devices(asked)
+    assert list(found) == [1, 2, 3, 6]
+    assert {r.time_budget_seconds for r in found.values()} == {100.0}
+    assert [r.workload.devices for r in found.values()] == [1, 2, 3, 6]
+    unlimited = requests_over_devices(replace(asked, time_budget_seconds=None))
+    assert {r.time_budget_seconds for r in unlimited.values()} == {None}
+
+
+def test_every_number_of_devices_is_searched_in_its_own_space(world: World, request_: SearchRequest) -> None:
+    found = search_over_devices(request_)
+    assert list(found.results) == [1, 2] and not found.nothing_fits
+    points = {n: r.recommendation.point for n, r in found.results.items()}
+    assert points[1].config["sharding"] == "none" and points[2].config["sharding"] != "none"
+    batches = {n: r.frontier.workload.batch_per_device for n, r in found.results.items()}
+    assert batches == {1: 4, 2: 2}, "the global batch stays"
+    fastest = max(points, key=lambda n: points[n].measurement.tokens_per_second)
+    assert found.best is found.results[fastest]
+
+
+def test_as_json_the_best_stands_first_and_every_number_beside_it(world: World, request_: SearchRequest) -> None:
+    found = search_over_devices(request_)
+    body = found.to_json()
+    assert {k: v for k, v in body.items() if k != "by_devices"} == found.best.to_json()
+    for entry, (devices, result) in zip(body["by_devices"], found.results.items(), strict=True):
+        speed = result.recommendation.point.measurement.tokens_per_second
+        assert entry["devices"] == devices
+        assert entry["tokens_per_second_per_device"] == pytest.approx(speed / devices)
+        assert entry["search_id"] == result.search_id
+
+
+def test_a_second_run_is_answered_from_the_store(world: World, request_: SearchRequest) -> None:
+    first = search_over_devices(request_)
+    pools = len(world.pools)
+    again = search_over_devices(request_)
+    assert len(world.pools) == pools
+    assert [r.search_id for r in again.results.values()] == [r.search_id for r in first.results.values()]
+
+
+def test_where_one_device_is_too_small_the_others_answer(world: World, request_: SearchRequest) -> None:
+    world.special = failing_on(1)
+    found = search_over_devices(request_)
+    assert list(found.results) == [2] and list(found.nothing_fits) == [1]
+    text = over_devices_text(found)
+    rows = text.splitlines()
+    assert rows[0].split() == ["devices", "memory", "of", "each", "tokens/s", "of", "each", "config"]
+    assert rows[1].split()[0] == "1" and "nothing that was measured fits" in rows[1]
+    speed = found.best.recommendation.point.measurement.tokens_per_second
+    assert rows[2].split()[0] == "2" and f"{speed / 2:,.0f}" in rows[2]
+    assert found.to_json()["by_devices"][0]["outcome"] == "nothing_fits"
+
+
+def test_nothing_fits_only_if_nothing_does_anywhere(world: World, request_: SearchRequest) -> None:
+    world.special = lambda request: OutOfMemory(reason="made")
+    with pytest.raises(NothingFits, match=r"^on 1 device: .+; on 2 devices: .+"):
+        search_over_devices(request_)
