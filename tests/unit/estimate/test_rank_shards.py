@@ -45,7 +45,7 @@ OFFLOADED = (
 
 
 @pytest.fixture(scope="module")
-def held() -> dict[str, list[list[dict[str, int]]]]:
+def held(compiled_adam: None) -> dict[str, list[list[dict[str, int]]]]:
     """By config, per rank: what its engine holds before the first update and after it."""
     program = Path(__file__).with_name("held_by_ranks.py")
     every = [*CONFIGS, *OFFLOADED]

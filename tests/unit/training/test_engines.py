@@ -13,7 +13,7 @@ from unit.techniques.live_bytes import LiveBytes
 from autofit.lattice import Config
 from autofit.techniques import unsupported
 from autofit.techniques.sharding import uses_deepspeed
-from autofit.training import engines, native_ops
+from autofit.training import engines
 from autofit.training.build import build, make_plan, make_skeleton
 from autofit.training.engine import Resident
 from autofit.training.step import TrainingStep
@@ -112,9 +112,8 @@ def name(case: Case) -> str:
 
 
 @pytest.fixture(scope="module")
-def trained() -> dict[str, list[Trained]]:
+def trained(compiled_adam: None) -> dict[str, list[Trained]]:
     """Every case, by its name, as each of its ranks saw it. Some forty seconds, most of them DeepSpeed's."""
-    native_ops.build("cpu_adam")
     found = {name(case): answers for case, answers in zip(TWO, on_ranks(RANKS, train, TWO), strict=True)}
     return found | {name(case): answers for case, answers in zip(ONE, on_ranks(1, train, ONE), strict=True)}
 
