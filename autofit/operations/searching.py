@@ -36,10 +36,12 @@ from autofit.training.requirements import cannot_here
 from autofit.trial.site import check_devices, detect
 from autofit.units import format_bytes
 from autofit.workers.pool import Pool
+from autofit.workers.ray_connection import check_installed
 from autofit.workload import Goal
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
+    from autofit.search.foresight import Foresight
     from autofit.search.loop import Progress, Search
 
 BEYOND_FLOOR = 1.15
@@ -255,6 +257,18 @@ def _run(
         keeper.check()
         report(progress)
 
+    def foreseen(told: Callable[[int, int], None]) -> Foresight:
+        if not request.in_place:
+            check_installed()  # estimates take longer than to say that Ray is missing
+        return foresee(
+            job,
+            [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],
+            memory_limit_bytes=prepared.memory_limit_bytes,
+            seconds=request.time_budget_seconds,
+            store=store,
+            report=told,
+        )
+
     found = Search(
         job=job,
         lattice=prepared.narrowed.lattice,
@@ -273,14 +287,7 @@ def _run(
             search_id=search_id if request.fresh else None,
         ),
         open_pool=(lambda: pool) if pool is not None else (lambda: open_pool(request)),
-        foresee=lambda told: foresee(
-            job,
-            [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],
-            memory_limit_bytes=prepared.memory_limit_bytes,
-            seconds=request.time_budget_seconds,
-            store=store,
-            report=told,
-        ),
+        foresee=foreseen,
         save=keeper.keep,
         report=shown,
         answer_only=answered,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import socket
@@ -20,14 +21,18 @@ NODES_SECONDS = 120.0
 """How long a cluster whose nodes are still starting is waited for."""
 
 
+def check_installed() -> None:
+    """Raise `EnvironmentLacks` where Ray is not installed. Nothing is imported: it can be asked before all else."""
+    if importlib.util.find_spec("ray") is None:
+        raise not_installed(ModuleNotFoundError(name="ray"), otherwise=", or use --in-place")
+
+
 def connect(address: str | None) -> Any:
     """The `ray` module, connected; raises `EnvironmentLacks` where an address does not answer."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        raise not_installed(error, otherwise=", or use --in-place") from error
+    check_installed()
+    import ray
     from ray._private import ray_constants
 
     # Ray replaces 127.0.0.1 by an address that other machines reach, unless it takes this machine for one that cannot

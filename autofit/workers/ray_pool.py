@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -276,13 +277,26 @@ class RayPool:
         return given_up
 
     def _is_starting(self, worker: int) -> bool:
-        """Whether a group may still come up; one that is up is taken off the list."""
+        """Whether a group may still come up; one that is up and like the others is taken off the list."""
         references, since = self._starting[worker]
         up, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
         if len(up) == len(references):
-            del self._starting[worker]
+            if self._are_as_before(references):
+                del self._starting[worker]
             return False
         return time.monotonic() - since < START_SECONDS
+
+    def _are_as_before(self, references: Sequence[Any]) -> bool:
+        """Whether workers that have come up have the cards and versions of the first ones: trials on others would be
+        stored as theirs."""
+        if self._site is None:
+            return True
+        try:
+            sites = self._ray.get(list(references))
+        except self._ray.exceptions.RayError:
+            return True  # lost again, as their next call will say
+        found = {(Hardware.from_json(s["hardware"]).key, Stack.from_json(s["stack"]).key) for s in sites}
+        return found == {(self._site[0].key, self._site[1].key)}
 
     def _retire(self, worker: int) -> None:
         """Go on with one worker less."""

@@ -41,7 +41,7 @@ def test_one_group_takes_the_machine(pool: RayPool) -> None:
     assert (pool.size, pool.devices) == (1, 2)
     assert pool.site()[0].key == cpu().key
     (table,) = pool._ray.util.placement_group_table().values()
-    assert table["strategy"] == "PACK" and table["state"] == "CREATED"
+    assert table["strategy"] == "STRICT_PACK" and table["state"] == "CREATED"
     assert [bundle["CPU"] for bundle in table["bundles"].values()] == [pool._ray.cluster_resources()["CPU"] // 2] * 2
 
 
