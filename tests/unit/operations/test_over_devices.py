@@ -12,22 +12,13 @@ from unit.operations.made_world import World
 
 from autofit.cli.search_text import over_devices_text
 from autofit.errors import NothingFits
-from autofit.operations import SearchRequest, foreseeing, search_over_devices, searching
+from autofit.operations import SearchRequest, search_over_devices
 from autofit.operations.over_devices import requests_over_devices
 from autofit.outcome import Outcome, OutOfMemory
 from autofit.trial.request import TrialRequest
 from autofit.units import GIB
 
 TWO = replace(OPTIONS, devices=2)
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Workers without a device."""
-    made = World()
-    monkeypatch.setattr(searching, "open_pool", made.open_pool)
-    monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
-    return made
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from autofit.catalog.hardware import card
 from autofit.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config, Lattice
-from autofit.operations import SearchRequest, foreseeing, searching
+from autofit.operations import SearchRequest
 from autofit.operations.predicting import predict_all
 from autofit.operations.searching import outline, prepare
 from autofit.operations.shortfall import Shortfall
@@ -37,15 +37,6 @@ RESULT_KEYS = {
     "seconds",
 }
 RESULT_KEYS_BESIDES = {"stopped_because"}
-
-
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch) -> World:
-    """Workers without a device."""
-    made = World()
-    monkeypatch.setattr(searching, "open_pool", made.open_pool)
-    monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
-    return made
 
 
 @pytest.fixture
