@@ -92,6 +92,17 @@ class Config:
     """How a workload is trained: one value per axis, as a flat JSON object with sorted keys."""
 
     items: tuple[tuple[str, Value], ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Kept: a search looks its thousands of configs up at every step."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.items))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Config], tuple[Any, ...]]:
+        return Config, (self.items,)  # not the hash: every process salts those of strings anew
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Config:

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+# The many processes that tests start are to find compiled modules, as those of an installed program do.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # A busy machine is no failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+TESTS = Path(__file__).parent
+NEEDS_THE_MACHINE = (
+    "end_to_end",
+    "unit/benchmarks",
+    "unit/cli/test_trial_command.py",
+    "unit/estimate/test_rank_shards.py",
+    "unit/export/test_export_two_ranks.py",
+    "unit/trial",
+    "unit/training",
+    "unit/workers",
+)
+"""Tests that train in processes of their own, or look at what these leave behind: never two at once."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where tests run on several workers: one after the other what needs the machine, module by module the rest."""
+    for item in items:
+        alone = any(item.path.is_relative_to(TESTS / part) for part in NEEDS_THE_MACHINE)
+        item.add_marker(pytest.mark.xdist_group("machine" if alone else str(item.path)))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,7 +12,7 @@ from autofit.cli import options
 from autofit.cli.output import columns, print_json
 
 if TYPE_CHECKING:
-    from autofit.operations.residuals import Group, Residuals
+    from autofit.operations.comparing import Group, Residuals
     from autofit.outcome import Trial
 
 RECORD_HELP = """Measure every config of a space into a file.

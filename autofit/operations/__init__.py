@@ -1,19 +1,26 @@
-"""The Python API: one function per thing a user can do. The command line and the server only call these."""
+"""The Python API: one function per thing a user can do. The command line and the server only call these.
+
+Each is imported when it is first asked for: a recommendation out of the store must not wait for what trains.
+"""
 
 from __future__ import annotations
 
-from autofit.operations.answers import frontier, recommend
-from autofit.operations.estimating import Estimation, estimate
-from autofit.operations.explaining import Explanation, explain
-from autofit.operations.keeping import Keeper
-from autofit.operations.over_devices import OverDevices, search_over_devices
-from autofit.operations.predicted_frontier import PredictedFrontier, predict_frontier
-from autofit.operations.recording import RecordResult, read_table, record
-from autofit.operations.replaying import SEEDS, ReplayResult, replay
-from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
-from autofit.operations.residuals import residuals
-from autofit.operations.searching import SearchResult, search
-from autofit.operations.single_trial import trial
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autofit.operations.answers import frontier, recommend
+    from autofit.operations.comparing import residuals
+    from autofit.operations.estimating import Estimation, estimate
+    from autofit.operations.explaining import Explanation, explain
+    from autofit.operations.keeping import Keeper
+    from autofit.operations.over_devices import OverDevices, search_over_devices
+    from autofit.operations.predicted_frontier import PredictedFrontier, predict_frontier
+    from autofit.operations.recording import RecordResult, read_table, record
+    from autofit.operations.replaying import SEEDS, ReplayResult, replay
+    from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
+    from autofit.operations.searching import SearchResult, search
+    from autofit.operations.single_trial import trial
 
 __all__ = [
     "SEEDS",
@@ -41,3 +48,31 @@ __all__ = [
     "search_over_devices",
     "trial",
 ]
+
+_MODULES = {
+    "answers": ("frontier", "recommend"),
+    "comparing": ("residuals",),
+    "estimating": ("Estimation", "estimate"),
+    "explaining": ("Explanation", "explain"),
+    "keeping": ("Keeper",),
+    "over_devices": ("OverDevices", "search_over_devices"),
+    "predicted_frontier": ("PredictedFrontier", "predict_frontier"),
+    "recording": ("RecordResult", "read_table", "record"),
+    "replaying": ("SEEDS", "ReplayResult", "replay"),
+    "requests": ("SearchRequest", "WorkloadOptions", "hub_id"),
+    "searching": ("SearchResult", "search"),
+    "single_trial": ("trial",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -16,7 +16,7 @@ from autofit.outcome import Fits, TimedOut
 from autofit.search.budget import TIMING_SECONDS
 from autofit.search.foresight import Foresight, ran_out_on_device, time_error
 from autofit.search.knowledge import Knowledge
-from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, Prior, mean_above
+from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, Prior, Rows, mean_above
 
 Array = NDArray[np.float64]
 
@@ -52,21 +52,38 @@ class Candidate:
         return self.expected_gain / self.expected_seconds
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weighed:
+    """What running each open config may bring: one entry per config, the highest rate first."""
+
+    rows: Rows
+    """Of the configs in their lattice."""
+    gain: Array
+    probability: Array
+    """Of fitting."""
+    seconds: Array
+    cannot_fit: NDArray[np.bool_]
+    """Whether a config is predicted not to fit by more than predictions err."""
+
+
 class Advice:
     """Expected gains of the open configs, from the lattice, the trials so far and the memory floor."""
 
     def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int]) -> None:
         self._knowledge = knowledge
         configs, axes = knowledge.lattice.configs, knowledge.lattice.axes
-        self._floors = {c: floor(c) for c in configs}
+        self._row_of = {c: row for row, c in enumerate(configs)}
+        self._methods = np.array([c.text("method") for c in configs])
+        self._floors = np.array([floor(c) for c in configs], dtype=float)
         self._time = LogLinear(axes, configs, TIME)
         self._memory = LogLinear(axes, configs, ACTIVATIONS)
         """Of the bytes above the floor."""
         self._setup = LogLinear(axes, configs, SETUP)
-        self._predicted: frozenset[Config] = frozenset()
+        self._predicted = np.zeros(len(configs), dtype=bool)
         self._sizes: dict[Config, float] = {}
         """Logarithm of every config's predicted bytes; empty without predictions."""
-        self._candidates: tuple[int, list[Candidate]] = (-1, [])
+        self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
+        """Of which version of the knowledge it is, and what came of it."""
 
     def foresee(self, foresight: Foresight) -> None:
         """From here on memory, and time where it is predicted, are those predicted up to an error that trials show.
@@ -74,12 +91,12 @@ class Advice:
         Predictions of less than half of the configs that the floor leaves change nothing.
         """
         lattice = self._knowledge.lattice
-        left = sum(floor <= self._knowledge.memory_limit_bytes for floor in self._floors.values())
+        left = np.count_nonzero(self._floors <= self._knowledge.memory_limit_bytes)
         known = {c: foresight.predictions[c] for c in lattice.configs if c in foresight.predictions}
         if not known or 2 * len(known) < left:
             return
-        self._predicted = frozenset(known)
-        self._floors = dict.fromkeys(lattice.configs, 0)
+        self._predicted = np.array([c in known for c in lattice.configs])
+        self._floors = np.zeros(len(lattice.configs))
         self._sizes = _completed(lattice, {c: math.log(max(p.device_bytes, 1)) for c, p in known.items()}, ACTIVATIONS)
         self._memory = LogLinear(lattice.axes, lattice.configs, foresight.memory_error, self._sizes)
         seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
@@ -87,34 +104,47 @@ class Advice:
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
             times = _completed(lattice, seconds, TIME)
             self._time = LogLinear(lattice.axes, lattice.configs, time_error(float(stated)), times)
-        self._candidates = (-1, [])
+        self._weighed_at = (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
         """The candidate to run next; None if none is worth its trial, or none can end within `seconds_left`."""
-        affordable = (c for c in self.worthwhile() if seconds_left is None or c.expected_seconds <= seconds_left)
-        return next(affordable, None)
+        weighed, worth = self._weighed(), self._worthwhile()
+        if not worth.any():
+            affordable = (c for c in self._lightest() if seconds_left is None or c.expected_seconds <= seconds_left)
+            return next(affordable, None)
+        if seconds_left is not None:
+            worth &= weighed.seconds <= seconds_left
+        return self._candidate(int(worth.argmax())) if worth.any() else None
+
+    def first(self) -> Candidate:
+        """The open config with the highest rate, worth its trial or not."""
+        return self._candidate(0)
 
     def worthwhile(self) -> list[Candidate]:
         """The candidates whose expected gain could be told from noise, the highest rate first."""
-        least = self.worthwhile_gain()
-        return [c for c in self._possible() if c.expected_gain >= least] or self._lightest()
+        return [self._candidate(int(i)) for i in np.flatnonzero(self._worthwhile())] or self._lightest()
 
     def predicted_out(self) -> list[Config]:
         """The open configs that are not run, because they are predicted not to fit by more than predictions err."""
-        tried = {c.config for c in self._lightest()}
-        return [c.config for c in self.candidates() if self._cannot_fit(c) and c.config not in tried]
+        weighed, configs = self._weighed(), self._knowledge.lattice.configs
+        out = [configs[row] for row in weighed.rows[weighed.cannot_fit]]
+        tried = {c.config for c in self._lightest()} if out else set()
+        return [c for c in out if c not in tried] if tried else out
 
-    def _possible(self) -> list[Candidate]:
-        return [c for c in self.candidates() if not self._cannot_fit(c)]
+    def expected_seconds(self, config: Config) -> float:
+        """Of the trial of a config of the lattice, set-up included."""
+        rows = np.array([self._row_of[config]])
+        return float(self._seconds(self._step_time(rows), rows)[0])
 
-    def _cannot_fit(self, candidate: Candidate) -> bool:
-        return candidate.config in self._predicted and candidate.fit_probability < CANNOT_FIT
+    def _worthwhile(self) -> NDArray[np.bool_]:
+        weighed = self._weighed()
+        return np.asarray((weighed.gain >= self.worthwhile_gain()) & ~weighed.cannot_fit)
 
     def _lightest(self) -> list[Candidate]:
         """Where nothing has fitted and nothing is predicted to: the lightest of each method, unless one of the method
         is under way, or one that is predicted lighter has run out. A prediction is no proof that nothing fits."""
         knowledge = self._knowledge
-        if knowledge.points() or self._possible():
+        if knowledge.points() or not self._weighed().cannot_fit.all():
             return []
         under_way = {c.text("method") for c in knowledge.under_way}
         ran_out: dict[str, float] = {}
@@ -143,33 +173,49 @@ class Advice:
 
     def candidates(self) -> list[Candidate]:
         """Every open config with its expected gain, the highest rate first."""
-        if self._candidates[0] != self._knowledge.version:
-            self._candidates = (self._knowledge.version, self._weighed())
-        return self._candidates[1]
+        return [self._candidate(i) for i in range(len(self._weighed().rows))]
 
-    def _weighed(self) -> list[Candidate]:
-        open_configs = self._knowledge.open
-        if not open_configs:
-            return []
-        measured = [(p.config, p.measurement) for p in self._knowledge.measured()]
-        time = self._time.predict([(c, math.log(m.step_seconds.median)) for c, m in measured], open_configs)
-        memory = self._memory_above_floor(open_configs)
-        seconds = self._seconds(time, open_configs)
+    def _candidate(self, number: int) -> Candidate:
+        w = self._weighed()
+        config = self._knowledge.lattice.configs[w.rows[number]]
+        return Candidate(config, float(w.gain[number]), float(w.probability[number]), float(w.seconds[number]))
+
+    def _weighed(self) -> _Weighed:
+        version, weighed = self._weighed_at
+        if weighed is None or version != self._knowledge.version:
+            weighed = self._weigh()
+            self._weighed_at = (self._knowledge.version, weighed)
+        return weighed
+
+    def _weigh(self) -> _Weighed:
+        rows = np.fromiter((self._row_of[c] for c in self._knowledge.open), dtype=np.intp)
+        time = self._step_time(rows)
+        memory = self._memory_above_floor(rows)
+        seconds = self._seconds(time, rows)
         points = self._knowledge.points()
-        methods = np.array([c.text("method") for c in open_configs])
-        floors = np.array([self._floors[c] for c in open_configs], dtype=float)
-        gain, probability = np.zeros(len(open_configs)), np.zeros(len(open_configs))
-        for method in dict.fromkeys(methods.tolist()):
+        methods, floors = self._methods[rows], self._floors[rows]
+        gain, probability = np.zeros(len(rows)), np.zeros(len(rows))
+        for method in np.unique(methods).tolist():
             chosen = np.flatnonzero(methods == method)
             own = [p for p in points if p.method == method]
             gain[chosen], probability[chosen] = self._gains(
                 floors[chosen], _part(time, chosen), _part(memory, chosen), own
             )
-        figures = np.column_stack((gain, probability, seconds)).tolist()
         order = np.argsort(-gain / seconds, kind="stable")
-        return [Candidate(open_configs[i], *figures[i]) for i in order]
+        return _Weighed(
+            rows=rows[order],
+            gain=gain[order],
+            probability=probability[order],
+            seconds=seconds[order],
+            cannot_fit=(self._predicted[rows] & (probability < CANNOT_FIT))[order],
+        )
 
-    def _memory_above_floor(self, configs: Sequence[Config]) -> LogNormal:
+    def _step_time(self, rows: Rows) -> LogNormal:
+        """The logarithm of seconds per step."""
+        known = [(p.config, math.log(p.measurement.step_seconds.median)) for p in self._knowledge.measured()]
+        return self._time.predict_rows(known, rows)
+
+    def _memory_above_floor(self, rows: Rows) -> LogNormal:
         """The logarithm of the bytes above the floor. What ran out took more than its limit left it: how much more is
         expected from what is known otherwise."""
         known = [
@@ -186,14 +232,15 @@ class Advice:
             known += [
                 (c, mean_above(least, mean, deviation))
                 for (c, least), mean, deviation in beyond
-                if not self._predicted or least > mean - deviation  # else it shows nothing that was not foreseen
+                if not self._predicted.any() or least > mean - deviation  # else it shows nothing that was not foreseen
             ]
-        return self._memory.predict(known, configs)
+        return self._memory.predict_rows(known, rows)
 
     def _above_floor(self, config: Config, total: int) -> float:
-        return math.log(max(total - self._floors.get(config, 0), 1))
+        row = self._row_of.get(config)
+        return math.log(max(total - (0.0 if row is None else self._floors[row]), 1.0))
 
-    def _seconds(self, time: LogNormal, configs: Sequence[Config]) -> Array:
+    def _seconds(self, time: LogNormal, rows: Rows) -> Array:
         """Expected seconds of the configs' trials. One that was killed at its deadline took at least that."""
         known = []
         for config, trial in self._knowledge.trials.items():
@@ -201,7 +248,7 @@ class Advice:
                 known.append((config, math.log(max(trial.outcome.measurement.setup_seconds, 0.1))))
             elif isinstance(trial.outcome, TimedOut):
                 known.append((config, math.log(max(trial.outcome.deadline_seconds, 0.1))))
-        setup = np.exp(self._setup.predict(known, configs).mean)
+        setup = np.exp(self._setup.predict_rows(known, rows).mean)
         return np.asarray(setup + np.maximum(TIMING_SECONDS, LEAST_REPEATS * np.exp(time.mean)))
 
     def _gains(self, floors: Array, time: LogNormal, above: LogNormal, points: Sequence[Point]) -> tuple[Array, Array]:

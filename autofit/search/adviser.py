@@ -45,7 +45,6 @@ class Adviser:
             sampler=self._sampler,
         )
         self._asked: dict[Config, optuna.Trial] = {}
-        self._expected_seconds: dict[Config, float] = {}
 
     def best_candidate(self, seconds_left: float | None = None) -> Candidate | None:
         """What `ask` would give; None if no open config is worth its trial and can end in time."""
@@ -58,17 +57,15 @@ class Adviser:
         """
         self._sampler.check_open()  # Optuna asks no sampler where every axis has one value
         self._sampler.seconds_left = seconds_left
-        expected = {c.config: c.expected_seconds for c in self.advice.candidates()}
         trial = self.study.ask(self._sampler.space)
         config = suggested(trial.params)
         self._knowledge.take(config)
         self._asked[config] = trial
-        self._expected_seconds[config] = expected[config]
         return config
 
     def expected_seconds(self, config: Config) -> float:
-        """What the trial of a config that was asked for was expected to take then, set-up included."""
-        return self._expected_seconds[config]
+        """What the trial of a config of the lattice may be expected to take, set-up included."""
+        return self.advice.expected_seconds(config)
 
     def tell(self, trial: Trial) -> int:
         """Tell an outcome; how many other configs it rules out. Trials from the store are told as if just run."""

@@ -46,7 +46,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     ) -> dict[str, Any]:
         """The config to run next, as Optuna's parameters."""
         self.check_open()
-        candidate = self._advice.best(self.seconds_left) or self._advice.candidates()[0]
+        candidate = self._advice.best(self.seconds_left) or self._advice.first()
         self._knowledge.take(candidate.config)
         return parameters(candidate.config, search_space)
 

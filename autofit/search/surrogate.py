@@ -19,6 +19,8 @@ from numpy.typing import NDArray
 from autofit.lattice import Axis, Config, Value
 
 Array = NDArray[np.float64]
+Rows = NDArray[np.intp]
+"""Positions of configs in their lattice."""
 
 PRIOR_TIME: dict[tuple[str, Value], float] = {
     ("checkpointing", "full"): 0.29,
@@ -135,8 +137,9 @@ class LogLinear:
         self._prior_mean = np.array(means)
         self._prior_covariance = np.diag(np.square(spreads))
         self._predicted = predicted or {}
-        self._rows = np.array([self.features(c) for c in every])
         self._row_of = {c: number for number, c in enumerate(every)}
+        self._features = np.array([self.features(c) for c in every])
+        self._ahead = self._beyond(every)
 
     def features(self, config: Config) -> list[float]:
         """The config as numbers: 1, then per axis value whether it has it, and the log2 of numeric ones."""
@@ -152,6 +155,13 @@ class LogLinear:
 
     def predict(self, known: Sequence[tuple[Config, float]], wanted: Sequence[Config]) -> LogNormal:
         """Predict the log figure of `wanted` from `known` (config, log figure)."""
+        return self._predict(known, self._matrix(wanted), self._beyond(wanted))
+
+    def predict_rows(self, known: Sequence[tuple[Config, float]], rows: Rows) -> LogNormal:
+        """`predict` for configs of the lattice, given as their positions in it."""
+        return self._predict(known, self._features[rows], self._ahead[rows])
+
+    def _predict(self, known: Sequence[tuple[Config, float]], wanted: Array, ahead: Array) -> LogNormal:
         mean, covariance, scale = self._prior_mean, self._prior_covariance, 1.0
         if known:
             seen = self._matrix([c for c, _ in known])
@@ -163,9 +173,8 @@ class LogLinear:
                 # How wide all deviations are is learned, too (Murphy 2012, section 7.6.3: the scale of the predictive).
                 misfit = float(surprise @ np.linalg.solve(expected, surprise))
                 scale = (self._weight + misfit) / (self._weight + len(known))
-        rows = self._matrix(wanted)
-        variance = ((rows @ covariance) * rows).sum(axis=1) + self._noise**2
-        return LogNormal(mean=rows @ mean + self._beyond(wanted), deviation=np.sqrt(scale * variance))
+        variance = ((wanted @ covariance) * wanted).sum(axis=1) + self._noise**2
+        return LogNormal(mean=wanted @ mean + ahead, deviation=np.sqrt(scale * variance))
 
     def _beyond(self, configs: Sequence[Config]) -> Array:
         return np.array([self._predicted.get(c, 0.0) for c in configs])
@@ -174,7 +183,7 @@ class LogLinear:
         """Features of the configs, one row each; those of the lattice are computed once for all."""
         numbers = [self._row_of.get(c) for c in configs]
         if None not in numbers:
-            return np.asarray(self._rows[np.array(numbers, dtype=int)])
+            return np.asarray(self._features[np.array(numbers, dtype=np.intp)])
         return np.array([self.features(c) for c in configs])
 
 

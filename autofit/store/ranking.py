@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, FromClause, ScalarSelect, and_, case, exists, func, or_, select
+from sqlalchemy import (
+    ColumnElement,
+    Connection,
+    FromClause,
+    ScalarSelect,
+    Select,
+    and_,
+    case,
+    exists,
+    func,
+    or_,
+    select,
+)
 from sqlalchemy.orm import aliased
 
 from autofit.outcome import Diverged, Fits, OutOfMemory
@@ -21,9 +33,9 @@ def of_context(hardware_key: str, stack_key: str, workload_key: str) -> tuple[Co
 
 
 def undominated(
-    connection: Connection, hardware_key: str, stack_key: str, workload_key: str, memory_limit_bytes: int | None
-) -> list[int]:
-    """Ids of the trials on the frontiers of the families, oldest first: at least what `Frontier.of` would keep,
+    hardware_key: str, stack_key: str, workload_key: str, memory_limit_bytes: int | None
+) -> Select[tuple[int]]:
+    """The ids of the trials on the frontiers of the families: at least what `Frontier.of` would keep,
     whichever families it is given. Trials that were timed in full and trials that were stopped early have frontiers of
     their own, so that none of the latter hides one of the former.
 
@@ -44,7 +56,7 @@ def undominated(
     following = _next(context, steps, here, memory_limit_bytes)
     walked = (steps.c.stopped_early, steps.c.family)
     steps = steps.union_all(select(*walked, following.label("id")).join_from(steps, here, here.id == steps.c.id))
-    return list(connection.scalars(select(steps.c.id).where(steps.c.id.is_not(None)).order_by(steps.c.id)))
+    return select(steps.c.id).where(steps.c.id.is_not(None))
 
 
 def runs() -> ScalarSelect[int]:

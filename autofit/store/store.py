@@ -204,8 +204,8 @@ class Store:
             if newest is None:
                 return None
             counts = ranking.counts(connection, context)
-            ids = ranking.undominated(connection, *keys, memory_limit_bytes)
-            points = [p for p in self._points(connection, ids) if allowed(p.config)]
+            undominated = ranking.undominated(*keys, memory_limit_bytes)
+            points = [p for p in self._points(connection, undominated) if allowed(p.config)]
             return Frontier.of(
                 points,
                 hardware=self._reader.hardware(connection, newest),
@@ -299,19 +299,18 @@ class Store:
             for row in rows:
                 yield self._reader.trial(connection, row)
 
-    def _points(self, connection: Connection, ids: list[int]) -> Iterator[Point]:
-        for start in range(0, len(ids), _AT_ONCE):
-            part = TrialRow.id.in_(ids[start : start + _AT_ONCE])
-            query = select(*TRIAL_COLUMNS, ranking.runs().label("runs")).where(part).order_by(TrialRow.id)
-            for row in connection.execute(query).all():
-                trial = self._reader.trial(connection, row)
-                assert isinstance(trial.outcome, Fits)
-                yield Point(
-                    config=trial.config,
-                    measurement=trial.outcome.measurement,
-                    trial_id=trial.trial_id,
-                    runs=row.runs,
-                )
+    def _points(self, connection: Connection, ids: Select[tuple[int]]) -> Iterator[Point]:
+        """The trials of these ids, oldest first."""
+        query = select(*TRIAL_COLUMNS, ranking.runs().label("runs")).where(TrialRow.id.in_(ids)).order_by(TrialRow.id)
+        for row in connection.execute(query).all():
+            trial = self._reader.trial(connection, row)
+            assert isinstance(trial.outcome, Fits)
+            yield Point(
+                config=trial.config,
+                measurement=trial.outcome.measurement,
+                trial_id=trial.trial_id,
+                runs=row.runs,
+            )
 
 
 def _conditions(

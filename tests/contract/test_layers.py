@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import autofit
+from autofit import operations
 
 ROOT = Path(autofit.__file__).parent
 
@@ -144,11 +145,18 @@ def test_no_import_cycles() -> None:
     assert graph == {}
 
 
-@pytest.mark.parametrize("module", ["autofit.cli.main", "autofit.operations"])
-def test_heavy_libraries_are_not_loaded_with(module: str) -> None:
-    code = f"import sys, {module}; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
+@pytest.mark.parametrize("statement", ["import autofit.cli.main", "from autofit.operations import *"])
+def test_heavy_libraries_are_not_loaded_by(statement: str) -> None:
+    code = f"{statement}; import sys; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split() == []
+
+
+def test_every_operation_is_found_under_its_name() -> None:
+    assert sorted(operations._MODULE_OF) == sorted(operations.__all__)
+    assert not set(operations.__all__) & {path.stem for path in (ROOT / "operations").glob("*.py")}
+    for name in operations.__all__:
+        assert getattr(operations, name) is vars(operations)[name]
 
 
 def seconds_of_help() -> float:

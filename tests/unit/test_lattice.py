@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import pickle
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
@@ -260,6 +264,17 @@ def test_a_config_survives_json_and_text_unchanged(config: Config) -> None:
     assert again == config
     assert again.key == config.key
     assert complete(parse(str(config))) == config
+
+
+def test_a_config_of_another_process_is_found() -> None:
+    """Every process salts the hashes of strings: one that travelled along would find nothing here."""
+    config = complete({"method": "lora", "rank": 16})
+    code = "import pickle, sys; sys.stdout.buffer.write(pickle.dumps(pickle.load(sys.stdin.buffer)))"
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], input=pickle.dumps(config), stdout=subprocess.PIPE, env=environment, check=True
+    )
+    assert pickle.loads(done.stdout) in {config: 1}
 
 
 @given(related(2))

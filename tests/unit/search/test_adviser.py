@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import time
@@ -327,27 +328,30 @@ def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
         assert _area_gain(points, best, memory, speedup, limit) == pytest.approx(expected, abs=2e-3)
 
 
-def test_asking_is_cheap() -> None:
-    """With 2,000 candidates and 200 results: a device must not wait for advice."""
-    configs = [
-        c.replace(compile=flag, attention=kernel, loss=loss)
+@pytest.mark.parametrize(("candidates", "seconds"), [(2_000, 0.05), (50_000, 0.5)])
+def test_asking_is_cheap(candidates: int, seconds: float) -> None:
+    """With 200 results: a device must not wait for advice."""
+    configs = (
+        c.replace(compile=flag, attention=kernel, loss=loss, rank=rank)
+        for rank in range(1, 100)
         for c in LATTICE.configs
         for flag in (False, True)
         for kernel in ("sdpa", "flash", "eager")
         for loss in ("fused", "chunked", "full")
-    ]
-    lattice = Lattice(axes=AXES, configs=tuple(dict.fromkeys(configs))[:2200])
+    )
+    lattice = Lattice(axes=AXES, configs=tuple(itertools.islice(dict.fromkeys(configs), candidates + 200)))
     adviser, knowledge = make_adviser(lattice)
     choose = random.Random(1)
     for config in choose.sample(lattice.configs, 200):
         adviser.tell(make_trial(config, fits(choose.uniform(1, 9), choose.uniform(50, 400)), limit=LIMIT))
-    assert len(knowledge.open) == 2000 and len(knowledge.points()) == 200
+    assert len(knowledge.open) == candidates and len(knowledge.points()) == 200
     taken = []
-    for _ in range(7):
-        began = time.process_time()
+    for _ in range(5):
+        # This thread's own time: the machine runs other tests, and a linear algebra library's threads wait busily.
+        began = time.thread_time()
         adviser.ask()
-        taken.append(time.process_time() - began)
-    assert min(taken) < 0.05
+        taken.append(time.thread_time() - began)
+    assert min(taken) < seconds, taken
 
 
 def test_running_out_makes_its_like_less_likely_to_fit() -> None:

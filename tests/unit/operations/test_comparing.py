@@ -10,7 +10,7 @@ from unit.operations.made_trials import HARDWARE, crashed, fits, make_job, make_
 
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.operations import residuals
-from autofit.operations.residuals import Distribution, Group, Judgement, Residuals, judged
+from autofit.operations.comparing import Distribution, Group, Judgement, Residuals, judged
 from autofit.outcome import Outcome, OutOfMemory, Prediction, Trial
 from autofit.store import Store, export_lines
 from autofit.units import GIB
