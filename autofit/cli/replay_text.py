@@ -53,7 +53,9 @@ def _problem(judged: Judged) -> str:
         )
         rows = [_row(name, score) for name, score in scores.items()]
         lines.append(columns([title, *rows], right=frozenset(range(1, len(title)))))
-    lines += [_end(name, score.ended) for name, score in scores.items() if score.ended is not None]
+    for name, score in scores.items():
+        if score.ended is not None:
+            lines += [_end(name, score.ended), *_stated(name, score.ended)]
     lines += [f"{name} not run: {reason}" for name, reason in judged.scores.items() if isinstance(reason, str)]
     return "\n".join(lines)
 
@@ -77,6 +79,14 @@ def _end(name: str, ended: Ended) -> str:
         f"{_pair(ended.seconds)} s, {_pair(ended.out_of_memory)} out of memory, "
         f"{' / '.join(shares)} slower than the best"
     )
+
+
+def _stated(name: str, ended: Ended) -> list[str]:
+    """What it said of that itself."""
+    if ended.stated is None:
+        return []
+    bounds = (f"{share:.1%}" for share in (ended.stated.median, ended.stated.p90) if share is not None)
+    return [f"{name} said at most {' / '.join(bounds)} slower, which held for {ended.within_stated} of the seeds"]
 
 
 def _pair(spread: Spread) -> str:

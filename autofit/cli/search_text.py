@@ -8,6 +8,9 @@ from autofit.cli.output import columns
 from autofit.cli.tables import frontier_table, recommendation_text, short
 from autofit.units import format_bytes, format_duration
 
+LEAST_TOLD = 0.0005
+"""A share that is shown as 0.1 % at the least."""
+
 if TYPE_CHECKING:
     from autofit.operations import OverDevices, SearchResult
 
@@ -26,8 +29,16 @@ def _cost(result: SearchResult) -> str:
     return (
         f"{result.trials} trials ({result.out_of_memory} out of memory), {result.answered_from_store} configs from the "
         f"store, {result.ruled_out} ruled out without running, in {format_duration(result.seconds)}; "
-        f"{result.stopped_because}."
+        f"{result.stopped_because}.{_regret(result.regret_bound)}"
     )
+
+
+def _regret(bound: float | None) -> str:
+    if bound is None:
+        return ""
+    if bound < LEAST_TOLD:
+        return " With 95 % confidence no config of this method is faster."
+    return f" With 95 % confidence the best config of this method is less than {1 / (1 - bound) - 1:.1%} faster."
 
 
 def over_devices_text(found: OverDevices) -> str:

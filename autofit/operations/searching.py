@@ -63,6 +63,9 @@ class SearchResult:
     answered_from_store: int
     seconds: float
     stopped_because: str
+    regret_bound: float | None = None
+    """By what share of the best speed of its method the recommended config is at most slower, with 95 % confidence;
+    None where the search that has found it did not say."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -76,6 +79,7 @@ class SearchResult:
             "answered_from_store": self.answered_from_store,
             "seconds": self.seconds,
             "stopped_because": self.stopped_because,
+            "regret_bound": self.regret_bound,
         }
 
 
@@ -337,7 +341,11 @@ def _its_end_noted(store: Store, search_id: str, found: Search) -> Iterator[None
     finally:
         # Every trial is kept by now. A note on how the search ended is not worth the answer or the true failure.
         with suppress(StoreError):
-            ended = {"stopped_because": found.progress.stopped_because, "ruled_out": found.progress.ruled_out}
+            ended = {
+                "stopped_because": found.progress.stopped_because,
+                "ruled_out": _ruled_out(found, store, search_id),
+                "regret_bound": _regret_bound(found, store, search_id),
+            }
             store.end_search(search_id, status, ended)
 
 
@@ -399,14 +407,25 @@ def _result(
         answered_from_store=found.progress.from_store,
         seconds=seconds,
         stopped_because=found.progress.stopped_because,
+        regret_bound=_regret_bound(found, store, search_id),
     )
 
 
 def _ruled_out(found: Search, store: Store, search_id: str) -> int:
     """Of an answer from the store, which predicts nothing, what the search said that gave it."""
-    earlier = store.search(search_id) if found.answer_only else None
-    kept = (earlier.result or {}).get("ruled_out") if earlier is not None else None
+    kept = _said_earlier("ruled_out", found, store, search_id)
     return found.progress.ruled_out if kept is None else int(kept)
+
+
+def _regret_bound(found: Search, store: Store, search_id: str) -> float | None:
+    """The same of the bound."""
+    kept = _said_earlier("regret_bound", found, store, search_id)
+    return found.progress.regret_bound if kept is None else float(kept)
+
+
+def _said_earlier(what: str, found: Search, store: Store, search_id: str) -> Any:
+    earlier = store.search(search_id) if found.answer_only else None
+    return (earlier.result or {}).get(what) if earlier is not None else None
 
 
 def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None:

@@ -16,6 +16,7 @@ from autofit.outcome import Fits, TimedOut
 from autofit.search.budget import TIMING_SECONDS
 from autofit.search.foresight import Foresight, ran_out_on_device, time_error
 from autofit.search.knowledge import Knowledge
+from autofit.search.regret import regret_bound, timing_deviation
 from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, Prior, Rows, mean_above
 
 Array = NDArray[np.float64]
@@ -130,6 +131,24 @@ class Advice:
         out = [configs[row] for row in weighed.rows[weighed.cannot_fit]]
         tried = {c.config for c in self._lightest()} if out else set()
         return [c for c in out if c not in tried] if tried else out
+
+    def regret_bound(self, winner: Point) -> float:
+        """By what share of the best speed of its method `winner` is at most slower, with `regret.CONFIDENCE`: what is
+        open may fit and be faster, and what is measured may be faster than it seemed."""
+        rows = self._weighed().rows
+        own = self._methods[rows] == winner.method
+        untried = self._step_time(rows[own])
+        tried = [
+            p.measurement.step_seconds
+            for p in self._knowledge.points()
+            if p.method == winner.method and p.config != winner.config
+        ]
+        rivals = LogNormal(
+            mean=np.append(untried.mean, [math.log(step.median) for step in tried]),
+            deviation=np.append(untried.deviation, [timing_deviation(step) for step in tried]),
+        )
+        probability = np.append(self._weighed().probability[own], np.ones(len(tried)))
+        return regret_bound(winner.measurement.step_seconds, rivals, probability)
 
     def expected_seconds(self, config: Config) -> float:
         """Of the trial of a config of the lattice, set-up included."""

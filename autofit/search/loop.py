@@ -65,6 +65,9 @@ class Progress:
     left_seconds: float | None = None
     """Of the time budget; None without one."""
     stopped_because: str = ""
+    regret_bound: float | None = None
+    """When the search has ended: by what share of the best speed of its method the winner is at most slower, with 95 %
+    confidence. None where nothing fits, and for an answer from the store, which weighs nothing."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,6 +130,8 @@ class Search:
             self._explore()
             while self._verify():
                 self._explore()  # a second figure of the winner may bring others back into play
+            winner = self.winner()
+            self.progress.regret_bound = None if winner is None else self._adviser.advice.regret_bound(winner)
             self._show()
         finally:
             if self._pool is not None:

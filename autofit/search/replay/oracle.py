@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from autofit.lattice import Config
 from autofit.outcome import Fits, Outcome, StepSeconds
 from autofit.search.replay.recorded import Recorded
-from autofit.search.replay.trace import Run, Trace
+from autofit.search.replay.trace import Run, Stated, Trace
 
 HORIZON = 40
 """Trials that every search may run, whatever it has found."""
@@ -51,6 +51,7 @@ class Oracle:
         self._runs: list[Run] = []
         self._asks = self._repeats = self._outside = 0
         self._close = False
+        self._stated: Stated | None = None
 
     def ask(self, config: Config) -> Answer:
         """The outcome of `config`, or of the recorded config nearest to it. Raises `Enough` when the search is over."""
@@ -73,10 +74,19 @@ class Oracle:
         self._asks += 1
         return self._run(config)
 
+    def hear(self, stated: Stated) -> None:
+        """What a search says when it ends."""
+        self._stated = stated
+
     def trace(self, *, stopped: bool) -> Trace:
         """What was asked so far; `stopped`: whether the method has ended by itself."""
         return Trace(
-            runs=tuple(self._runs), asks=self._asks, repeats=self._repeats, outside=self._outside, stopped=stopped
+            runs=tuple(self._runs),
+            asks=self._asks,
+            repeats=self._repeats,
+            outside=self._outside,
+            stopped=stopped,
+            stated=self._stated,
         )
 
     def _is_over(self) -> bool:

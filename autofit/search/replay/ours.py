@@ -14,6 +14,7 @@ from autofit.search.loop import Limits, Search
 from autofit.search.replay.method import CannotRun
 from autofit.search.replay.oracle import Oracle
 from autofit.search.replay.problem import Problem
+from autofit.search.replay.trace import Stated
 from autofit.techniques import AXES, Job, holds
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
@@ -26,7 +27,7 @@ def search(problem: Problem, oracle: Oracle, seed: int) -> None:
     job = job_of(problem)
     configs = list(problem.configs)
     random.Random(seed).shuffle(configs)
-    Search(
+    found = Search(
         job=job,
         lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
         methods=(problem.method,),
@@ -37,7 +38,11 @@ def search(problem: Problem, oracle: Oracle, seed: int) -> None:
         open_pool=lambda: ReplayPool(job, oracle, devices=job.workload.devices),
         foresee=lambda told: problem.foresee(),
         save=lambda trial: trial,
-    ).run()
+    )
+    found.run()
+    winner, bound = found.winner(), found.progress.regret_bound
+    if winner is not None and bound is not None:
+        oracle.hear(Stated(config=winner.config, regret_bound=bound))
 
 
 def job_of(problem: Problem) -> Job:

@@ -59,6 +59,10 @@ class Ended:
     out_of_memory: Spread
     regret: Spread
     """By what share the best config that had run was slower than the table's best; None where nothing had fitted."""
+    stated: Spread | None
+    """The regret that the searches stated as their bound; None for a method that states none."""
+    within_stated: int | None
+    """Searches whose recommended config was no slower than they stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +126,12 @@ def regret(trace: Trace, best: float) -> float:
     return 1.0 - fastest / best if fastest else math.inf
 
 
+def _regret_of_stated(trace: Trace, best: float) -> float:
+    """By what share the config that a search recommends is slower than `best`."""
+    assert trace.stated is not None
+    return 1.0 - max(_speed(run) for run in trace.runs if run.config == trace.stated.config) / best
+
+
 def share_after(recorded: Recorded, trace: Trace, trials: int) -> float:
     """Share of the exhaustive frontier's hypervolume that the first so many trials have."""
     fitted = [run.outcome.measurement for run in trace.runs[:trials] if isinstance(run.outcome, Fits)]
@@ -141,12 +151,15 @@ def _reached(traces: Sequence[Trace], best: float, within: float) -> Reached:
 
 
 def _ended(traces: Sequence[Trace], best: float) -> Ended:
+    stated = [(trace.stated.regret_bound, _regret_of_stated(trace, best)) for trace in traces if trace.stated]
     return Ended(
         seeds=len(traces),
         trials=_over(traces, lambda t: len(t.runs)),
         seconds=_over(traces, lambda t: _seconds(t.runs)),
         out_of_memory=_over(traces, lambda t: _ran_out(t.runs)),
         regret=_over(traces, lambda t: regret(t, best)),
+        stated=Spread.of([bound for bound, _ in stated]) if stated else None,
+        within_stated=sum(seen <= bound for bound, seen in stated) if stated else None,
     )
 
 

@@ -20,6 +20,15 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stated:
+    """What a search that ended says of the config that it recommends."""
+
+    config: Config
+    regret_bound: float
+    """By what share of the best speed it is at most slower."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
     """One search: its trials in order, and what else it asked."""
 
@@ -33,3 +42,5 @@ class Trace:
     stopped: bool = False
     """Whether the method ended by itself; otherwise it was ended, because more would not change its score, or because
     it had asked too often."""
+    stated: Stated | None = None
+    """What the method said when it ended."""

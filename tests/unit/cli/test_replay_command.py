@@ -33,7 +33,7 @@ def test_a_table_of_methods_for_each_problem(autofit: Autofit) -> None:
     done = autofit(*REPLAY, "--methods", "autofit, checklist", "--seeds", "2")
     assert done.code == 0
     assert done.out.startswith("2 seeds; ")
-    heading, title, ours, checklist, end, _ = done.out.split("\n\n")[1].splitlines()
+    heading, title, ours, checklist, end, said, _ = done.out.split("\n\n")[1].splitlines()
     assert heading.startswith("made/full: ") and "fit 1.50 GiB" in heading and "hypervolume up to 1.50 GiB" in heading
     assert title.split() == [
         *("method", "trials", "5%", "trials", "2%", "trials", "1%", "s", "5%", "s", "2%", "s", "1%"),
@@ -42,6 +42,7 @@ def test_a_table_of_methods_for_each_problem(autofit: Autofit) -> None:
     assert ours.split()[0] == "autofit" and ours.count("/") == 7 and ours.count("%") == 4
     assert checklist.split()[0] == "checklist" and "never" in checklist
     assert end.startswith("autofit ended by itself with 2 of the seeds, after ") and "% slower than the best" in end
+    assert said.startswith("autofit said at most ") and said.endswith("% slower, which held for 2 of the seeds")
     assert all(len(line) <= 160 for line in done.out.splitlines())
     assert "made/qlora: checklist, seed 2 of 2\n" in done.err
 

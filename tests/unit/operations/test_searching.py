@@ -36,7 +36,7 @@ RESULT_KEYS = {
     *("search_id", "recommendation", "frontier", "trials", "out_of_memory", "ruled_out", "answered_from_store"),
     "seconds",
 }
-RESULT_KEYS_BESIDES = {"stopped_because"}
+RESULT_KEYS_BESIDES = {"stopped_because", "regret_bound"}
 
 
 @pytest.fixture

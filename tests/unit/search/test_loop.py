@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -65,6 +66,18 @@ def test_the_best_that_fits_is_found(lattice: Lattice, job: object, seed: int, s
     assert run.progress.done < 40
     assert run.progress.stopped_because.startswith(NO_GAIN)
     check_counts(run)
+
+
+def test_the_stated_regret_holds_in_nineteen_of_twenty_worlds(lattice: Lattice) -> None:
+    bounds, held = [], []
+    for seed in range(12):
+        for share in SHARES:
+            run = searched(Truth(make_job(), lattice, seed), share)
+            assert run.progress.regret_bound is not None
+            bounds.append(run.progress.regret_bound)
+            held.append(run.regret <= run.progress.regret_bound)
+    assert sum(held) >= 0.95 * len(held)
+    assert statistics.median(bounds) < 0.1, "a bound that says nothing always holds"
 
 
 def test_on_average_the_best_is_found_to_half_a_percent(lattice: Lattice) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from unit.operations.made_trials import crashed, fits, out_of_memory
@@ -12,6 +13,7 @@ from unit.search.made_truth import Truth
 from autofit.lattice import Config
 from autofit.search.replay.recorded import Recorded
 from autofit.search.replay.score import Reached, Spread, regret, score, share_after, trials_to
+from autofit.search.replay.trace import Stated
 from autofit.units import GIB
 
 OUTCOMES = (fits(1.0, 100), fits(0.5, 50), fits(1.5, 96), fits(0.8, 99.5), out_of_memory(), out_of_memory(), crashed())
@@ -98,3 +100,16 @@ def test_only_searches_that_ended_themselves_are_judged_by_their_end(table: Reco
     document = score(table, [cut, itself]).to_json()
     assert document["ended"]["seeds"] == 1 and document["seeds"] == 2
     assert [entry["trials"] for entry in document["hypervolume"]] == [5, 10, 20, 40]
+
+
+def test_what_a_search_says_of_its_winner_is_held_against_the_table(table: Recorded, configs: list[Config]) -> None:
+    """The recommended config counts, whatever else had run: noise may have chosen the slower one."""
+    itself = trace(table, [configs[0], configs[2]], stopped=True)
+    best, fourth = (configs[0], 0.0), (configs[2], 0.04)
+    for (config, regret_), bound, holds in ((best, 0.0, 1), (fourth, 0.05, 1), (fourth, 0.03, 0)):
+        said = replace(itself, stated=Stated(config=config, regret_bound=bound))
+        ended = score(table, [itself, said]).ended
+        assert ended is not None and ended.stated == Spread(median=bound, p90=bound)
+        assert ended.within_stated == holds == int(regret_ <= bound)
+    ended = score(table, [itself]).ended
+    assert ended is not None and ended.stated is None and ended.within_stated is None

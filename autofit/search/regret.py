@@ -1,0 +1,55 @@
+"""How much faster than the winner the best config may still be: what a search that stops owes its user."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.outcome import StepSeconds
+from autofit.search.surrogate import TIME, LogNormal
+
+Array = NDArray[np.float64]
+
+CONFIDENCE = 0.95
+"""Share of searches whose regret is to be within the bound that they state."""
+INTERVAL_DEVIATIONS = 2 * 1.645
+"""Standard deviations that the 90 % interval of a measurement is wide."""
+HALVINGS = 50
+"""Of the interval in which the bound is looked for: until only rounding is left."""
+
+
+def timing_deviation(measured: StepSeconds) -> float:
+    """Standard deviation of the logarithm of a measured step time."""
+    spread = measured.relative_spread
+    return TIME.noise if spread is None else spread / INTERVAL_DEVIATIONS
+
+
+def regret_bound(winner: StepSeconds, rivals: LogNormal, probability: Array, confidence: float = CONFIDENCE) -> float:
+    """By what share of the best speed the winner is slower than the best of its rivals, at the most.
+
+    `rivals`: the logarithms of their step times, seconds; `probability`: that each fits, one entry per rival. The
+    chance that any rival exceeds the bound is at most the sum of each one's chance to (Boole's inequality, which holds
+    however they hang together): the least bound at which that sum is no more than 1 - `confidence`.
+    """
+    own, deviation = math.log(winner.median), timing_deviation(winner)
+    lead = own - rivals.mean
+    spread = np.hypot(rivals.deviation, deviation)
+
+    def chance(gain: float) -> float:
+        beyond = ((gain - lead) / spread).tolist()
+        return math.fsum(p * _share_above(d) for p, d in zip(probability.tolist(), beyond, strict=True))
+
+    if len(lead) == 0 or chance(0.0) <= 1.0 - confidence:
+        return 0.0
+    low, high = 0.0, float(np.max(np.maximum(lead, 0.0) + 40.0 * spread))
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if chance(middle) <= 1.0 - confidence else (middle, high)
+    return 1.0 - math.exp(-high)
+
+
+def _share_above(deviations: float) -> float:
+    """The probability that a normal variable is more than so many deviations above its mean."""
+    return math.erfc(deviations / math.sqrt(2)) / 2

@@ -1,0 +1,64 @@
+"""The bound on regret: it holds as often as it says, and is no wider than one rival needs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from autofit.outcome import StepSeconds
+from autofit.search.regret import CONFIDENCE, INTERVAL_DEVIATIONS, regret_bound, timing_deviation
+from autofit.search.surrogate import TIME, LogNormal
+
+
+def timed(seconds: float, deviation: float) -> StepSeconds:
+    return StepSeconds(median=seconds, p95=seconds, relative_spread=INTERVAL_DEVIATIONS * deviation)
+
+
+def rivals(*mean_and_deviation: tuple[float, float]) -> LogNormal:
+    mean, deviation = zip(*mean_and_deviation, strict=True)
+    return LogNormal(mean=np.array(mean), deviation=np.array(deviation))
+
+
+NOBODY = LogNormal(mean=np.array([]), deviation=np.array([]))
+
+
+def test_without_rivals_there_is_none() -> None:
+    assert regret_bound(timed(1.0, 0.1), NOBODY, np.array([])) == 0.0
+
+
+def test_a_winner_far_ahead_has_none() -> None:
+    assert regret_bound(timed(1.0, 0.01), rivals((1.0, 0.1)), np.ones(1)) == 0.0
+
+
+def test_of_one_rival_it_is_the_quantile() -> None:
+    """95 % of a normal variable lie below 1.6449 deviations above its mean."""
+    bound = regret_bound(timed(2.0, 0.03), rivals((math.log(2.0), 0.04)), np.ones(1))
+    assert bound == pytest.approx(1 - math.exp(-1.6448536 * 0.05))
+
+
+def test_a_rival_counts_as_likely_as_it_fits() -> None:
+    one = rivals((0.0, 0.05))
+    sure, likely, hardly = (regret_bound(timed(1.0, 0.0), one, np.array([p])) for p in (1.0, 0.5, 0.04))
+    assert sure > likely > hardly == 0.0
+    assert likely == pytest.approx(1 - math.exp(-1.2815516 * 0.05))  # 90 %
+
+
+def test_what_no_spread_is_known_of_has_the_usual_noise() -> None:
+    assert timing_deviation(StepSeconds(median=1.0, p95=1.0, relative_spread=None)) == TIME.noise
+
+
+def test_it_holds_as_often_as_it_says() -> None:
+    """Worlds drawn from the beliefs themselves: the truth of the winner and of each rival, and which of them fit."""
+    draw = np.random.default_rng(5)
+    held, worlds = 0, 4000
+    mean, deviation = draw.normal(0.02, 0.05, 12), draw.uniform(0.01, 0.08, 12)
+    probability = draw.uniform(0.0, 1.0, 12)
+    bound = regret_bound(timed(1.0, 0.02), LogNormal(mean=mean, deviation=deviation), probability)
+    for _ in range(worlds):
+        winner = draw.normal(0.0, 0.02)
+        times = np.where(draw.random(12) < probability, draw.normal(mean, deviation), np.inf)
+        held += 1.0 - math.exp(min(float(times.min()) - winner, 0.0)) <= bound
+    assert held / worlds >= CONFIDENCE
+    assert 0.0 < bound < 0.2
