@@ -24,10 +24,22 @@ def predict_all(
     memory_limit_bytes: int,
     store: Store | None,
     report: Callable[[int, int], None] = lambda done, total: None,
-    calibrated: bool = True,
 ) -> dict[Config, Estimate]:
-    """Every config's estimate, in the order given, with the speed of this hardware as the store's trials have shown it,
-    or unless `calibrated` as data sheets have it.
+    """`estimate_all`, with the speed of this hardware as the store's trials have shown it."""
+    found = estimate_all(job, configs, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
+    rates = rates_for(job.hardware, job.stack, store)
+    return {config: estimate.timed(job, rates) for config, estimate in found.items()}
+
+
+def estimate_all(
+    job: Job,
+    configs: Sequence[Config],
+    *,
+    memory_limit_bytes: int,
+    store: Store | None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[Config, Estimate]:
+    """Every config's estimate, in the order given, without its time, which `Estimate.timed` gives it.
 
     `report` is told how many of how many are done. Without a store nothing is looked up or kept. Each config must be
     supported. One that no trace can follow is estimated by formula (`memory_error` above 0, no time). Left out is what
@@ -46,8 +58,7 @@ def predict_all(
         made = _made(job, list(missing), memory_limit_bytes, lambda done: report(len(found) + done, len(possible)))
         cache.keep({missing[config]: estimate for config, estimate in made.items()})
         found |= made
-    rates = rates_for(job.hardware, job.stack, store if calibrated else None)
-    return {config: found[config].timed(job, rates) for config in possible if config in found}
+    return {config: found[config] for config in possible if config in found}
 
 
 def _made(job: Job, configs: list[Config], limit: int, report: Callable[[int], None]) -> dict[Config, Estimate]:

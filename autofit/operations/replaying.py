@@ -9,19 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import autofit
-from autofit.catalog.models import load
 from autofit.errors import NothingFits, UsageError, unknown
-from autofit.operations.estimate_cache import readable
-from autofit.operations.predicting import predict_all
 from autofit.operations.recorded_tables import RecordedTable, is_table, read_whole
-from autofit.techniques import Job
-from autofit.trial.site import installed_stack
+from autofit.operations.replay_foresight import ReplayForesight
 from autofit.units import format_bytes
 from autofit.workload import METHODS
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second.
-    from autofit.search.foresight import Foresight
     from autofit.search.replay.method import SearchMethod
     from autofit.search.replay.recorded import Recorded
     from autofit.search.replay.score import Score
@@ -111,9 +106,10 @@ def replay(
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: it must be at least 1")
     searches = chosen(methods)
-    estimated = partial(_foreseen, store=store, report=report)
     whole = [read_whole(table) for table in _tables(tables)]
-    problems = [problem for table in whole for problem in _problems(table, memory_limit_bytes, estimated)]
+    limits = partial(_limit, limit=memory_limit_bytes)
+    foresight = ReplayForesight(whole, limits, store=store, report=report)
+    problems = [problem for table in whole for problem in _problems(table, limits(table), foresight)]
     fitting = [recorded for recorded in problems if recorded.points]
     if not fitting:
         raise _nothing_fits(problems)
@@ -172,19 +168,21 @@ def _tables(named: Sequence[Path]) -> list[Path]:
     return tables
 
 
-def _problems(
-    table: RecordedTable, limit: int | None, estimated: Callable[[RecordedTable, int], Foresight]
-) -> list[Recorded]:
-    from autofit.search.replay.problem import Problem, listed
-    from autofit.search.replay.recorded import Recorded, under
-
+def _limit(table: RecordedTable, *, limit: int | None) -> int:
+    """The memory limit that `table` is replayed under, bytes."""
     if limit is not None and limit > table.memory_limit_bytes:
         raise UsageError(
             f"memory-limit {format_bytes(limit)} is above the {format_bytes(table.memory_limit_bytes)} under which "
             f"{table.file} was recorded: what would have fitted is not known"
         )
-    limit = table.memory_limit_bytes if limit is None else limit
-    foresee = cache(partial(estimated, table, limit))
+    return table.memory_limit_bytes if limit is None else limit
+
+
+def _problems(table: RecordedTable, limit: int, foresight: ReplayForesight) -> list[Recorded]:
+    from autofit.search.replay.problem import Problem, listed
+    from autofit.search.replay.recorded import Recorded, under
+
+    cold, warm = cache(partial(foresight.cold, table)), cache(partial(foresight.warm, table))
     problems = []
     for method in METHODS:
         trials = {trial.config: trial for trial in table.trials if trial.config["method"] == method}
@@ -198,36 +196,12 @@ def _problems(
             hardware=table.hardware,
             stack=table.stack,
             memory_limit_bytes=limit,
-            foresee=foresee,
+            foresee=cold,
+            foresee_warm=warm,
         )
         known = {c: replace(t, outcome=under(limit, t.outcome), memory_limit_bytes=limit) for c, t in trials.items()}
         problems.append(Recorded(problem=problem, trials=known))
     return problems
-
-
-def _foreseen(table: RecordedTable, limit: int, *, store: str | None, report: Callable[[str], None]) -> Foresight:
-    """What a search on a new machine would foresee: estimates, and no trial by which to correct them."""
-    from autofit.search.foresight import Foresight
-
-    # Traced with the libraries that are here, for a device and extras as they were there.
-    there = table.stack
-    stack = replace(
-        installed_stack(),
-        cuda=there.cuda,
-        driver=there.driver,
-        flash_attn=there.flash_attn,
-        liger_kernel=there.liger_kernel,
-    )
-    job = Job(model=load(table.workload.model), workload=table.workload, hardware=table.hardware, stack=stack)
-    configs = [trial.config for trial in table.trials]
-
-    def told(done: int, total: int) -> None:
-        report(f"{table.name}: {done} of {total} configs estimated")
-
-    with readable(store, create=True) as kept:
-        found = predict_all(job, configs, memory_limit_bytes=limit, store=kept, report=told, calibrated=False)
-    foresight = Foresight(predictions={config: estimate.prediction for config, estimate in found.items()})
-    return foresight.at_least(max((estimate.memory_error for estimate in found.values()), default=0.0))
 
 
 def _nothing_fits(problems: Sequence[Recorded]) -> NothingFits:

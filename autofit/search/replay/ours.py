@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autofit.catalog.models import load
@@ -10,6 +11,7 @@ from autofit.errors import AutofitError
 from autofit.estimate.floor import floor_bytes
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Lattice
+from autofit.search.foresight import Foresight
 from autofit.search.loop import Limits, Search
 from autofit.search.replay.method import CannotRun
 from autofit.search.replay.oracle import Oracle
@@ -24,6 +26,18 @@ from autofit.workload import Effect, Goal
 def search(problem: Problem, oracle: Oracle, seed: int) -> None:
     """The search with an empty store and the estimator's predictions. Nothing in it is random but the order of the
     configs, by which ties are broken. The winner's second run, which no rival has, is paid for."""
+    _search(problem, oracle, seed, problem.foresee)
+
+
+def search_warm(problem: Problem, oracle: Oracle, seed: int) -> None:
+    """The same on a machine whose store has the trials of all other tables. Raises `CannotRun` if there are none."""
+    foresight = problem.foresee_warm()
+    if foresight is None:
+        raise CannotRun("no other table is of this hardware")
+    _search(problem, oracle, seed, lambda: foresight)
+
+
+def _search(problem: Problem, oracle: Oracle, seed: int, foresee: Callable[[], Foresight]) -> None:
     job = job_of(problem)
     configs = list(problem.configs)
     random.Random(seed).shuffle(configs)
@@ -36,7 +50,7 @@ def search(problem: Problem, oracle: Oracle, seed: int) -> None:
         floor=lambda config: floor_bytes(config, job),
         known={},
         open_pool=lambda: ReplayPool(job, oracle, devices=job.workload.devices),
-        foresee=lambda told: problem.foresee(),
+        foresee=lambda told: foresee(),
         save=lambda trial: trial,
     )
     found.run()

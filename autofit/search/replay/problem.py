@@ -28,6 +28,8 @@ class Problem:
     memory_limit_bytes: int
     foresee: Callable[[], Foresight] = field(default=Foresight, compare=False)
     """What the estimator says of the configs, learnt from no trial. The first call may take minutes."""
+    foresee_warm: Callable[[], Foresight | None] = field(default=lambda: None, compare=False)
+    """The same, corrected by the trials of the other tables that are of this hardware; None if there are none."""
 
     @property
     def name(self) -> str:

@@ -12,7 +12,7 @@ from unit.search.made_tables import lines_of, write
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
 from autofit.catalog.models import load
-from autofit.operations import replaying
+from autofit.operations import replay_foresight
 from autofit.search.replay import rivals_deepspeed
 from autofit.search.replay.method import CannotRun
 from autofit.units import GIB
@@ -23,7 +23,7 @@ REPLAY = ("bench", "replay", "--table", "made.jsonl")
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table in the folder where commands run, of which nothing is estimated."""
-    monkeypatch.setattr(replaying, "predict_all", lambda *asked, **options: {})
+    monkeypatch.setattr(replay_foresight, "estimate_all", lambda *asked, **options: {})
     truth = Truth(job := make_job(MACHINE, STACK, model=load("smollm2-135m")), cpu_lattice(job), seed=0)
     return write(tmp_path / "made.jsonl", lines_of(truth.trial(c, 3 * GIB // 2) for c in truth.lattice.configs))
 

@@ -16,12 +16,9 @@ from unit.search.made_truth import Truth, cpu_lattice, make_job
 
 from autofit.catalog.models import load
 from autofit.errors import AutofitError, NothingFits, UsageError
-from autofit.operations import replay, replaying
+from autofit.operations import replay, replay_foresight, replaying
 from autofit.operations.recorded_tables import is_table, read_whole
 from autofit.outcome import Fits, OutOfMemory, outcome_to_json
-from autofit.search.foresight import Foresight
-from autofit.store import Store
-from autofit.trial.site import installed_stack
 from autofit.units import GIB
 
 LIMIT = 3 * GIB // 2
@@ -51,7 +48,7 @@ def table(lines: Lines, tmp_path: Path) -> Path:
 @pytest.fixture
 def no_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Estimating takes longer than everything else."""
-    monkeypatch.setattr(replaying, "predict_all", lambda *asked, **options: {})
+    monkeypatch.setattr(replay_foresight, "estimate_all", lambda *asked, **options: {})
 
 
 @pytest.mark.usefixtures("no_estimates")
@@ -141,28 +138,6 @@ def test_every_recorded_table_of_this_checkout_is_whole() -> None:
     assert tables
     for path in tables:
         assert read_whole(path).trials
-
-
-def test_predictions_are_of_the_estimator_and_of_no_trial(
-    lines: Lines, truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A real estimate of one config; what it is must not hang on trials in the store that keeps them."""
-    monkeypatch.setattr(replaying, "installed_stack", lambda: replace(installed_stack(), cuda=None))
-    one = next(line for line in lines[1:] if line["config"]["method"] == "lora" and line["config"]["micro_batch"] == 1)
-    table = read_whole(write(tmp_path / "one.jsonl", [lines[0], one]))
-    store = tmp_path / "store.db"
-
-    def foreseen() -> Foresight:
-        return replaying._foreseen(table, LIMIT, store=str(store), report=lambda line: None)
-
-    first = foreseen()
-    assert set(first.predictions) == {trial.config for trial in table.trials}
-    assert all(p.device_bytes > 0 and p.calibrated_on == 0 for p in first.predictions.values())
-    with Store.open(str(store)) as opened:
-        for trial in table.trials:
-            opened.add(replace(trial, stack=installed_stack(), prediction=first.predictions[trial.config]))
-    monkeypatch.setattr("autofit.estimate.sweep.sweep", lambda *asked, **options: pytest.fail("estimated twice"))
-    assert foreseen().predictions == first.predictions
 
 
 def test_a_whole_table_is_read_as_it_was_written(table: Path, truth: Truth) -> None:

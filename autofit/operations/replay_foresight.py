@@ -1,0 +1,104 @@
+"""What a replayed search is told before its first trial: the estimator's predictions, corrected by no trial or by those
+of other tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autofit.catalog.models import load
+from autofit.estimate.estimate import Estimate
+from autofit.lattice import Config
+from autofit.operations.calibration import LATEST, measured
+from autofit.operations.estimate_cache import readable
+from autofit.operations.predicting import estimate_all
+from autofit.operations.recorded_tables import RecordedTable
+from autofit.outcome import Trial
+from autofit.techniques import Job
+from autofit.trial.site import installed_stack
+
+if TYPE_CHECKING:
+    # Imported where it is used: Optuna takes a quarter of a second.
+    from autofit.estimate.speed import Rates
+    from autofit.search.foresight import Foresight
+
+Estimates = Mapping[Config, Estimate]
+
+
+class ReplayForesight:
+    """The foresight of searches over several tables. Each table is estimated once, which may take minutes."""
+
+    def __init__(
+        self,
+        tables: Sequence[RecordedTable],
+        limit: Callable[[RecordedTable], int],
+        *,
+        store: str | None,
+        report: Callable[[str], None],
+    ) -> None:
+        """`limit`: the memory limit that each table is replayed under. `store`: URL of one that keeps estimates."""
+        self._tables = tables
+        self._limit = limit
+        self._store = store
+        self._report = report
+        self._found: dict[Path, tuple[Job, Estimates]] = {}
+
+    def cold(self, table: RecordedTable) -> Foresight:
+        """As on a machine on which nothing was measured yet."""
+        from autofit.estimate.speed import prior
+
+        return self._foresight(table, prior(table.hardware))
+
+    def warm(self, table: RecordedTable) -> Foresight | None:
+        """As on a machine whose store has the trials of all other tables; None if no other is of this hardware."""
+        from autofit.estimate.speed import calibrated, prior
+        from autofit.search.foresight import learned
+
+        others = [t for t in self._tables if t is not table and t.hardware.key == table.hardware.key]
+        guess = prior(table.hardware)
+        if not others:
+            return None
+        earlier = [trial for other in others for trial in self._predicted(other)]
+        latest = sorted(earlier, key=lambda trial: trial.recorded_at, reverse=True)[:LATEST]
+        rates = None if guess is None else calibrated(guess, measured(latest))
+        return replace(self._foresight(table, rates), memory_error=learned(earlier))
+
+    def _foresight(self, table: RecordedTable, rates: Rates | None) -> Foresight:
+        from autofit.search.foresight import Foresight
+
+        job, estimates = self._estimates(table)
+        found = {config: estimate.timed(job, rates) for config, estimate in estimates.items()}
+        foresight = Foresight(predictions={config: estimate.prediction for config, estimate in found.items()})
+        return foresight.at_least(max((estimate.memory_error for estimate in found.values()), default=0.0))
+
+    def _predicted(self, table: RecordedTable) -> list[Trial]:
+        """The table's trials, each with what was predicted of it."""
+        predictions = self.cold(table).predictions
+        return [replace(trial, prediction=predictions.get(trial.config)) for trial in table.trials]
+
+    def _estimates(self, table: RecordedTable) -> tuple[Job, Estimates]:
+        if table.file not in self._found:
+            self._found[table.file] = self._estimated(table)
+        return self._found[table.file]
+
+    def _estimated(self, table: RecordedTable) -> tuple[Job, Estimates]:
+        # Traced with the libraries that are here, for a device and extras as they were there.
+        there = table.stack
+        stack = replace(
+            installed_stack(),
+            cuda=there.cuda,
+            driver=there.driver,
+            flash_attn=there.flash_attn,
+            liger_kernel=there.liger_kernel,
+        )
+        job = Job(model=load(table.workload.model), workload=table.workload, hardware=table.hardware, stack=stack)
+        configs = [trial.config for trial in table.trials]
+
+        def told(done: int, total: int) -> None:
+            self._report(f"{table.name}: {done} of {total} configs estimated")
+
+        with readable(self._store, create=True) as kept:
+            limit = self._limit(table)
+            return job, estimate_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)
