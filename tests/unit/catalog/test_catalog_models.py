@@ -19,7 +19,7 @@ NAMES = {
     "smollm2-135m", "smollm2-360m", "smollm2-1.7b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-14b",
     "qwen2.5-32b", "qwen2.5-72b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b",
     "qwen3-30b-a3b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "mistral-7b", "mixtral-8x7b",
-    "gemma-2-2b", "gemma-2-9b", "gemma-3-1b", "gemma-3-4b", "phi-4", "olmo-2-7b",
+    "gemma-2-2b", "gemma-2-9b", "gemma-3-270m", "gemma-3-1b", "gemma-3-4b", "phi-4", "olmo-2-7b",
 }  # fmt: skip
 TINY: dict[str, Any] = {
     "model_type": "llama",
