@@ -58,10 +58,14 @@ class ModelShape:
 
 def drops_out(config: Any) -> bool:
     """Whether the text model of a transformers config drops activations at random in training, or jitters them, so that
-    its loss is not that of evaluation: GPT-2's `attn_pdrop`, OPT's `dropout`, PhiMoE's `router_jitter_noise`."""
+    its loss is not that of evaluation: GPT-2's `attn_pdrop`, OPT's `dropout`, PhiMoE's `router_jitter_noise`. Not what
+    heads for other tasks would: GPT-NeoX's `classifier_dropout`, GPT-2's `summary_first_dropout`."""
     fields = config.get_text_config().to_dict().items()
-    random = ("drop", "jitter")
-    return any(isinstance(value, float) and value > 0 and any(w in name for w in random) for name, value in fields)
+    random, other_heads = ("drop", "jitter"), ("classif", "summary")
+    return any(
+        isinstance(value, float) and value > 0 and any(w in name for w in random) and not name.startswith(other_heads)
+        for name, value in fields
+    )
 
 
 def measure(config: PretrainedConfig, origin: str) -> ModelShape:

@@ -20,6 +20,7 @@ NAMES = {
     "qwen2.5-32b", "qwen2.5-72b", "qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "qwen3-8b", "qwen3-14b", "qwen3-32b",
     "qwen3-30b-a3b", "llama-3.2-1b", "llama-3.2-3b", "llama-3.1-8b", "llama-3.1-70b", "mistral-7b", "mixtral-8x7b",
     "gemma-2-2b", "gemma-2-9b", "gemma-3-270m", "gemma-3-1b", "gemma-3-4b", "phi-4", "olmo-2-7b",
+    "pythia-160m",
 }  # fmt: skip
 TINY: dict[str, Any] = {
     "model_type": "llama",
@@ -30,6 +31,8 @@ TINY: dict[str, Any] = {
     "num_key_value_heads": 2,
     "vocab_size": 512,
 }
+
+NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 
 every_name = pytest.mark.parametrize("name", names())
 
@@ -120,6 +123,9 @@ def test_a_mixture_of_experts_shape() -> None:
         ({**TINY, "attention_dropout": 0.0}, False),
         # What the architecture itself does where the file says nothing.
         ({"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 512}, True),
+        # Other heads than the language model's: GPT-NeoX's for classes drops out, GPT-2's for a summary, too.
+        ({"model_type": "gpt_neox", **{k: v for k, v in TINY.items() if k != "model_type"}}, False),
+        ({"model_type": "gpt2", "n_embd": 64, "n_layer": 1, "n_head": 4, "vocab_size": 512, **NO_DROPOUT}, False),
         ({**TINY, "model_type": "phimoe", "num_local_experts": 2, "router_jitter_noise": 0.01}, True),
     ],
 )
