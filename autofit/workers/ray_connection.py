@@ -31,6 +31,8 @@ def connect(address: str | None) -> Any:
     """The `ray` module, connected; raises `EnvironmentLacks` where an address does not answer."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray would run its workers at nice 15, where anything else on the machine comes before the steps that are timed.
+    os.environ.setdefault("RAY_worker_niceness", "0")
     check_installed()
     import ray
     from ray._private import ray_constants

@@ -85,6 +85,11 @@ def test_a_trial_runs_and_the_worker_is_free_again(pool: RayPool) -> None:
     assert pool.wait(0.0) == []
 
 
+def test_a_worker_is_served_as_who_has_started_it(pool: RayPool) -> None:
+    """Ray's own default is nice 15: on a machine that does anything else, trials would be timed as its last."""
+    assert actor_process().nice() == psutil.Process().nice()
+
+
 def test_nothing_listens_beyond_loopback(pool: RayPool) -> None:
     pool.site()
     addresses = [ip for process in ray_processes() for ip in listening(process)]

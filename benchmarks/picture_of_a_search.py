@@ -1,0 +1,104 @@
+"""The picture in docs/search.md: one search of a recorded table, in the plane of memory and speed.
+
+    python benchmarks/picture_of_a_search.py [--table FILE] [--method full] [--memory-limit 2GiB] [--out docs/search.svg]
+
+The configs' true figures are the table's; numbers give the order of the search's own trials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import matplotlib
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+from autofit.operations.recorded_tables import read_whole
+from autofit.operations.replay_foresight import ReplayForesight
+from autofit.operations.replaying import _problems, run_once
+from autofit.outcome import Fits
+from autofit.search.replay import ours
+from autofit.search.replay.recorded import Recorded
+from autofit.search.replay.trace import Trace
+from autofit.units import GIB, format_bytes, parse_bytes
+
+HERE = Path(__file__).parent
+# Okabe and Ito's colours, which colour-blind readers tell apart.
+BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#9a9a9a"
+
+
+def search(table: Path, method: str, limit: int | None) -> tuple[Recorded, Trace]:
+    """The table's problem of one method, and one search of it."""
+    whole = read_whole(table)
+    limit = whole.memory_limit_bytes if limit is None else limit
+    foresight = ReplayForesight([whole], lambda _: limit, store=None, report=lambda line: print(line, file=sys.stderr))
+    problem = next(p for p in _problems(whole, limit, foresight) if p.problem.method == method)
+    return problem, run_once(problem, ours.search, seed=0)
+
+
+def picture(recorded: Recorded, trace: Trace) -> Figure:
+    """All configs, the frontier, and the search's trials in their order."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    limit = recorded.problem.memory_limit_bytes / GIB
+    points = recorded.points
+    axes.plot(*_corners([_place(p.measurement) for p in points]), "o", ms=4, color=GREY, mec="none", label="fits")
+    front = [_place(p.measurement) for p in recorded.frontier]
+    axes.step(*_corners([*front, (limit, front[-1][1])]), where="post", color=BLUE, lw=1.2, zorder=1)
+    axes.annotate("frontier of all configs", front[0], (4, -14), textcoords="offset points", color=BLUE, fontsize=8)
+    order: dict[object, list[int]] = {}
+    for number, run in enumerate(trace.runs, start=1):
+        order.setdefault(run.config, []).append(number)
+    ran_out = 0
+    for config, numbers in order.items():
+        outcome = recorded.trials[config].outcome
+        said = ", ".join(map(str, numbers))
+        if isinstance(outcome, Fits):
+            place = _place(outcome.measurement)
+            axes.plot(*place, "o", ms=6, color=ORANGE, mec="white", mew=0.6)
+            axes.annotate(said, place, (0, 5), textcoords="offset points", ha="center", fontsize=8, color=ORANGE)
+        else:
+            ran_out += 1
+            axes.annotate(said, (limit, 4.0 * ran_out), (4, 0), textcoords="offset points", fontsize=8, color=ORANGE)
+    axes.axvline(limit, color="black", lw=0.8, ls=":")
+    axes.annotate(
+        f"limit {format_bytes(recorded.problem.memory_limit_bytes)}; {recorded.out_of_memory} configs need more",
+        (limit, axes.get_ylim()[1]),
+        (-4, -10),
+        textcoords="offset points",
+        ha="right",
+        fontsize=8,
+    )
+    axes.set(xlabel="device memory, GiB", ylabel="tokens/s", ylim=(0, None))
+    axes.set_title(f"{len(trace.runs)} trials of {len(recorded.trials)} configs", fontsize=10, loc="left")
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    return figure
+
+
+def _place(measured: object) -> tuple[float, float]:
+    return measured.device_bytes / GIB, measured.tokens_per_second  # type: ignore[attr-defined]
+
+
+def _corners(places: list[tuple[float, float]]) -> tuple[list[float], list[float]]:
+    return [x for x, _ in places], [y for _, y in places]
+
+
+def main() -> None:
+    """Search and draw."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, default=HERE / "recorded" / "cpu-2c-smollm2-135m.jsonl")
+    parser.add_argument("--method", default="full")
+    parser.add_argument("--memory-limit", type=parse_bytes)
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "search.svg")
+    arguments = parser.parse_args()
+    matplotlib.rcParams["svg.hashsalt"] = "autofit"  # the same picture is the same file
+    recorded, trace = search(arguments.table, arguments.method, arguments.memory_limit)
+    FigureCanvasSVG(picture(recorded, trace)).print_svg(arguments.out, metadata={"Date": None})
+    print(f"{arguments.out}: {len(trace.runs)} trials")
+
+
+if __name__ == "__main__":
+    main()
