@@ -30,6 +30,11 @@ MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more of the other work than of the next trial."""
 LEAST_REPEATS = 5
 """Steps that every trial runs whatever they take, about."""
+BESIDE = 0.25
+"""Worth of a gain in a method that is not going to be recommended, because a more faithful one fits: it is shown beside
+the recommendation."""
+POSSIBLE = 0.05
+"""Chance of fitting from which on a method may still be the one to recommend."""
 CANNOT_FIT = 1e-3
 """Probability of fitting below which a predicted config is not run: three deviations of the errors seen, about."""
 NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
@@ -42,7 +47,8 @@ class Candidate:
 
     config: Config
     expected_gain: float
-    """Expected gain of the best speed of its method, plus that of the frontier's area; relative, 0.01 is 1 %."""
+    """Expected gain of the best speed of its method, plus that of the frontier's area; relative, 0.01 is 1 %. Worth
+    `BESIDE` of that where another method is going to be recommended."""
     fit_probability: float
     expected_seconds: float
     """Of its trial, set-up included."""
@@ -70,8 +76,10 @@ class _Weighed:
 class Advice:
     """Expected gains of the open configs, from the lattice, the trials so far and the memory floor."""
 
-    def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int]) -> None:
+    def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int], methods: Sequence[str] = ()) -> None:
+        """`methods`: the most faithful first, of which the first that fits will be recommended; all alike if empty."""
         self._knowledge = knowledge
+        self._faithful = tuple(methods)
         configs, axes = knowledge.lattice.configs, knowledge.lattice.axes
         self._row_of = {c: row for row, c in enumerate(configs)}
         self._methods = np.array([c.text("method") for c in configs])
@@ -220,6 +228,9 @@ class Advice:
             gain[chosen], probability[chosen] = self._gains(
                 floors[chosen], _part(time, chosen), _part(memory, chosen), own
             )
+        recommended = self._recommended(methods, probability)
+        if recommended is not None:
+            gain[methods != recommended] *= BESIDE
         order = np.argsort(-gain / seconds, kind="stable")
         return _Weighed(
             rows=rows[order],
@@ -228,6 +239,11 @@ class Advice:
             seconds=seconds[order],
             cannot_fit=(self._predicted[rows] & (probability < CANNOT_FIT))[order],
         )
+
+    def _recommended(self, methods: NDArray[np.str_], probability: Array) -> str | None:
+        """The most faithful method that has fitted or may; None where there is none."""
+        possible = {p.method for p in self._knowledge.points()} | set(methods[probability >= POSSIBLE].tolist())
+        return next((method for method in self._faithful if method in possible), None)
 
     def _step_time(self, rows: Rows) -> LogNormal:
         """The logarithm of seconds per step."""

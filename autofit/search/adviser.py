@@ -12,7 +12,7 @@ ones, GPSampler's 15 to 40, depending on how failures were told.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import optuna
 from optuna.study import StudyDirection
@@ -32,10 +32,11 @@ OVER_LIMIT = "bytes_over_limit"
 class Adviser:
     """Chooses the next config. Two objectives: memory down, throughput up; not fitting is a violated constraint."""
 
-    def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int]) -> None:
+    def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int], methods: Sequence[str] = ()) -> None:
+        """`methods`: the most faithful first; see `Advice`."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._knowledge = knowledge
-        self.advice = Advice(knowledge, floor)
+        self.advice = Advice(knowledge, floor, methods)
         self._sampler = LatticeSampler(knowledge, self.advice)
         # A study refuses changed categories under one name: the name says which space it is.
         name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})

@@ -120,7 +120,7 @@ class Search:
         dropout = self.job.workload.lora_dropout > 0 or shape(self.job.model).dropout
         self._baselines = FamilyBaselines(dropout=dropout)
         self._rule_out_by_floor()
-        self._adviser = Adviser(self.knowledge, self.floor)
+        self._adviser = Adviser(self.knowledge, self.floor, self.methods)
         self._recall()
         if self.answer_only:
             self.progress.stopped_because = "the same search has ended before"

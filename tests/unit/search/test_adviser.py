@@ -22,7 +22,7 @@ from unit.search.made_truth import Truth, cpu_lattice
 from autofit.frontier import Point
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Outcome, TimedOut, Trial
-from autofit.search.advice import WORTHWHILE_GAIN, Advice, _area_gain, mean_above
+from autofit.search.advice import BESIDE, WORTHWHILE_GAIN, Advice, _area_gain, mean_above
 from autofit.search.adviser import OVER_LIMIT, Adviser
 from autofit.search.knowledge import Knowledge
 from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
@@ -352,6 +352,43 @@ def test_asking_is_cheap(candidates: int, seconds: float) -> None:
         adviser.ask()
         taken.append(time.thread_time() - began)
     assert min(taken) < seconds, taken
+
+
+METHODS = ("full", "lora", "qlora")
+
+
+def gains(advice: Advice) -> dict[Config, float]:
+    return {c.config: c.expected_gain for c in advice.candidates()}
+
+
+def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
+    """Of the most faithful method that fits, or may, all counts."""
+    for gone, recommended in ((), "full"), (("full",), "lora"):
+        knowledge = Knowledge(LATTICE, LIMIT)
+        for config in LATTICE.configs:
+            if config["method"] in gone:
+                knowledge.rule_out(config, "its weights alone take more")
+        alike, ours = gains(Advice(knowledge, floor)), gains(Advice(knowledge, floor, METHODS))
+        for config in knowledge.open:
+            worth = 1.0 if config["method"] == recommended else BESIDE
+            assert ours[config] == pytest.approx(worth * alike[config])
+
+
+def test_the_method_that_will_be_recommended_is_tried_first_and_the_others_too() -> None:
+    knowledge = Knowledge(LATTICE, LIMIT)
+    adviser = Adviser(knowledge, floor, METHODS)
+    tried = [run(adviser, fits(2, 100)).text("method") for _ in range(12)]
+    assert tried[0] == "full"
+    assert set(tried) == set(METHODS), "a frontier of each is shown"
+
+
+def test_where_it_turns_out_not_to_fit_the_next_method_counts() -> None:
+    knowledge = Knowledge(LATTICE, LIMIT)
+    advice = Advice(knowledge, floor, METHODS)
+    for config in [c for c in LATTICE.configs if c["method"] == "full"]:
+        if config in knowledge.open:
+            knowledge.learn(make_trial(config, out_of_memory(), limit=LIMIT))
+    assert advice.first().config["method"] == "lora"
 
 
 def test_running_out_makes_its_like_less_likely_to_fit() -> None:
