@@ -300,7 +300,7 @@ class Advice:
         speedup = best / np.exp(draws)  # 1 is the best so far
         faster = np.maximum(0.0, speedup - 1.0).mean(axis=1) * probability
         memory = floors + np.exp(above.mean)
-        area = _area_gain(points, best, memory, np.exp(math.log(best) - time.mean), limit)
+        area = _area_gain(points, best, memory, speedup, limit)
         return faster + 0.5 * area * probability, probability
 
 
@@ -329,11 +329,15 @@ def _part(found: LogNormal, chosen: NDArray[np.intp]) -> LogNormal:
 
 
 def _area_gain(points: Sequence[Point], best: float, memory: Array, speedup: Array, limit: float) -> Array:
-    """Growth of the area under the frontier by one more point, for each of many; memory in bytes, which counts as a
-    share of the limit, and speed as a multiple of the best point's."""
+    """Expected growth of the area under the frontier by one more point, for each of many.
+
+    `memory`: bytes, one per config, counted as a share of the limit. `speedup`: equally likely speeds of each config,
+    as multiples of the best point's; shape (configs, draws).
+    """
     front = pareto(points)
     starts = np.array([0.0, *(p.measurement.device_bytes / limit for p in front)])
     heights = np.array([0.0, *(best / p.measurement.step_seconds.median for p in front)])
     ends = np.append(starts[1:], 1.0)
     widths = np.maximum(0.0, ends[None, :] - np.maximum(starts[None, :], (memory / limit)[:, None]))
-    return np.asarray((np.maximum(0.0, speedup[:, None] - heights[None, :]) * widths).sum(axis=1))
+    rise = np.maximum(0.0, speedup[:, :, None] - heights[None, None, :]).mean(axis=1)
+    return np.asarray((rise * widths).sum(axis=1))

@@ -313,7 +313,7 @@ def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
         points = [Point(config=LATTICE.configs[0], measurement=o.measurement, trial_id=None) for o in outcomes]
         best = min(p.measurement.step_seconds.median for p in points)
         memory = np.array([choose.uniform(0.5, 12) * GIB for _ in range(4)])
-        speedup = np.array([choose.uniform(0.3, 2) for _ in range(4)])
+        speedup = np.array([[choose.uniform(0.3, 2) for _ in range(3)] for _ in range(4)])
         shares = (np.arange(20000) + 0.5) / 20000
         heights = np.zeros_like(shares)
         for p in points:
@@ -322,8 +322,8 @@ def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
                 heights[shares >= p.measurement.device_bytes / limit], height
             )
         expected = [
-            np.where(shares >= m / limit, np.maximum(0.0, s - heights), 0.0).mean()
-            for m, s in zip(memory, speedup, strict=True)
+            np.mean([np.where(shares >= m / limit, np.maximum(0.0, s - heights), 0.0).mean() for s in draws])
+            for m, draws in zip(memory, speedup, strict=True)
         ]
         assert _area_gain(points, best, memory, speedup, limit) == pytest.approx(expected, abs=2e-3)
 
