@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
 
-.PHONY: install search test estimates replay test-rivals lint types clean anew
+.PHONY: install search test estimates replay results test-rivals lint types clean anew
 
 install: $(VENV)/.installed
 
@@ -42,6 +42,12 @@ REPLAY ?=
 
 replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
+
+# benchmarks/RESULTS.md with its plots. Hours the first time; interrupted, the same command goes on.
+RESULTS ?= $(patsubst %,--table benchmarks/recorded/cpu-2c-%.jsonl,smollm2-135m gpt2)
+
+results: $(RIVALS)
+	PYTHONPATH=$(RIVALS) $(BIN)/python benchmarks/replay_results.py $(RESULTS)
 
 test-rivals: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/python -m pytest tests/unit/search/test_replay_rivals.py

@@ -1,6 +1,6 @@
 """The picture in docs/search.md: one search of a recorded table, in the plane of memory and speed.
 
-    python benchmarks/picture_of_a_search.py [--table FILE] [--method full] [--memory-limit 2GiB] [--out docs/search.svg]
+    python benchmarks/picture_of_a_search.py [--table FILE] [--method full] [--memory-limit 2GiB] [--out FILE]
 
 The configs' true figures are the table's; numbers give the order of the search's own trials.
 """
@@ -15,11 +15,10 @@ import matplotlib
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from autofit.operations.recorded_tables import read_whole
-from autofit.operations.replay_foresight import ReplayForesight
-from autofit.operations.replaying import _problems, run_once
+from autofit.operations.replaying import recorded_problems
 from autofit.outcome import Fits
 from autofit.search.replay import ours
+from autofit.search.replay.kept import searched
 from autofit.search.replay.recorded import Recorded
 from autofit.search.replay.trace import Trace
 from autofit.units import GIB, format_bytes, parse_bytes
@@ -31,11 +30,11 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#9a9a9a"
 
 def search(table: Path, method: str, limit: int | None) -> tuple[Recorded, Trace]:
     """The table's problem of one method, and one search of it."""
-    whole = read_whole(table)
-    limit = whole.memory_limit_bytes if limit is None else limit
-    foresight = ReplayForesight([whole], lambda _: limit, store=None, report=lambda line: print(line, file=sys.stderr))
-    problem = next(p for p in _problems(whole, limit, foresight) if p.problem.method == method)
-    return problem, run_once(problem, ours.search, seed=0)
+    problems = recorded_problems(
+        [table], memory_limit_bytes=limit, report=lambda line: print(line, file=sys.stderr, flush=True)
+    )
+    recorded = next(found for found in problems if found.problem.method == method)
+    return recorded, searched(recorded, ours.search, seed=0)[1]
 
 
 def picture(recorded: Recorded, trace: Trace) -> Figure:

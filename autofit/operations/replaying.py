@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from autofit.search.replay.recorded import Recorded
     from autofit.search.replay.score import Score
     from autofit.search.replay.trace import Trace
+    from autofit.search.replay.trajectory import Trajectory
 
 RECORDED = Path(autofit.__file__).parent.parent / "benchmarks" / "recorded"
 """The tables of a checkout, which are replayed where none is named."""
@@ -34,6 +36,8 @@ class Judged:
     recorded: Recorded
     scores: Mapping[str, Score | str]
     """By the methods' names; for a method that cannot run here, why."""
+    trajectories: Mapping[str, Trajectory]
+    """Of the methods that have run."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -59,7 +63,11 @@ class Judged:
             "methods": [
                 {"name": name, "not_run": score, "score": None}
                 if isinstance(score, str)
-                else {"name": name, "not_run": None, "score": score.to_json()}
+                else {
+                    "name": name,
+                    "not_run": None,
+                    "score": {**score.to_json(), "trajectory": self.trajectories[name].to_json()},
+                }
                 for name, score in self.scores.items()
             ],
         }
@@ -90,13 +98,15 @@ def replay(
     seeds: int = SEEDS,
     memory_limit_bytes: int | None = None,
     store: str | None = None,
+    keep: Path | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> ReplayResult:
     """Drive search methods over recorded tables, as if the trials ran, with the recorded seconds as their cost.
 
     Without tables, those of the checkout; without methods, all. Every training method of a table is a problem of its
     own. A limit below the table's turns what it does not hold into out of memory. Of the store at this URL the kept
-    estimates are used, and nothing else. `report` is told in a line what is done next.
+    estimates are used, and nothing else. Searches that the folder `keep` has are not run again, and others are kept
+    there. `report` is told in a line what is done next.
 
     Raises `UsageError` for unknown names, a table that is not whole, and a limit above a table's, and `NothingFits`
     where no table has anything that fits.
@@ -106,50 +116,75 @@ def replay(
     if seeds < 1:
         raise UsageError(f"seeds is {seeds}: it must be at least 1")
     searches = chosen(methods)
-    whole = [read_whole(table) for table in _tables(tables)]
-    limits = partial(_limit, limit=memory_limit_bytes)
-    foresight = ReplayForesight(whole, limits, store=store, report=report)
-    problems = [problem for table in whole for problem in _problems(table, limits(table), foresight)]
-    fitting = [recorded for recorded in problems if recorded.points]
-    if not fitting:
-        raise _nothing_fits(problems)
+    problems = recorded_problems(tables, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
     return ReplayResult(
         seeds=seeds,
-        problems=tuple(
-            Judged(recorded=recorded, scores=dict(_scores(recorded, searches, seeds, report))) for recorded in fitting
-        ),
+        problems=tuple(_judged(recorded, searches, seeds, keep, report) for recorded in problems if recorded.points),
         left_out=tuple(recorded.problem.name for recorded in problems if not recorded.points),
     )
 
 
-def run_once(recorded: Recorded, method: SearchMethod, seed: int) -> Trace:
-    """One search of one method. Raises `CannotRun` where it lacks something here."""
-    from autofit.search.replay.oracle import Enough, Oracle
+def recorded_problems(
+    tables: Sequence[Path] = (),
+    *,
+    memory_limit_bytes: int | None = None,
+    store: str | None = None,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Recorded]:
+    """The problems of `replay`, those of which nothing fits included. Raises what it raises."""
+    whole = [read_whole(table) for table in _tables(tables)]
+    limits = partial(_limit, limit=memory_limit_bytes)
+    foresight = ReplayForesight(whole, limits, store=store, report=report)
+    digests = {table.file: sha256(table.file.read_bytes()).hexdigest() for table in whole}
+    problems = []
+    for table in whole:
+        others = tuple(sorted(digest for file, digest in digests.items() if file != table.file))
+        problems += _problems(table, limits(table), foresight, others)
+    if not any(recorded.points for recorded in problems):
+        raise _nothing_fits(problems)
+    return problems
 
-    oracle = Oracle(recorded, seed)
-    try:
-        method(recorded.problem, oracle, seed)
-    except Enough:
-        return oracle.trace(stopped=False)
-    return oracle.trace(stopped=True)
 
-
-def _scores(
-    recorded: Recorded, searches: Mapping[str, SearchMethod], seeds: int, report: Callable[[str], None]
-) -> Iterator[tuple[str, Score | str]]:
+def _judged(
+    recorded: Recorded,
+    searches: Mapping[str, SearchMethod],
+    seeds: int,
+    keep: Path | None,
+    report: Callable[[str], None],
+) -> Judged:
     from autofit.search.replay.method import CannotRun
     from autofit.search.replay.score import score
+    from autofit.search.replay.trajectory import trajectory
 
+    scores: dict[str, Score | str] = {}
+    trajectories = {}
     for name, method in searches.items():
-        traces = []
         try:
-            for seed in range(seeds):
-                report(f"{recorded.problem.name}: {name}, seed {seed + 1} of {seeds}")
-                traces.append(run_once(recorded, method, seed))
+            traces = list(_traces(recorded, name, method, seeds, keep, report))
         except CannotRun as missing:
-            yield name, str(missing)
+            scores[name] = str(missing)
         else:
-            yield name, score(recorded, traces)
+            scores[name], trajectories[name] = score(recorded, traces), trajectory(recorded, traces)
+    return Judged(recorded=recorded, scores=scores, trajectories=trajectories)
+
+
+def _traces(
+    recorded: Recorded, name: str, method: SearchMethod, seeds: int, keep: Path | None, report: Callable[[str], None]
+) -> Iterator[Trace]:
+    """One search per seed. Raises `CannotRun` where the method lacks something here."""
+    from autofit.search.replay.kept import KeptSearches, searched
+
+    kept = None if keep is None else KeptSearches.of(keep, recorded, name, method)
+    known = {} if kept is None else kept.traces()
+    for seed in range(seeds):
+        if seed in known:
+            yield known[seed]
+            continue
+        report(f"{recorded.problem.name}: {name}, seed {seed + 1} of {seeds}")
+        search, trace = searched(recorded, method, seed)
+        if kept is not None:
+            kept.add(search)
+        yield trace
 
 
 def _tables(named: Sequence[Path]) -> list[Path]:
@@ -178,7 +213,7 @@ def _limit(table: RecordedTable, *, limit: int | None) -> int:
     return table.memory_limit_bytes if limit is None else limit
 
 
-def _problems(table: RecordedTable, limit: int, foresight: ReplayForesight) -> list[Recorded]:
+def _problems(table: RecordedTable, limit: int, foresight: ReplayForesight, others: tuple[str, ...]) -> list[Recorded]:
     from autofit.search.replay.problem import Problem, listed
     from autofit.search.replay.recorded import Recorded, under
 
@@ -198,6 +233,7 @@ def _problems(table: RecordedTable, limit: int, foresight: ReplayForesight) -> l
             memory_limit_bytes=limit,
             foresee=cold,
             foresee_warm=warm,
+            others=others,
         )
         known = {c: replace(t, outcome=under(limit, t.outcome), memory_limit_bytes=limit) for c, t in trials.items()}
         problems.append(Recorded(problem=problem, trials=known))

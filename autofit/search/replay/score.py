@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from autofit.outcome import Fits, OutOfMemory
-from autofit.search.replay.hypervolume import hypervolume
+from autofit.search.replay.frontier_share import FrontierShare
 from autofit.search.replay.recorded import Recorded
 from autofit.search.replay.trace import Run, Trace
 
@@ -134,9 +134,7 @@ def _regret_of_stated(trace: Trace, best: float) -> float:
 
 def share_after(recorded: Recorded, trace: Trace, trials: int) -> float:
     """Share of the exhaustive frontier's hypervolume that the first so many trials have."""
-    fitted = [run.outcome.measurement for run in trace.runs[:trials] if isinstance(run.outcome, Fits)]
-    whole = hypervolume(_corners(p.measurement for p in recorded.frontier), recorded.reference)
-    return hypervolume(_corners(fitted), recorded.reference) / whole if whole else float(bool(fitted))
+    return FrontierShare(recorded).of(trace.runs[:trials])
 
 
 def _reached(traces: Sequence[Trace], best: float, within: float) -> Reached:
@@ -182,10 +180,6 @@ def _seconds(runs: Iterable[Run]) -> float:
 def _speed(run: Run) -> float:
     """Tokens per second; 0 for what did not train."""
     return run.outcome.measurement.tokens_per_second if isinstance(run.outcome, Fits) else 0.0
-
-
-def _corners(measured: Iterable[Any]) -> list[tuple[float, float]]:
-    return [(float(m.device_bytes), m.tokens_per_second) for m in measured]
 
 
 def _finite(figure: float) -> float | None:

@@ -76,12 +76,38 @@ def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
     assert (ours["name"], ours["not_run"]) == ("autofit", None)
     assert [entry["within"] for entry in ours["score"]["reached"]] == [0.05, 0.02, 0.01]
     assert set(ours["score"]["reached"][0]) == {"within", "seeds", "trials", "seconds"}
+    assert set(ours["score"]["trajectory"]) == {"speed", "hypervolume", "seconds", "speed_by_seconds"}
+    assert len(ours["score"]["trajectory"]["speed"]["median"]) == 40
 
 
 @pytest.mark.usefixtures("no_estimates")
 def test_a_replay_is_repeatable(table: Path) -> None:
     first, second = (replay([table], methods=CHEAP[:2], seeds=1).to_json() for _ in range(2))
     assert first == second
+
+
+@pytest.mark.usefixtures("no_estimates")
+def test_an_interrupted_replay_goes_on_and_runs_no_search_twice(table: Path, tmp_path: Path) -> None:
+    whole = replay([table], methods=CHEAP, seeds=2).to_json()
+    told: list[str] = []
+
+    def interrupted(line: str) -> None:
+        told.append(line)
+        if len(told) == 11:
+            raise KeyboardInterrupt
+
+    def replayed(report: Callable[[str], None]) -> dict[str, Any]:
+        return replay([table], methods=CHEAP, seeds=2, keep=tmp_path / "kept", report=report).to_json()
+
+    with pytest.raises(KeyboardInterrupt):
+        replayed(interrupted)
+    stopped_at = told.pop()
+    assert replayed(told.append) == whole
+    assert told[10] == stopped_at and len(set(told)) == len(told) == 3 * len(CHEAP) * 2
+    assert replayed(lambda line: pytest.fail(f"run twice: {line}")) == whole
+    # More seeds are added to those that are kept.
+    replay([table], methods=["checklist"], seeds=3, keep=tmp_path / "kept", report=told.append)
+    assert told[-3:] == [f"cpu-of-tests/{method}: checklist, seed 3 of 3" for method in ("full", "lora", "qlora")]
 
 
 @pytest.mark.usefixtures("no_estimates")

@@ -1,0 +1,111 @@
+"""How a method came to the best, trial by trial and second by second: what a plot of it shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+from autofit.search.replay.frontier_share import FrontierShare
+from autofit.search.replay.oracle import HORIZON
+from autofit.search.replay.recorded import Recorded
+from autofit.search.replay.score import Spread, regret
+from autofit.search.replay.trace import Trace
+
+TRIALS = tuple(range(1, HORIZON + 1))
+"""After each of which a search is looked at."""
+MOMENTS = 40
+"""At so many seconds of trials a search is looked at."""
+DIGITS = 4
+"""Of a share, and of seconds: more than a plot shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A share over the seeds, at one place of a plot after the other."""
+
+    median: tuple[float, ...]
+    p10: tuple[float, ...]
+    """Nine tenths of the seeds have at least that, by nearest rank."""
+    p90: tuple[float, ...]
+    """Nine tenths of the seeds have at most that."""
+
+    @classmethod
+    def of(cls, searches: Sequence[Sequence[float]]) -> Band:
+        """Of at least one search: each its shares at all places."""
+        places = list(zip(*searches, strict=True))
+        low = [Spread.of(shares, more_is_better=True) for shares in places]
+        high = [Spread.of(shares) for shares in places]
+        return cls(
+            median=_rounded(share.median for share in low),
+            p10=_rounded(share.p90 for share in low),
+            p90=_rounded(share.p90 for share in high),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {"median": list(self.median), "p10": list(self.p10), "p90": list(self.p90)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A method's way over the seeds of one problem. A search that has ended keeps what it had."""
+
+    speed: Band
+    """After each of `TRIALS`: the best speed found so far, as a share of the table's best; 0 while nothing fits."""
+    hypervolume: Band
+    """After each of `TRIALS`: the share of the exhaustive frontier's hypervolume."""
+    seconds: tuple[float, ...]
+    """`moments` of the problem."""
+    speed_by_seconds: Band
+    """The same as `speed`, of the trials that have ended after so many seconds of trials."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "speed": self.speed.to_json(),
+            "hypervolume": self.hypervolume.to_json(),
+            "seconds": list(self.seconds),
+            "speed_by_seconds": self.speed_by_seconds.to_json(),
+        }
+
+
+def trajectory(recorded: Recorded, traces: Sequence[Trace]) -> Trajectory:
+    """The trajectory of at least one search, one trace per seed."""
+    best = recorded.best.measurement.tokens_per_second
+    share, times = FrontierShare(recorded), moments(recorded)
+    return Trajectory(
+        speed=Band.of([_fastest(trace, best, TRIALS) for trace in traces]),
+        hypervolume=Band.of([[share.of(trace.runs[:number]) for number in TRIALS] for trace in traces]),
+        seconds=_rounded(times, significant=True),
+        speed_by_seconds=Band.of([_fastest(trace, best, _ended(trace, times)) for trace in traces]),
+    )
+
+
+def moments(recorded: Recorded) -> list[float]:
+    """`MOMENTS` seconds at which a search of the problem is looked at, equal for all methods: from the cheapest trial
+    to the sum of all, equally far apart on a logarithmic axis."""
+    seconds = [trial.seconds for trial in recorded.trials.values()]
+    first, last = min(seconds), math.fsum(seconds)
+    return [*(first * (last / first) ** (n / (MOMENTS - 1)) for n in range(MOMENTS - 1)), last]
+
+
+def _fastest(trace: Trace, best: float, numbers: Iterable[int]) -> list[float]:
+    """The fastest of the first so many runs, for each number, as a share of `best`."""
+    begun = [replace(trace, runs=trace.runs[:number]) for number in range(len(trace.runs) + 1)]
+    so_far = [max(0.0, 1.0 - regret(some, best)) for some in begun]
+    return [so_far[min(number, len(trace.runs))] for number in numbers]
+
+
+def _ended(trace: Trace, times: Iterable[float]) -> list[int]:
+    """How many runs have ended by each time."""
+    ends = list(accumulate(run.seconds for run in trace.runs))
+    return [sum(end <= time for end in ends) for time in times]
+
+
+def _rounded(figures: Iterable[float | None], *, significant: bool = False) -> tuple[float, ...]:
+    """To `DIGITS` after the point, or in all. A share is never beyond every number."""
+    known = [0.0 if figure is None else figure for figure in figures]
+    return tuple(float(f"{figure:.{DIGITS}g}") if significant else round(figure, DIGITS) for figure in known)

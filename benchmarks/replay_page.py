@@ -1,0 +1,303 @@
+"""The page of a replay's results: the answer first, then how it was measured, every figure, and the plots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from replay_verdicts import (
+    JSON,
+    NEAR,
+    NEVER,
+    OURS,
+    WANTED,
+    WARM,
+    Verdict,
+    figure,
+    others,
+    pair,
+    quickest,
+    reached,
+    scores,
+    times_fewer,
+)
+
+from autofit.units import format_bytes
+
+PLOTS = {
+    "speed": "Best speed found so far, trial by trial",
+    "hypervolume": "Share of the frontier found so far, trial by trial",
+    "seconds": "Best speed found so far, by seconds of trials",
+}
+"""What is drawn of every problem, and its heading."""
+REPLAYED = ("python", "optuna", "deepspeed", "accelerate", "scipy", "xgboost", "numpy", "torch", "transformers")
+"""Libraries of the replay, in the order in which they are named."""
+
+
+def page(document: JSON) -> str:
+    """The whole of it, in Markdown."""
+    problems = [problem for problem in document["problems"] if OURS in scores(problem)]
+    parts = [
+        "# Search methods over recorded tables: results",
+        *([_answer(document, problems), _wanted(problems), _against_the_best(problems)] if problems else []),
+        *_warm_start(problems),
+        _made(document),
+        "## Every method",
+        _legend(),
+        *(_section(problem) for problem in document["problems"]),
+        "## Plots",
+        "Lines are medians over the seeds, the shaded band is from the 10th to the 90th percentile of our searches. "
+        "The vertical axis is logarithmic in what is still missing, so that the last percents can be seen.",
+        *(_pictures(problem) for problem in document["problems"]),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def name_of(problem: JSON) -> str:
+    """The problem's, with the limit where that is below the table's own."""
+    limit = problem["memory_limit_bytes"]
+    return problem["name"] + ("" if limit == problem["table_limit_bytes"] else f" under {format_bytes(limit)}")
+
+
+def slug(problem: JSON) -> str:
+    """The same as a part of a file's name."""
+    return name_of(problem).replace("/", "-").replace(" ", "-")
+
+
+def picture(problem: JSON, kind: str) -> str:
+    """The file of a plot, from the page's folder."""
+    return f"plots/{slug(problem)}-{kind}.svg"
+
+
+def _answer(document: JSON, problems: Sequence[JSON]) -> str:
+    """In a few sentences."""
+    near = [reached(scores(problem)[OURS])["trials"] for problem in problems]
+    medians, tails = ([spread[which] for spread in near] for which in ("median", "p90"))
+    rivals = {name for problem in problems for name in others(problem)}
+    judged = [[judge(problem) for problem in problems] for judge in WANTED.values()]
+    held = sum(all(verdict.reached for verdict in verdicts) for verdicts in judged)
+    compared = [times for problem in problems if (times := times_fewer(problem)) is not None]
+    text = (
+        f"Over {_count(len(problems), 'problem')} of {_count(len({p['table'] for p in problems}), 'recorded table')}, "
+        f"`{OURS}` had run a config within {NEAR:.0%} of the table's best after {_range(medians, 'trial')} (median of "
+        f"{_count(document['seeds'], 'seed')}; 90th percentile: {_range(tails, 'trial')})."
+    )
+    if compared:
+        many = f"{_range(compared, 'time')} as many"
+        text += f" Of trial-seconds the best of {_count(len(rivals), 'other method')} needed {many}."
+    return f"{text} **{held} of the {len(WANTED)} figures that were wanted are reached on every problem.**"
+
+
+def _wanted(problems: Sequence[JSON]) -> str:
+    rows = []
+    for wanted, judge in WANTED.items():
+        verdicts = [(problem, judge(problem)) for problem in problems]
+        rows.append((wanted, _verdict([v for _, v in verdicts]), _failed(verdicts)))
+    return _table((f"wanted of `{OURS}`, on every problem", "reached", "where it is not"), rows)
+
+
+def _verdict(verdicts: Sequence[Verdict]) -> str:
+    good, unknown = (sum(verdict.reached is which for verdict in verdicts) for which in (True, None))
+    if unknown == len(verdicts):
+        return "not judged"
+    return "**yes**, everywhere" if good == len(verdicts) else f"**no**, on {good} of {len(verdicts)}"
+
+
+def _failed(verdicts: Sequence[tuple[JSON, Verdict]]) -> str:
+    if len({v.measured for _, v in verdicts}) == 1 and not any(v.reached for _, v in verdicts):
+        return f"everywhere: {verdicts[0][1].measured}"
+    return "; ".join(f"{name_of(problem)}: {v.measured}" for problem, v in verdicts if not v.reached)
+
+
+def _against_the_best(problems: Sequence[JSON]) -> str:
+    """Ours beside whichever of the others does best on each problem, which nobody knows beforehand."""
+    rows = []
+    for problem in problems:
+        own, times = reached(scores(problem)[OURS]), times_fewer(problem)
+        trials, seconds = quickest(problem, "trials"), quickest(problem, "seconds")
+        rows.append(
+            (
+                name_of(problem),
+                pair(own["trials"]),
+                _named(trials),
+                pair(own["seconds"]),
+                _named(seconds),
+                "" if times is None else figure(times),
+            )
+        )
+    title = ("problem", "our trials", "fewest of the others", "our seconds", "fewest of the others", "times fewer")
+    return f"To within {NEAR:.0%} of the best, median / 90th percentile; of the others the median:\n\n" + _table(
+        title, rows
+    )
+
+
+def _warm_start(problems: Sequence[JSON]) -> list[str]:
+    """What the trials of other tables are worth, where some were replayed together."""
+    pairs = [(problem, known[OURS], known[WARM]) for problem in problems if WARM in (known := scores(problem))]
+    if not pairs:
+        return []
+    rows = []
+    for problem, cold, warm in pairs:
+        costs = (pair(reached(score)[unit]) for unit in ("trials", "seconds") for score in (cold, warm))
+        ends = ("" if score["ended"] is None else pair(score["ended"]["trials"]) for score in (cold, warm))
+        rows.append((name_of(problem), *costs, *ends))
+    title = ("problem", "trials", "trials, warm", "seconds", "seconds, warm", "own stop", "own stop, warm")
+    told = (
+        f"What the trials of the other tables are worth to a search (`{WARM}`), to within {NEAR:.0%}, and its own stop:"
+    )
+    return [f"{told}\n\n{_table(title, rows)}"]
+
+
+def _named(best: tuple[str, float] | None) -> str:
+    return NEVER if best is None else f"{figure(best[1])} (`{best[0]}`)"
+
+
+def _made(document: JSON) -> str:
+    """Hardware, stack, seeds, versions, and the commands."""
+    lines = [
+        "## How it was measured",
+        f"Made by `{document['command']}`: {_count(document['seeds'], 'seed')}, 0 to {document['seeds'] - 1}, of "
+        f"every method on every problem. Libraries of the methods: {_versions(document['libraries'])}. What a problem, "
+        "a seed and each method is: [README.md](README.md#search-methods-replayed-over-recorded-tables).",
+        "A problem is one training method of a table. The tables are real trials (`autofit bench record`), one after "
+        "the other in shuffled order, each in a process of its own and under the table's limit:",
+        _table(
+            ("table", "workload", "space", "limit", "configs", "fit", "out of memory", "recorded"),
+            [_recorded(document, name) for name in dict.fromkeys(p["table"] for p in document["problems"])],
+        ),
+    ]
+    for site, tables in _sites(document["problems"]).items():
+        lines.append(f"{', '.join(tables)}: {site}.")
+    if document["left_out"]:
+        lines.append(f"Left out, because nothing fits: {', '.join(document['left_out'])}.")
+    return "\n\n".join(lines)
+
+
+def _recorded(document: JSON, table: str) -> tuple[str, ...]:
+    """A table in a row, with what was counted under the highest limit that was replayed."""
+    mine = [problem for problem in document["problems"] if problem["table"] == table]
+    limit, own = max(problem["memory_limit_bytes"] for problem in mine), mine[0]["table_limit_bytes"]
+    mine = [problem for problem in mine if problem["memory_limit_bytes"] == limit]
+    header, w = document["tables"][table], mine[0]["workload"]
+    counts = (sum(problem[key] for problem in mine) for key in ("configs", "fitting", "out_of_memory"))
+    return (
+        table,
+        f"{w['model']}, {w['seq_len']} tokens x {w['global_batch']} sequences",
+        f"`{header['space']}`",
+        format_bytes(limit) + ("" if limit == own else f", recorded under {format_bytes(own)}"),
+        *(str(count) for count in counts),
+        header["recorded_at"][:10],
+    )
+
+
+def _sites(problems: Iterable[JSON]) -> dict[str, list[str]]:
+    """Hardware and stack in words, with the tables that were recorded there."""
+    found: dict[str, list[str]] = {}
+    for problem in problems:
+        hardware = problem["hardware"]
+        cores = f", {hardware['cores']} cores" if hardware["cores"] else ""
+        words = (
+            f"{hardware['device_name']} (`{hardware['name']}`{cores}, {format_bytes(hardware['memory_bytes'])}); "
+            f"{_versions(problem['stack'])}"
+        )
+        tables = found.setdefault(words, [])
+        if problem["table"] not in tables:
+            tables.append(problem["table"])
+    return found
+
+
+def _versions(libraries: JSON) -> str:
+    known = [name for name in REPLAYED if name in libraries] + [name for name in libraries if name not in REPLAYED]
+    return ", ".join(f"{name} {libraries[name]}" for name in known if libraries[name] is not None)
+
+
+def _legend() -> str:
+    return (
+        "Median / 90th percentile over the seeds; `never`: half of the seeds, or more than a tenth, did not get there. "
+        "Out of memory: such trials until 1 %. Frontier: share of the exhaustive frontier's hypervolume after so many "
+        "trials; a search that has stopped keeps what it had. Own stop: of the searches that the method itself ended, "
+        "how many, their trials, and by how much their best was slower than the table's; stated: how much slower their "
+        "recommended config is at most, as they said themselves, and how many were right."
+    )
+
+
+def _section(problem: JSON) -> str:
+    best = problem["best"]
+    config = ", ".join(f"{axis} {value}" for axis, value in best["config"].items() if axis != "method")
+    lines = [
+        f"### {name_of(problem)}",
+        f"{_count(problem['configs'], 'config')}: {problem['fitting']} fit "
+        f"{format_bytes(problem['memory_limit_bytes'])}, {problem['out_of_memory']} run out of memory, "
+        f"{problem['frontier']} are the frontier. The fastest, {best['tokens_per_second']:,.0f} tokens/s: {config}.",
+    ]
+    known = scores(problem)
+    if known:
+        some = next(iter(known.values()))
+        within = [f"{entry['within']:.0%}" for entry in some["reached"]]
+        after = [str(entry["trials"]) for entry in some["hypervolume"]]
+        costs = (f"{unit} to {distance}" for unit in ("trials", "seconds") for distance in within)
+        to_best = ("method", *costs, "out of memory")
+        rest = ("method", *(f"frontier after {n}" for n in after), "own stop", "trials", "slower by", "stated", "right")
+        lines.append(_table(to_best, [(_ours(name), *_to_best(score)) for name, score in known.items()]))
+        lines.append(_table(rest, [(_ours(name), *_rest(score)) for name, score in known.items()]))
+    lines += [f"`{m['name']}` has not run: {m['not_run']}" for m in problem["methods"] if m["not_run"] is not None]
+    return "\n\n".join(lines)
+
+
+def _ours(name: str) -> str:
+    return f"**`{name}`**" if name in (OURS, WARM) else f"`{name}`"
+
+
+def _to_best(score: JSON) -> tuple[str, ...]:
+    return (
+        *(pair(entry["trials"]) for entry in score["reached"]),
+        *(pair(entry["seconds"]) for entry in score["reached"]),
+        pair(score["out_of_memory"]),
+    )
+
+
+def _rest(score: JSON) -> tuple[str, ...]:
+    shares = tuple(_percents(entry) for entry in score["hypervolume"])
+    ended = score["ended"]
+    if ended is None:
+        return (*shares, "", "", "", "", "")
+    stated, held = ended.get("stated"), ended.get("within_stated")
+    return (
+        *shares,
+        f"{ended['seeds']} of {score['seeds']}",
+        pair(ended["trials"]),
+        _percents(ended["regret"]),
+        "" if stated is None else _percents(stated),
+        "" if held is None else f"{held} of {ended['seeds']}",
+    )
+
+
+def _percents(spread: JSON) -> str:
+    return " / ".join(NEVER if spread[of] is None else f"{spread[of]:.1%}" for of in ("median", "p90"))
+
+
+def _pictures(problem: JSON) -> str:
+    lines = [f"### Plots of {name_of(problem)}"]
+    if scores(problem):
+        lines += [f"![{text}: {name_of(problem)}]({picture(problem, kind)})" for kind, text in PLOTS.items()]
+    return "\n\n".join(lines)
+
+
+def _table(title: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [title, ["---"] * len(title), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _range(values: Iterable[float | None], noun: str) -> str:
+    """From the least to the most; what was never reached is more than every number."""
+    every = list(values)
+    known = sorted(value for value in every if value is not None)
+    ends = (
+        [figure(value) for value in known[:1] + known[-1:]] if None not in every else [*map(figure, known[:1]), NEVER]
+    )
+    text = " to ".join(dict.fromkeys(ends))
+    return text if text == NEVER else f"{text} {noun}{'' if text == '1' else 's'}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,178 @@
+"""The page of results: search methods replayed over recorded tables, judged, drawn and written down by one command.
+
+    python benchmarks/replay_results.py [--table FILE[@LIMIT] ...] [--methods a,b] [--seeds 20] [--jobs N]
+                                        [--keep FOLDER] [--store URL] [--out FILE] [--page FILE]
+    python benchmarks/replay_results.py --from FILE [--page FILE]
+
+Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from` makes
+page and plots again. `FILE@16GiB` replays a table under a limit below its own, and what is replayed under one limit
+may learn from each other (`autofit-warm`). Without `--table`, all tables of recorded/ run, each under its own limit.
+`make results` is the whole command, with what only the others need.
+
+Searches are kept in the folder `--keep` as they end, and not run again: an interrupted replay goes on, and more seeds
+or methods are added to those that are there. They run on all cores (`--jobs`); the two Gaussian processes of Optuna
+take minutes for each search, everything else seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything counts cores: every core has a search of its own
+
+from replay_at_once import Tables, run_missing
+from replay_page import PLOTS, page, picture
+from replay_plots import svg
+from replay_verdicts import scores
+
+from autofit.errors import AutofitError, Interrupted, UsageError
+from autofit.operations import SEEDS, replay
+from autofit.operations.recorded_tables import is_table
+from autofit.operations.replaying import RECORDED
+from autofit.search.replay.kept import OURS, RIVALS, installed
+from autofit.search.replay.methods import chosen
+from autofit.trial.site import cores
+from autofit.units import format_bytes, parse_bytes
+
+HERE = Path(__file__).parent
+KEEP = HERE / "recorded" / "searches"
+OUT = HERE / "recorded" / "replay-results.json"
+PAGE = HERE / "RESULTS.md"
+SCHEMA = 1
+
+
+def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
+    """`FILE` or `FILE@LIMIT`, those of one limit together."""
+    groups: dict[int | None, list[Path]] = {}
+    for text in named:
+        file, at, limit = text.rpartition("@")
+        groups.setdefault(parse_bytes(limit) if at else None, []).append(Path(file if at else text))
+    return [Tables(tuple(files), limit, store) for limit, files in groups.items()]
+
+
+def document_of(
+    groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, command: str
+) -> dict[str, Any]:
+    """The figures of all tables as one JSON object. What `keep` lacks is run."""
+    problems: list[Any] = []
+    left_out: list[str] = []
+    headers: dict[str, Any] = {}
+    for tables in groups:
+        found = replay(
+            tables.files,
+            methods=methods,
+            seeds=seeds,
+            memory_limit_bytes=tables.memory_limit_bytes,
+            store=tables.store,
+            keep=keep,
+        ).to_json()
+        headers |= {file.stem: header_of(file) for file in tables.files}
+        for problem in found["problems"]:
+            problems.append({**problem, "table_limit_bytes": headers[problem["table"]]["memory_limit_bytes"]})
+        limit = tables.memory_limit_bytes
+        left_out += [name if limit is None else f"{name} under {format_bytes(limit)}" for name in found["left_out"]]
+    libraries = sorted({*OURS, *(library for used in RIVALS.values() for library in used)})
+    python = ".".join(map(str, sys.version_info[:3]))
+    return {
+        "schema": SCHEMA,
+        "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command,
+        "seeds": seeds,
+        "libraries": {"python": python, **{library: installed(library) for library in libraries}},
+        "tables": headers,
+        "problems": problems,
+        "left_out": left_out,
+    }
+
+
+def header_of(file: Path) -> dict[str, Any]:
+    """What a table's first line says of how it was made, and a digest of all its lines."""
+    text = file.read_bytes()
+    header = json.loads(text.splitlines()[0])
+    said = {name: header[name] for name in ("space", "memory_limit_bytes", "recorded_at")}
+    return {**said, "sha256": hashlib.sha256(text).hexdigest()}
+
+
+def read(file: Path) -> dict[str, Any]:
+    """The figures that an earlier run has written. Raises `UsageError` for anything else."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    if not isinstance(found, dict) or found.get("schema") != SCHEMA or "problems" not in found:
+        raise UsageError(f"{file} has no results of this script with schema {SCHEMA}")
+    return found
+
+
+def write(document: dict[str, Any], file: Path) -> list[Path]:
+    """The page and its plots; plots that an earlier page had and this one has not are taken away."""
+    drawn = []
+    folder = file.parent / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    for problem in document["problems"]:
+        for kind in PLOTS if scores(problem) else ():
+            drawn.append(file.parent / picture(problem, kind))
+            drawn[-1].write_bytes(svg(problem, kind))
+    for old in {old for kind in PLOTS for old in folder.glob(f"*-{kind}.svg")} - set(drawn):
+        old.unlink()
+    file.write_text(page(document), encoding="utf-8")
+    return [file, *drawn]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run what is missing, then write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", action="append", default=[], metavar="FILE[@LIMIT]")
+    parser.add_argument("--methods", help="separated by commas; all if not given")
+    parser.add_argument("--seeds", type=int, default=SEEDS)
+    parser.add_argument("--jobs", type=int, default=cores())
+    parser.add_argument("--keep", type=Path, default=KEEP, metavar="FOLDER")
+    parser.add_argument("--store")
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE")
+    parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE")
+    parser.add_argument("--from", type=Path, dest="source", metavar="FILE")
+    asked = parser.parse_args(arguments)
+    try:
+        document = (
+            read(asked.source) if asked.source else _replayed(asked, sys.argv[1:] if arguments is None else arguments)
+        )
+    except AutofitError as error:
+        print(f"replay_results: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    for file in write(document, asked.page):
+        print(file)
+
+
+def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
+    """Everything that was asked, replayed and written down as JSON."""
+    names = asked.table or [str(file) for file in sorted(RECORDED.glob("*.jsonl")) if is_table(file)]
+    groups = groups_of(names, asked.store)
+    methods = list(chosen([name.strip() for name in asked.methods.split(",")] if asked.methods else ()))
+    if asked.seeds < 1 or asked.jobs < 1:
+        raise UsageError("--seeds and --jobs must be at least 1")
+    try:
+        run_missing(groups, methods, asked.seeds, keep=asked.keep, jobs=asked.jobs, report=_said)
+        command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
+        document = document_of(groups, methods, asked.seeds, asked.keep, command)
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {asked.keep} has the searches that ended, the same command goes on") from None
+    asked.out.parent.mkdir(parents=True, exist_ok=True)
+    asked.out.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
+    return document
+
+
+def _said(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    main()

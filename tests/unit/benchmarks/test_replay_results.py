@@ -1,0 +1,362 @@
+"""The page of a replay's results: its verdicts and words from made-up scores, its plots, and that it goes on."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from unit.operations.made_trials import STACK
+from unit.search.conftest import MACHINE
+from unit.search.made_tables import lines_of, write
+from unit.search.made_truth import Truth, cpu_lattice, make_job
+
+from autofit.catalog.models import load
+from autofit.errors import UsageError
+from autofit.operations import replay_foresight
+from autofit.search.replay import methods
+from autofit.search.replay.method import CannotRun
+from autofit.units import GIB
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+LIMIT = 3 * GIB // 2
+Spread = tuple[float | None, float | None]
+
+
+@pytest.fixture
+def results(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield importlib.import_module("replay_results")
+
+
+def module(name: str) -> ModuleType:
+    return importlib.import_module(name)
+
+
+def spread(both: Spread) -> dict[str, float | None]:
+    return {"median": both[0], "p90": both[1]}
+
+
+def score(
+    trials: Spread = (3, 9),
+    seconds: Spread = (30.0, 90.0),
+    *,
+    out_of_memory: float = 0,
+    share: float = 0.995,
+    ended: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """A method's, as `autofit bench replay --json` has it."""
+    band = {of: [0.5] * 39 + [1.0] for of in ("median", "p10", "p90")}
+    entry = {"seeds": 20, "trials": spread(trials), "seconds": spread(seconds)}
+    return {
+        "seeds": 20,
+        "reached": [{"within": within, **entry} for within in (0.05, 0.02, 0.01)],
+        "out_of_memory": spread((out_of_memory, out_of_memory)),
+        "hypervolume": [{"trials": n, **spread((share, 0.9))} for n in (5, 10, 20, 40)],
+        "ended": ended,
+        "trajectory": {
+            "speed": band,
+            "hypervolume": band,
+            "seconds": [float(n) for n in range(1, 41)],
+            "speed_by_seconds": band,
+        },
+    }
+
+
+def end(*, out_of_memory: float = 1, held: int | None = 19) -> dict[str, Any]:
+    return {
+        "seeds": 20,
+        "trials": spread((12, 15)),
+        "seconds": spread((120.0, 150.0)),
+        "out_of_memory": spread((out_of_memory, out_of_memory)),
+        "regret": spread((0.0, 0.004)),
+        "stated": None if held is None else spread((0.01, 0.02)),
+        "within_stated": held,
+    }
+
+
+def problem(name: str = "made/lora", limit: int = LIMIT, **scores: dict[str, Any] | str) -> dict[str, Any]:
+    """One of a document, with these methods; `_` stands for `-` in their names, text for why one has not run."""
+    table, method = name.split("/")
+    entries = [
+        {
+            "name": method_name.replace("_", "-"),
+            "not_run": found if isinstance(found, str) else None,
+            "score": None if isinstance(found, str) else found,
+        }
+        for method_name, found in scores.items()
+    ]
+    return {
+        "name": name,
+        "table": table,
+        "method": method,
+        "hardware": MACHINE.to_json(),
+        "stack": STACK.to_json(),
+        "workload": {"model": "smollm2-135m", "seq_len": 128, "global_batch": 4},
+        "memory_limit_bytes": limit,
+        "table_limit_bytes": LIMIT,
+        "configs": 60,
+        "fitting": 40,
+        "out_of_memory": 20,
+        "frontier": 5,
+        "best": {"config": {"method": method, "precision": "bf16"}, "tokens_per_second": 512.0},
+        "methods": entries,
+    }
+
+
+def document(*problems: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "command": "python benchmarks/replay_results.py",
+        "seeds": 20,
+        "libraries": {"optuna": "5.0.0", "python": "3.11.7", "xgboost": None},
+        "tables": {"made": {"space": "cpu", "memory_limit_bytes": LIMIT, "recorded_at": "2026-03-01T00:00:00+00:00"}},
+        "problems": list(problems),
+        "left_out": [],
+    }
+
+
+GOOD = score((8, 15), (10.0, 20.0), out_of_memory=1, share=0.99, ended=end())
+OTHER = score((9, 20), (30.0, 99.0))
+
+
+def verdicts(found: dict[str, Any]) -> list[tuple[bool | None, str]]:
+    return [(v.reached, v.measured) for v in (judge(found) for judge in module("replay_verdicts").WANTED.values())]
+
+
+@pytest.mark.usefixtures("results")
+def test_what_is_just_reached() -> None:
+    assert verdicts(problem(autofit=GOOD, optuna_tpe=OTHER, checklist=score((None, None), (None, None)))) == [
+        (True, "8 / 15"),
+        (True, "3 times (`optuna-tpe`)"),
+        (True, "1"),
+        (True, "99.0%"),
+        (True, "19 of 20 searches"),
+    ]
+
+
+@pytest.mark.usefixtures("results")
+@pytest.mark.parametrize(
+    ("number", "ours", "measured"),
+    [
+        (0, score((9, 15), (10.0, 20.0), ended=end()), "9 / 15"),
+        (0, score((8, 16), (10.0, 20.0), ended=end()), "8 / 16"),
+        (0, score((8, None), (10.0, None), ended=end()), "8 / never"),
+        (1, score((8, 15), (10.1, 20.0), ended=end()), "2.97 times (`optuna-tpe`)"),
+        (2, score((8, 15), (10.0, 20.0), out_of_memory=2, ended=end()), "2"),
+        (2, score((8, 15), (10.0, 20.0), ended=end(out_of_memory=1.5)), "1.5"),
+        (3, score((8, 15), (10.0, 20.0), share=0.989, ended=end()), "98.9%"),
+        (4, score((8, 15), (10.0, 20.0), ended=end(held=18)), "18 of 20 searches"),
+    ],
+)
+def test_what_is_just_not_reached(number: int, ours: dict[str, Any], measured: str) -> None:
+    found = verdicts(problem(autofit=ours, optuna_tpe=OTHER))
+    assert [reached for reached, _ in found] == [place != number for place in range(5)]
+    assert found[number] == (False, measured)
+
+
+@pytest.mark.usefixtures("results")
+def test_figures_that_hang_on_what_was_never_reached() -> None:
+    never = score((None, None), (None, None))
+    assert verdicts(problem(autofit=never, optuna_tpe=OTHER))[:2] == [(False, "never / never"), (False, "never")]
+    assert verdicts(problem(autofit=GOOD, optuna_tpe=never))[1] == (True, "none of the others gets there")
+    # A variant of ours is none of the others.
+    assert verdicts(problem(autofit=GOOD, autofit_warm=OTHER))[1] == (None, "no other method has run")
+    for unsaid in (None, end(held=None)):
+        silent = score((8, 15), (10.0, 20.0), ended=unsaid)
+        assert verdicts(problem(autofit=silent, optuna_tpe=OTHER))[4] == (None, "no search stated one")
+
+
+def test_the_answer_is_in_the_first_ten_lines(results: ModuleType) -> None:
+    slow = score((9, 30), (20.0, 99.0), ended=end())
+    text = results.page(
+        document(problem(autofit=GOOD, optuna_tpe=OTHER), problem("made/full", autofit=slow, optuna_tpe=OTHER))
+    )
+    lines = text.splitlines()[:10]
+    assert lines[2].startswith("Over 2 problems of 1 recorded table, `autofit` had run a config within 1% of the ")
+    assert "after 8 to 9 trials (median of 20 seeds; 90th percentile: 15 to 30 trials)" in lines[2]
+    assert "the best of 1 other method needed 1.5 to 3 times as many" in lines[2]
+    assert lines[2].endswith("**3 of the 5 figures that were wanted are reached on every problem.**")
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][2:]
+    assert [row[1:] for row in rows] == [
+        ["**no**, on 1 of 2", "made/full: 9 / 30"],
+        ["**no**, on 1 of 2", "made/full: 1.5 times (`optuna-tpe`)"],
+        ["**yes**, everywhere", ""],
+        ["**yes**, everywhere", ""],
+    ]
+    assert all(len(line) < 600 for line in lines)
+
+
+def test_the_page_says_where_how_and_with_what(results: ModuleType) -> None:
+    text = results.page(document(problem(autofit=GOOD, optuna_tpe=OTHER, deepspeed_grid="it needs what is not here")))
+    for said in (
+        "20 seeds, 0 to 19",
+        "python 3.11.7, optuna 5.0.0.",  # what is not installed is not named
+        "Some CPU (`cpu-of-tests`, 4 cores, 32.00 GiB); python 3.11, torch 2.13.0,",
+        "| made | smollm2-135m, 128 tokens x 4 sequences | `cpu` | 1.50 GiB | 60 | 40 | 20 | 2026-03-01 |",
+        "`deepspeed-grid` has not run: it needs what is not here",
+        "| **`autofit`** | 8 / 15 | 8 / 15 | 8 / 15 | 10 / 20 | 10 / 20 | 10 / 20 | 1 / 1 |",
+        "| 20 of 20 | 12 / 15 | 0.0% / 0.4% | 1.0% / 2.0% | 19 of 20 |",
+        "60 configs: 40 fit 1.50 GiB, 20 run out of memory, 5 are the frontier. The fastest, 512 tokens/s: precision",
+    ):
+        assert said in text
+    assert "warm" not in text
+    assert "| made/lora | 8 / 15 | 9 / 20 | 10 / 20 | 30 / 99 | 12 / 15 |  |" in results.page(
+        document(problem(autofit=GOOD, autofit_warm=OTHER))
+    )
+    assert results.page(document(problem(checklist=OTHER))).startswith("# ")
+
+
+def test_plots_are_the_same_again_and_small(results: ModuleType, tmp_path: Path) -> None:
+    every = {name.replace("-", "_"): OTHER for name in methods.METHODS}
+    found = document(problem(**{**every, "autofit": GOOD}), problem(limit=GIB, autofit=GOOD))
+    (tmp_path / "plots").mkdir()
+    for name in ("gone-full-speed.svg", "drawn-by-hand.svg"):
+        (tmp_path / "plots" / name).touch()
+    files = results.write(found, tmp_path / "RESULTS.md")
+    before = {file: file.read_bytes() for file in files}
+    assert before[tmp_path / "plots" / "made-lora-speed.svg"] == results.svg(found["problems"][0], "speed")
+    drawn = {file for file in files if file.suffix == ".svg"}
+    assert len(drawn) == 6 and {*drawn, tmp_path / "plots" / "drawn-by-hand.svg"} == set(tmp_path.glob("plots/*.svg"))
+    text = files[0].read_text()
+    for file in drawn:
+        picture = before[file].decode()
+        assert len(picture) < 60_000 and f"](plots/{file.name})" in text
+        assert "<dc:date>" not in picture and ">autofit</text>" in picture
+    of_all = before[tmp_path / "plots" / "made-lora-speed.svg"].decode()
+    assert all(f">{name}</text>" in of_all for name in methods.METHODS)
+    assert "made/lora under 1.00 GiB" in text and (tmp_path / "plots" / "made-lora-under-1.00-GiB-speed.svg") in drawn
+
+
+@pytest.mark.usefixtures("results")
+def test_names_beside_lines_keep_apart() -> None:
+    spread_out: Callable[..., list[float]] = module("replay_plots").spread_out
+    assert spread_out([0.9, 0.5, 0.1], 0.1) == [0.9, 0.5, 0.1]
+    assert spread_out([0.9, 0.9, 0.85], 0.1) == pytest.approx([0.9, 0.8, 0.7])
+    assert spread_out([0.3, 0.0, 0.0], 0.1) == pytest.approx([0.3, 0.1, 0.0])
+    assert spread_out([0.1, 0.1, 0.1], 0.1) == pytest.approx([0.2, 0.1, 0.0])
+
+
+@pytest.fixture(scope="module")
+def truth() -> Truth:
+    job = make_job(MACHINE, STACK, model=load("smollm2-135m"))
+    return Truth(job, cpu_lattice(job), seed=0)
+
+
+@pytest.fixture
+def table(truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recorded table of one training method, of which nothing is estimated."""
+    monkeypatch.setattr(replay_foresight, "estimate_all", lambda *asked, **options: {})
+    configs = [config for config in truth.lattice.configs if config["method"] == "full"]
+    return write(tmp_path / "made.jsonl", lines_of(truth.trial(config, LIMIT) for config in configs))
+
+
+class Command:
+    """The script as it is called, with everything that it reports."""
+
+    def __init__(self, results: ModuleType, table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.results, self.folder, self.monkeypatch = results, table.parent, monkeypatch
+        self.options = {"--table": str(table), "--methods": "autofit,checklist,optuna-random", "--seeds": "2"}
+        self.reported: list[str] = []
+
+    def __call__(self, *, interrupt_after: int | None = None, **changed: str) -> dict[str, Any]:
+        """The document that it has written."""
+        ran = 0
+
+        def said(line: str) -> None:
+            nonlocal ran
+            self.reported.append(line)
+            ran += " asks, " in line
+            if ran == interrupt_after:
+                raise KeyboardInterrupt
+
+        self.monkeypatch.setattr(self.results, "_said", said)
+        files = {"keep": "kept", "out": "results.json", "page": "RESULTS.md"}
+        options = {
+            "--jobs": "1",
+            **{f"--{option}": str(self.folder / name) for option, name in files.items()},
+            **self.options,
+            **{f"--{option}": value for option, value in changed.items()},
+        }
+        self.results.main([word for option in options.items() for word in option])
+        written: dict[str, Any] = json.loads((self.folder / "results.json").read_text())
+        return written
+
+    @property
+    def ran(self) -> list[str]:
+        """Problem, method and seed of every search, in order."""
+        return [line.split(": ", 1)[1].rsplit(": ", 1)[0] for line in self.reported if " asks, " in line]
+
+
+@pytest.fixture
+def command(results: ModuleType, table: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    return Command(results, table, monkeypatch)
+
+
+def test_an_interrupted_command_goes_on_and_runs_no_search_twice(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command(interrupt_after=4)
+    assert ended.value.code == 130 and not (command.folder / "RESULTS.md").exists()
+    assert "has the searches that ended, the same command goes on" in capsys.readouterr().err
+    found = command()
+    assert len(command.ran) == len(set(command.ran)) == 3 * 2
+    # Every method has its first seed before any has its second.
+    assert [" seed 1" in name for name in command.ran] == [True] * 3 + [False] * 3
+    assert [p["name"] for p in found["problems"]] == ["made/full"]
+    assert found["tables"]["made"]["space"] == "cpu" and len(found["tables"]["made"]["sha256"]) == 64
+    again = command()
+    assert len(command.ran) == 6 and again["problems"] == found["problems"]
+    before = (command.folder / "RESULTS.md").read_bytes()
+    command.results.main(["--from", str(command.folder / "results.json"), "--page", str(command.folder / "RESULTS.md")])
+    assert (command.folder / "RESULTS.md").read_bytes() == before
+
+
+def test_what_a_method_lacks_is_told_and_tried_again(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacking(*asked: object) -> None:
+        raise CannotRun("it needs what is not here")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(methods.METHODS, "checklist", lacking)  # type: ignore[arg-type]
+        first = command()["problems"][0]["methods"]
+    assert [(m["name"], m["not_run"]) for m in first if m["not_run"]] == [("checklist", "it needs what is not here")]
+    assert len(command.ran) == 2 * 2
+    assert all(m["not_run"] is None for m in command()["problems"][0]["methods"])
+
+
+def test_on_two_cores_the_same(command: Command) -> None:
+    one = command(methods="checklist,optuna-random", keep=str(command.folder / "alone"))
+    two = command(methods="checklist,optuna-random", jobs="2")
+    assert two["problems"] == one["problems"]
+    assert len(command.ran) == 8 and sorted(command.ran[:4]) == sorted(command.ran[4:])
+
+
+def test_tables_of_one_limit_are_replayed_together(results: ModuleType) -> None:
+    groups = results.groups_of(["a.jsonl", "b.jsonl@1GiB", "c.jsonl", "d@e.jsonl@1024MiB"], None)
+    assert [([str(file) for file in g.files], g.memory_limit_bytes) for g in groups] == [
+        (["a.jsonl", "c.jsonl"], None),
+        (["b.jsonl", "d@e.jsonl"], GIB),
+    ]
+
+
+def test_what_the_command_refuses(results: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "other.json").write_text('{"schema": 2}')
+    for arguments, said in (
+        (["--from", str(tmp_path / "other.json")], "has no results of this script with schema 1"),
+        (["--from", str(tmp_path / "none.json")], "cannot be read"),
+        (["--methods", "optuna-tep"], "did you mean optuna-tpe"),
+        (["--seeds", "0"], "--seeds and --jobs must be at least 1"),
+        (["--table", "a.jsonl@4"], "did you mean 4GiB"),
+        (["--table", str(tmp_path / "a.jsonl")], "unknown table"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            results.main(arguments)
+        assert ended.value.code == UsageError.exit_code
+        err = capsys.readouterr().err
+        assert said in err and len(err.splitlines()) == 1
