@@ -91,12 +91,12 @@ def main() -> None:
     parser.add_argument("--table", type=Path, default=HERE / "recorded" / "cpu-2c-smollm2-135m.jsonl")
     parser.add_argument("--method", default="full")
     parser.add_argument("--memory-limit", type=parse_bytes)
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "search.svg")
+    parser.add_argument("--svg", type=Path, default=HERE.parent / "docs" / "search.svg")
     arguments = parser.parse_args()
     matplotlib.rcParams["svg.hashsalt"] = "autofit"  # the same picture is the same file
     recorded, trace = search(arguments.table, arguments.method, arguments.memory_limit)
-    FigureCanvasSVG(picture(recorded, trace)).print_svg(arguments.out, metadata={"Date": None})
-    print(f"{arguments.out}: {len(trace.runs)} trials")
+    FigureCanvasSVG(picture(recorded, trace)).print_svg(arguments.svg, metadata={"Date": None})
+    print(f"{arguments.svg}: {len(trace.runs)} trials")
 
 
 if __name__ == "__main__":

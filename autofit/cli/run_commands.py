@@ -58,6 +58,9 @@ def search(
     ray_address: options.RayAddress = None,
     store: options.Store = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Go on for the whole frontier when the best is found.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict the frontier, and run nothing.")] = False,
     in_place: options.InPlace = False,
     lora_dropout: options.LoraDropout = 0.0,
@@ -91,6 +94,7 @@ def search(
         in_place=in_place,
         store=store,
         fresh=fresh,
+        thorough=thorough,
     )
     if dry_run:
         with nothing_fits_as_json(as_json), Waiting() as waiting:

@@ -73,6 +73,8 @@ class SearchRequest:
     """Run trials without Ray."""
     store: str | None = None
     fresh: bool = False
+    thorough: bool = False
+    """Go on for the whole frontier when the best config is found, until a limit is reached or every config has run."""
 
     def __post_init__(self) -> None:
         if self.max_trials is not None and self.max_trials < 1:
@@ -86,7 +88,8 @@ class SearchRequest:
 
     def question(self, job: Job, memory_limit: int, lattice_digest: str) -> dict[str, Any]:
         """What makes two searches ask the same, as JSON: equal questions have equal answers."""
-        return {
+        thorough = {"thorough": True} if self.thorough else {}
+        return thorough | {
             "goal": asdict(self.goal),
             "hardware": job.hardware.key,
             "stack": job.stack.key,

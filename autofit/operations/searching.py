@@ -294,6 +294,7 @@ def _run(
         foresee=foreseen,
         save=keeper.keep,
         report=shown,
+        thorough=request.thorough,
         answer_only=answered,
     )
     with nullcontext() if answered else _its_end_noted(store, search_id, found):

@@ -76,10 +76,19 @@ class _Weighed:
 class Advice:
     """Expected gains of the open configs, from the lattice, the trials so far and the memory floor."""
 
-    def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int], methods: Sequence[str] = ()) -> None:
-        """`methods`: the most faithful first, of which the first that fits will be recommended; all alike if empty."""
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        floor: Callable[[Config], int],
+        methods: Sequence[str] = (),
+        *,
+        thorough: bool = False,
+    ) -> None:
+        """`methods`: the most faithful first, of which the first that fits will be recommended; all alike if empty.
+        `thorough`: any gain is worth its trial."""
         self._knowledge = knowledge
         self._faithful = tuple(methods)
+        self._thorough = thorough
         configs, axes = knowledge.lattice.configs, knowledge.lattice.axes
         self._row_of = {c: row for row, c in enumerate(configs)}
         self._methods = np.array([c.text("method") for c in configs])
@@ -190,7 +199,7 @@ class Advice:
         """The expected gain below which a trial is not worth it, given how noisy the trials so far were. Until
         something fits every trial is: that nothing does is told of what was tried, not of what is unlikely."""
         points = self._knowledge.points()
-        if not points:
+        if not points or self._thorough:
             return 0.0
         spreads = [p.measurement.step_seconds.relative_spread for p in points]
         known = [s for s in spreads if s is not None]

@@ -32,11 +32,18 @@ OVER_LIMIT = "bytes_over_limit"
 class Adviser:
     """Chooses the next config. Two objectives: memory down, throughput up; not fitting is a violated constraint."""
 
-    def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int], methods: Sequence[str] = ()) -> None:
-        """`methods`: the most faithful first; see `Advice`."""
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        floor: Callable[[Config], int],
+        methods: Sequence[str] = (),
+        *,
+        thorough: bool = False,
+    ) -> None:
+        """`methods` and `thorough` are those of `Advice`."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._knowledge = knowledge
-        self.advice = Advice(knowledge, floor, methods)
+        self.advice = Advice(knowledge, floor, methods, thorough=thorough)
         self._sampler = LatticeSampler(knowledge, self.advice)
         # A study refuses changed categories under one name: the name says which space it is.
         name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})

@@ -91,6 +91,8 @@ class Search:
     report: Callable[[Progress], None] = lambda progress: None
     goal: Goal = field(default_factory=Goal)
     """The user's: where speeds tie, the config counts that changes least against its plain recipe."""
+    thorough: bool = False
+    """Whether to go on for the frontier of every method when the best config is found, as long as the limits allow."""
     answer_only: bool = False
     """Whether to run nothing, because an equal search has ended before."""
     knowledge: Knowledge = field(init=False)
@@ -120,7 +122,9 @@ class Search:
         dropout = self.job.workload.lora_dropout > 0 or shape(self.job.model).dropout
         self._baselines = FamilyBaselines(dropout=dropout)
         self._rule_out_by_floor()
-        self._adviser = Adviser(self.knowledge, self.floor, self.methods)
+        # For a whole frontier no method counts more than another.
+        first = () if self.thorough else self.methods
+        self._adviser = Adviser(self.knowledge, self.floor, first, thorough=self.thorough)
         self._recall()
         if self.answer_only:
             self.progress.stopped_because = "the same search has ended before"

@@ -37,7 +37,14 @@ def search_warm(problem: Problem, oracle: Oracle, seed: int) -> None:
     _search(problem, oracle, seed, lambda: foresight)
 
 
-def _search(problem: Problem, oracle: Oracle, seed: int, foresee: Callable[[], Foresight]) -> None:
+def search_thoroughly(problem: Problem, oracle: Oracle, seed: int) -> None:
+    """`autofit search --thorough`, which goes on for the frontier when the best config is found."""
+    _search(problem, oracle, seed, problem.foresee, thorough=True)
+
+
+def _search(
+    problem: Problem, oracle: Oracle, seed: int, foresee: Callable[[], Foresight], *, thorough: bool = False
+) -> None:
     job = job_of(problem)
     configs = list(problem.configs)
     random.Random(seed).shuffle(configs)
@@ -52,6 +59,7 @@ def _search(problem: Problem, oracle: Oracle, seed: int, foresee: Callable[[], F
         open_pool=lambda: ReplayPool(job, oracle, devices=job.workload.devices),
         foresee=lambda told: foresee(),
         save=lambda trial: trial,
+        thorough=thorough,
     )
     found.run()
     winner, bound = found.winner(), found.progress.regret_bound

@@ -130,6 +130,7 @@ def test_an_answers_search_can_be_looked_up(world: World, request_: SearchReques
         ({"max_trials": 3}, {"max_trials": 3, "space": "smoke"}, False),
         ({"max_trials": 3}, {"max_trials": 3, "workload": replace(OPTIONS, seed=1)}, False),
         ({"max_trials": 3}, {"max_trials": 3, "fresh": True}, False),
+        ({"max_trials": 3}, {"max_trials": 3, "thorough": True}, False),
         ({"max_trials": 3}, {"max_trials": 3, "workers": 1, "space": "cpu"}, True),
     ],
 )

@@ -232,6 +232,7 @@ def prepare(
     on_wait: Callable[[], None] = lambda: None,
     lattice: Lattice | None = None,
     foresight: Foresight | None = None,
+    thorough: bool = False,
 ) -> Run:
     """A search that is ready to run, whose pool holds it to its promises."""
     pool = FakePool(truth, size=size, special=special, on_wait=on_wait)
@@ -256,6 +257,7 @@ def prepare(
         known=known or {},
         open_pool=open_pool,
         foresee=lambda told: foresight or Foresight(),
+        thorough=thorough,
         save=save,
         report=report,
     )

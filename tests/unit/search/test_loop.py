@@ -80,6 +80,22 @@ def test_the_stated_regret_holds_in_nineteen_of_twenty_worlds(lattice: Lattice) 
     assert statistics.median(bounds) < 0.1, "a bound that says nothing always holds"
 
 
+def test_a_thorough_search_goes_on_until_everything_is_known(lattice: Lattice) -> None:
+    truth = Truth(make_job(), lattice, seed=1)
+    quick, thorough = searched(truth), searched(truth, thorough=True)
+    assert thorough.progress.stopped_because.startswith("every config is measured or ruled out")
+    assert thorough.progress.done > quick.progress.done
+    fitting = {c for c in lattice.configs if truth.memory(c) <= thorough.limit}
+    known = thorough.search.knowledge
+    assert {p.config for p in known.points()} == fitting - known.ruled_out.keys() - set(known.open)
+
+
+def test_a_thorough_search_ends_at_its_limits(lattice: Lattice) -> None:
+    run = searched(Truth(make_job(), lattice, seed=1), thorough=True, max_trials=15)
+    assert run.progress.done == 15 and run.progress.stopped_because == "the trials are spent"
+    assert run.pool.submitted[-1].config in [r.config for r in run.pool.submitted[:-1]], "the last verifies the winner"
+
+
 def test_on_average_the_best_is_found_to_half_a_percent(lattice: Lattice) -> None:
     regrets = [searched(Truth(make_job(), lattice, seed), share).regret for seed in range(12) for share in SHARES]
     assert sum(regrets) / len(regrets) < 0.005
