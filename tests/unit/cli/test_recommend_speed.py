@@ -30,7 +30,7 @@ def processor_seconds(command: Sequence[str]) -> tuple[float, str]:
 
 
 def test_a_recommendation_from_100_000_trials_takes_a_second_at_most(tmp_path: Path) -> None:
-    """On a slower machine, or one whose cores serve others at the same time, by as much more as loading libraries is."""
+    """On a slower machine, or one whose cores serve others beside, as much longer as loading libraries takes there."""
     path = tmp_path / "store.db"
     with Store.open(str(path)) as store:
         store.add(make_trial({}, out_of_memory()))
