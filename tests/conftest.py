@@ -34,6 +34,7 @@ NEEDS_THE_MACHINE = (
 """Tests that train in processes of their own, or look at what these leave behind: never two at once."""
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Where tests run on several workers: one after the other what needs the machine, module by module the rest."""
     for item in items:

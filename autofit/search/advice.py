@@ -250,8 +250,12 @@ class Advice:
         )
 
     def _recommended(self, methods: NDArray[np.str_], probability: Array) -> str | None:
-        """The most faithful method that has fitted or may; None where there is none."""
-        possible = {p.method for p in self._knowledge.points()} | set(methods[probability >= POSSIBLE].tolist())
+        """The most faithful method that has fitted or may. None until something has: before that, whatever fits is what
+        the user lacks."""
+        fitted = {p.method for p in self._knowledge.points()}
+        if not fitted:
+            return None
+        possible = fitted | set(methods[probability >= POSSIBLE].tolist())
         return next((method for method in self._faithful if method in possible), None)
 
     def _step_time(self, rows: Rows) -> LogNormal:
