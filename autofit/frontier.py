@@ -134,15 +134,23 @@ class Frontier:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object, points sorted by memory."""
+        """As a JSON object, points sorted by memory.
+
+        A point's `device_bytes` are those of the device that needs most, its `tokens_per_second` those of all devices
+        together; of several it also has `tokens_per_second_per_device`.
+        """
         return {
             "hardware": self.hardware.to_json(),
             "workload": self.workload.to_json(),
             "stack": self.stack.to_json(),
-            "points": [p.to_json() for p in self.points],
+            "points": [{**p.to_json(), **self._of_each(p)} for p in self.points],
             "trials": self.trials,
             "out_of_memory": self.out_of_memory,
         }
+
+    def _of_each(self, point: Point) -> dict[str, float]:
+        devices = self.workload.devices
+        return {} if devices == 1 else {"tokens_per_second_per_device": point.measurement.tokens_per_second / devices}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

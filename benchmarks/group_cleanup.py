@@ -5,6 +5,8 @@
 The trials run in a process of their own, as those of a search do. Of the killed half most lose a random rank, some the
 warm parent of one, and some that whole process, all by SIGKILL. Counted before and after, and between trials: processes
 (zombies too), ports that they listen at, segments of shared memory, and temporary files. Fails if any is left.
+
+A trial counts as killed if it died of it. One that had ended by then is counted apart, and another killed in its place.
 """
 
 from __future__ import annotations
@@ -167,25 +169,44 @@ def reap_orphans(driver: Driver | None) -> None:
                 os.waitpid(pid, os.WNOHANG)
 
 
-def kill(driver: Driver, victim: str, chance: random.Random) -> str | None:
-    """Kill one process of the trial that runs; what was killed, None where nothing runs any more."""
+def kill(driver: Driver, victim: str, chance: random.Random) -> bool:
+    """Send SIGKILL to one process of the trial that runs; False where nothing runs any more."""
     pids = {"rank": driver.ranks, "parent": driver.parents, "driver": [driver.process.pid]}[victim]
     if not pids or not driver.ranks:
-        return None
+        return False
     with suppress(ProcessLookupError):
         os.kill(chance.choice(pids), signal.SIGKILL)
-    return victim
+    if victim == "driver":
+        driver.process.wait()
+    return True
 
 
-def one_trial(driver: Driver, sharding: str, victim: str | None, seconds: float, chance: random.Random) -> bool:
-    """Run a trial and, if there is a victim, kill it within the first `seconds`; whether that came in time."""
+def one_trial(
+    driver: Driver, sharding: str, victim: str | None, seconds: float, chance: random.Random
+) -> tuple[dict[str, Any] | None, bool]:
+    """Run a trial and, if there is a victim, kill it within the first `seconds`; how the trial ended, None if no driver
+    is left to say so, and whether a signal was sent."""
     driver.begin(sharding)
+    sent = False
     if victim is not None:
         until = time.monotonic() + 120.0
         while not driver.ranks and time.monotonic() < until:
             time.sleep(0.001)
         time.sleep(chance.uniform(0.0, seconds))
-    return victim is None or kill(driver, victim, chance) is not None
+        sent = kill(driver, victim, chance)
+    return driver.answer(), sent
+
+
+def died(answer: dict[str, Any] | None) -> bool:
+    """Whether a trial did not end by itself: a signal to a process that has answered already changes nothing."""
+    return answer is None or answer["outcome"] != "fits"
+
+
+def said(answer: dict[str, Any] | None) -> str:
+    """How a trial ended, in words."""
+    if answer is None:
+        return "driver killed"
+    return ": ".join(filter(None, (answer["outcome"], answer["reason"])))
 
 
 def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temporary: Path) -> dict[str, Any]:
@@ -199,6 +220,7 @@ def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temp
     }
     outcomes: Counter[str] = Counter()
     killed: Counter[str] = Counter()
+    too_late: Counter[str] = Counter()
     between: dict[str, list[Any]] = {}
     typical = dict.fromkeys(CONFIGS, 2.0)
     driver = Driver(ranks)
@@ -206,28 +228,26 @@ def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temp
     while done < trials:
         sharding = CONFIGS[done // 2 % len(CONFIGS)]
         victim = victims[done // 2 % len(victims)] if done % 2 else None
-        in_time = one_trial(driver, sharding, victim, 0.9 * typical[sharding], chance)
-        answer = driver.answer()
-        if answer is None:
+        answer, sent = one_trial(driver, sharding, victim, 0.9 * typical[sharding], chance)
+        if died(answer) and not sent:
+            raise SystemExit(f"a trial that nobody killed: {answer}")
+        if answer is None or driver.process.poll() is not None:
             driver.close()
             driver = Driver(ranks)
-            outcomes["driver killed"] += 1
-        elif victim is None:
+        if victim is not None:
+            (killed if died(answer) else too_late)[victim] += 1
+        elif answer is not None:
             typical[sharding] = min(typical[sharding], answer["seconds"])  # some wait for imports, too
-            outcomes[answer["outcome"]] += 1
-            if answer["outcome"] != "fits":
-                raise SystemExit(f"a trial that nobody killed: {answer}")
-        elif in_time:
-            outcomes[f"{answer['outcome']}: {answer['reason']}"] += 1
-        if in_time:  # otherwise the trial had ended first, and another is killed in its place
+        if victim is None or died(answer):  # otherwise another is killed in its place
             done += 1
-            killed[victim or "nobody"] += 1
+            outcomes[said(answer)] += 1
         for name, found in settled(driver, before, temporary).items():
             between.setdefault(name, []).extend(found)
     driver.close()
     report["trials"] = trials
-    report["killed"] = trials - killed.pop("nobody")
+    report["killed"] = killed.total()
     report["of_them"] = dict(killed)
+    report["had_just_ended"] = dict(too_late)
     report["outcomes"] = dict(outcomes)
     report["between_trials"] = between
     left = settled(None, before, temporary)

@@ -27,7 +27,10 @@ class Estimate:
     device_bytes: int
     """What the driver would show: reserved memory and the context."""
     host_bytes: int
-    """Of host memory that one rank takes."""
+    """Of host memory that one rank's training takes. Not in it is what the rank's process has before it trains:
+    Python, the libraries and on CUDA the context's part on the host. That was measured with CPU builds alone (0.31 GiB,
+    `host_baseline_bytes` of benchmarks/recorded), whose libraries are not those for CUDA; a trial stores its own.
+    """
     breakdown: dict[str, int] = field(hash=False)
     """Bytes by what they hold at the moment of the peak; they add up to `device_bytes`."""
     phase_peaks: dict[str, int] = field(hash=False)

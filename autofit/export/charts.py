@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 from autofit.frontier import Frontier, Point
 from autofit.units import GIB, format_bytes
@@ -15,7 +16,16 @@ COLOURS = {"full": "#0072B2", "lora": "#D55E00", "qlora": "#009E73"}
 def title(frontier: Frontier) -> str:
     """What the chart shows."""
     w = frontier.workload
-    return f"{w.model}, {w.seq_len} tokens x {w.global_batch} sequences a step, on {frontier.hardware.name}"
+    devices = "" if w.devices == 1 else f"{w.devices} x "
+    return f"{w.model}, {w.seq_len} tokens x {w.global_batch} sequences a step, on {devices}{frontier.hardware.name}"
+
+
+def axis_titles(frontier: Frontier) -> tuple[str, str]:
+    """Of memory and of throughput. Of several devices memory is that of each, and throughput that of all."""
+    devices = frontier.workload.devices
+    if devices == 1:
+        return "peak device memory, GiB", "tokens per second"
+    return "peak memory of each device, GiB", f"tokens per second of all {devices} devices"
 
 
 def by_method(frontier: Frontier) -> dict[str, list[Point]]:
@@ -34,7 +44,9 @@ def html(frontier: Frontier) -> str:
     """A page of its own, with everything it needs inside: it opens without a network."""
     import plotly.graph_objects as go
 
-    figure = go.Figure()
+    figure, devices = go.Figure(), frontier.workload.devices
+    memory_title, speed_title = axis_titles(frontier)
+    each = "" if devices == 1 else " (%{customdata:,.0f} of each device)"
     for method, points in by_method(frontier).items():
         figure.add_scatter(
             name=method,
@@ -49,12 +61,15 @@ def html(frontier: Frontier) -> str:
                 "thickness": 1,
             },
             text=[str(p.config).replace(",", "<br>") for p in points],
-            hovertemplate="%{y:,.0f} tokens/s at %{x:.2f} GiB<br><br>%{text}<extra>%{fullData.name}</extra>",
+            customdata=[p.measurement.tokens_per_second / devices for p in points],
+            hovertemplate=(
+                f"%{{y:,.0f}} tokens/s{each} at %{{x:.2f}} GiB<br><br>%{{text}}<extra>%{{fullData.name}}</extra>"
+            ),
         )
     figure.update_layout(
         title=title(frontier),
-        xaxis_title="peak device memory, GiB",
-        yaxis_title="tokens per second",
+        xaxis_title=memory_title,
+        yaxis_title=speed_title,
         template="simple_white",
         hovermode="closest",
     )
@@ -84,10 +99,15 @@ def png(frontier: Frontier) -> bytes:
             fontsize=7,
         )
     axes.set_title(title(frontier), fontsize=10)
-    axes.set_xlabel("peak device memory, GiB")
-    axes.set_ylabel("tokens per second")
+    memory_title, speed_title = axis_titles(frontier)
+    axes.set_xlabel(memory_title)
+    axes.set_ylabel(speed_title)
     axes.margins(x=0.15)
     axes.set_ylim(bottom=0)
+    if frontier.workload.devices > 1:
+        devices: Any = frontier.workload.devices  # of arrays, too
+        of_each = axes.secondary_yaxis("right", functions=(lambda speed: speed / devices, lambda each: each * devices))
+        of_each.set_ylabel("tokens per second of each device")
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(frameon=False)

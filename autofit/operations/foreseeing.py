@@ -33,11 +33,13 @@ def foresee(
     seconds: float | None,
     store: Store,
     report: Callable[[int, int], None],
+    one_host: bool,
 ) -> Foresight:
     """What the estimator says of `configs`, and how far it was off in earlier trials on this hardware.
 
-    `seconds` is the time budget of the search; None without one. Whatever fails is told in one line, and costs the
-    predictions alone.
+    `seconds` is the time budget of the search; None without one. `one_host`: all trials run on this machine, whose host
+    memory they share. On a cluster Ray chooses the machine of each trial, so that each is judged alone there. Whatever
+    fails is told in one line, and costs the predictions alone.
     """
     from autofit.search.foresight import Foresight, learned
 
@@ -56,6 +58,8 @@ def foresee(
         predictions={c: e.prediction for c, e in found.items()},
         memory_error=error,
         beyond_host={c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
+        host_bytes={c: e.machine_host_bytes for c, e in found.items()},
+        shared_host_bytes=(job.hardware.host_memory_bytes or None) if one_host else None,
     )
     return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
 

@@ -271,6 +271,7 @@ def _run(
             seconds=request.time_budget_seconds,
             store=store,
             report=told,
+            one_host=request.ray_address is None,
         )
 
     found = Search(

@@ -55,6 +55,20 @@ class Foresight:
     memory_error: Prior = field(default_factory=lambda: memory_error(UNKNOWN))
     beyond_host: Mapping[Config, int] = field(default_factory=dict)
     """The configs that need more host memory than a machine has, with the bytes that they lack."""
+    host_bytes: Mapping[Config, int] = field(default_factory=dict)
+    """Of one machine's host memory that a trial of each config takes, all of its ranks together."""
+    shared_host_bytes: int | None = None
+    """Of the one machine's host memory that all trials share; None where each may have a machine of its own, or the
+    machine's memory is not known."""
+
+    def held_beside(self, config: Config, running: Iterable[Config]) -> bool:
+        """Whether the host is predicted to hold a trial of `config` beside those that run.
+
+        The predicted bytes of all of them together are within its memory. What is not predicted counts as nothing. A
+        config that no other leaves room for is no worse for it, only its trial must wait until it is alone.
+        """
+        together = sum(self.host_bytes.get(one, 0) for one in (config, *running))
+        return self.shared_host_bytes is None or together <= self.shared_host_bytes
 
     def at_least(self, deviation: float) -> Foresight:
         """The same with predictions that are off by this much, whatever others were."""

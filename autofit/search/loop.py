@@ -169,7 +169,7 @@ class Search:
     def _explore(self) -> None:
         in_flight: list[Config] = []
         while True:
-            while self._may_begin(len(in_flight)):
+            while self._may_begin(in_flight):
                 config = self._adviser.ask(self._seconds_to_explore())
                 in_flight.append(config)
                 self._submit(config, TIMING_SECONDS, self._rivals(config))
@@ -180,16 +180,23 @@ class Search:
             self._refute()
             self._show(in_flight)
 
-    def _may_begin(self, in_flight: int) -> bool:
+    def _may_begin(self, in_flight: list[Config]) -> bool:
         """Whether to start another trial now; False while all workers are busy, or with the reason to stop."""
-        if in_flight and self._pool is not None and in_flight >= self._pool.size:
+        if in_flight and self._pool is not None and len(in_flight) >= self._pool.size:
             return False
-        reason = self._reason_to_stop(in_flight)
+        reason = self._reason_to_stop(len(in_flight))
         if reason is None and self._foresee():
-            reason = self._reason_to_stop(in_flight)
+            reason = self._reason_to_stop(len(in_flight))
         if reason is not None:
             self.progress.stopped_because = reason
-        return reason is None
+        return reason is None and self._host_holds_next(in_flight)
+
+    def _host_holds_next(self, in_flight: list[Config]) -> bool:
+        """Whether host memory is predicted to hold the next trial beside those under way; if not it waits for them."""
+        if not in_flight or self._foresight is None:
+            return True
+        following = self._adviser.best_candidate(self._seconds_to_explore())
+        return following is None or self._foresight.held_beside(following.config, in_flight)
 
     def _foresee(self) -> bool:
         """Take the predictions into account; False where they are already."""

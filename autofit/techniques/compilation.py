@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sysconfig
 from functools import cache
@@ -12,9 +13,17 @@ from autofit.lattice import Axis, Config
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
 
+KEEPS_POLICY = (2, 13)
+"""The first version of torch whose source was seen to have that mended."""
+
 
 class Compilation(Technique):
-    """Fusion of elementwise operations. Setting it up takes minutes: a trial counts that beside the speed."""
+    """Fusion of elementwise operations. Setting it up takes minutes: a trial counts that beside the speed.
+
+    With ddp, zero1 and zero2 the decoder is one graph, as on one device. Where a library gathers parameters in hooks of
+    modules, these divide it: with fsdp into layers; in ZeRO's stage 3 into pieces of layers, and no part of a layer
+    that is checkpointed. All train as they do without it; whether it is worth it a trial shows.
+    """
 
     # No claim on memory: fused graphs keep fewer activations, and need workspace of their own.
     axis = Axis(name="compile", values=(False, True), recipe=False)
@@ -22,11 +31,23 @@ class Compilation(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["compile"] is not True:
             return None
+        if config["sharding"] == "ddp" and config["checkpointing"] == "selective" and _forgets_what_is_kept(job):
+            return (
+                "compile=true cannot work with sharding=ddp and checkpointing=selective before torch 2.13: the parts "
+                "in which DDP compiles the graph forget what is to be kept; use checkpointing=full"
+            )
         missing = missing_tool(job.hardware.kind)
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         plan.compile = config["compile"] is True
+
+
+def _forgets_what_is_kept(job: Job) -> bool:
+    """Whether torch compiles a checkpoint that is told what to keep as one that keeps nothing, under DDP: until
+    pytorch/pytorch#179496 its DDPOptimizer overwrote a subgraph's policy when it split the graph."""
+    found = re.match(r"(\d+)\.(\d+)", job.stack.torch)
+    return found is not None and (int(found[1]), int(found[2])) < KEEPS_POLICY
 
 
 @cache

@@ -67,7 +67,7 @@ def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
     native_ops.require(config)
     plan = make_plan(config, job, device)
     if config["offload"] == "nvme":
-        plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require(config, job)))
+        plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require_on_all_ranks(config, job)))
     model = make_skeleton(config, plan, job.model)
     materialise(model, device=device, sharder=engines.sharder(plan))
     for technique in TECHNIQUES:

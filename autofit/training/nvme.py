@@ -19,8 +19,8 @@ ADAM_COPIES = 4
 
 
 def needed_bytes(config: Config, job: Job) -> int:
-    """What DeepSpeed writes for `config`, all ranks together: parameters and an Adam's four tensors. All parameters
-    count as trained: adapters need less."""
+    """What DeepSpeed writes for `config`, all ranks together, as if one disk held it all: parameters and an Adam's four
+    tensors. All parameters count as trained: adapters need less."""
     kept, used = {"bf16": (2, 2), "fp32": (4, 4)}.get(config.text("precision"), (4, 2))
     return shape(job.model).parameters * (ADAM_COPIES * kept + used)
 
@@ -47,4 +47,17 @@ def require(config: Config, job: Job) -> Path:
             f"offload=nvme needs {format_bytes(needed)} in {folder}, which has {format_bytes(free)} free",
             remedy=f"free some space there, or set {NVME_VARIABLE} to another folder",
         )
+    return folder
+
+
+def require_on_all_ranks(config: Config, job: Job) -> Path:
+    """`require` on every rank of the default process group before any of them goes on. All must call this.
+
+    Each looks for itself, because which ranks share a host, and a disk, none of them knows; so each asks for the room
+    of all. None writes before all have looked: its files would be missing from the room that the others find.
+    """
+    import torch
+
+    folder = require(config, job)
+    torch.distributed.all_reduce(torch.zeros(()))  # in host memory, hence gloo's
     return folder

@@ -118,18 +118,20 @@ def ended_without_result(
     kernel_oom_kills: int | None,
     host_is_device: bool,
     short_bytes: int = 0,
+    siblings_bytes: int = 0,
 ) -> OutOfMemory | Crashed:
     """The outcome of a child that ended on its own without a result.
 
     `status` is that of `os.waitpid`; `kernel_oom_kills` counts the kills that the kernel booked meanwhile, None where
     it keeps no books; `room` is what was left of the memory limit when the phase began, bytes; `short_bytes` is what
-    the host lacked of the limit when the trial began, because others held it.
+    the host lacked of the limits of all ranks when this one began, because others held it, and `siblings_bytes` what at
+    most the trial's other ranks can have held of that, which may have begun earlier.
     """
     tail = "\n".join(stderr.splitlines()[-20:])
     if status < 0:
         name = signal.Signals(-status).name
         if name == "SIGKILL":
-            return _killed(kernel_oom_kills, short_bytes, phase, host=not host_is_device)
+            return _killed(kernel_oom_kills, short_bytes, siblings_bytes, phase, host=not host_is_device)
         if any(sign in stderr.lower() for sign in _STDERR_SIGNS):
             return OutOfMemory(reason=_last_line(stderr), phase=phase, signal=name, host=not host_is_device)
         if room is not None and room < NO_ROOM_BYTES:
@@ -147,19 +149,31 @@ def ended_without_result(
     )
 
 
-def _killed(kernel_oom_kills: int | None, short_bytes: int, phase: str, *, host: bool) -> OutOfMemory | Crashed:
+def _killed(
+    kernel_oom_kills: int | None, short_bytes: int, siblings_bytes: int, phase: str, *, host: bool
+) -> OutOfMemory | Crashed:
     """The outcome of a child that died of SIGKILL, which the kernel sends when memory runs out, and anybody may."""
     if kernel_oom_kills == 0:
         reason = "something killed the trial, and it was not the kernel for want of memory"
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     if short_bytes > 0:
         reason = (
-            "the kernel killed the trial: the host ran out of memory, of which other processes held "
-            f"{format_bytes(short_bytes)} too much for the memory limit"
+            f"the kernel killed the trial: the host ran out of memory, of which {_held(short_bytes, siblings_bytes)}"
         )
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, as the kernel does"
     return OutOfMemory(reason=f"{why}: the host is out of memory", phase=phase, signal="SIGKILL", host=host)
+
+
+def _held(short_bytes: int, siblings_bytes: int) -> str:
+    """Who held what the host lacked, as far as it is known."""
+    if short_bytes <= siblings_bytes:
+        return (
+            f"{format_bytes(short_bytes)} of the memory limits of all ranks were taken when this one began, by ranks "
+            "that had begun earlier or by other processes"
+        )
+    least = "at least " if siblings_bytes else ""
+    return f"other processes held {least}{format_bytes(short_bytes - siblings_bytes)} too much for the memory limit"
 
 
 def timed_out(*, deadline_seconds: float, phase: str, phases_entered: int) -> TimedOut:

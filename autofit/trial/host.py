@@ -131,7 +131,7 @@ class Host:
         started = time.monotonic()
         on_cpu = data.get("hardware", {}).get("kind", "cpu") == "cpu"
         held_before = None if on_cpu else _device_held()
-        short_bytes = _host_shortage(data) if on_cpu else 0
+        short_bytes, siblings_bytes = host_shortage(data, process_memory.host_available()) if on_cpu else (0, 0)
         kills = classify.kernel_oom_kills()
         segments = shared_memory.segments()
         try:
@@ -163,6 +163,7 @@ class Host:
                     kernel_oom_kills=None if kills is None else (classify.kernel_oom_kills() or 0) - kills,
                     host_is_device=on_cpu,
                     short_bytes=short_bytes,
+                    siblings_bytes=siblings_bytes,
                 )
         except Stopped:
             outcome = child.result or classify.stopped(child.phase)
@@ -296,11 +297,14 @@ def _await_device(held_before: int) -> None:
         time.sleep(0.05)
 
 
-def _host_shortage(data: Mapping[str, Any]) -> int:
-    """Bytes of the memory limit, for all the trial's ranks, that the host does not have now."""
-    available = process_memory.host_available()
-    ranks = (data.get("rendezvous") or {}).get("ranks", 1)
-    return max(0, ranks * data.get("memory_limit_bytes", 0) - available) if available is not None else 0
+def host_shortage(data: Mapping[str, Any], available: int | None) -> tuple[int, int]:
+    """Bytes of the memory limits of all the trial's ranks that the host does not have, of which `available` are left
+    (None where it does not say); and how many of them the other ranks may hold by now, each up to its limit."""
+    if available is None:
+        return 0, 0
+    limit, ranks = data.get("memory_limit_bytes", 0), (data.get("rendezvous") or {}).get("ranks", 1)
+    short = max(0, ranks * limit - available)
+    return short, min(short, (ranks - 1) * limit)
 
 
 def _take(child: _Child, chunk: bytes) -> None:

@@ -135,6 +135,8 @@ def test_every_method_has_a_frontier_of_its_own(points: list[Point]) -> None:
     assert list(document) == ["hardware", "workload", "stack", "points", "trials", "out_of_memory"]
     assert [p["trial_id"] for p in document["points"]] == [p.trial_id for p in frontier.points]
     assert all(list(p) == ["config", "measurement", "trial_id"] for p in document["points"])
+    several = replace(frontier, workload=replace(WORKLOAD, devices=2)).to_json()["points"]
+    assert all(2 * p["tokens_per_second_per_device"] == p["measurement"]["tokens_per_second"] for p in several)
 
 
 @given(POINTS, SMALL, st.permutations(METHODS))

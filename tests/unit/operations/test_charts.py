@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
@@ -15,11 +16,12 @@ from autofit.outcome import Fits
 from autofit.workload import METHODS
 
 
-def frontier(*methods: str, model: str | None = None) -> Frontier:
+def frontier(*methods: str, model: str | None = None, devices: int = 1) -> Frontier:
     """The hand-made frontier of some methods."""
     job = make_job()
     trials = [make_trial(values, outcome) for values, outcome in MADE]
     workload = job.workload if model is None else type(job.workload)(model=model, model_digest="0" * 16)
+    workload = replace(workload, devices=devices)
     return Frontier.of(
         [
             Point(config=t.config, measurement=t.outcome.measurement, trial_id=i)
@@ -39,6 +41,7 @@ FRONTIERS = {
     "several methods": frontier(*METHODS),
     "one point": frontier("qlora"),
     "nothing": frontier(),
+    "several devices": frontier("lora", devices=4),
 }
 
 
@@ -81,6 +84,15 @@ def test_a_page_shows_every_point_of_every_method(name: str, monkeypatch: pytest
         assert list(trace["error_y"]["array"]) == [charts.half_spread(p) for p in own]
 
 
+def test_of_several_devices_a_page_shows_the_speed_of_all_and_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = FRONTIERS["several devices"]
+    (trace,) = traces(found, monkeypatch)
+    assert list(trace["customdata"]) == [p.measurement.tokens_per_second / 4 for p in found.points]
+    assert "%{customdata:,.0f} of each device" in trace["hovertemplate"]
+    assert "of each" not in traces(FRONTIERS["one method"], monkeypatch)[0]["hovertemplate"]
+    assert charts.axis_titles(found) == ("peak memory of each device, GiB", "tokens per second of all 4 devices")
+
+
 def traces(found: Frontier, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The traces of the page's figure."""
     import plotly.graph_objects as go
@@ -112,6 +124,7 @@ def test_pictures_of_different_frontiers_differ() -> None:
 
 def test_the_title_says_what_is_shown() -> None:
     assert charts.title(FRONTIERS["one method"]) == "smollm2-135m, 128 tokens x 4 sequences a step, on h100-80g"
+    assert charts.title(FRONTIERS["several devices"]).endswith(", on 4 x h100-80g")
 
 
 def test_charts_leave_no_trace_in_matplotlib() -> None:

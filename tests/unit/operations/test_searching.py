@@ -19,6 +19,7 @@ from autofit.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config, Lattice
 from autofit.operations import SearchRequest
+from autofit.operations.foreseeing import foresee
 from autofit.operations.predicting import predict_all
 from autofit.operations.searching import outline, prepare
 from autofit.operations.shortfall import Shortfall
@@ -571,3 +572,14 @@ def test_a_search_is_foreseen_by_the_real_estimator(world: World, request_: Sear
     predictions = [t.prediction for t in store.predicted()]
     assert len(predictions) == store.count() > 0
     assert all(p is not None and p.device_bytes > p.peak_allocated_bytes // 2 > 0 for p in predictions)
+
+
+@pytest.mark.parametrize("one_host", [True, False])
+def test_a_hosts_memory_is_shared_where_all_trials_run_on_it(
+    world: World, request_: SearchRequest, store: Store, one_host: bool
+) -> None:
+    job = request_.workload.job(detect("cpu"))
+    found = foresee(
+        job, (), memory_limit_bytes=GIB, seconds=None, store=store, report=lambda done, total: None, one_host=one_host
+    )
+    assert found.shared_host_bytes == (job.hardware.host_memory_bytes if one_host else None)

@@ -61,6 +61,21 @@ def test_what_no_host_holds_is_never_run(lattice: Lattice) -> None:
     assert run.progress.best is not None
 
 
+@pytest.mark.parametrize("shared", [4 * GIB, None])
+def test_trials_that_one_host_does_not_hold_together_wait(lattice: Lattice, shared: int | None) -> None:
+    truth = Truth(make_job(), lattice, 0)
+    takes = {c: 3 * GIB if c["checkpointing"] == "none" else GIB for c in truth.lattice.configs}
+    foresight = replace(foreseen(truth, timed=True), host_bytes=takes, shared_host_bytes=shared)
+    run = prepare(truth, limit_for(truth, 0.5), size=4, foresight=foresight)
+    together: list[int] = []
+    run.pool.checks.append(lambda asked: together.append(sum(takes[r.config] for r in (*run.pool._running, asked))))
+    run.search.run()
+    assert run.regret < WITHIN_TIES
+    assert run.pool.most_at_once > 1
+    assert {takes[config] for config in ran(run)} == {GIB, 3 * GIB}, "what must run alone is run all the same"
+    assert max(together) <= shared if shared is not None else max(together) > 4 * GIB
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("share", [0.15, 0.5, 0.9])
 def test_right_predictions_find_the_best(lattice: Lattice, seed: int, share: float) -> None:

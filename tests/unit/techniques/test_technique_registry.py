@@ -305,6 +305,25 @@ def test_compilation_without_a_compiler_is_refused(
     assert unsupported(config.replace(compile=False), job(hardware=hardware)) is None
 
 
+@pytest.mark.parametrize(
+    ("torch", "values", "refused"),
+    [
+        ("2.11.0+cu128", {"sharding": "ddp", "checkpointing": "selective"}, True),
+        ("2.12.1", {"sharding": "ddp", "checkpointing": "selective"}, True),
+        ("2.13.0", {"sharding": "ddp", "checkpointing": "selective"}, False),
+        ("2.11.0", {"sharding": "ddp", "checkpointing": "full"}, False),
+        ("2.11.0", {"sharding": "fsdp", "checkpointing": "selective"}, False),
+    ],
+)
+def test_ddp_that_forgets_what_selective_checkpointing_keeps_is_not_compiled(
+    torch: str, values: dict[str, Value], refused: bool
+) -> None:
+    asked, here = complete({**values, "compile": True}), job(devices=2, stack=replace(STACK, torch=torch))
+    reason = unsupported(asked, here)
+    assert (reason is not None and "use checkpointing=full" in reason) if refused else reason is None
+    assert unsupported(asked.replace(compile=False), here) is None
+
+
 def test_compilation_without_pythons_headers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     missing_tool.cache_clear()
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))

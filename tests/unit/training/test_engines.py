@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,10 +16,11 @@ from unit.techniques.live_bytes import LiveBytes
 
 from autofit.lattice import Config
 from autofit.techniques import unsupported
-from autofit.techniques.sharding import uses_deepspeed
-from autofit.training import engines
+from autofit.techniques.sharding import NVME_VARIABLE, uses_deepspeed
+from autofit.training import engines, nvme
 from autofit.training.build import build, make_plan, make_skeleton
 from autofit.training.engine import Resident
+from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise
 from tests.group import Case, on_ranks
@@ -156,6 +161,46 @@ def test_a_rank_holds_the_share_that_is_promised(case: Case, trained: dict[str, 
         assert held == pytest.approx(predicted, rel=0.02), field
 
 
+COMPILED = [
+    of(sharding="ddp", method="lora", checkpointing="every-2"),
+    of(sharding="fsdp", checkpointing="full"),
+    of(sharding="zero3", offload="optimizer"),
+]
+"""One for each way in which compilation meets a library's hooks: few, because each takes seconds."""
+
+
+def train_compiled(case: Case) -> tuple[Trained, int]:
+    """Five compiled steps, and of how many graphs: as torch traces and differentiates them, without Inductor, which
+    knows nothing of ranks and takes most of the time."""
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+
+    def compile_decoder(module: LossModule) -> None:
+        module._decoder[0].compile(backend="aot_eager")
+
+    with patch.object(LossModule, "compile_decoder", compile_decoder):
+        return train({**case, "compile": True}), counters["stats"]["unique_graphs"]
+
+
+@pytest.fixture(scope="module")
+def compiled(compiled_adam: None) -> dict[str, list[tuple[Trained, int]]]:
+    """Every case of `COMPILED`, by its name, as each of its ranks saw it."""
+    return {
+        name(case): answers for case, answers in zip(COMPILED, on_ranks(RANKS, train_compiled, COMPILED), strict=True)
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", COMPILED, ids=name)
+def test_compiled_steps_are_those_of_one_process(case: Case, compiled: dict[str, list[tuple[Trained, int]]]) -> None:
+    answers, expected = compiled[name(case)], alone(case)
+    losses = [sum(shares) for shares in zip(*(trained.losses for trained, _ in answers), strict=True)]
+    assert losses == pytest.approx(expected.losses, rel=TOLERANCE[case["precision"]])
+    assert all(graphs > 0 for _, graphs in answers), "nothing was compiled"
+
+
 def promised(case: Case, ranks: int) -> Resident:
     """The share of the rank that holds most, by the libraries' own rules of division."""
     values = {k: v for k, v in case.items() if k != "model"}
@@ -269,6 +314,21 @@ def test_ddp_sends_gradients_with_the_last_micro_batch_only() -> None:
     assert first[0] != pytest.approx(second[0], rel=1e-3)
     assert first[1] == pytest.approx(second[1], rel=1e-6)
     assert len(first[0]) == len(first[1]) > 0
+
+
+def looks_for_room(case: Case) -> tuple[float, float]:
+    """When this rank looked at the folder for files, rank 1 late, and when it could have begun to write there."""
+    os.environ[NVME_VARIABLE] = case["folder"]
+    time.sleep(0.5 * dist.get_rank())
+    looked_at = time.monotonic()
+    made = config(sharding="zero3", offload="nvme")
+    assert nvme.require_on_all_ranks(made, job(LLAMA, devices=RANKS, stack=WITH_DEEPSPEED)) == Path(case["folder"])
+    return looked_at, time.monotonic()
+
+
+def test_no_rank_writes_files_before_all_have_looked_for_room(tmp_path: Path) -> None:
+    (seen,) = on_ranks(RANKS, looks_for_room, [{"folder": str(tmp_path)}])
+    assert min(went_on for _, went_on in seen) >= max(looked_at for looked_at, _ in seen)
 
 
 class DeviceBytes(LiveBytes):

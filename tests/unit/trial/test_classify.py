@@ -11,6 +11,7 @@ from autofit.hardware import Hardware
 from autofit.outcome import Crashed, OutOfMemory
 from autofit.trial import classify
 from autofit.trial.classify import DeviceBusy, OverLimit, ended_without_result, memory_failure
+from autofit.trial.host import host_shortage
 from autofit.trial.meter import CudaMeter
 
 GIB = 1024**3
@@ -22,7 +23,7 @@ def on_gpu(error: Exception) -> OutOfMemory | Crashed | None:
     return memory_failure(error, "backward", host_is_device=False)
 
 
-def killed(booked: int | None, *, short_bytes: int = 0) -> OutOfMemory | Crashed:
+def killed(booked: int | None, *, short_bytes: int = 0, siblings_bytes: int = 0) -> OutOfMemory | Crashed:
     return ended_without_result(
         status=-9,
         phase="forward",
@@ -31,6 +32,7 @@ def killed(booked: int | None, *, short_bytes: int = 0) -> OutOfMemory | Crashed
         kernel_oom_kills=booked,
         host_is_device=False,
         short_bytes=short_bytes,
+        siblings_bytes=siblings_bytes,
     )
 
 
@@ -110,7 +112,33 @@ def test_a_kill_that_nobody_booked() -> None:
 def test_a_kill_because_others_held_the_host() -> None:
     outcome = killed(1, short_bytes=3 * GIB)
     assert isinstance(outcome, Crashed) and outcome.transient
-    assert "3.00 GiB too much" in outcome.reason
+    assert "other processes held 3.00 GiB too much" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("ranks", "available", "short", "siblings", "said"),
+    [
+        (1, 8, 0, 0, None),
+        (1, 3, 5, 0, "other processes held 5.00 GiB too much"),
+        (2, 16, 0, 0, None),
+        (2, 11, 5, 5, "5.00 GiB of the memory limits of all ranks were taken when this one began, by ranks that had"),
+        (2, 6, 10, 8, "other processes held at least 2.00 GiB too much"),
+        (4, 6, 26, 24, "other processes held at least 2.00 GiB too much"),
+    ],
+)
+def test_what_a_killed_ranks_siblings_may_have_held_is_not_laid_to_others(
+    ranks: int, available: int, short: int, siblings: int, said: str | None
+) -> None:
+    asked = {"memory_limit_bytes": 8 * GIB, "rendezvous": {"ranks": ranks} if ranks > 1 else None}
+    found = host_shortage(asked, available * GIB)
+    assert found == (short * GIB, siblings * GIB)
+    outcome = killed(1, short_bytes=found[0], siblings_bytes=found[1])
+    assert isinstance(outcome, OutOfMemory if said is None else Crashed)
+    assert (said or "the host is out of memory") in outcome.reason
+
+
+def test_without_the_kernels_word_nothing_is_short() -> None:
+    assert host_shortage({"memory_limit_bytes": 8 * GIB}, None) == (0, 0)
 
 
 def test_kernel_books_are_read_where_there_are_any() -> None:
