@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
@@ -46,11 +47,11 @@ def picture(recorded: Recorded, trace: Trace) -> Figure:
     axes.plot(*_corners([_place(p.measurement) for p in points]), "o", ms=4, color=GREY, mec="none", label="fits")
     front = [_place(p.measurement) for p in recorded.frontier]
     axes.step(*_corners([*front, (limit, front[-1][1])]), where="post", color=BLUE, lw=1.2, zorder=1)
-    axes.annotate("frontier of all configs", front[0], (4, -14), textcoords="offset points", color=BLUE, fontsize=8)
+    _beside(axes, "frontier of all configs", (limit, front[-1][1]), 5, BLUE)
     order: dict[object, list[int]] = {}
     for number, run in enumerate(trace.runs, start=1):
         order.setdefault(run.config, []).append(number)
-    ran_out = 0
+    ran_out: list[str] = []
     for config, numbers in order.items():
         outcome = recorded.trials[config].outcome
         said = ", ".join(map(str, numbers))
@@ -59,22 +60,23 @@ def picture(recorded: Recorded, trace: Trace) -> Figure:
             axes.plot(*place, "o", ms=6, color=ORANGE, mec="white", mew=0.6)
             axes.annotate(said, place, (0, 5), textcoords="offset points", ha="center", fontsize=8, color=ORANGE)
         else:
-            ran_out += 1
-            axes.annotate(said, (limit, 4.0 * ran_out), (4, 0), textcoords="offset points", fontsize=8, color=ORANGE)
+            ran_out.append(said)
+    if ran_out:
+        _beside(axes, f"out of memory: {', '.join(ran_out)}", (limit, 0.0), 5, ORANGE)
+    top = 1.2 * front[-1][1]
     axes.axvline(limit, color="black", lw=0.8, ls=":")
-    axes.annotate(
-        f"limit {format_bytes(recorded.problem.memory_limit_bytes)}; {recorded.out_of_memory} configs need more",
-        (limit, axes.get_ylim()[1]),
-        (-4, -10),
-        textcoords="offset points",
-        ha="right",
-        fontsize=8,
-    )
-    axes.set(xlabel="device memory, GiB", ylabel="tokens/s", ylim=(0, None))
+    size = format_bytes(recorded.problem.memory_limit_bytes)
+    _beside(axes, f"limit {size}; {recorded.out_of_memory} configs need more", (limit, top), -11, "black")
+    axes.set(xlabel="device memory, GiB", ylabel="tokens/s", ylim=(0, top))
     axes.set_title(f"{len(trace.runs)} trials of {len(recorded.trials)} configs", fontsize=10, loc="left")
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     return figure
+
+
+def _beside(axes: Axes, text: str, place: tuple[float, float], above: int, colour: str) -> None:
+    """A line of text that ends left of a place, so many points above it."""
+    axes.annotate(text, place, (-4, above), textcoords="offset points", ha="right", fontsize=8, color=colour)
 
 
 def _place(measured: object) -> tuple[float, float]:
