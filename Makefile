@@ -27,7 +27,7 @@ search: install
 	$(BIN)/autofit search $(SEARCH)
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 # The estimator's figures: against published and recorded runs, and its own time.
 estimates: install

@@ -100,7 +100,7 @@ def _verdict(verdicts: Sequence[Verdict]) -> str:
     good, unknown = (sum(verdict.reached is which for verdict in verdicts) for which in (True, None))
     if unknown == len(verdicts):
         return "not judged"
-    return "**yes**, everywhere" if good == len(verdicts) else f"**no**, on {good} of {len(verdicts)}"
+    return "**yes**, everywhere" if good == len(verdicts) else f"**no**, but on {good} of {len(verdicts)}"
 
 
 def _failed(verdicts: Sequence[tuple[JSON, Verdict]]) -> str:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,26 +20,30 @@ settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
 
-TESTS = Path(__file__).parent
 NEEDS_THE_MACHINE = (
-    "end_to_end",
-    "unit/benchmarks",
-    "unit/cli/test_trial_command.py",
-    "unit/estimate/test_rank_shards.py",
-    "unit/export/test_export_two_ranks.py",
-    "unit/trial",
-    "unit/training",
-    "unit/workers",
+    "tests/end_to_end/",
+    "tests/unit/benchmarks/",
+    "tests/unit/cli/test_trial_command.py",
+    "tests/unit/estimate/test_rank_shards.py",
+    "tests/unit/export/test_export_transformers_trains.py",
+    "tests/unit/export/test_export_two_ranks.py",
+    "tests/unit/trial/",
+    "tests/unit/training/",
+    "tests/unit/workers/",
 )
 """Tests that train in processes of their own, or look at what these leave behind: never two at once."""
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the marks in the same hook
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Where tests run on several workers: one after the other what needs the machine, module by module the rest."""
-    for item in items:
-        alone = any(item.path.is_relative_to(TESTS / part) for part in NEEDS_THE_MACHINE)
-        item.add_marker(pytest.mark.xdist_group("machine" if alone else str(item.path)))
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByNeed(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "machine" if nodeid.startswith(NEEDS_THE_MACHINE) else nodeid.partition("::")[0]
+
+    return ByNeed(config, log)
 
 
 @pytest.fixture(scope="session", autouse=True)

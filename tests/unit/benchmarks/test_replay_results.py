@@ -184,8 +184,8 @@ def test_the_answer_is_in_the_first_ten_lines(results: ModuleType) -> None:
     assert lines[2].endswith("**3 of the 5 figures that were wanted are reached on every problem.**")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][2:]
     assert [row[1:] for row in rows] == [
-        ["**no**, on 1 of 2", "made/full: 9 / 30"],
-        ["**no**, on 1 of 2", "made/full: 1.5 times (`optuna-tpe`)"],
+        ["**no**, but on 1 of 2", "made/full: 9 / 30"],
+        ["**no**, but on 1 of 2", "made/full: 1.5 times (`optuna-tpe`)"],
         ["**yes**, everywhere", ""],
         ["**yes**, everywhere", ""],
     ]
