@@ -8,11 +8,12 @@ from autofit.cli.output import columns
 from autofit.cli.tables import frontier_table, recommendation_text, short
 from autofit.units import format_bytes, format_duration
 
-LEAST_TOLD = 0.0005
-"""A share that is shown as 0.1 % at the least."""
-
 if TYPE_CHECKING:
     from autofit.operations import OverDevices, SearchResult
+
+
+LEAST_TOLD, MOST_TOLD = 0.0005, 0.5
+"""Regrets, as shares, below which none is told, and above which the bound only says how noisy the trials were."""
 
 
 def result_text(result: SearchResult) -> str:
@@ -36,6 +37,8 @@ def _cost(result: SearchResult) -> str:
 def _regret(bound: float | None) -> str:
     if bound is None:
         return ""
+    if bound > MOST_TOLD:
+        return " The trials were too noisy to say how much faster another config of this method may be."
     if bound < LEAST_TOLD:
         return " With 95 % confidence no config of this method is faster."
     return f" With 95 % confidence the best config of this method is less than {1 / (1 - bound) - 1:.1%} faster."

@@ -12,8 +12,6 @@ ones, GPSampler's 15 to 40, depending on how failures were told.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-
 import optuna
 from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
@@ -32,18 +30,11 @@ OVER_LIMIT = "bytes_over_limit"
 class Adviser:
     """Chooses the next config. Two objectives: memory down, throughput up; not fitting is a violated constraint."""
 
-    def __init__(
-        self,
-        knowledge: Knowledge,
-        floor: Callable[[Config], int],
-        methods: Sequence[str] = (),
-        *,
-        thorough: bool = False,
-    ) -> None:
-        """`methods` and `thorough` are those of `Advice`."""
+    def __init__(self, knowledge: Knowledge, advice: Advice) -> None:
+        """`advice` is of the same knowledge."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._knowledge = knowledge
-        self.advice = Advice(knowledge, floor, methods, thorough=thorough)
+        self.advice = advice
         self._sampler = LatticeSampler(knowledge, self.advice)
         # A study refuses changed categories under one name: the name says which space it is.
         name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})

@@ -11,6 +11,7 @@ from autofit.errors import EnvironmentLacks
 from autofit.frontier import Point, choose
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Fits, TimedOut, Trial
+from autofit.search.advice import Advice
 from autofit.search.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, Budget, Limits
 from autofit.search.exactness import FamilyBaselines
@@ -124,7 +125,7 @@ class Search:
         self._rule_out_by_floor()
         # For a whole frontier no method counts more than another.
         first = () if self.thorough else self.methods
-        self._adviser = Adviser(self.knowledge, self.floor, first, thorough=self.thorough)
+        self._adviser = Adviser(self.knowledge, Advice(self.knowledge, self.floor, first, thorough=self.thorough))
         self._recall()
         if self.answer_only:
             self.progress.stopped_because = "the same search has ended before"

@@ -15,7 +15,6 @@ from unit.operations.made_trials import fill
 from unit.operations.made_world import World
 
 from autofit.cli import main as program
-from autofit.operations import foreseeing, searching
 from autofit.store import Store
 
 
@@ -76,7 +75,4 @@ def autofit(
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Workers without a device."""
-    made = World()
-    monkeypatch.setattr(searching, "open_pool", made.open_pool)
-    monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
-    return made
+    return World.in_place_of_workers(monkeypatch)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import pytest
 from unit.search.made_truth import FakePool, Truth
 
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
-from autofit.operations import SearchRequest
+from autofit.operations import SearchRequest, foreseeing, searching
 from autofit.operations.searching import prepare
 from autofit.outcome import Outcome
 from autofit.trial.request import TrialRequest
@@ -25,6 +26,14 @@ class World:
         self.on_wait: Callable[[], None] = lambda: None
         self.predict_all: Callable[..., dict[Config, Estimate]] = lambda *asked, **options: {}
         """What stands in for `foreseeing.predict_all`: no prediction, which would take longer than all the rest."""
+
+    @classmethod
+    def in_place_of_workers(cls, monkeypatch: pytest.MonkeyPatch) -> World:
+        """A world in which searches run for the rest of a test."""
+        made = cls()
+        monkeypatch.setattr(searching, "open_pool", made.open_pool)
+        monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
+        return made
 
     def open_pool(self, request: SearchRequest) -> FakePool:
         """What stands in for `searching.open_pool`."""

@@ -39,7 +39,7 @@ def floor(config: Config) -> int:
 
 def make_adviser(lattice: Lattice = LATTICE, limit: int = LIMIT) -> tuple[Adviser, Knowledge]:
     knowledge = Knowledge(lattice, limit)
-    return Adviser(knowledge, floor), knowledge
+    return Adviser(knowledge, Advice(knowledge, floor)), knowledge
 
 
 def ask(adviser: Adviser) -> Config:
@@ -183,7 +183,7 @@ def test_a_world_is_walked_to_its_end_without_a_repeat(seed: int) -> None:
     truth = Truth(make_job(), LATTICE, seed)
     limit = sorted(truth.memory(c) for c in LATTICE.configs)[60]
     knowledge = Knowledge(LATTICE, limit)
-    adviser = Adviser(knowledge, truth.floor)
+    adviser = Adviser(knowledge, Advice(knowledge, truth.floor))
     ran: list[Config] = []
     for _ in range(30):
         candidate = adviser.best_candidate()
@@ -379,7 +379,7 @@ def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
 
 def test_the_method_that_will_be_recommended_is_tried_most_and_the_others_too() -> None:
     knowledge = Knowledge(LATTICE, LIMIT)
-    adviser = Adviser(knowledge, floor, METHODS)
+    adviser = Adviser(knowledge, Advice(knowledge, floor, METHODS))
     tried = [run(adviser, fits(2, 100)).text("method") for _ in range(12)]
     assert set(tried) == set(METHODS), "a frontier of each is shown"
     assert tried.count("full") > max(tried.count("lora"), tried.count("qlora"))
