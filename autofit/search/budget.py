@@ -9,6 +9,10 @@ from autofit.trial.request import DEADLINE_SECONDS
 
 TIMING_SECONDS = 4.0
 """Time spent on the repeats of one trial: enough to rank. The winner is timed for longer when it is verified."""
+VERIFICATION_SECONDS = 10.0
+"""Time spent on the repeats of that. More would tell more of that process, and no more of the next one, which differs
+by more than the repeats do (Kalibera and Jones 2013,
+doi:10.1145/2464157.2464160: repeat where the variation is)."""
 GRACE_SECONDS = 10.0
 """What a trial that was begun in time may take beyond the budget: to kill it then would waste what it has cost."""
 

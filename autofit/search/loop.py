@@ -13,12 +13,11 @@ from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Fits, TimedOut, Trial
 from autofit.search.advice import Advice
 from autofit.search.adviser import Adviser
-from autofit.search.budget import TIMING_SECONDS, Budget, Limits
+from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits
 from autofit.search.exactness import FamilyBaselines
 from autofit.search.foresight import Foresight
 from autofit.search.knowledge import Knowledge, answers
 from autofit.techniques import Job, changes
-from autofit.trial.request import TIMING_SECONDS as VERIFICATION_SECONDS
 from autofit.trial.request import Rival, TrialRequest
 from autofit.units import format_bytes
 from autofit.workers.pool import Completed, Pool
