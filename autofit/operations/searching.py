@@ -36,7 +36,6 @@ from autofit.training.requirements import cannot_here
 from autofit.trial.site import check_devices, detect
 from autofit.units import format_bytes
 from autofit.workers.pool import Pool
-from autofit.workers.ray_connection import check_installed
 from autofit.workload import Goal
 
 if TYPE_CHECKING:
@@ -262,8 +261,6 @@ def _run(
         report(progress)
 
     def foreseen(told: Callable[[int, int], None]) -> Foresight:
-        if not request.in_place:
-            check_installed()  # estimates take longer than to say that Ray is missing
         return foresee(
             job,
             [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],

@@ -105,6 +105,8 @@ class Search:
     """Configs under way whose trials are killed because the search's time is over, before they are taken to hang."""
     _baselines: FamilyBaselines = field(init=False)
     _pool: Pool | None = field(init=False, default=None)
+    _is_checked: bool = field(init=False, default=False)
+    """Whether the workers are what the job was made for."""
     _retried: set[Config] = field(init=False, default_factory=set)
     """Configs whose trial the machinery has failed once."""
     _machinery_failures: int = field(init=False, default=0)
@@ -202,6 +204,7 @@ class Search:
         """Take the predictions into account; False where they are already."""
         if self._foresight is not None:
             return False
+        self._start()  # workers load their libraries meanwhile
         self._foresight = self.foresee(self._estimated)
         self.progress.estimated = None
         for config, lacking in self._foresight.beyond_host.items():
@@ -257,7 +260,7 @@ class Search:
         return VERIFICATION_SECONDS if total is None else min(VERIFICATION_SECONDS, max(TIMING_SECONDS, total / 10))
 
     def _submit(self, config: Config, timing_seconds: float, rivals: tuple[Rival, ...] = ()) -> None:
-        pool = self._pool or self._open()
+        pool = self._checked_pool()
         own = self._own_deadline(config)
         left = self._budget.left_for_trial(0.0 if self.progress.verifying else self._verification_seconds())
         self._until_budget_ends.discard(config)
@@ -285,9 +288,17 @@ class Search:
         patience = max(LEAST_DEADLINE_SECONDS, DEADLINE_SHARE * self.limits.seconds, DEADLINE_FACTOR * expected)
         return min(self.limits.deadline_seconds, patience)
 
-    def _open(self) -> Pool:
+    def _start(self) -> Pool:
+        """The workers, which may not be up yet."""
+        if self._pool is None:
+            self._pool = self.open_pool()
+        return self._pool
+
+    def _checked_pool(self) -> Pool:
         """The workers; raises `EnvironmentLacks` if their trials would be stored as another device's."""
-        self._pool = pool = self.open_pool()
+        pool = self._start()
+        if self._is_checked:
+            return pool
         hardware, stack = pool.site()
         if hardware.key != self.job.hardware.key:
             raise EnvironmentLacks(
@@ -299,6 +310,7 @@ class Search:
                 f"the workers' library versions differ from this process's: {stack} and {self.job.stack}",
                 remedy="use one environment for both",
             )
+        self._is_checked = True
         return pool
 
     def _rivals(self, config: Config) -> tuple[Rival, ...]:
