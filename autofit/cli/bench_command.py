@@ -64,6 +64,9 @@ def record(
     max_trials: Annotated[
         int | None, typer.Option("--max-trials", help="Record this many of the shuffled configs.")
     ] = None,
+    passes: Annotated[
+        int, typer.Option("--passes", help="Measure the whole so many times: replays use the mean, and its spread.")
+    ] = 1,
     device: options.Device = "auto",
     ray_address: options.RayAddress = None,
     in_place: options.InPlace = False,
@@ -88,14 +91,14 @@ def record(
         in_place=in_place,
     )
     try:
-        found = operations.record(request, out, _recorded)
+        found = operations.record(request, out, _recorded, passes=passes)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {out} has what was measured, the same command goes on from there") from None
     if as_json:
         print_json(found.to_json())
         return
     kinds = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found.outcomes.items())
-    print(f"{found.file}: {found.recorded} of {found.configs} configs ({kinds}), {found.run} of them now")
+    print(f"{found.file}: {found.recorded} of {found.configs} configs (trials: {kinds}), {found.run} trials now")
 
 
 def _recorded(done: int, total: int, last: Trial | None) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from autofit.errors import AutofitError, UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.operations.recording import SAME, SCHEMA
+from autofit.operations.pooling import contradicting, pooled
+from autofit.operations.recording import BESIDE_OUTCOME, SAME, SCHEMA
 from autofit.outcome import Crashed, Fits, Outcome, Trial, outcome_from_json
 from autofit.techniques import complete
 from autofit.workload import Workload
@@ -27,7 +28,9 @@ class RecordedTable:
     workload: Workload
     memory_limit_bytes: int
     trials: tuple[Trial, ...]
-    """Of each config one."""
+    """Of each config one, whatever passes were recorded of it."""
+    contradicting: tuple[Config, ...] = ()
+    """Those that fitted in one pass and not in another, which count as not fitting."""
 
     @property
     def name(self) -> str:
@@ -36,8 +39,8 @@ class RecordedTable:
 
 
 def read_whole(file: Path) -> RecordedTable:
-    """The table in `file`. Raises `UsageError`, naming the row, for one that is cut off, empty, of another schema or
-    of several recordings, that has a config twice, or a value that no trial can have."""
+    """The table in `file`, its passes pooled. Raises `UsageError`, naming the row, for one that is cut off, empty, of
+    another schema or of several recordings, that has a config twice in one pass, or a value that no trial can have."""
     rows = _rows(file)
     header = _header(file, rows[0])
     try:
@@ -48,14 +51,14 @@ def read_whole(file: Path) -> RecordedTable:
     limit = header["memory_limit_bytes"]
     if not _is_number(limit) or limit <= 0:
         raise _wrong(file, 1, f"memory_limit_bytes is {limit!r}, and must be above 0")
-    trials: dict[Config, Trial] = {}
-    first: dict[Config, int] = {}
+    trials: dict[Config, list[Trial]] = {}
+    first: dict[tuple[int, Config], int] = {}
     for number, row in enumerate(rows[1:], start=2):
         config, outcome, seconds = _measured(file, number, row, limit)
-        if config in trials:
-            raise _wrong(file, number, f"the config of row {first[config]} again: {config}")
-        first[config] = number
-        trials[config] = Trial(
+        earlier = first.setdefault((_pass(file, number, row), config), number)
+        if earlier != number:
+            raise _wrong(file, number, f"the config of row {earlier} again: {config}")
+        trial = Trial(
             config=config,
             workload=workload,
             hardware=hardware,
@@ -65,6 +68,7 @@ def read_whole(file: Path) -> RecordedTable:
             seconds=seconds,
             recorded_at=str(header.get("recorded_at", "")),
         )
+        trials.setdefault(config, []).append(trial)
     if not trials:
         raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` goes on from there")
     return RecordedTable(
@@ -73,7 +77,8 @@ def read_whole(file: Path) -> RecordedTable:
         stack=stack,
         workload=workload,
         memory_limit_bytes=limit,
-        trials=tuple(trials.values()),
+        trials=tuple(pooled(trials).values()),
+        contradicting=tuple(contradicting(trials)),
     )
 
 
@@ -126,7 +131,7 @@ def _measured(file: Path, number: int, row: dict[str, Any], limit: int) -> tuple
         config = Config.from_json(row["config"])
         if complete(row["config"]) != config:
             raise ValueError("its config does not name every axis")
-        outcome = outcome_from_json({k: v for k, v in row.items() if k not in ("config", "seconds")})
+        outcome = outcome_from_json({k: v for k, v in row.items() if k not in BESIDE_OUTCOME})
         seconds = row["seconds"]
     except KeyError as error:
         raise _wrong(file, number, f"{error.args[0]} is missing") from error
@@ -136,6 +141,13 @@ def _measured(file: Path, number: int, row: dict[str, Any], limit: int) -> tuple
     if reason is not None:
         raise _wrong(file, number, reason)
     return config, outcome, float(seconds)
+
+
+def _pass(file: Path, number: int, row: dict[str, Any]) -> int:
+    found = row.get("pass", 1)
+    if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        raise _wrong(file, number, f"pass is {found!r}, and must be a whole number from 1 on")
+    return found
 
 
 def _impossible(outcome: Outcome, seconds: Any, limit: int) -> str | None:

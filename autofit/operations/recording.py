@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import random
@@ -28,6 +29,8 @@ SCHEMA = 1
 """The form of a recorded table; its first line says it."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 """What must agree for a recording to be continued."""
+BESIDE_OUTCOME = ("config", "pass", "seconds")
+"""What a line has beside its trial's outcome; `pass` is absent in the first."""
 MACHINERY_FAILURES = 3
 """Failures in a row through no fault of the configs, after which recording ends."""
 
@@ -39,11 +42,11 @@ class RecordResult:
     configs: int
     """Valid configs of the space."""
     recorded: int
-    """Of them, those in the file."""
+    """Of them, those in the file, once or more."""
     run: int
     """Trials that were run now."""
     outcomes: dict[str, int]
-    """Recorded configs by outcome."""
+    """Recorded trials by outcome."""
     file: str
 
     def to_json(self) -> dict[str, Any]:
@@ -61,13 +64,19 @@ def record(
     request: SearchRequest,
     file: Path,
     report: Callable[[int, int, Trial | None], None] = lambda done, total, last: None,
+    *,
+    passes: int = 1,
 ) -> RecordResult:
     """Measure every valid config of the request's space, in an order shuffled by the workload's seed, into `file`.
 
     Each trial is written as it ends; a recording that was interrupted goes on where it stopped. At most
-    `request.max_trials` configs are in the file at the end. `report` is told how many of how many are recorded, and the
-    last. Raises `UsageError` for a file that holds anything else.
+    `request.max_trials` configs are in the file at the end. With more `passes` the whole is measured as many times,
+    each in an order of its own: how far trials of one config differ is seen only when time has passed between them.
+    `report` is told how many of how many trials are recorded, and the last. Raises `UsageError` for a file that holds
+    anything else.
     """
+    if passes < 1:
+        raise UsageError(f"passes is {passes}: it must be at least 1")
     request = replace(request, goal=Goal(method="any", allow=Effect.TRAINING))
     prepared = prepare(request)
     job = prepared.job
@@ -78,31 +87,43 @@ def record(
         "space": prepared.space,
         "memory_limit_bytes": prepared.memory_limit_bytes,
     }
-    configs = list(prepared.narrowed.lattice.configs)
-    random.Random(job.workload.seed).shuffle(configs)
     run = 0
     with _alone(file):
         known = _continued(file, header)
-        wanted = [c for c in configs[: request.max_trials] if c not in known]
+        wanted = [
+            (number, config)
+            for number in range(1, passes + 1)
+            for config in _shuffled(prepared, number)[: request.max_trials]
+            if (number, config) not in known
+        ]
         total = len(known) + len(wanted)
         report(len(known), total, None)
-        for config, outcome, seconds in _measured(request, prepared, wanted):
-            _append(file, {"config": config.to_json(), **outcome_to_json(outcome), "seconds": seconds})
-            known[config] = outcome
+        for number, config, outcome, seconds in _measured(request, prepared, wanted):
+            again = {} if number == 1 else {"pass": number}
+            _append(file, {"config": config.to_json(), **again, **outcome_to_json(outcome), "seconds": seconds})
+            known[number, config] = outcome
             run += 1
             report(len(known), total, _trial(header, config, outcome, seconds))
     kinds = [outcome.kind for outcome in known.values()]
     return RecordResult(
-        configs=len(configs),
-        recorded=len(known),
+        configs=len(prepared.narrowed.lattice.configs),
+        recorded=len({config for _, config in known}),
         run=run,
         outcomes={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         file=str(file),
     )
 
 
+def _shuffled(prepared: Prepared, number: int) -> list[Config]:
+    """The configs in the order of a pass; that of the first is the workload's seed's."""
+    configs = list(prepared.narrowed.lattice.configs)
+    random.Random(prepared.job.workload.seed + number - 1).shuffle(configs)
+    return configs
+
+
 def read_table(file: Path) -> list[Trial]:
-    """The trials of a recorded table, in the order in which they ran. Raises `UsageError` for anything else."""
+    """The trials of a recorded table, of all passes, in the order in which they ran. Raises `UsageError` for anything
+    else."""
     header, lines = _read(file)
     return [_trial(header, Config.from_json(d["config"]), _outcome(d), d["seconds"]) for d in lines]
 
@@ -130,27 +151,27 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 def _measured(
-    request: SearchRequest, prepared: Prepared, configs: list[Config]
-) -> Iterator[tuple[Config, Outcome, float]]:
-    """Run the configs, each timed as in a search: what a trial costs is recorded with what it shows."""
-    if not configs:
+    request: SearchRequest, prepared: Prepared, wanted: list[tuple[int, Config]]
+) -> Iterator[tuple[int, Config, Outcome, float]]:
+    """Run the configs of each pass, timed as in a search: what a trial costs is recorded with what it shows."""
+    if not wanted:
         return
     job = prepared.job
     pool = open_pool(request)
     try:
         _check_site(pool, job.hardware, job.stack)
-        yield from _run_all(
-            pool,
-            (
+        for number, part in itertools.groupby(wanted, key=lambda entry: entry[0]):
+            requests = (
                 TrialRequest(
                     job=job,
                     config=config,
                     memory_limit_bytes=prepared.memory_limit_bytes,
                     timing_seconds=TIMING_SECONDS,
                 )
-                for config in configs
-            ),
-        )
+                for _, config in part
+            )
+            for config, outcome, seconds in _run_all(pool, requests):
+                yield number, config, outcome, seconds
     finally:
         pool.close()
 
@@ -189,8 +210,8 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
                 )
 
 
-def _continued(file: Path, header: dict[str, Any]) -> dict[Config, Outcome]:
-    """What `file` holds of the same recording; it is begun where there is none."""
+def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], Outcome]:
+    """What `file` holds of the same recording, by pass and config; it is begun where there is none."""
     if file.stat().st_size == 0:
         begun = {"schema": SCHEMA, **header, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
         _append(file, begun)
@@ -200,7 +221,7 @@ def _continued(file: Path, header: dict[str, Any]) -> dict[Config, Outcome]:
         if there.get(name) != header[name]:
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
     _drop_torn_line(file)
-    return {Config.from_json(d["config"]): _outcome(d) for d in lines}
+    return {(d.get("pass", 1), Config.from_json(d["config"])): _outcome(d) for d in lines}
 
 
 def _drop_torn_line(file: Path) -> None:
@@ -227,7 +248,7 @@ def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _outcome(line: dict[str, Any]) -> Outcome:
-    return outcome_from_json({k: v for k, v in line.items() if k not in ("config", "seconds")})
+    return outcome_from_json({k: v for k, v in line.items() if k not in BESIDE_OUTCOME})
 
 
 def _trial(header: dict[str, Any], config: Config, outcome: Outcome, seconds: float) -> Trial:

@@ -138,6 +138,10 @@ def recorded_problems(
     digests = {table.file: sha256(table.file.read_bytes()).hexdigest() for table in whole}
     problems = []
     for table in whole:
+        if table.contradicting:
+            report(
+                f"{table.name}: {len(table.contradicting)} configs fit in one pass and not in another: as not fitting"
+            )
         others = tuple(sorted(digest for file, digest in digests.items() if file != table.file))
         problems += _problems(table, limits(table), foresight, others)
     if not any(recorded.points for recorded in problems):

@@ -12,6 +12,7 @@ from unit.operations.made_world import World
 
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.operations import SearchRequest, read_table, record, recording
+from autofit.operations.recorded_tables import read_whole
 from autofit.outcome import Fits, OutOfMemory
 from autofit.units import GIB
 
@@ -128,3 +129,21 @@ def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:
     world.special = lambda request: replace(crashed(), transient=True)
     with pytest.raises(EnvironmentLacks, match="3 trials in a row"):
         record(REQUEST, file)
+
+
+def test_further_passes_are_added_in_orders_of_their_own(world: World, file: Path) -> None:
+    first = record(REQUEST, file)
+    found = record(REQUEST, file, passes=3)
+    assert (found.recorded, found.run) == (first.recorded, 2 * first.recorded)
+    _, *lines = map(json.loads, file.read_text().splitlines())
+    count = first.recorded
+    orders = [[json.dumps(line["config"]) for line in lines[n : n + count]] for n in range(0, 3 * count, count)]
+    assert [line.get("pass") for line in lines] == [None] * count + [2] * count + [3] * count
+    assert len({tuple(order) for order in orders}) == 3 and len({tuple(sorted(order)) for order in orders}) == 1
+    assert record(REQUEST, file, passes=3).run == record(REQUEST, file).run == 0
+    assert len(read_table(file)) == 3 * count and len(read_whole(file).trials) == count
+
+
+def test_no_pass_is_no_recording(world: World, file: Path) -> None:
+    with pytest.raises(UsageError, match="passes is 0: it must be at least 1"):
+        record(REQUEST, file, passes=0)

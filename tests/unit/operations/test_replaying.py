@@ -9,15 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from unit.operations.made_trials import STACK, crashed, fits
+from unit.operations.made_trials import STACK, crashed, fits, out_of_memory
 from unit.search.conftest import MACHINE
 from unit.search.made_tables import lines_of, write
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
 from autofit.catalog.models import load
 from autofit.errors import AutofitError, NothingFits, UsageError
+from autofit.lattice import Config
 from autofit.operations import replay, replay_foresight, replaying
 from autofit.operations.recorded_tables import is_table, read_whole
+from autofit.operations.replaying import recorded_problems
 from autofit.outcome import Fits, OutOfMemory, outcome_to_json
 from autofit.units import GIB
 
@@ -201,6 +203,14 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "no trial": (lambda lines: lines[:1], r"is empty: it has a header and no trial"),
     "two recordings": (lambda lines: [*lines[:5], *lines], r"row 6: the header of another recording"),
     "a config twice": (lambda lines: [*lines, lines[3]], r"row \d+: the config of row 4 again"),
+    "a config twice in a pass": (
+        lambda lines: [*lines, {**lines[3], "pass": 2}, {**lines[3], "pass": 2}],
+        r"row \d+: the config of row \d+ again",
+    ),
+    "no such pass": (
+        changed(1, lambda line: line.update({"pass": 0})),
+        r"row \d+: pass is 0, and must be a whole number",
+    ),
     "no config": (changed(1, lambda line: line.pop("config")), r"row \d+: config is missing"),
     "no measurement": (changed(1, lambda line: line.pop("measurement")), r"row \d+: measurement is missing"),
     "no seconds": (changed(1, lambda line: line.pop("seconds")), r"row \d+: seconds is missing"),
@@ -257,6 +267,19 @@ def test_what_the_machinery_failed_is_no_row(lines: Lines, tmp_path: Path) -> No
     own = {**failed, **outcome_to_json(crashed())}
     other = {"config": lines[2]["config"], **outcome_to_json(fits(1.0, 10)), "seconds": 1.0}
     assert len(read_whole(write(tmp_path / "u.jsonl", [lines[0], own, other])).trials) == 2
+
+
+def test_what_fits_in_one_pass_alone_is_told_and_counts_as_not_fitting(lines: Lines, tmp_path: Path) -> None:
+    fitting = next(line for line in lines[1:] if line["outcome"] == "fits")
+    failed = {"config": fitting["config"], "pass": 2, **outcome_to_json(out_of_memory()), "seconds": 1.0}
+    file = write(tmp_path / "t.jsonl", [*lines, failed])
+    (config,) = read_whole(file).contradicting
+    assert config == Config.from_json(fitting["config"])
+    said: list[str] = []
+    problems = recorded_problems([file], report=said.append)
+    assert said[0] == "t: 1 configs fit in one pass and not in another: as not fitting"
+    (outcome,) = (p.trials[config].outcome for p in problems if config in p.trials)
+    assert isinstance(outcome, OutOfMemory)
 
 
 def test_a_folder_is_no_table(tmp_path: Path) -> None:
