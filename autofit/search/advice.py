@@ -35,6 +35,9 @@ BESIDE = 0.25
 the recommendation."""
 POSSIBLE = 0.05
 """Chance of fitting from which on a method may still be the one to recommend."""
+LIKELY = 0.5
+"""Chance of fitting below which a config is left alone once something has fitted: a trial that runs out shows nothing
+of speed, and what surely fits teaches the same. A thorough search comes to them last."""
 CANNOT_FIT = 1e-3
 """Probability of fitting below which a predicted config is not run: three deviations of the errors seen, about."""
 NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
@@ -174,7 +177,11 @@ class Advice:
 
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
-        return np.asarray((weighed.gain >= self.worthwhile_gain()) & ~weighed.cannot_fit)
+        worth = np.asarray((weighed.gain >= self.worthwhile_gain()) & ~weighed.cannot_fit)
+        if not self._knowledge.points():
+            return worth
+        likely = worth & (weighed.probability >= LIKELY)
+        return worth if self._thorough and not likely.any() else likely
 
     def _lightest(self) -> list[Candidate]:
         """Where nothing has fitted and nothing is predicted to: the lightest of each method, unless one of the method

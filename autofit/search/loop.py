@@ -236,7 +236,8 @@ class Search:
             return f"every config is measured or ruled out{also}"
         if self._adviser.best_candidate() is not None:
             return "no untried config's trial is expected to end in the time left"
-        return f"no untried config is expected to gain {self._adviser.advice.worthwhile_gain():.1%} or more"
+        gain = self._adviser.advice.worthwhile_gain()
+        return f"no untried config that is likely to fit is expected to gain {gain:.1%} or more"
 
     def _must_verify(self) -> bool:
         winner = self.winner()

@@ -22,7 +22,7 @@ from unit.search.made_truth import Truth, cpu_lattice
 from autofit.frontier import Point
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Outcome, TimedOut, Trial
-from autofit.search.advice import BESIDE, WORTHWHILE_GAIN, Advice, _area_gain, mean_above
+from autofit.search.advice import BESIDE, LIKELY, WORTHWHILE_GAIN, Advice, _area_gain, mean_above
 from autofit.search.adviser import OVER_LIMIT, Adviser
 from autofit.search.knowledge import Knowledge
 from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
@@ -303,6 +303,22 @@ def test_a_gain_that_luck_explains_is_not_worth_a_trial(spread: float | None, le
     noisy = Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
     run(adviser, noisy)
     assert adviser.advice.worthwhile_gain() == pytest.approx(least)
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_what_is_likelier_to_run_out_is_left_alone_or_comes_last(thorough: bool) -> None:
+    truth = Truth(make_job(), LATTICE, seed=1)
+    limit = sorted(truth.memory(c) for c in LATTICE.configs)[len(LATTICE.configs) // 2]
+    knowledge = Knowledge(LATTICE, limit)
+    adviser = Adviser(knowledge, Advice(knowledge, floor, thorough=thorough))
+    unlikely = 0
+    while (candidate := adviser.best_candidate()) is not None:
+        if knowledge.points() and candidate.fit_probability < LIKELY:
+            unlikely += 1
+            gains = [c.expected_gain for c in adviser.advice.candidates() if c.fit_probability >= LIKELY]
+            assert max(gains, default=0.0) <= adviser.advice.worthwhile_gain()
+        adviser.tell(truth.trial(adviser.ask(), limit))
+    assert (unlikely > 0) is thorough
 
 
 def test_the_area_under_the_frontier_grows_as_integration_says() -> None:

@@ -24,7 +24,7 @@ from autofit.search.knowledge import answers
 from autofit.search.loop import MACHINERY_FAILURES
 from autofit.trial.request import TrialRequest
 
-NO_GAIN = "no untried config is expected to gain"
+NO_GAIN = "no untried config that is likely to fit is expected to gain"
 SEEDS = range(6)
 SHARES = (0.15, 0.5, 0.9)
 """Of the configs, how many fit: few full fine-tunings, about half of all, nearly all."""
