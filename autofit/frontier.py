@@ -91,6 +91,8 @@ class Frontier:
     """Sorted by memory; each is undominated among the points of its own method."""
     trials: int
     out_of_memory: int
+    contradictory: int = 0
+    """Configs whose trials contradict each other: they count as out of memory (`autofit.contradiction`)."""
     considered: tuple[Point, ...] = ()
     """All points that the frontier was taken from: the choice is among them, because a config that is beaten within the
     noise may change the training less."""
@@ -105,6 +107,7 @@ class Frontier:
         stack: Stack,
         trials: int,
         out_of_memory: int,
+        contradictory: int = 0,
     ) -> Frontier:
         """The frontiers of `points`, whatever their methods."""
         every = list(points)
@@ -118,6 +121,7 @@ class Frontier:
             points=tuple(kept),
             trials=trials,
             out_of_memory=out_of_memory,
+            contradictory=contradictory,
             considered=tuple(every),
         )
 
@@ -131,6 +135,7 @@ class Frontier:
             stack=self.stack,
             trials=self.trials,
             out_of_memory=self.out_of_memory,
+            contradictory=self.contradictory,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -190,6 +195,8 @@ class Recommendation:
     workload: Workload
     stack: Stack
     provenance: str = "measured"
+    contradictory: int = 0
+    """Of the frontier that it was read off."""
 
     @property
     def verified(self) -> bool:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import nothing_fits_as_json, print_json, warn, write
+from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write
 
 FRONTIER_HELP = """Show the Pareto frontier of memory against throughput that has been measured.
 
@@ -62,6 +62,7 @@ def frontier(
             goal=goal(method, min_rank, allow),
             store=opened,
         )
+    warn_of_contradictions(found.contradictory)
     if html is not None or png is not None:
         from autofit.export import charts
 
@@ -117,6 +118,7 @@ def recommend(
             goal=goal(method, min_rank, allow),
             store=opened,
         )
+    warn_of_contradictions(answer.contradictory)
     text = recommendation_text(answer) + "\n"
     if form is not None:
         exported = export.export(answer, format=form, source=operations.hub_id(model))

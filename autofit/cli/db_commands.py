@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autofit.cli import options
 from autofit.cli.output import STDOUT, columns, print_json, write
+
+if TYPE_CHECKING:
+    from autofit.contradiction import Contradiction
 
 File = Annotated[Path, typer.Argument(help="JSON lines file; - is standard output or input.")]
 
@@ -20,7 +23,9 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(help="The store of trials.", no_args_is_help=True, rich_markup_mode=None)
     group.command("upgrade", help="Bring a store of an older version to this one.")(upgrade)
     group.command(
-        "check", help="Check the store's schema and integrity, and count what it holds; exit code 4 unless it is sound."
+        "check",
+        help="Check the store's schema and integrity, count what it holds, and list the configs with contradictory "
+        "results; exit code 4 unless it is sound.",
     )(check)
     group.command("export", help="Write every trial to FILE, one JSON object per line.")(export)
     group.command("import", help="Add the trials of FILE that the store does not have.")(import_)
@@ -42,9 +47,27 @@ def check(store: options.Store = None, as_json: options.Json = False) -> None:
     if as_json:
         print_json(report.to_json())
     else:
-        print(columns([("store", "state"), *((str(k), str(v)) for k, v in report.to_json().items())]))
+        state = {**report.to_json(), "contradictions": len(report.contradictions)}
+        print(columns([("store", "state"), *((str(k), str(v)) for k, v in state.items())]))
+        if report.contradictions:
+            print(f"\n{contradictions_text(report.contradictions)}")
     if not report.sound:
         raise typer.Exit(4)
+
+
+def contradictions_text(found: Sequence[Contradiction]) -> str:
+    """The configs with contradictory results, each with the trials that say so and their limits."""
+    from autofit.contradiction import MENDS
+    from autofit.units import format_bytes
+
+    rows = [("contradictory config", "of", "fits in (trial)", "out of memory under (trial)")]
+    for one in found:
+        first = one.fitted[0]
+        job = f"{first.workload.model} seq-len {first.workload.seq_len} on {first.hardware.name}"
+        held = ", ".join(f"{format_bytes(m.device_bytes)} ({t.trial_id})" for t, m in one.measured)
+        failed = ", ".join(f"{format_bytes(t.memory_limit_bytes)} ({t.trial_id})" for t in one.ran_out)
+        rows.append((str(first.config), job, held, failed))
+    return f"{columns(rows)}\n\nEach counts as out of memory under limits up to that; to mend it {MENDS}."
 
 
 def export(file: File, store: options.Store = None) -> None:

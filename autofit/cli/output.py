@@ -28,6 +28,14 @@ def warn(message: str) -> None:
     print(f"autofit: {message}", file=sys.stderr)
 
 
+def warn_of_contradictions(contradictory: int) -> None:
+    """A line on standard error where so many configs have contradictory results."""
+    from autofit.contradiction import in_words
+
+    if contradictory:
+        warn(in_words(contradictory))
+
+
 @contextmanager
 def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
     """Also print why nothing fits, and what came closest, as a document where `wanted`."""

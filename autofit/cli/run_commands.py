@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.output import columns, nothing_fits_as_json, print_json
+from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn_of_contradictions
 
 SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
 
@@ -108,6 +108,8 @@ def search(
     except KeyboardInterrupt:
         said = "interrupted; what was measured is stored, the same command goes on from there"
         raise Interrupted(said) from None
+    every = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
+    warn_of_contradictions(sum(one.frontier.contradictory for one in every))
     if as_json:
         print_json(result.to_json())
     else:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from autofit.catalog.hardware import cards
+from autofit.contradiction import in_words
 from autofit.errors import EnvironmentLacks, unknown
 from autofit.frontier import Frontier, Recommendation, alternatives, choose
 from autofit.hardware import Hardware
@@ -91,6 +92,7 @@ def recommendation(
         hardware=found.hardware,
         workload=found.workload,
         stack=found.stack,
+        contradictory=found.contradictory,
     )
 
 
@@ -140,6 +142,8 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
         memory, speed = other.measurement.device_bytes, other.measurement.tokens_per_second
         said.append(f"--method {other.method} would fit, with {format_bytes(memory)} at {speed:,.0f} tokens/s")
     said.append(levers(goal, found.workload, found.hardware, beyond_bytes=closest.beyond_bytes))
+    if found.contradictory:
+        said.append(in_words(found.contradictory))
     return Shortfall("; ".join(said), memory_limit_bytes=limit, closest=closest.document)
 
 

@@ -244,7 +244,18 @@ def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise UsageError(f"{file} is no recorded table: {error}") from error
     if not isinstance(header, dict) or header.get("schema") != SCHEMA or not set(SAME) <= set(header):
         raise UsageError(f"{file} is no recorded table: its first line is not that of `autofit bench record`")
+    _check_once(file, lines)
     return header, lines
+
+
+def _check_once(file: Path, lines: list[dict[str, Any]]) -> None:
+    """Raise `UsageError` for a config that is there twice: of two outcomes nobody knows which is true."""
+    first: dict[Config, int] = {}
+    for number, line in enumerate(lines, start=2):
+        config = Config.from_json(line["config"])
+        if config in first:
+            raise UsageError(f"{file}, row {number}: the config of row {first[config]} again: {config}")
+        first[config] = number
 
 
 def _outcome(line: dict[str, Any]) -> Outcome:

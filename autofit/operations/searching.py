@@ -393,6 +393,7 @@ def _result(
         stack=job.stack,
         trials=store.count(**context),
         out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
+        contradictory=found.knowledge.contradictory,
     )
     return SearchResult(
         search_id=search_id,

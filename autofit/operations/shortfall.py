@@ -94,9 +94,11 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
 
 
 def how_all_failed(trials: Sequence[Trial]) -> str:
-    """In a few words how trials ended of which none has fitted."""
+    """In a few words how trials ended that leave no config that fits."""
     if trials and all(isinstance(t.outcome, OutOfMemory) for t in trials):
         return "every trial ran out of memory"
+    if any(isinstance(t.outcome, Fits) for t in trials):
+        return "what has fitted has failed, too"
     return f"of {len(trials)} trials none has fitted"
 
 

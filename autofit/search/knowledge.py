@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from autofit.contradiction import contradiction, ran_out
 from autofit.frontier import Point, dominates
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, Unsupported
@@ -40,11 +41,14 @@ def verdict(
     A trial that fitted under any limit answers for every limit that holds its memory. One that ran out of memory
     answers for every limit that is no higher than its own, a divergence for every limit. A crash or a time-out answers
     for its own limit only, a time-out for deadlines that are no longer besides; a failure of the machinery never does.
-    What was measured last counts, but one that was stopped early gives way to one that was timed in full.
+    What was measured last counts, but one that was stopped early gives way to one that was timed in full, and where one
+    ran out of device memory what fits counts only once that is disproved (`autofit.contradiction`).
     """
+    attempts = list(trials)
+    no_fit = bool(ran_out(attempts, memory_limit_bytes))
     stopped_early: Trial | None = None
-    for trial in reversed(list(trials)):
-        if not _speaks(trial, memory_limit_bytes, deadline_seconds):
+    for trial in reversed(attempts):
+        if not _speaks(trial, memory_limit_bytes, deadline_seconds) or (no_fit and _within(trial, memory_limit_bytes)):
             continue
         if not isinstance(trial.outcome, Fits):
             return stopped_early or trial
@@ -68,6 +72,11 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
     if isinstance(outcome, Diverged):
         return True  # no memory limit makes it train
     return trial.memory_limit_bytes == memory_limit_bytes
+
+
+def _within(trial: Trial, memory_limit_bytes: int) -> bool:
+    """Whether the trial has fitted a limit."""
+    return isinstance(trial.outcome, Fits) and trial.outcome.measurement.device_bytes <= memory_limit_bytes
 
 
 def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
@@ -102,6 +111,8 @@ class Knowledge:
         """Rises with every change."""
         self._ruled_by: dict[Config, Config] = {}
         """Of the configs that a trial rules out: whose trial."""
+        self._attempts: defaultdict[Config, list[Trial]] = defaultdict(list)
+        """All trials of each config, oldest first."""
         self._open = dict.fromkeys(lattice.configs)
         self._members = frozenset(lattice.configs)
 
@@ -121,12 +132,26 @@ class Knowledge:
             self.version += 1
 
     def recall(self, trial: Trial, attempts: Iterable[Trial]) -> int:
-        """`learn` for a stored trial, which is one of several attempts."""
-        self.runs[trial.config] = sum(_in_full(t) for t in attempts) - _in_full(trial)
-        return self.learn(trial)
+        """`learn` for the stored trial that answers for its config, which is one of several attempts."""
+        config, known = trial.config, list(attempts)
+        self._attempts[config] = known if trial in known else [*known, trial]
+        self.runs[config] = sum(map(_in_full, known))
+        return self._count_as(trial)
 
     def learn(self, trial: Trial) -> int:
         """Add an outcome; how many other configs it rules out.
+
+        A config that ran out of device memory before counts as out of memory still, until that is disproved
+        (`autofit.contradiction`).
+        """
+        config = trial.config
+        self._attempts[config].append(trial)
+        self.runs[config] += _in_full(trial)
+        failed = ran_out(self._attempts[config], self.memory_limit_bytes)
+        return self._count_as(failed[-1] if failed and self._fits(trial) else trial)
+
+    def _count_as(self, trial: Trial) -> int:
+        """Take `trial` for what its config is known by; how many other configs that rules out.
 
         What was seen counts more than what was concluded: a config that fits refutes the rulings of every lighter one
         that ran out of memory, whatever made it (a claim of the order that does not hold here, memory that others
@@ -139,7 +164,6 @@ class Knowledge:
         self._forget_ruling(config)
         earlier = self.trials.get(config)
         self.trials[config] = trial
-        self.runs[config] += _in_full(trial)
         if earlier is not None and self._fits(earlier) and not self._fits(trial):
             self._reopen_without_rival()
         if self._fits(trial):
@@ -178,8 +202,14 @@ class Knowledge:
         """Configs that were measured not to fit."""
         return sum(1 for trial in self.trials.values() if self.does_not_fit(trial))
 
+    @property
+    def contradictory(self) -> int:
+        """Configs of the lattice whose trials contradict each other: they count as out of memory."""
+        every = (attempts for config, attempts in self._attempts.items() if config in self._members)
+        return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in every)
+
     def _fits(self, trial: Trial) -> bool:
-        return isinstance(trial.outcome, Fits) and not self.does_not_fit(trial)
+        return _within(trial, self.memory_limit_bytes)
 
     def _rules_out(self, trial: Trial) -> bool:
         """Whether configs above this one cannot fit either. The order is one of device memory: the host's, and

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from sqlalchemy import (
     ColumnElement,
     Connection,
@@ -20,16 +18,14 @@ from sqlalchemy import (
 from sqlalchemy.orm import aliased
 
 from autofit.outcome import Diverged, Fits, OutOfMemory
+from autofit.store.contradictions import Columns, contradicted, in_full, only_of_config, same_config, same_context
 from autofit.store.tables import TrialRow
 from autofit.trial.request import DEADLINE_SECONDS
-
-_Columns = Any
-"""`TrialRow` or an alias of it."""
 
 
 def of_context(hardware_key: str, stack_key: str, workload_key: str) -> tuple[ColumnElement[bool], ...]:
     """The condition that a trial is of one hardware, stack and workload."""
-    return _same_context(TrialRow, hardware_key, stack_key, workload_key)
+    return same_context(TrialRow, hardware_key, stack_key, workload_key)
 
 
 def undominated(
@@ -46,7 +42,7 @@ def undominated(
     context = (hardware_key, stack_key, workload_key)
     groups = (
         select(TrialRow.stopped_early, TrialRow.family)
-        .where(*_same_context(TrialRow, *context), TrialRow.outcome == Fits.kind)
+        .where(*same_context(TrialRow, *context), TrialRow.outcome == Fits.kind)
         .distinct()
         .subquery()
     )
@@ -62,31 +58,24 @@ def undominated(
 def runs() -> ScalarSelect[int]:
     """How often the config of a trial has fitted and was timed in full, under whatever limit."""
     other = aliased(TrialRow, name="other_run")
-    times = select(func.coalesce(func.sum(case((_in_full(other), 1), else_=0)), 0))
-    return times.where(_same_config(other, TrialRow)).correlate(TrialRow).scalar_subquery()
+    times = select(func.coalesce(func.sum(case((in_full(other), 1), else_=0)), 0))
+    return times.where(same_config(other, TrialRow)).correlate(TrialRow).scalar_subquery()
 
 
-def counts(connection: Connection, context: tuple[ColumnElement[bool], ...]) -> dict[str, int]:
-    """How many trials each kind of outcome has."""
-    query = select(TrialRow.outcome, func.count()).where(*context).group_by(TrialRow.outcome)
-    return {outcome: number for outcome, number in connection.execute(query)}
-
-
-def _same_context(rows: _Columns, hardware_key: Any, stack_key: Any, workload_key: Any) -> tuple[Any, ...]:
-    return (
-        rows.workload_key == workload_key,
-        rows.hardware_key == hardware_key,
-        rows.stack_key == stack_key,
-    )
+def counts(connection: Connection, context: tuple[ColumnElement[bool], ...]) -> tuple[int, int]:
+    """How many trials there are, and how many of them ran out of memory."""
+    every = select(func.count()).select_from(TrialRow).where(*context)
+    found = [connection.scalar(query) or 0 for query in (every, every.where(TrialRow.outcome == OutOfMemory.kind))]
+    return found[0], found[1]
 
 
 def _next(
-    context: tuple[str, str, str], group: FromClause, here: _Columns | None, limit: int | None
+    context: tuple[str, str, str], group: FromClause, here: Columns | None, limit: int | None
 ) -> ScalarSelect[int]:
     """The lightest trial of a group that stands and, where `here` is given, comes after it and is faster."""
     rows = aliased(TrialRow, name="candidate")
     query = select(rows.id).where(
-        *_same_context(rows, *context),
+        *same_context(rows, *context),
         rows.outcome == Fits.kind,
         rows.stopped_early == group.c.stopped_early,
         rows.family == group.c.family,
@@ -101,18 +90,18 @@ def _next(
     return query.correlate(group, *([] if here is None else [here])).scalar_subquery()
 
 
-def _stands(rows: _Columns, limit: int | None) -> tuple[ColumnElement[bool], ...]:
-    """Whether a fitting trial is what its config is known by: no later attempt says otherwise, and no attempt that was
-    timed in full stands beside one that was stopped early.
+def _stands(rows: Columns, limit: int | None) -> tuple[ColumnElement[bool], ...]:
+    """Whether a fitting trial is what its config is known by: no later attempt says otherwise, no attempt of whenever
+    contradicts it, and no attempt that was timed in full stands beside one that was stopped early.
     """
     later, full, after = (aliased(TrialRow, name=name) for name in ("later", "timed_in_full", "after_it"))
-    refuted = exists().where(_same_config(later, rows), later.id > rows.id, _refutes(later, rows, limit))
-    refuted_too = exists().where(_same_config(after, full), after.id > full.id, _fails(after, full, limit))
-    beside = exists().where(_same_config(full, rows), case((_in_full(full), 1), else_=0) == 1, ~refuted_too)
-    return ~refuted, or_(~rows.stopped_early, ~beside)
+    refuted = exists().where(same_config(later, rows), later.id > rows.id, _refutes(later, rows, limit))
+    refuted_too = exists().where(same_config(after, full), after.id > full.id, _fails(after, full, limit))
+    beside = exists().where(same_config(full, rows), only_of_config(in_full(full)), ~refuted_too)
+    return ~refuted, ~contradicted(rows, limit), or_(~rows.stopped_early, ~beside)
 
 
-def _refutes(later: _Columns, rows: _Columns, limit: int | None) -> ColumnElement[bool]:
+def _refutes(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
     """Whether a later attempt of the same config takes the place of a fitting one."""
     again = and_(later.outcome == Fits.kind, or_(~later.stopped_early, rows.stopped_early))
     if limit is not None:
@@ -122,7 +111,7 @@ def _refutes(later: _Columns, rows: _Columns, limit: int | None) -> ColumnElemen
     return or_(again, _fails(later, rows, limit))
 
 
-def _fails(later: _Columns, rows: _Columns, limit: int | None) -> ColumnElement[bool]:
+def _fails(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
     """Whether a later attempt has failed where a fitting one would be chosen.
 
     For a question about `limit`, as a search under that limit judges it (`search.knowledge.verdict`): memory that ran
@@ -141,17 +130,3 @@ def _fails(later: _Columns, rows: _Columns, limit: int | None) -> ColumnElement[
     where = or_(where, later.outcome == Diverged.kind)
     too_short = and_(later.deadline_seconds.is_not(None), later.deadline_seconds < DEADLINE_SECONDS)
     return and_(later.outcome != Fits.kind, ~later.transient, ~too_short, where)
-
-
-def _in_full(rows: _Columns) -> ColumnElement[bool]:
-    """Whether a trial has fitted and was timed in full.
-
-    Asked of one config, this stands within a CASE: the database must find the config's few rows by their key, and not
-    come upon the index of all that fit.
-    """
-    return and_(rows.outcome == Fits.kind, ~rows.stopped_early)
-
-
-def _same_config(one: _Columns, other: _Columns) -> ColumnElement[bool]:
-    same = _same_context(one, other.hardware_key, other.stack_key, other.workload_key)
-    return and_(*same, one.config_key == other.config_key)

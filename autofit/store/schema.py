@@ -7,16 +7,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from sqlalchemy import Connection, MetaData, Table, func, inspect, select, text
 
 from autofit import __version__
+from autofit.contradiction import Contradiction
 from autofit.errors import StoreError
+from autofit.store import contradictions
 from autofit.store.address import Address
 from autofit.store.engine import BUSY_SECONDS, Database
 from autofit.store.failures import translated
+from autofit.store.rows import Reader
 from autofit.store.tables import TABLES
 
 REVISIONS = ("0001", "0002", "0003")
@@ -49,10 +52,21 @@ class StoreReport:
     """What is wrong, one line each."""
     counts: dict[str, int]
     """Rows of each table."""
+    contradictions: tuple[Contradiction, ...] = ()
+    """Configs whose trials contradict each other: no damage, the cautious reading is used."""
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""
-        return {**asdict(self), "sound": self.sound}
+        return {
+            "store": self.store,
+            "kind": self.kind,
+            "revision": self.revision,
+            "newest": self.newest,
+            "problems": list(self.problems),
+            "counts": dict(self.counts),
+            "contradictions": [found.to_json() for found in self.contradictions],
+            "sound": self.sound,
+        }
 
     @property
     def sound(self) -> bool:
@@ -90,7 +104,8 @@ def upgrade(url: str | None = None) -> str:
 
 
 def check(url: str | None = None) -> StoreReport:
-    """Looks through a store without changing it: its schema, its integrity where SQLite can tell, its rows.
+    """Looks through a store without changing it: its schema, its integrity where SQLite can tell, its rows, and which
+    of its trials contradict each other.
 
     Raises `StoreError` where it cannot even be read.
     """
@@ -100,6 +115,7 @@ def check(url: str | None = None) -> StoreReport:
         found = None if problems else _look(connection)
         if found and found.revision != REVISIONS[-1]:
             problems.append(str(_refusal(found, database.address)))
+        current = found is not None and found.revision == REVISIONS[-1]
         return StoreReport(
             store=str(database.address),
             kind=connection.dialect.name,
@@ -107,6 +123,7 @@ def check(url: str | None = None) -> StoreReport:
             newest=REVISIONS[-1],
             problems=tuple(problems),
             counts=_counts(connection, found.tables) if found else {},
+            contradictions=tuple(contradictions.every(connection, Reader())) if current else (),
         )
 
 

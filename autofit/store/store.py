@@ -13,8 +13,8 @@ from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 from autofit.frontier import Frontier, Point
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Fits, OutOfMemory, Trial
-from autofit.store import attempts, estimates, ranking, schema, searches
+from autofit.outcome import Fits, Trial
+from autofit.store import attempts, contradictions, estimates, ranking, schema, searches
 from autofit.store.address import Address
 from autofit.store.engine import Database
 from autofit.store.rows import TRIAL_COLUMNS, Reader, storable
@@ -190,11 +190,11 @@ class Store:
     ) -> Frontier | None:
         """The frontier of what each config is known by; None where nothing was tried.
 
-        That is the latest attempt that fits, unless a later one failed under the same or a higher memory limit; one
-        that was timed in full before one that was stopped early. With `memory_limit_bytes`, configs are judged as a
-        search under that limit judges them. `allowed` must answer the same for all configs of a family
-        (`techniques.family`). Its `considered` points are those that none of their family beats. `trials` and
-        `out_of_memory` count all attempts.
+        That is the latest attempt that fits, unless a later one failed under the same or a higher memory limit, or any
+        contradicts it (`autofit.contradiction`); one that was timed in full before one that was stopped early. With
+        `memory_limit_bytes`, configs are judged as a search under that limit judges them. `allowed` must answer the
+        same for all configs of a family (`techniques.family`). Its `considered` points are those that none of their
+        family beats. `trials` and `out_of_memory` count all attempts, `contradictory` configs.
         """
         keys = (hardware_key, stack_key, workload_key)
         context = ranking.of_context(*keys)
@@ -203,7 +203,7 @@ class Store:
             newest = connection.scalar(select(TrialRow.hardware_digest).where(TrialRow.id == last))
             if newest is None:
                 return None
-            counts = ranking.counts(connection, context)
+            trials, out_of_memory = ranking.counts(connection, context)
             undominated = ranking.undominated(*keys, memory_limit_bytes)
             points = [p for p in self._points(connection, undominated) if allowed(p.config)]
             return Frontier.of(
@@ -211,8 +211,9 @@ class Store:
                 hardware=self._reader.hardware(connection, newest),
                 workload=self._reader.workload(connection, workload_key),
                 stack=self._reader.stack(connection, stack_key),
-                trials=sum(counts.values()),
-                out_of_memory=counts.get(OutOfMemory.kind, 0),
+                trials=trials,
+                out_of_memory=out_of_memory,
+                contradictory=contradictions.count(connection, keys, memory_limit_bytes),
             )
 
     def hardware(self) -> list[Hardware]:

@@ -19,7 +19,7 @@ from autofit import operations
 
 ROOT = Path(autofit.__file__).parent
 
-VALUES = {"units", "errors", "workload", "lattice", "outcome", "hardware", "frontier", "rendezvous"}
+VALUES = {"units", "errors", "workload", "lattice", "outcome", "hardware", "frontier", "contradiction", "rendezvous"}
 """The ground floor: standard library and each other only."""
 FLOORS: tuple[set[str], ...] = (
     VALUES,

@@ -7,19 +7,22 @@ import json
 import sqlite3
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pytest
 from unit.cli.conftest import Autofit, Done
-from unit.operations.made_trials import MADE, fill
+from unit.operations.made_trials import MADE, fill, out_of_memory
 from unit.operations.made_world import World
 from unit.store.conftest import postgresql_server, postgresql_url
 from unit.store.test_store_failures import locked, sql
 
 from autofit.operations import keeping
+from autofit.outcome import Fits, Trial
 from autofit.store import Store
 from autofit.store.schema import REVISIONS
+from autofit.units import GIB
 
 __all__ = ["postgresql_server", "postgresql_url"]
 
@@ -121,6 +124,45 @@ def test_check_ends_with_4_unless_all_is_sound(autofit: Autofit, filled: Path) -
     assert (done.code, done.err) == (4, "")
     assert done.document["sound"] is False
     assert "row of workloads that is lost" in done.document["problems"][0]
+
+
+def contradict(store_file: Path) -> tuple[Trial, Trial]:
+    """Makes the fastest stored config run out of memory where it has fitted; the trials of both outcomes."""
+    with Store.open(str(store_file)) as store:
+        fitted = max((t for t in store.trials(outcome="fits")), key=speed)
+        return fitted, store.add(replace(fitted, outcome=out_of_memory(), recorded_at="2026-04-01T00:00:00+00:00"))
+
+
+def speed(trial: Trial) -> float:
+    """Tokens per second of a trial that fits."""
+    assert isinstance(trial.outcome, Fits)
+    return trial.outcome.measurement.tokens_per_second
+
+
+def test_contradictory_results_are_listed_and_said(autofit: Autofit, filled: Path) -> None:
+    before = autofit("recommend", *ASKED)
+    fitted, failed = contradict(filled)
+    listed = autofit("db", "check")
+    assert (listed.code, listed.err) == (0, "")
+    line = next(line for line in listed.out.splitlines() if line.startswith(str(fitted.config)))
+    assert f"40.00 GiB ({fitted.trial_id})" in line and f"80.00 GiB ({failed.trial_id})" in line
+    (found,) = autofit("db", "check", "--json").document["contradictions"]
+    assert found["config"] == fitted.config.to_json()
+    assert found["fits"] == [
+        {"trial_id": fitted.trial_id, "device_bytes": 40 * GIB, "memory_limit_bytes": fitted.memory_limit_bytes}
+    ]
+    assert found["out_of_memory"] == [
+        {"trial_id": failed.trial_id, "memory_limit_bytes": failed.memory_limit_bytes},
+    ]
+    for command in (("recommend", *ASKED), ("frontier", *ASKED), ("frontier", *ASKED, "--json")):
+        done = autofit(*command)
+        assert done.code == 0
+        (said,) = done.err.splitlines()
+        assert said.startswith("autofit: 1 config has contradictory results") and "count" in said
+        assert "db check" in said and "search --fresh" in said
+    assert "4,000" in before.out and "4,000" not in autofit("recommend", *ASKED).out
+    # Of a limit below what it took nothing is contradictory.
+    assert autofit("recommend", *ASKED, "--memory-limit", "24GiB").err == ""
 
 
 def test_check_of_a_damaged_file(autofit: Autofit, filled: Path) -> None:

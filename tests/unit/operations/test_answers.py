@@ -225,6 +225,13 @@ def test_out_of_memory_alone_is_called_that(store: Store) -> None:
     assert "--seq-len 64" in str(told.value) and "a card as " in str(told.value)
 
 
+def test_where_results_contradict_each_other_alone_that_is_said(store: Store) -> None:
+    for outcome in (fits(10, 1000), out_of_memory()):
+        store.add(make_trial({"method": "full"}, outcome))
+    with pytest.raises(NothingFits, match=r"has failed, too.*1 config has contradictory results.*as out of memory"):
+        operations.recommend(OPTIONS, store=store)
+
+
 def test_what_ran_out_under_the_lowest_limit_is_known_to_need_least(store: Store) -> None:
     store.add(make_trial({"method": "full", "micro_batch": 1}, out_of_memory(), limit=40 * GIB))
     store.add(make_trial({"method": "full", "micro_batch": 4}, out_of_memory(), limit=30 * GIB))

@@ -67,6 +67,17 @@ def test_a_recording_goes_on_where_it_stopped(world: World, file: Path) -> None:
     assert record(replace(request, max_trials=5), file).run == 0 and file.read_text() == whole
 
 
+def test_a_config_with_two_outcomes_is_refused_by_its_row(world: World, file: Path) -> None:
+    request = replace(REQUEST, space="cpu", max_trials=3)
+    record(request, file)
+    lines = file.read_text().splitlines()
+    again = {"config": json.loads(lines[2])["config"], "outcome": "out_of_memory", "reason": "", "seconds": 1.0}
+    file.write_text("\n".join([*lines, json.dumps(again)]) + "\n")
+    for read in (read_table, read_whole, lambda file: record(request, file)):
+        with pytest.raises(UsageError, match=r"table\.jsonl, row 5: the config of row 3 again: .*method"):
+            read(file)
+
+
 def test_the_order_is_shuffled_by_the_seed(world: World, tmp_path: Path) -> None:
     orders = []
     for number, seed in enumerate((0, 0, 1)):

@@ -406,6 +406,32 @@ def test_what_a_search_rejects_is_not_recommended(world: World, request_: Search
         assert later.point.config == result.recommendation.point.config
 
 
+def test_a_contradiction_is_settled_by_measuring_afresh(world: World, request_: SearchRequest, store: Store) -> None:
+    """Somebody else held the memory when the winner ran the second time: it is not recommended until it has fitted
+    twice more, which a fresh search sees to."""
+    runs: Counter[Config] = Counter()
+    rejected: list[Config] = []
+
+    def special(request: TrialRequest) -> Outcome | None:
+        runs[request.config] += 1
+        if runs[request.config] < 2 or rejected:
+            return None
+        rejected.append(request.config)
+        return out_of_memory()
+
+    world.special = special
+    first = operations.search(request_)
+    assert first.frontier.contradictory == first.recommendation.contradictory == 1
+    again = operations.search(request_)
+    assert again.recommendation.point.config == first.recommendation.point.config
+    for answer in (again.recommendation, operations.recommend(OPTIONS, memory_limit_bytes=2 * GIB, store=store)):
+        assert answer.contradictory == 1 and answer.point.config not in rejected
+    mended = operations.search(replace(request_, fresh=True))
+    assert mended.frontier.contradictory == 0 and [mended.recommendation.point.config] == rejected
+    later = operations.recommend(OPTIONS, memory_limit_bytes=2 * GIB, store=store)
+    assert later.contradictory == 0 and [later.point.config] == rejected
+
+
 def test_a_search_counts_trials_as_the_frontier_does(world: World, request_: SearchRequest, store: Store) -> None:
     result = operations.search(request_)
     later = operations.frontier(OPTIONS, store=store)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import cpu_lattice
 
+from autofit.contradiction import contradiction
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut, Trial
 from autofit.search.knowledge import Knowledge, verdict
@@ -77,7 +78,43 @@ def test_the_latest_attempt_counts() -> None:
     assert verdict([first, second], 10 * GIB) == second
     failed = at(10, out_of_memory())
     assert verdict([first, failed], 10 * GIB) == failed
-    assert verdict([failed, first], 10 * GIB) == first
+    gone = at(10, crashed())
+    assert verdict([first, gone], 10 * GIB) == gone
+    assert verdict([gone, first], 10 * GIB) == first
+
+
+def test_what_ran_out_of_memory_is_believed_until_two_trials_in_full_have_fitted() -> None:
+    first, second, failed = at(10, fits(4, 100)), at(10, fits(4, 90)), at(10, out_of_memory())
+    for attempts in (
+        [failed, first],
+        [first, failed, second],
+        [first, second, failed],
+        [failed, first, failed, second],
+    ):
+        assert verdict(attempts, 10 * GIB) == failed
+        assert contradiction(attempts, 10 * GIB) is not None
+    assert verdict([failed, first, at(10, early(4, 80))], 10 * GIB) == failed
+    assert verdict([failed, first, second], 10 * GIB) == second
+    assert contradiction([failed, first, second], 10 * GIB) is None
+    assert verdict([failed, at(20, fits(4, 100)), at(20, fits(4, 90))], 10 * GIB) == failed, "they had more memory"
+    # Nor are trials under other limits forgotten, each for the limits that it speaks of.
+    tight = at(5, out_of_memory())
+    assert verdict([tight, first], 5 * GIB) == tight
+    assert verdict([tight, first], 6 * GIB) == first
+    loose = at(10, fits(6, 100, allocated=4))
+    assert verdict([tight, failed, loose, loose, first], 5 * GIB) == failed
+    assert verdict([tight, failed, loose, loose, first], 6 * GIB) == first
+
+
+def test_a_contradiction_names_the_trials_of_both_kinds() -> None:
+    first, failed, heavy = at(10, fits(4, 100)), at(8, out_of_memory()), at(20, fits(9, 100))
+    found = contradiction([first, failed, heavy])
+    assert found is not None and (found.fitted, found.ran_out) == ((first,), (failed,))
+    assert contradiction([failed, heavy]) is None, "it takes more than it had where it ran out"
+    assert contradiction([first, failed], 9 * GIB) is None, "nothing contradicts that it fits more than it had"
+    assert contradiction([first, failed], 3 * GIB) is None, "nobody says that it fits less than it took"
+    assert contradiction([first, at(8, HOST)]) is None, "a host's memory is another one"
+    assert contradiction([first, at(8, early(4, 90)), at(8, crashed())]) is None
 
 
 def test_an_attempt_that_says_nothing_leaves_the_word_to_earlier_ones() -> None:
@@ -107,11 +144,18 @@ def test_what_was_stopped_early_gives_way_to_what_was_timed_in_full() -> None:
     st.integers(1, 20),
 )
 def test_a_verdict_is_of_the_latest_trial_that_speaks_of_the_limit(runs: list[tuple[str, int]], asked: int) -> None:
-    trials = [at(gib, out_of_memory()) if kind == "oom" else at(40, fits(gib, 100)) for kind, gib in runs]
+    trials = [at(gib, out_of_memory() if kind == "oom" else fits(gib, 100)) for kind, gib in runs]
     found = verdict(trials, asked * GIB)
+    believed = [
+        gib
+        for number, (kind, gib) in enumerate(runs)
+        if kind == "oom" and gib >= asked and sum(k == "fits" and g <= gib for k, g in runs[number + 1 :]) < 2
+    ]
     speaks = [t for t, (kind, gib) in zip(trials, runs, strict=True) if (kind == "fits" and (
-        gib <= asked or 0.9 * gib > asked)) or (kind == "oom" and gib >= asked)]  # fmt: skip
+        (gib <= asked and not believed) or 0.9 * gib > asked)) or (kind == "oom" and gib >= asked)]  # fmt: skip
     assert found == (speaks[-1] if speaks else None)
+    contradictory = contradiction(trials, asked * GIB) is not None
+    assert contradictory == bool(believed and any(kind == "fits" and gib <= asked for kind, gib in runs))
 
 
 def test_at_first_everything_is_open() -> None:
@@ -219,12 +263,35 @@ def test_what_ran_out_below_a_fit_rules_out_nothing() -> None:
     assert knowledge.ruled_out == {}
 
 
-def test_what_fits_when_it_is_run_again_rules_out_no_longer() -> None:
+def test_what_fits_when_it_is_run_again_rules_out_no_longer_once_it_has_fitted_twice() -> None:
     light, *_ = contradicting()
     knowledge = Knowledge(LATTICE, 10 * GIB)
     assert knowledge.learn(make_trial(light, out_of_memory(), limit=10 * GIB)) > 0
     knowledge.learn(make_trial(light, fits(4, 100), limit=10 * GIB))
-    assert knowledge.ruled_out == {}
+    assert knowledge.ruled_out and not knowledge.points() and knowledge.contradictory == 1
+    knowledge.learn(make_trial(light, fits(4, 90), limit=10 * GIB))
+    assert knowledge.ruled_out == {} and knowledge.contradictory == 0
+    assert [(p.config, p.measurement.tokens_per_second) for p in knowledge.points()] == [(light, 90.0)]
+
+
+def test_a_stored_contradiction_is_settled_by_the_trials_that_follow() -> None:
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    config = LATTICE.configs[0]
+    failed, fitted = (make_trial(config, o, limit=10 * GIB) for o in (out_of_memory(), fits(4, 100)))
+    knowledge.recall(failed, [failed, fitted])
+    assert knowledge.contradictory == 1 and not knowledge.points()
+    knowledge.learn(make_trial(config, fits(4, 90), limit=10 * GIB))
+    assert knowledge.contradictory == 0 and [p.verified for p in knowledge.points()] == [True]
+
+
+def test_a_winner_that_runs_out_of_memory_the_second_time_is_no_winner() -> None:
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    config = LATTICE.configs[0]
+    knowledge.learn(make_trial(config, fits(4, 100), limit=10 * GIB))
+    knowledge.learn(make_trial(config, out_of_memory(), limit=10 * GIB))
+    assert knowledge.contradictory == 1 and not knowledge.points()
+    knowledge.learn(make_trial(config, fits(4, 100), limit=10 * GIB))
+    assert not knowledge.points()
 
 
 @settings(max_examples=60, deadline=None)
@@ -232,10 +299,17 @@ def test_what_fits_when_it_is_run_again_rules_out_no_longer() -> None:
 def test_rulings_are_those_of_the_trials_that_nothing_contradicts(history: list[tuple[int, str]]) -> None:
     knowledge = Knowledge(LATTICE, 10 * GIB)
     seen: dict[Config, str] = {}
+    fitted_since: dict[Config, int] = {}
     for index, kind in history:
         config = LATTICE.configs[index]
         knowledge.learn(make_trial(config, fits(4, 100) if kind == "fits" else out_of_memory(), limit=10 * GIB))
-        seen[config] = kind
+        if kind == "oom":
+            seen[config], fitted_since[config] = kind, 0
+        elif config in fitted_since:
+            fitted_since[config] += 1
+            seen[config] = "fits" if fitted_since[config] >= 2 else "oom"
+        else:
+            seen[config] = kind
         fitting = [c for c, k in seen.items() if k == "fits"]
         assert not set(knowledge.ruled_out) & set(seen)
         for c in knowledge.ruled_out:

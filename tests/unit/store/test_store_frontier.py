@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy import event
 from unit.store.many_trials import fill
 
-from autofit.frontier import Frontier, Point, choose
+from autofit.contradiction import contradiction, ran_out
+from autofit.frontier import Frontier, Point, choose, pareto, timed_in_full
 from autofit.lattice import Config
 from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut, Trial
+from autofit.search.knowledge import point, verdict
 from autofit.store import Store
 from autofit.trial.request import DEADLINE_SECONDS
 from autofit.workload import METHODS
@@ -46,6 +51,29 @@ def fails(trial: Trial, fitting: Trial, limit: int | None) -> bool:
     return trial.memory_limit_bytes == limit
 
 
+def contradicted(fitting: Trial, attempts: list[Trial], limit: int | None) -> bool:
+    """Whether a trial ran out of device memory where `fitting` has fitted, and no two have fitted since."""
+    measured = measurement_of(fitting)
+    assert measured is not None
+    for number, trial in enumerate(attempts):
+        if not isinstance(trial.outcome, OutOfMemory) or trial.outcome.host:
+            continue
+        since = [t for t in attempts[number + 1 :] if (m := measurement_of(t)) and not m.stopped_early]
+        disproved = sum(t.memory_limit_bytes <= trial.memory_limit_bytes for t in since) >= 2
+        within_it = limit is not None and measured.device_bytes <= limit
+        if not disproved and trial.memory_limit_bytes >= (limit if within_it else fitting.memory_limit_bytes):
+            return True
+    return False
+
+
+def is_contradictory(attempts: list[Trial], limit: int | None) -> bool:
+    """Whether a frontier counts the config as one with contradictory results."""
+    if limit is not None:
+        return contradiction(attempts, limit) is not None
+    fitted = [t.memory_limit_bytes for t in attempts if isinstance(t.outcome, Fits)]
+    return any(least <= failed.memory_limit_bytes for failed in ran_out(attempts) for least in fitted)
+
+
 def known_by(attempts: list[Trial], limit: int | None) -> list[Trial]:
     """The attempts of one config that stand for it."""
     fitting = [
@@ -54,7 +82,7 @@ def known_by(attempts: list[Trial], limit: int | None) -> list[Trial]:
         if isinstance(trial.outcome, Fits) and not any(fails(late, trial, limit) for late in attempts[number + 1 :])
     ]
     in_full = [trial for trial in fitting if not (m := measurement_of(trial)) or not m.stopped_early]
-    kept = in_full or fitting
+    kept = [t for t in in_full or fitting if not contradicted(t, attempts, limit)]
     if limit is None:
         return [t for t in kept[-1:] if t is last_fit(attempts, t)]
     return [t for t in kept if not replaced(t, attempts, limit)]
@@ -110,7 +138,23 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier | Non
         stack=trials[-1].stack,
         trials=len(trials),
         out_of_memory=sum(isinstance(trial.outcome, OutOfMemory) for trial in trials),
+        contradictory=sum(is_contradictory(every, limit) for every in attempts.values()),
     )
+
+
+def by_verdict(trials: list[Trial], limit: int) -> list[Point]:
+    """The frontiers that a search under `limit` takes from stored trials."""
+    attempts: dict[Config, list[Trial]] = {}
+    for trial in trials:
+        attempts.setdefault(trial.config, []).append(trial)
+    known = (verdict(every, limit) for every in attempts.values())
+    return within(limit, (p for t in known if t is not None and (p := point(t, runs(attempts[t.config])))))
+
+
+def within(limit: int, points: Iterable[Point]) -> list[Point]:
+    """The frontiers of those that fit a limit."""
+    fitting = timed_in_full(p for p in points if p.measurement.device_bytes <= limit)
+    return [p for method in METHODS for p in pareto(q for q in fitting if q.method == method)]
 
 
 def found(store: Store, trial: Trial, limit: int | None = None) -> Frontier | None:
@@ -179,9 +223,41 @@ def test_a_later_failure_hides_what_fitted_before(
     for limit in (None, 100):
         frontier = found(store, winner, limit)
         assert frontier is not None and [p.config for p in frontier.points] == [other.config]
-    store.add(winner)
+    for _ in range(2 if isinstance(failure, OutOfMemory) else 1):
+        frontier = found(store, winner, 100)
+        assert frontier is not None and frontier.points[-1].config == other.config
+        assert frontier.contradictory == isinstance(failure, OutOfMemory)
+        store.add(winner)
     frontier = found(store, winner, 100)
     assert frontier is not None and frontier.points[-1].config == winner.config, "it fits again"
+    assert frontier.contradictory == 0
+
+
+def test_what_ran_out_of_memory_before_is_believed_once_it_has_fitted_twice(
+    store: Store, make_trial: MakeTrial, fits: MakeFits
+) -> None:
+    failed = make_trial(outcome=OutOfMemory(reason=""), memory_limit_bytes=50)
+    early = Fits(measurement=replace(fits(300.0, 30).measurement, stopped_early=True))
+    tried = (failed, replace(failed, outcome=fits(300.0, 30)), replace(failed, outcome=early))
+    for trial in tried:
+        store.add(trial)
+    for limit, contradictory in ((None, 1), (50, 1), (40, 1), (60, 0), (20, 0)):
+        frontier = found(store, failed, limit)
+        assert frontier is not None
+        # Of a limit above that which did not do nothing is known but that it fitted; below what it took no more.
+        assert (frontier.contradictory, len(frontier.points)) == (contradictory, limit == 60), limit
+    store.add(tried[1])
+    for limit in (None, 50, 40, 60):
+        frontier = found(store, failed, limit)
+        assert frontier is not None and (frontier.contradictory, len(frontier.points)) == (0, 1)
+
+
+def test_host_memory_contradicts_nothing(store: Store, make_trial: MakeTrial) -> None:
+    failed = store.add(make_trial(outcome=OutOfMemory(reason="", host=True)))
+    store.add(make_trial())
+    for limit in (None, failed.memory_limit_bytes):
+        frontier = found(store, failed, limit)
+        assert frontier is not None and (frontier.contradictory, len(frontier.points)) == (0, 1)
 
 
 def test_a_failure_of_the_machinery_hides_nothing(store: Store, make_trial: MakeTrial) -> None:
@@ -210,7 +286,7 @@ LIMITS = (2, 3, 4)
 Drawn = tuple[tuple[str, int, str], str | None, int, int, int]
 HISTORY = st.tuples(
     st.sampled_from([("full", 1, "bf16"), ("full", 2, "bf16"), ("full", 1, "fp32"), ("lora", 1, "bf16")]),
-    st.sampled_from([None, None, "early", "oom", "late", "hurried", "machinery"]),
+    st.sampled_from([None, None, "early", "oom", "host", "late", "hurried", "machinery"]),
     SMALL,
     SMALL,
     st.sampled_from(LIMITS),
@@ -230,6 +306,7 @@ def drawn_trial(make_trial: MakeTrial, fits: MakeFits, drawn: Drawn) -> Trial:
         None: measured,
         "early": Fits(measurement=replace(measured.measurement, stopped_early=True)),
         "oom": OutOfMemory(reason=""),
+        "host": OutOfMemory(reason="", host=True),
         "late": TimedOut(reason="", deadline_seconds=600.0),
         "hurried": TimedOut(reason="", deadline_seconds=9.0),
         "machinery": Crashed(reason="", transient=True),
@@ -261,6 +338,9 @@ def test_equals_the_frontier_without_sql(shared: Store, make_trial: MakeTrial, f
         ]
         assert len({p and (p.config, p.measurement.tokens_per_second) for p in chosen}) == 1
         assert [point.trial_id for point in frontier.points] == [point.trial_id for point in expected.points]
+        if limit is not None and not any(how == "host" for _, how, *_ in drawn):
+            # A search takes no trial's word for the host; where it reads the store, one that failed there is left out.
+            assert within(limit, frontier.considered) == by_verdict(tried, limit)
 
     holds()
 
@@ -308,6 +388,31 @@ def test_answers_within_a_second_from_100_000_trials(large: Path, make_trial: Ma
         assert len(store.trials(workload_key=first.workload.key, newest_first=True, limit=50)) == 50
         assert store.count(model=first.workload.model, outcome="fits") == len(results)
         assert time.perf_counter() - begun < 1.0
+
+
+@pytest.mark.parametrize("limit", [None, 30 * 2**30])
+def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
+    tmp_path: Path, make_trial: MakeTrial, limit: int | None
+) -> None:
+    path = tmp_path / "store.db"
+    asked: list[tuple[str, tuple[object, ...]]] = []
+    with Store.open(str(path)) as store:
+        trial = store.add(make_trial())
+        engine = store._database.engine
+        event.listen(engine, "before_cursor_execute", lambda *given: asked.append((given[2], given[3])))
+        found(store, trial, limit)
+    with closing(sqlite3.connect(path)) as connection:
+        plans = [
+            row[3]
+            for statement, values in asked
+            if statement.startswith(("SELECT", "WITH"))
+            for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)
+        ]
+    of_trials = [p for p in plans if "ix_trials" in p or "autoindex_trials" in p]
+    assert not [p for p in plans if p.startswith("SCAN trials")]
+    for alias in ("later", "timed_in_full", "after_it", "failed", "since", "fitting", "other_run"):
+        ways = [p for p in of_trials if p.startswith(f"SEARCH {alias} ")]
+        assert ways and all("config_key=?" in way for way in ways), (alias, ways)
 
 
 def test_what_the_user_does_not_allow_hides_nothing(store: Store, make_trial: MakeTrial, fits: MakeFits) -> None:

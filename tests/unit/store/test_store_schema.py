@@ -20,7 +20,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, inspect, text
 
 from autofit.errors import StoreError
-from autofit.outcome import Crashed, Fits, Prediction, Trial
+from autofit.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
 from autofit.store import Store, check, export_lines, import_lines, schema, upgrade
 from autofit.store.tables import Base
 
@@ -131,6 +131,19 @@ def test_checks_a_sound_store(store: Store, url: str, make_trial: Callable[..., 
     assert report.kind in url
     assert report.counts == {"hardware": 1, "stacks": 1, "workloads": 1, "searches": 0, "trials": 1, "estimates": 0}
     assert (report.revision, report.problems) == (report.newest, ())
+
+
+def test_checks_what_contradicts_itself(store: Store, url: str, make_trial: Callable[..., Trial]) -> None:
+    fitted = store.add(make_trial())
+    other = make_trial(config=fitted.config.replace(rank=64))
+    elsewhere = replace(fitted, stack=replace(fitted.stack, torch="2.14.0"))
+    failed = [store.add(replace(t, outcome=OutOfMemory(reason=""))) for t in (fitted, elsewhere, other)]
+    report = check(url)
+    assert report.sound and [(c.fitted, c.ran_out) for c in report.contradictions] == [((fitted,), (failed[0],))]
+    assert [c.ran_out[0].trial_id for c in report.contradictions] == [failed[0].trial_id]
+    for _ in range(2):
+        store.add(fitted)
+    assert check(url).contradictions == ()
 
 
 def test_checks_what_rows_refer_to(sqlite_url: str, make_trial: Callable[..., Trial]) -> None:
