@@ -221,7 +221,7 @@ def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], O
         if there.get(name) != header[name]:
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
     _drop_torn_line(file)
-    return {(d.get("pass", 1), Config.from_json(d["config"])): _outcome(d) for d in lines}
+    return {_key(d): _outcome(d) for d in lines}
 
 
 def _drop_torn_line(file: Path) -> None:
@@ -249,13 +249,17 @@ def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _check_once(file: Path, lines: list[dict[str, Any]]) -> None:
-    """Raise `UsageError` for a config that is there twice: of two outcomes nobody knows which is true."""
-    first: dict[Config, int] = {}
+    """Raise `UsageError` for a config that is there twice in one pass: of two outcomes nobody knows which is true."""
+    first: dict[tuple[int, Config], int] = {}
     for number, line in enumerate(lines, start=2):
-        config = Config.from_json(line["config"])
-        if config in first:
-            raise UsageError(f"{file}, row {number}: the config of row {first[config]} again: {config}")
-        first[config] = number
+        earlier = first.setdefault(_key(line), number)
+        if earlier != number:
+            raise UsageError(f"{file}, row {number}: the config of row {earlier} again: {_key(line)[1]}")
+
+
+def _key(line: dict[str, Any]) -> tuple[int, Config]:
+    """The pass and the config of a line."""
+    return line.get("pass", 1), Config.from_json(line["config"])
 
 
 def _outcome(line: dict[str, Any]) -> Outcome:
