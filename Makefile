@@ -44,7 +44,7 @@ replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
 # benchmarks/RESULTS.md with its plots. Hours the first time; interrupted, the same command goes on.
-RESULTS ?= $(patsubst %,--table benchmarks/recorded/cpu-2c-%.jsonl,smollm2-135m gpt2)
+RESULTS ?= $(patsubst %,--table benchmarks/recorded/cpu-2c-%.jsonl,smollm2-135m pythia-160m)
 
 results: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/python benchmarks/replay_results.py $(RESULTS)

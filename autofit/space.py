@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -68,6 +68,8 @@ class Space:
     """Axis to the value of every config, for axes that are not searched."""
     rules: tuple[Rule, ...]
     """Conditional rules, in the file's order; a config is left out if any rule excludes it."""
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+    """Axis to the line of the file that gives its values; what the file leaves out is not in it."""
 
     def configs(self, axes: Sequence[Axis], *, batch: int) -> Iterator[Config]:
         """Every config that the space describes, each complete, in an order that depends on values alone.
@@ -81,7 +83,9 @@ class Space:
         values = {axis.name: self._values(axis, batch) for axis in axes}
         if not values["micro_batch"]:
             listed = ", ".join(map(str, self.axes.get("micro_batch") or [self.defaults["micro_batch"]]))
-            raise UsageError(f"{self.path}: no micro_batch of it ({listed}) divides the batch of {batch}")
+            line = self.lines.get("micro_batch")
+            place = self.path if line is None else f"{self.path}:{line}"
+            raise UsageError(f"{place}: no micro_batch of it ({listed}) divides the batch of {batch}")
         return self._combinations(values)
 
     def with_ranks_from(self, lowest: int) -> Space:
@@ -227,7 +231,13 @@ class _File:
             axes={name: searched[name] for name in self.axes if name in searched},
             defaults={name: defaults[name] for name in self.axes if name in defaults},
             rules=self.rules(sections["rules"][1], values) if "rules" in sections else (),
+            lines=self.lines(sections),
         )
+
+    def lines(self, sections: Mapping[str, tuple[ScalarNode, Node]]) -> dict[str, int]:
+        nodes = [sections[name][1] for name in ("axes", "defaults") if name in sections]
+        named = [key for node in nodes if isinstance(node, MappingNode) for key, _ in node.value]
+        return {key.value: key.start_mark.line + 1 for key in named}
 
     def searched(self, node: Node) -> _Valued:
         entries = self.mapping(node, "axes", self.axes, "axis")

@@ -14,21 +14,50 @@ from autofit.cli.output import STDOUT, columns, print_json, write
 
 if TYPE_CHECKING:
     from autofit.contradiction import Contradiction
+    from autofit.store import StoreReport
 
 File = Annotated[Path, typer.Argument(help="JSON lines file; - is standard output or input.")]
+
+
+UPGRADE_HELP = """Bring a store of an older version to this one.
+
+\b
+Examples:
+  autofit db upgrade
+  autofit db upgrade --store postgresql://autofit@db/autofit
+"""
+CHECK_HELP = """Check the store's schema and integrity.
+
+Counts what it holds, and lists the configs with contradictory results; exit code 4 unless it is sound.
+
+\b
+Examples:
+  autofit db check
+  autofit db check --store team.db --json
+"""
+EXPORT_HELP = """Write every trial to FILE, one JSON object per line.
+
+\b
+Examples:
+  autofit db export trials.jsonl
+  autofit db export - | gzip > trials.jsonl.gz
+"""
+IMPORT_HELP = """Add the trials of FILE that the store does not have.
+
+\b
+Examples:
+  autofit db import trials.jsonl
+  autofit db export --store laptop.db - | autofit db import --store team.db -
+"""
 
 
 def register(app: typer.Typer) -> None:
     """Add the group to the program."""
     group = typer.Typer(help="The store of trials.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("upgrade", help="Bring a store of an older version to this one.")(upgrade)
-    group.command(
-        "check",
-        help="Check the store's schema and integrity, count what it holds, and list the configs with contradictory "
-        "results; exit code 4 unless it is sound.",
-    )(check)
-    group.command("export", help="Write every trial to FILE, one JSON object per line.")(export)
-    group.command("import", help="Add the trials of FILE that the store does not have.")(import_)
+    group.command("upgrade", help=UPGRADE_HELP)(upgrade)
+    group.command("check", help=CHECK_HELP)(check)
+    group.command("export", help=EXPORT_HELP)(export)
+    group.command("import", help=IMPORT_HELP)(import_)
     app.add_typer(group, name="db")
 
 
@@ -47,12 +76,24 @@ def check(store: options.Store = None, as_json: options.Json = False) -> None:
     if as_json:
         print_json(report.to_json())
     else:
-        state = {**report.to_json(), "contradictions": len(report.contradictions)}
-        print(columns([("store", "state"), *((str(k), str(v)) for k, v in state.items())]))
+        print(columns(report_rows(report)))
         if report.contradictions:
             print(f"\n{contradictions_text(report.contradictions)}")
     if not report.sound:
         raise typer.Exit(4)
+
+
+def report_rows(report: StoreReport) -> list[tuple[str, str]]:
+    """The report, a line for each thing."""
+    return [
+        ("store", report.store),
+        ("kind", report.kind),
+        ("schema", f"{report.revision or 'none'}, and this version has {report.newest}"),
+        *((table, f"{count:,}") for table, count in report.counts.items()),
+        ("contradictions", str(len(report.contradictions))),
+        ("sound", "yes" if report.sound else "no"),
+        *(("problem", problem) for problem in report.problems),
+    ]
 
 
 def contradictions_text(found: Sequence[Contradiction]) -> str:

@@ -13,12 +13,42 @@ NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the publ
 """What a model's row cannot say."""
 
 
+MODELS_HELP = """List the models of the catalog. Any folder with a config.json works too.
+
+\b
+Examples:
+  autofit models
+  autofit models --json
+"""
+HARDWARE_HELP = """List the cards of the catalog, and what this machine has.
+
+\b
+Examples:
+  autofit hardware
+  autofit hardware --json
+"""
+SPACES_HELP = """List the search spaces, with how many valid configs each has.
+
+\b
+Examples:
+  autofit spaces
+  autofit spaces --json
+"""
+DOCTOR_HELP = """Check what trials need on this machine; exit code 4 if something is missing.
+
+\b
+Examples:
+  autofit doctor
+  autofit doctor --json
+"""
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    app.command("models", help="List the models of the catalog. Any folder with a config.json works too.")(models)
-    app.command("hardware", help="List the cards of the catalog, and what this machine has.")(hardware)
-    app.command("spaces", help="List the search spaces, with how many valid configs each has.")(spaces)
-    app.command("doctor", help="Check what trials need on this machine; exit code 4 if something is missing.")(doctor)
+    app.command("models", help=MODELS_HELP)(models)
+    app.command("hardware", help=HARDWARE_HELP)(hardware)
+    app.command("spaces", help=SPACES_HELP)(spaces)
+    app.command("doctor", help=DOCTOR_HELP)(doctor)
 
 
 def models(as_json: options.Json = False) -> None:

@@ -1,4 +1,4 @@
-"""The progress of a search on standard error: a live block on a terminal, a line per trial elsewhere."""
+"""The progress of a search on standard error: a live block on a terminal, lines as trials begin and end elsewhere."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from autofit.cli.waiting import SECONDS_BETWEEN_LINES
 from autofit.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from autofit.lattice import Config
     from autofit.search.loop import Progress
 
 
@@ -21,6 +22,7 @@ class ProgressDisplay:
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
         self._last = (-1, -1)
+        self._running: tuple[Config, ...] = ()
         self._last_estimated = time.monotonic()
         self._live = None
         if self._terminal:
@@ -48,9 +50,18 @@ class ProgressDisplay:
             if time.monotonic() - self._last_estimated >= SECONDS_BETWEEN_LINES:
                 self._last_estimated = time.monotonic()
                 print(line(progress), file=sys.stderr, flush=True)
-        elif (progress.done, progress.from_store) != self._last:
+        else:
+            self._print_changes(progress)
+
+    def _print_changes(self, progress: Progress) -> None:
+        """A line when a trial has ended, and one when it begins."""
+        if (progress.done, progress.from_store) != self._last:
             self._last = (progress.done, progress.from_store)
             print(line(progress), file=sys.stderr, flush=True)
+        for config in progress.running:
+            if config not in self._running:
+                print(running(config, verifying=progress.verifying), file=sys.stderr, flush=True)
+        self._running = progress.running
 
 
 def line(progress: Progress) -> str:
@@ -79,6 +90,10 @@ def block(progress: Progress) -> str:
     lines = [line(progress)]
     if progress.best is not None:
         lines.append(f"  best     {short(progress.best.config)}")
-    what = "verifying" if progress.verifying else "running "
-    lines += [f"  {what} {short(config)}" for config in progress.running]
+    lines += [running(config, verifying=progress.verifying) for config in progress.running]
     return "\n".join(lines)
+
+
+def running(config: Config, *, verifying: bool) -> str:
+    """What is under way."""
+    return f"  {'verifying' if verifying else 'running '} {short(config)}"

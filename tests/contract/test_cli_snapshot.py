@@ -175,7 +175,7 @@ def test_help_fits_a_terminal_and_gives_examples(command: str) -> None:
     )
     assert done.returncode == 0
     assert done.stderr == ""
-    if command in ("search", "trial", "estimate", "frontier", "recommend", "serve"):
+    if command in DESIGN:
         assert "Examples:\n" in done.stdout
         assert f"  autofit {command}" in done.stdout
 

@@ -176,17 +176,18 @@ def test_micro_batch_of_a_list_takes_the_divisors_in_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "listed"),
+    ("text", "line", "listed"),
     [
-        ("axes: {method: [full], micro_batch: [2, 4]}", "2, 4"),
-        ("axes: {method: [full]}\ndefaults: {micro_batch: 8}", "8"),
+        ("axes: {method: [full], micro_batch: [2, 4]}", 1, "2, 4"),
+        ("axes:\n  method: [full]\n  micro_batch: [2, 4]", 3, "2, 4"),
+        ("axes: {method: [full]}\ndefaults: {micro_batch: 8}", 2, "8"),
     ],
 )
-def test_no_micro_batch_that_divides_is_said(tmp_path: Path, text: str, listed: str) -> None:
+def test_no_micro_batch_that_divides_is_said(tmp_path: Path, text: str, line: int, listed: str) -> None:
     space = read(tmp_path, text)
     with pytest.raises(UsageError) as caught:
         space.configs(AXES, batch=5)
-    assert str(caught.value) == f"{space.path}: no micro_batch of it ({listed}) divides the batch of 5"
+    assert str(caught.value) == f"{space.path}:{line}: no micro_batch of it ({listed}) divides the batch of 5"
 
 
 @given(batch=st.integers(1, 100_000))

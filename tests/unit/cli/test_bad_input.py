@@ -266,7 +266,7 @@ SPACES: Mapping[str, tuple[str, str]] = {
     "empty": ("", "space.yaml:1: the file is empty"),
     "batch": (
         "axes:\n  method: [full]\n  micro_batch: [3]\n",
-        "no micro_batch of it (3) divides the batch of 4",
+        "space.yaml:3: no micro_batch of it (3) divides the batch of 4",
     ),
     "unsupported": (
         "axes:\n  method: [full]\ndefaults:\n  offload: optimizer\n  precision: fp16-mixed\n",

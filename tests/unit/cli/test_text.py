@@ -87,15 +87,17 @@ def test_progress_as_a_block() -> None:
     assert block(progress).splitlines()[2].startswith("  verifying ")
 
 
-def test_where_it_is_no_terminal_a_line_is_printed_for_a_trial(capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_it_is_no_terminal_a_line_is_printed_as_a_trial_begins_and_as_it_ends(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     progress = Progress(candidates=8)
     with ProgressDisplay() as display:
-        for done in (0, 0, 1, 1, 2):
-            progress.done = done
+        for done, running in ((0, ()), (0, (CONFIG,)), (0, (CONFIG,)), (1, ()), (1, (CONFIG,)), (2, ())):
+            progress.done, progress.running = done, running
             display(progress)
     found = capsys.readouterr()
     assert found.out == ""
-    assert [text.split()[0] for text in found.err.splitlines()] == ["0", "1", "2"]
+    assert [text.split()[0] for text in found.err.splitlines()] == ["0", "running", "1", "running", "2"]
 
 
 def test_on_a_terminal_one_block_is_kept_up_to_date(
