@@ -9,6 +9,7 @@ from autofit.outcome import Outcome
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_devices, detect
+from autofit.workers.alone import warn_unless_alone
 from autofit.workers.pool import Completed
 
 
@@ -22,6 +23,8 @@ class InPlacePool:
         self._site = detect(device)
         check_devices(self._site[0], devices)
         self.devices = devices
+        if self._site[0].kind == "cpu":
+            warn_unless_alone()
         self._runner = GroupRunner(kind=self._site[0].kind, ranks=devices)
         self._runner.start()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autofit-trial")

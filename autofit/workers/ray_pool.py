@@ -16,6 +16,7 @@ from autofit.trial.group import Gathering
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_even
 from autofit.units import GIB
+from autofit.workers.alone import warn_unless_alone
 from autofit.workers.pool import Completed
 from autofit.workers.ray_connection import cause, connect, cpus_per_node, gpus, wait_for_nodes
 from autofit.workers.trial_actor import TrialActor
@@ -84,6 +85,8 @@ class RayPool:
             if address is not None:
                 wait_for_nodes(self._ray)
             self._uses_gpus = device != "cpu" and self._ray.cluster_resources().get("GPU", 0) >= 1
+            if address is None and not self._uses_gpus:
+                warn_unless_alone()
             self.size = self._size(workers)
             self._groups = [self._new_group() for _ in range(self.size)]
             self._idle = list(range(self.size))
