@@ -9,6 +9,7 @@ from typing import Any
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Measurement
+from autofit.repeatability import widened
 from autofit.workload import METHODS, Workload
 
 MAX_TIE = 0.05
@@ -24,6 +25,8 @@ class Point:
     trial_id: int | None
     runs: int = 1
     """How often the config was timed in full, each time in a fresh process."""
+    between: float = 0.0
+    """`repeatability.between_executions` of its hardware, as far as it is known."""
 
     @property
     def verified(self) -> bool:
@@ -31,9 +34,16 @@ class Point:
         return self.runs >= 2
 
     @property
-    def half_spread(self) -> float:
-        """By what share the speed may be off either way; of a single repeat nothing is known."""
+    def relative_spread(self) -> float | None:
+        """Width of the 90 % interval of the speed that another process would show, over the speed; None for a single
+        repeat, of which nothing is known."""
         spread = self.measurement.step_seconds.relative_spread
+        return None if spread is None else widened(spread, self.between)
+
+    @property
+    def half_spread(self) -> float:
+        """By what share the speed may be off either way, for ties."""
+        spread = self.relative_spread
         return MAX_TIE if spread is None else min(spread / 2, MAX_TIE)
 
     @property

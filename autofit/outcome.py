@@ -21,9 +21,9 @@ class StepSeconds:
     median: float
     p95: float
     relative_spread: float | None
-    """Width of the median's 90 % confidence interval over the median; differences within it are ties.
-
-    None where a single repeat was timed.
+    """Width of the median's 90 % confidence interval over the median, as the process that measured it can tell; None
+    where a single repeat was timed. What other processes add is in `Point.relative_spread`: differences within that
+    are ties.
     """
 
 

@@ -8,7 +8,7 @@ from autofit.cli.output import columns
 from autofit.estimate.estimate import Change, Estimate
 from autofit.frontier import Alternative, Frontier, Recommendation
 from autofit.lattice import Config
-from autofit.outcome import Fits, Measurement, Trial
+from autofit.outcome import Fits, Trial
 from autofit.units import format_bytes, format_duration
 from autofit.workload import METHODS, Effect, Workload
 
@@ -41,9 +41,8 @@ def short(config: Config) -> str:
     return ", ".join(words)
 
 
-def spread_text(measurement: Measurement) -> str:
-    """The spread of the step time; of a single repeat nothing is known."""
-    spread = measurement.step_seconds.relative_spread
+def spread_text(spread: float | None) -> str:
+    """A relative spread; of a single repeat nothing is known."""
     return "unknown" if spread is None else f"{spread:.1%}"
 
 
@@ -66,7 +65,7 @@ def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None)
                 format_bytes(m.device_bytes),
                 f"{m.tokens_per_second:,.0f}",
                 *((f"{m.tokens_per_second / devices:,.0f}",) if several else ()),
-                spread_text(m),
+                spread_text(point.relative_spread),
                 short(point.config) + (" (over the limit)" if beyond else ""),
             )
         )
@@ -83,7 +82,8 @@ def recommendation_text(answer: Recommendation) -> str:
         f"  {answer.point.config}",
         "",
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
-        f"(spread {spread_text(m)} over {m.steps} repeats), "
+        f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
+        f"{' and what other runs add' if answer.point.between else ''}), "
         f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{' on each' if answer.workload.devices > 1 else ''}: {format_bytes(answer.headroom_bytes)} of headroom",
@@ -123,7 +123,7 @@ def trial_text(trial: Trial) -> str:
     rows = [
         ("tokens/s", f"{m.tokens_per_second:,.1f}"),
         ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {m.steps} repeats"),
-        ("spread", spread_text(m)),
+        ("spread", spread_text(m.step_seconds.relative_spread)),
         ("MFU", "unknown peak" if m.mfu is None else f"{m.mfu:.1%}"),
         ("device memory", format_bytes(m.device_bytes)),
         ("allocated", format_bytes(m.peak_allocated_bytes)),

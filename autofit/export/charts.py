@@ -36,8 +36,7 @@ def by_method(frontier: Frontier) -> dict[str, list[Point]]:
 
 def half_spread(point: Point) -> float:
     """Half the spread of a point's throughput, tokens per second; 0 where it is not known."""
-    m = point.measurement
-    return m.tokens_per_second * (m.step_seconds.relative_spread or 0.0) / 2
+    return point.measurement.tokens_per_second * (point.relative_spread or 0.0) / 2
 
 
 def html(frontier: Frontier) -> str:

@@ -292,6 +292,7 @@ def _run(
         foresee=foreseen,
         save=keeper.keep,
         report=shown,
+        between=lambda: store.between_executions(job.hardware.key),
         thorough=request.thorough,
         answer_only=answered,
     )

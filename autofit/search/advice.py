@@ -158,17 +158,13 @@ class Advice:
         rows = self._weighed().rows
         own = self._methods[rows] == winner.method
         untried = self._step_time(rows[own])
-        tried = [
-            p.measurement.step_seconds
-            for p in self._knowledge.points()
-            if p.method == winner.method and p.config != winner.config
-        ]
+        tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
         rivals = LogNormal(
-            mean=np.append(untried.mean, [math.log(step.median) for step in tried]),
-            deviation=np.append(untried.deviation, [timing_deviation(step) for step in tried]),
+            mean=np.append(untried.mean, [math.log(p.measurement.step_seconds.median) for p in tried]),
+            deviation=np.append(untried.deviation, [timing_deviation(p) for p in tried]),
         )
         probability = np.append(self._weighed().probability[own], np.ones(len(tried)))
-        return regret_bound(winner.measurement.step_seconds, rivals, probability)
+        return regret_bound(winner, rivals, probability)
 
     def expected_seconds(self, config: Config) -> float:
         """Of the trial of a config of the lattice, set-up included."""
@@ -208,7 +204,7 @@ class Advice:
         points = self._knowledge.points()
         if not points or self._thorough:
             return 0.0
-        spreads = [p.measurement.step_seconds.relative_spread for p in points]
+        spreads = [p.relative_spread for p in points]
         known = [s for s in spreads if s is not None]
         if not known:
             return WORTHWHILE_GAIN

@@ -86,11 +86,17 @@ def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
     return not any(p.method == own.method and dominates(p, own) for p in full)
 
 
-def point(trial: Trial, runs: int = 1) -> Point | None:
+def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
     """The trial as a point; None if it did not fit."""
     if not isinstance(trial.outcome, Fits):
         return None
-    return Point(config=trial.config, measurement=trial.outcome.measurement, trial_id=trial.trial_id, runs=runs)
+    return Point(
+        config=trial.config,
+        measurement=trial.outcome.measurement,
+        trial_id=trial.trial_id,
+        runs=runs,
+        between=between,
+    )
 
 
 class Knowledge:
@@ -107,6 +113,8 @@ class Knowledge:
         """Configs that need not run, each with its reason."""
         self.under_way: set[Config] = set()
         """Configs that were taken, and of which nothing was learnt since."""
+        self.between = 0.0
+        """`repeatability.between_executions` of the hardware."""
         self.version = 0
         """Rises with every change."""
         self._ruled_by: dict[Config, Config] = {}
@@ -173,6 +181,12 @@ class Knowledge:
             return 0
         return sum(self._rule_out_above(config, c) for c in self.lattice.above(config))
 
+    def executions_differ(self, between: float) -> None:
+        """Take `repeatability.between_executions` of the hardware for known."""
+        if between != self.between:
+            self.between = between
+            self.version += 1
+
     def rule_out(self, config: Config, reason: str) -> bool:
         """Mark an open config as not worth running; whether it was open."""
         if config not in self._open:
@@ -190,7 +204,8 @@ class Knowledge:
 
     def measured(self) -> list[Point]:
         """Every config that has trained, also beyond the limit, in the order learnt."""
-        points = (point(trial, self.runs[config]) for config, trial in self.trials.items() if config in self._members)
+        known = ((c, t) for c, t in self.trials.items() if c in self._members)
+        points = (point(trial, self.runs[config], self.between) for config, trial in known)
         return [p for p in points if p is not None]
 
     def points(self) -> list[Point]:

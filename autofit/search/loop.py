@@ -89,6 +89,8 @@ class Search:
     save: Callable[[Trial], Trial]
     """Commits a trial, and returns it with its number."""
     report: Callable[[Progress], None] = lambda progress: None
+    between: Callable[[], float] = lambda: 0.0
+    """`repeatability.between_executions` of the hardware, as far as the saved trials show it."""
     goal: Goal = field(default_factory=Goal)
     """The user's: where speeds tie, the config counts that changes least against its plain recipe."""
     thorough: bool = False
@@ -120,6 +122,7 @@ class Search:
         """
         self._budget = Budget(limits=self.limits)
         self.knowledge = Knowledge(self.lattice, self.limits.memory_bytes)
+        self.knowledge.executions_differ(self.between())
         self.progress = Progress(candidates=len(self.lattice.configs))
         dropout = self.job.workload.lora_dropout > 0 or shape(self.job.model).dropout
         self._baselines = FamilyBaselines(dropout=dropout)
@@ -420,6 +423,7 @@ class Search:
                 if not (isinstance(trial.outcome, Crashed) and trial.outcome.transient):
                     self._adviser.tell(trial)
         self._refute()
+        self.knowledge.executions_differ(self.between())  # the second run shows more of it
         self.progress.verifying = False
         return shown
 

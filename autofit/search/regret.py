@@ -7,33 +7,32 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.outcome import StepSeconds
+from autofit.frontier import Point
+from autofit.repeatability import INTERVAL_DEVIATIONS
 from autofit.search.surrogate import TIME, LogNormal
 
 Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 """Share of searches whose regret is to be within the bound that they state."""
-INTERVAL_DEVIATIONS = 2 * 1.645
-"""Standard deviations that the 90 % interval of a measurement is wide."""
 HALVINGS = 50
 """Of the interval in which the bound is looked for: until only rounding is left."""
 
 
-def timing_deviation(measured: StepSeconds) -> float:
-    """Standard deviation of the logarithm of a measured step time."""
+def timing_deviation(measured: Point) -> float:
+    """Standard deviation of the logarithm of a measured step time, between executions too."""
     spread = measured.relative_spread
     return TIME.noise if spread is None else spread / INTERVAL_DEVIATIONS
 
 
-def regret_bound(winner: StepSeconds, rivals: LogNormal, probability: Array, confidence: float = CONFIDENCE) -> float:
+def regret_bound(winner: Point, rivals: LogNormal, probability: Array, confidence: float = CONFIDENCE) -> float:
     """By what share of the best speed the winner is slower than the best of its rivals, at the most.
 
     `rivals`: the logarithms of their step times, seconds; `probability`: that each fits, one entry per rival. The
     chance that any rival exceeds the bound is at most the sum of each one's chance to (Boole's inequality, which holds
     however they hang together): the least bound at which that sum is no more than 1 - `confidence`.
     """
-    own, deviation = math.log(winner.median), timing_deviation(winner)
+    own, deviation = math.log(winner.measurement.step_seconds.median), timing_deviation(winner)
     lead = own - rivals.mean
     spread = np.hypot(rivals.deviation, deviation)
 

@@ -14,7 +14,8 @@ from autofit.frontier import Frontier, Point
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Fits, Trial
-from autofit.store import attempts, contradictions, estimates, ranking, schema, searches
+from autofit.repeatability import between_executions
+from autofit.store import attempts, contradictions, estimates, ranking, repeats, schema, searches
 from autofit.store.address import Address
 from autofit.store.engine import Database
 from autofit.store.rows import TRIAL_COLUMNS, Reader, storable
@@ -205,7 +206,8 @@ class Store:
                 return None
             trials, out_of_memory = ranking.counts(connection, context)
             undominated = ranking.undominated(*keys, memory_limit_bytes)
-            points = [p for p in self._points(connection, undominated) if allowed(p.config)]
+            between = between_executions(repeats.of_hardware(connection, hardware_key))
+            points = [p for p in self._points(connection, undominated, between) if allowed(p.config)]
             return Frontier.of(
                 points,
                 hardware=self._reader.hardware(connection, newest),
@@ -215,6 +217,12 @@ class Store:
                 out_of_memory=out_of_memory,
                 contradictory=contradictions.count(connection, keys, memory_limit_bytes),
             )
+
+    def between_executions(self, hardware_key: str) -> float:
+        """How much executions of one config differ on one hardware, as its latest trials show
+        (`repeatability.between_executions`)."""
+        with self._database.read() as connection:
+            return between_executions(repeats.of_hardware(connection, hardware_key))
 
     def hardware(self) -> list[Hardware]:
         """The hardware that trials ran on, one per key, newest used first."""
@@ -300,7 +308,7 @@ class Store:
             for row in rows:
                 yield self._reader.trial(connection, row)
 
-    def _points(self, connection: Connection, ids: Select[tuple[int]]) -> Iterator[Point]:
+    def _points(self, connection: Connection, ids: Select[tuple[int]], between: float) -> Iterator[Point]:
         """The trials of these ids, oldest first."""
         query = select(*TRIAL_COLUMNS, ranking.runs().label("runs")).where(TrialRow.id.in_(ids)).order_by(TrialRow.id)
         for row in connection.execute(query).all():
@@ -311,6 +319,7 @@ class Store:
                 measurement=trial.outcome.measurement,
                 trial_id=trial.trial_id,
                 runs=row.runs,
+                between=between,
             )
 
 

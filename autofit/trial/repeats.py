@@ -1,4 +1,4 @@
-"""What repeated timings of one step say: the middle, the tail, and how far another trial may come out."""
+"""What repeated timings of one step in one process say: the middle, the tail, and how well the middle is known."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 def relative_spread(values: Sequence[float]) -> float | None:
     """Width of the 90 % confidence interval of the median, over the median; None for fewer than two values.
 
-    Few repeats that agree by luck still give a wide interval: what is stored must cover a repeat in a fresh process.
+    It says how well this process knows its own median, for values that vary independently; few that agree by luck still
+    give a wide interval. What another process would add, and a machine that drifts from minute to minute, is not in it:
+    `autofit.repeatability` learns that from configs that ran again.
     """
     if len(values) < 2:
         return None

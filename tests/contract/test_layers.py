@@ -19,7 +19,18 @@ from autofit import operations
 
 ROOT = Path(autofit.__file__).parent
 
-VALUES = {"units", "errors", "workload", "lattice", "outcome", "hardware", "frontier", "contradiction", "rendezvous"}
+VALUES = {
+    "units",
+    "errors",
+    "workload",
+    "lattice",
+    "outcome",
+    "hardware",
+    "frontier",
+    "contradiction",
+    "repeatability",
+    "rendezvous",
+}
 """The ground floor: standard library and each other only."""
 FLOORS: tuple[set[str], ...] = (
     VALUES,

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from unit.operations.made_trials import fits
 
+from autofit.frontier import Point
+from autofit.lattice import Config
 from autofit.outcome import StepSeconds
-from autofit.search.regret import CONFIDENCE, INTERVAL_DEVIATIONS, regret_bound, timing_deviation
+from autofit.repeatability import INTERVAL_DEVIATIONS
+from autofit.search.regret import CONFIDENCE, regret_bound, timing_deviation
 from autofit.search.surrogate import TIME, LogNormal
 
 
-def timed(seconds: float, deviation: float) -> StepSeconds:
-    return StepSeconds(median=seconds, p95=seconds, relative_spread=INTERVAL_DEVIATIONS * deviation)
+def timed(seconds: float, deviation: float | None, between: float = 0.0) -> Point:
+    spread = None if deviation is None else INTERVAL_DEVIATIONS * deviation
+    measured = fits(4, 512 / seconds).measurement
+    steps = StepSeconds(median=seconds, p95=seconds, relative_spread=spread)
+    config = Config.of({"method": "full"})
+    return Point(config=config, measurement=replace(measured, step_seconds=steps), trial_id=None, between=between)
 
 
 def rivals(*mean_and_deviation: tuple[float, float]) -> LogNormal:
@@ -46,7 +55,14 @@ def test_a_rival_counts_as_likely_as_it_fits() -> None:
 
 
 def test_what_no_spread_is_known_of_has_the_usual_noise() -> None:
-    assert timing_deviation(StepSeconds(median=1.0, p95=1.0, relative_spread=None)) == TIME.noise
+    assert timing_deviation(timed(1.0, None)) == TIME.noise
+
+
+def test_what_executions_differ_by_is_added_in_quadrature() -> None:
+    assert timing_deviation(timed(1.0, 0.03)) == pytest.approx(0.03)
+    assert timing_deviation(timed(1.0, 0.03, between=0.04)) == pytest.approx(0.05)
+    bound = regret_bound(timed(2.0, 0.03, between=0.04), rivals((math.log(2.0), 0.0)), np.ones(1))
+    assert bound == pytest.approx(1 - math.exp(-1.6448536 * 0.05))
 
 
 def test_it_holds_as_often_as_it_says() -> None:

@@ -20,6 +20,7 @@ from autofit.contradiction import contradiction, ran_out
 from autofit.frontier import Frontier, Point, choose, pareto, timed_in_full
 from autofit.lattice import Config
 from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut, Trial
+from autofit.repeatability import between_executions
 from autofit.search.knowledge import point, verdict
 from autofit.store import Store
 from autofit.trial.request import DEADLINE_SECONDS
@@ -28,7 +29,7 @@ from autofit.workload import METHODS
 MakeTrial = Callable[..., Trial]
 MakeFits = Callable[..., Fits]
 
-WORKLOADS = itertools.count()
+CARDS = itertools.count()
 
 
 def measurement_of(trial: Trial) -> Measurement | None:
@@ -121,6 +122,7 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier | Non
     attempts: dict[Config, list[Trial]] = {}
     for trial in trials:
         attempts.setdefault(trial.config, []).append(trial)
+    between = executions_differ_by(attempts)
     standing = [trial for every in attempts.values() for trial in known_by(every, limit)]
     return Frontier.of(
         (
@@ -129,6 +131,7 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier | Non
                 measurement=trial.outcome.measurement,
                 trial_id=trial.trial_id,
                 runs=runs(attempts[trial.config]),
+                between=between,
             )
             for trial in sorted(standing, key=lambda trial: trial.trial_id or 0)
             if isinstance(trial.outcome, Fits)
@@ -142,13 +145,22 @@ def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier | Non
     )
 
 
+def executions_differ_by(attempts: dict[Config, list[Trial]]) -> float:
+    """What all that was timed in full more than once shows of it."""
+    full = ([m for t in every if (m := measurement_of(t)) and not m.stopped_early] for every in attempts.values())
+    return between_executions(
+        [(m.tokens_per_second, m.step_seconds.relative_spread or 0.0) for m in every] for every in full
+    )
+
+
 def by_verdict(trials: list[Trial], limit: int) -> list[Point]:
     """The frontiers that a search under `limit` takes from stored trials."""
     attempts: dict[Config, list[Trial]] = {}
     for trial in trials:
         attempts.setdefault(trial.config, []).append(trial)
     known = (verdict(every, limit) for every in attempts.values())
-    return within(limit, (p for t in known if t is not None and (p := point(t, runs(attempts[t.config])))))
+    between = executions_differ_by(attempts)
+    return within(limit, (p for t in known if t is not None and (p := point(t, runs(attempts[t.config]), between))))
 
 
 def within(limit: int, points: Iterable[Point]) -> list[Point]:
@@ -204,7 +216,7 @@ def test_has_no_points_where_nothing_fits(store: Store, make_trial: MakeTrial) -
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """One store for all examples, each with a workload of its own."""
+    """One store for all examples, each with hardware of its own."""
     with Store.open(str(tmp_path_factory.mktemp("frontier") / "store.db")) as store:
         yield store
 
@@ -322,11 +334,12 @@ def test_equals_the_frontier_without_sql(shared: Store, make_trial: MakeTrial, f
     @settings(max_examples=120, deadline=None, database=None)
     @given(st.lists(HISTORY, min_size=1, max_size=10), st.sampled_from([None, *LIMITS]))
     def holds(drawn: list[Drawn], limit: int | None) -> None:
-        seed = next(WORKLOADS)
+        number = next(CARDS)
         tried = []
         for one in drawn:
             trial = drawn_trial(make_trial, fits, one)
-            tried.append(shared.add(replace(trial, workload=replace(trial.workload, seed=seed))))
+            card = replace(trial.hardware, device_name=f"card {number}")
+            tried.append(shared.add(replace(trial, hardware=card)))
         frontier, expected = found(shared, tried[-1], limit), frontier_of(tried, limit)
         assert frontier is not None
         assert expected is not None
@@ -390,6 +403,39 @@ def test_answers_within_a_second_from_100_000_trials(large: Path, make_trial: Ma
         assert time.process_time() - begun < 1.0
 
 
+def test_points_know_what_executions_of_one_config_differ_by(
+    store: Store, make_trial: MakeTrial, fits: MakeFits
+) -> None:
+    """On their hardware, whatever was trained; another stack, what was stopped early and one step alone say nothing."""
+
+    def steps(fit: Fits, spread: float | None) -> Fits:
+        m = fit.measurement
+        return Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
+
+    base = make_trial(outcome=steps(fits(100.0, 10), 0.01))
+    early = Fits(measurement=replace(fits(1.0, 10).measurement, stopped_early=True))
+    for trial in (
+        base,
+        replace(base, outcome=early),
+        replace(base, outcome=steps(fits(7.0, 10), None)),
+        replace(base, outcome=OutOfMemory(reason=""), memory_limit_bytes=5),
+        replace(base, stack=replace(base.stack, torch="2.14.0"), outcome=fits(9.0, 10)),
+        replace(base, hardware=replace(base.hardware, device_name="another card"), outcome=fits(9.0, 10)),
+    ):
+        store.add(trial)
+    assert store.between_executions(base.hardware.key) == 0.0
+    longer = replace(base, workload=replace(base.workload, seq_len=2 * base.workload.seq_len))
+    runs = [steps(fits(speed, 10), spread) for speed, spread in ((300.0, 0.02), (330.0, 0.01), (310.0, 0.03))]
+    for outcome in runs:
+        store.add(replace(longer, outcome=outcome))
+    shown = [(o.measurement.tokens_per_second, o.measurement.step_seconds.relative_spread or 0.0) for o in runs]
+    known = store.between_executions(base.hardware.key)
+    assert known == pytest.approx(between_executions([shown])) and known > 0.01
+    frontier = found(store, longer)
+    assert frontier is not None and {p.between for p in frontier.points} == {known}
+    assert store.between_executions("no such hardware") == 0.0
+
+
 @pytest.mark.parametrize("limit", [None, 30 * 2**30])
 def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
     tmp_path: Path, make_trial: MakeTrial, limit: int | None
@@ -403,15 +449,15 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
         found(store, trial, limit)
     with closing(sqlite3.connect(path)) as connection:
         plans = [
-            row[3]
+            (row[3], statement)
             for statement, values in asked
             if statement.startswith(("SELECT", "WITH"))
             for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)
         ]
-    of_trials = [p for p in plans if "ix_trials" in p or "autoindex_trials" in p]
-    assert not [p for p in plans if p.startswith("SCAN trials")]
-    for alias in ("later", "timed_in_full", "after_it", "failed", "since", "fitting", "other_run"):
-        ways = [p for p in of_trials if p.startswith(f"SEARCH {alias} ")]
+    walked = [statement for plan, statement in plans if plan.startswith("SCAN trials")]
+    assert all("ORDER BY trials.id DESC" in w and "LIMIT" in w for w in walked), "but for the latest rows"
+    for alias in ("later", "timed_in_full", "after_it", "failed", "since", "fitting", "other_run", "run"):
+        ways = [plan for plan, _ in plans if plan.startswith(f"SEARCH {alias} ")]
         assert ways and all("config_key=?" in way for way in ways), (alias, ways)
 
 

@@ -1,0 +1,49 @@
+"""What ran more than once on one hardware: from it, how much executions of one config differ is learnt."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from sqlalchemy import Connection, func, select
+from sqlalchemy.orm import aliased
+
+from autofit.repeatability import Execution
+from autofit.store.contradictions import in_full, only_of_config, same_config
+from autofit.store.tables import TrialRow
+
+LATEST = 2000
+"""Of the store's trials that are looked at: those of the last hundred searches, about. How noisy a machine is changes,
+and an answer must not wait for the store's whole history."""
+
+
+def of_hardware(connection: Connection, hardware_key: str) -> list[list[Execution]]:
+    """The executions of each config and workload that was timed in full more than once under one stack, lately.
+
+    Of a single step nothing is known that could be taken off: trials with one are left out.
+    """
+    config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
+    # From the last row backwards: no index may lead the database through all that the hardware has ever run.
+    latest = (
+        select(*config, TrialRow.outcome, TrialRow.stopped_early).order_by(TrialRow.id.desc()).limit(LATEST).subquery()
+    )
+    keys = [latest.c[column.key] for column in config]
+    repeated = (
+        select(*keys)
+        .where(latest.c.hardware_key == hardware_key, in_full(latest.c))
+        .group_by(*keys)
+        .having(func.count() > 1)
+        .subquery()
+    )
+    run = aliased(TrialRow, name="run")
+    spread = run.evidence[("measurement", "step_seconds", "relative_spread")].as_float()
+    query = (
+        select(run.stack_key, run.workload_key, run.config_key, run.tokens_per_second, spread)
+        .join_from(repeated, run, same_config(run, repeated.c))
+        .where(only_of_config(in_full(run)))
+        .order_by(run.id)
+    )
+    found: defaultdict[tuple[str, str, str], list[Execution]] = defaultdict(list)
+    for stack, workload, key, speed, width in connection.execute(query):
+        if width is not None and speed:
+            found[stack, workload, key].append((speed, width))
+    return list(found.values())
