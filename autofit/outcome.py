@@ -205,7 +205,8 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
 class StepWork:
     """What one optimizer step of the whole global batch has a device do, from which a device's rates give its time.
 
-    Each operation counts by its arithmetic or by its bytes, whichever the data sheet says takes longer.
+    On an accelerator each operation counts by its arithmetic or by its bytes, whichever the data sheet says takes
+    longer; on a processor by both.
     """
 
     flops: float

@@ -2,21 +2,22 @@
 
     python benchmarks/estimate_cpu.py [TABLE ...] [--store URL] [--calibrate-on 5] [--seeds 20] [--json FILE]
 
-A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store,
-recorded/cpu-2c-every-axis.jsonl. The latest full measurement of every config counts; nothing is run. Prints every
+A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store, every such file of
+a processor in recorded/. Of every table the latest full measurement of each config counts; nothing is run. Prints every
 config with what is predicted and what was measured, its time after calibration on all trials but its own. Then,
-for each workload:
+for each workload of each table:
 
-* memory: the median absolute error, and how often fit is misjudged, over all pairs of a config and a limit halfway
-  between two neighbouring sizes that were measured; and what a fit to these trials would take for the three constants
-  of estimate/memory.py that describe the C library's heap, with the error that each trial has when the others are
-  fitted (leave one out);
+* memory: the median absolute error, and how often fit is misjudged: over all pairs of a config and a limit halfway
+  between two neighbouring sizes that were measured, and over all trials at the limit that they ran under, those that
+  ran out of memory included; the same errors with the shares of estimate/heap.py fitted to the other tables alone
+  (leave one table out), so that no trial judges a figure that it made;
 * time, on the trials that it was not calibrated on: Kendall's tau-a of tokens/s, and the median absolute error. The
   trials for calibration are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median of all
-  seeds is printed, with the worst.
+  seeds is printed, with the worst. Beside it the tau that a second measurement of the same configs would have: each
+  speed is drawn anew within the interval that its trial has, which no prediction can better but by luck.
 
-The trials must have run on this version of the libraries for their predictions to be of the same step. About half a
-second per config on one core.
+At last the shares of the heap, fitted to all tables. The trials must have run on this version of the libraries for
+their predictions to be of the same step. About half a second per config on one core.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ from numpy.typing import NDArray
 
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.memory import MAPPED_BYTES
+from autofit.estimate.heap import SHARES, causes
 from autofit.estimate.speed import calibrated, prior, seconds
 from autofit.operations import read_table
-from autofit.outcome import Fits, Measurement, Trial
+from autofit.outcome import Fits, Measurement, OutOfMemory, Trial
+from autofit.search.replay.oracle import drawn_again
 from autofit.store import Store, read_lines
 from autofit.techniques import Job
 
-RECORDED = Path(__file__).parent / "recorded" / "cpu-2c-every-axis.jsonl"
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("cpu-*.jsonl"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,10 @@ class Row:
     trial: Trial
     measured: Measurement
     predicted: Estimate
-    forward_bytes: tuple[int, int]
-    """What the last forward frees, and what it saves."""
+    causes: NDArray[np.float64]
+    """What the heap's part of its memory follows from (estimate/heap.py)."""
+    beside_bytes: int
+    """Predicted memory without that part."""
 
     @property
     def shown(self) -> tuple[Any, float]:
@@ -78,31 +82,41 @@ def read(table: Path) -> list[Trial]:
 
 
 def latest(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """For each hardware, stack and workload: of every config the last trial that fits, in full where it can be."""
+    """For each hardware, stack and workload: of every config the last trial that fits, in full where it can be, or
+    that ran out of memory."""
     found: dict[tuple[str, str, str], dict[Any, Trial]] = defaultdict(dict)
-    fits = [(t.outcome.measurement.stopped_early, t) for t in trials if isinstance(t.outcome, Fits)]
-    for _, trial in sorted(fits, key=lambda pair: not pair[0]):  # what comes later takes the place of what came before
+    told = [t for t in trials if isinstance(t.outcome, (Fits, OutOfMemory))]
+    # what comes later takes the place of what came before
+    for trial in sorted(told, key=lambda t: (isinstance(t.outcome, Fits), not _stopped_early(t))):
         if trial.hardware.kind == "cpu":
             found[trial.hardware.key, trial.stack.key, trial.workload.key][trial.config] = trial
     return [list(known.values()) for known in found.values()]
 
 
-def compared(trials: Sequence[Trial]) -> list[Row]:
-    """Each trial of one workload beside its prediction, without time."""
+def _stopped_early(trial: Trial) -> bool:
+    return isinstance(trial.outcome, Fits) and trial.outcome.measurement.stopped_early
+
+
+def compared(trials: Sequence[Trial]) -> tuple[list[Row], float]:
+    """Each trial of one workload that fits beside its prediction, without time; and of all trials the share whose fit
+    under their own limit is predicted wrongly."""
     from autofit.estimate.estimator import Estimator
 
     first = trials[0]
     job = Job(model=load(first.workload.model), workload=first.workload, hardware=first.hardware, stack=first.stack)
     estimator = Estimator(job, None)
-    rows = []
+    rows, wrong = [], []
     for trial in trials:
-        assert isinstance(trial.outcome, Fits)
         found = estimator.estimate(trial.config, memory_limit_bytes=trial.memory_limit_bytes)
-        if found.work is not None:
-            forward_bytes = estimator.trace(trial.config).timeline.forward_bytes(MAPPED_BYTES)
+        if found.work is None:
+            continue
+        wrong.append(found.fits != isinstance(trial.outcome, Fits))
+        if isinstance(trial.outcome, Fits):
+            known = causes(estimator.trace(trial.config).timeline, wide=trial.config["precision"] == "fp32")
+            beside = found.device_bytes - int(SHARES @ known)
             measured = trial.outcome.measurement
-            rows.append(Row(trial=trial, measured=measured, predicted=found, forward_bytes=forward_bytes))
-    return rows
+            rows.append(Row(trial=trial, measured=measured, predicted=found, causes=known, beside_bytes=beside))
+    return rows, statistics.mean(wrong) if wrong else 0.0
 
 
 def speeds(rows: Sequence[Row], learnt_from: Sequence[Row]) -> list[float]:
@@ -123,66 +137,77 @@ def kendall(one: Sequence[float], other: Sequence[float]) -> float:
     return sum(signs) / len(signs)
 
 
-def misjudged(rows: Sequence[Row]) -> float:
+def misjudged(predicted: Sequence[float], measured: Sequence[float]) -> float:
     """Share of (config, limit) whose fit is predicted wrongly; limits are halfway between neighbouring sizes."""
-    sizes = sorted({row.measured.device_bytes for row in rows})
-    limits = [(a + b) / 2 for a, b in itertools.pairwise(sizes)]
-    wrong = [
-        (row.predicted.device_bytes <= limit) != (row.measured.device_bytes <= limit)
-        for row in rows
-        for limit in limits
-    ]
+    limits = [(a + b) / 2 for a, b in itertools.pairwise(sorted(set(measured)))]
+    wrong = [(p <= limit) != (m <= limit) for p, m in zip(predicted, measured, strict=True) for limit in limits]
     return statistics.mean(wrong) if wrong else 0.0
 
 
-def heap(rows: Sequence[Row]) -> dict[str, float]:
-    """HEAP_BYTES, HEAP_OF_FREED and HEAP_OF_SAVED by least squares of relative errors over these trials."""
-    known = np.array([[1.0, *row.forward_bytes] for row in rows])
-    beside = [row.predicted.device_bytes - row.predicted.breakdown["fragmentation"] for row in rows]
+def heap(rows: Sequence[Row]) -> NDArray[np.float64]:
+    """`SHARES` by the least absolute relative errors over these trials, so that a few that are far off move no share.
+
+    By iteratively reweighted least squares (Schlossmacher 1973).
+    """
     measured = np.array([row.measured.device_bytes for row in rows], dtype=float)
-    left, right = known / measured[:, None], 1.0 - np.array(beside) / measured
+    left = np.array([row.causes for row in rows]) / measured[:, None]
+    right = 1.0 - np.array([row.beside_bytes for row in rows]) / measured
+    weights = np.ones(len(rows))
+    for _ in range(30):
+        found = np.linalg.lstsq(left * weights[:, None], right * weights, rcond=None)[0]
+        weights = 1.0 / np.sqrt(np.maximum(np.abs(left @ found - right), 0.01))
+    return np.asarray(found)
 
-    def fitted(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
-        return np.asarray(np.linalg.lstsq(left[chosen], right[chosen], rcond=None)[0])
 
-    every = np.arange(len(rows))
-    errors = [abs(float(left[i] @ fitted(every != i) - right[i])) for i in every]
-    fixed, of_freed, of_saved = fitted(every >= 0)
+def memory_errors(rows: Sequence[Row], shares: NDArray[np.float64]) -> dict[str, float]:
+    """Of predictions with these shares of the heap."""
+    predicted = [row.beside_bytes + float(shares @ row.causes) for row in rows]
+    measured = [row.measured.device_bytes for row in rows]
+    errors = [p / m - 1.0 for p, m in zip(predicted, measured, strict=True)]
     return {
-        "bytes": float(fixed),
-        "of_freed": float(of_freed),
-        "of_saved": float(of_saved),
-        "leave_one_out_median_error": statistics.median(errors),
-        "leave_one_out_worst_error": max(errors),
+        "median_absolute_error": statistics.median(map(abs, errors)),
+        "median_error": statistics.median(errors),
+        "worst_error": max(errors, key=abs),
+        "fit_misjudged": misjudged(predicted, measured),
     }
 
 
-def judged(rows: Sequence[Row], count: int, seeds: int) -> dict[str, Any]:
-    """The figures of one workload."""
+def repeated(rows: Sequence[Row], seeds: int) -> float:
+    """Kendall's tau between the measured speeds and others, drawn within the trials' intervals as a replay draws."""
+    measured = [row.measured.tokens_per_second for row in rows]
+    taus = []
+    for seed in range(seeds):
+        draw = random.Random(seed)
+        again = [drawn_again(row.trial.outcome, draw) for row in rows]
+        speeds_again = [one.measurement.tokens_per_second for one in again if isinstance(one, Fits)]
+        taus.append(kendall(speeds_again, measured))
+    return statistics.median(taus)
+
+
+def judged(rows: Sequence[Row], others: Sequence[Row], count: int, seeds: int) -> dict[str, Any]:
+    """The figures of one workload of a table; `others` are the rows of the other tables."""
     eager = [row for row in rows if row.trial.config.get("compile") is not True]
     taus, errors = [], []
     for seed in range(seeds):
         learnt_from = random.Random(seed).sample(eager, count)
-        others = [row for row in rows if row not in learnt_from]
-        predicted = speeds(others, learnt_from)
-        measured = [row.measured.tokens_per_second for row in others]
+        rest = [row for row in rows if all(row is not learnt for learnt in learnt_from)]
+        predicted = speeds(rest, learnt_from)
+        measured = [row.measured.tokens_per_second for row in rest]
         taus.append(kendall(predicted, measured))
         errors.append(statistics.median(abs(p / m - 1) for p, m in zip(predicted, measured, strict=True)))
     measured = [row.measured.tokens_per_second for row in rows]
     return {
         "configs": len(rows),
         "memory": {
-            "median_absolute_error": statistics.median(abs(row.memory_error) for row in rows),
-            "median_error": statistics.median(row.memory_error for row in rows),
-            "worst_error": max((row.memory_error for row in rows), key=abs),
-            "fit_misjudged": misjudged(rows),
-            "heap_fitted_here": heap(rows),
+            **memory_errors(rows, SHARES),
+            "heap_fitted_to_other_tables": memory_errors(rows, heap(others)) if others else None,
         },
         "time": {
             "calibrated_on": count,
             "seeds": seeds,
             "kendall_tau": {"median": statistics.median(taus), "worst": min(taus)},
             "tokens_per_second_error": {"median": statistics.median(errors), "worst": max(errors)},
+            "kendall_tau_of_a_second_measurement": repeated(rows, seeds),
             "kendall_tau_uncalibrated": kendall(speeds(rows, []), measured),
         },
     }
@@ -225,21 +250,24 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
-    trials: list[Trial] = []
-    for table in asked.tables or ([] if asked.store else [RECORDED]):
-        trials += read(table)
+    tables = {table.name: read(table) for table in asked.tables or ([] if asked.store else RECORDED)}
     if asked.store:
         with Store.open(asked.store, create=False) as store:
-            trials += store.stream()
+            tables[asked.store] = list(store.stream())
+    least = asked.calibrate_on + 2
+    groups = [(name, group) for name, trials in tables.items() for group in latest(trials) if len(group) > least]
+    found = [(name, group[0], *compared(group)) for name, group in groups]
     documents = []
-    for group in latest(trials):
-        rows = compared(group) if len(group) > asked.calibrate_on + 2 else []
-        if len(rows) <= asked.calibrate_on + 2:
+    for name, first, rows, wrong in found:
+        if len(rows) <= least:
             continue
-        first, every = group[0], listed(rows)
-        figures = judged(rows, asked.calibrate_on, asked.seeds)
+        others = [row for other, _, known, _ in found if other != name for row in known]
+        figures = judged(rows, others, asked.calibrate_on, asked.seeds)
+        figures["memory"]["fit_misjudged_at_the_limit"] = wrong
+        every = listed(rows)
         documents.append(
             {
+                "table": name,
                 "hardware": first.hardware.to_json(),
                 "stack": first.stack.to_json(),
                 "workload": first.workload.to_json(),
@@ -247,9 +275,12 @@ def main() -> None:
                 "listed": every,
             }
         )
-        print(f"{first.workload.model} on {first.hardware.name}: measured, predicted, error")
+        print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
         print("\n".join(map(text, every)))
         print(json.dumps(figures, indent=2))
+    if documents:
+        shares = heap([row for _, _, rows, _ in found for row in rows])
+        print(json.dumps({"heap_fitted_to_all": [float(share) for share in shares]}))
     if asked.json:
         asked.json.write_text(json.dumps(documents, indent=2) + "\n", encoding="utf-8")
     if not documents:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from autofit.estimate.allocator import MIN_BLOCK
 from autofit.estimate.amounts import Amounts
@@ -19,6 +19,7 @@ from autofit.estimate.cuda_kernels import cuda_scratch
 from autofit.estimate.elsewhere import PinnedCopies, paged_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import DecoderEvents, MicroSteps, Updates, updates
+from autofit.estimate.host_kernels import host_scratch
 from autofit.estimate.libraries import Holdings, Library, Traffic, library
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.pattern import representatives
@@ -127,7 +128,7 @@ class Estimator:
         self.rates = rates
         self._sheet = prior(job.hardware) or rates
         self._exact = exact
-        self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if _cuda(job) else _no_scratch
+        self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if _cuda(job) else host_scratch
         self._decoders: dict[tuple[Config, bool, object], _Decoder | NotTraced] = {}
         self._stacks: dict[Config, _Stack] = {}
         self._losses: dict[tuple[LossKernel, HeadShape, int], _Loss] = {}
@@ -181,7 +182,7 @@ class Estimator:
     def _memory(self, config: Config, line: Timeline, *, replayed: bool) -> Memory:
         key = _common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
         known = None if replayed else self._fragmentation.get(key)
-        found = memory(line, self.job.hardware, known)
+        found = memory(line, self.job.hardware, known, wide=config["precision"] == "fp32")
         in_use = found.peak_reserved_bytes - found.breakdown["fragmentation"]
         self._fragmentation.setdefault(key, found.breakdown["fragmentation"] / in_use)
         return found
@@ -391,7 +392,3 @@ def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
 
 def _cuda(job: Job) -> bool:
     return job.hardware.kind == "cuda"
-
-
-def _no_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    return 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from autofit.estimate import heap
 from autofit.estimate.allocator import CachingAllocator
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.events import PHASES
@@ -17,14 +18,6 @@ from autofit.hardware import Hardware
 CONTEXT_BYTES = 400 * 1024**2
 """What a CUDA context and its loaded kernels take outside of the allocator. Not measured yet: reports speak of 300 MB
 and more, growing with the kernels that are used."""
-
-HEAP_BYTES, HEAP_OF_FREED, HEAP_OF_SAVED = 44 * 1024**2, 0.10, 0.39
-"""What a trial on a processor takes beside its tensors: bytes, and shares of what a forward frees and of what it saves.
-glibc's heap keeps the holes that temporaries leave between saved tensors: posix_memalign needs more than a hole of the
-same size, and small allocations settle at its edges. Fitted by benchmarks/estimate_cpu.py
-to recorded/cpu-2c-main-job-trials.jsonl."""
-MAPPED_BYTES = 32 * 1024**2
-"""From here on glibc maps a block by itself and leaves no hole (DEFAULT_MMAP_THRESHOLD_MAX of malloc/malloc.c)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +33,14 @@ class Memory:
     phase_peaks: dict[str, int]
 
 
-def memory(line: Timeline, hardware: Hardware, fragmentation: float | None = None) -> Memory:
-    """The memory of two optimizer steps. A known `fragmentation`, as a share of what is allocated, saves the replay."""
+def memory(line: Timeline, hardware: Hardware, fragmentation: float | None = None, *, wide: bool = False) -> Memory:
+    """The memory of two optimizer steps. A known `fragmentation`, as a share of what is allocated, saves the replay.
+
+    `wide` says that matrix products are in fp32: a processor's heap keeps more then.
+    """
     if hardware.kind == "cuda":
         return _cuda_memory(line, hardware.capability, fragmentation)
-    return _host_memory(line)
+    return _host_memory(line, wide=wide)
 
 
 def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | None) -> Memory:
@@ -67,23 +63,23 @@ def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | 
     )
 
 
-def _host_memory(line: Timeline) -> Memory:
-    """The tensors that are alive, and what malloc keeps beside them."""
-    peak = line.peak()
-    freed, saved = line.forward_bytes(MAPPED_BYTES)
-    kept = HEAP_BYTES + int(HEAP_OF_FREED * freed + HEAP_OF_SAVED * saved)
+def _host_memory(line: Timeline, *, wide: bool) -> Memory:
+    """The heap at its largest so far and what is mapped, and what malloc keeps beside them."""
+    totals = heap.resident(line) + heap.kept(line, wide=wide)
+    at = int(totals.argmax())
+    peak, alive = int(totals[at]), int(line.totals[at])
     return Memory(
-        peak_allocated_bytes=peak + kept,  # a trial there has one figure for all three
-        peak_reserved_bytes=peak + kept,
-        device_bytes=peak + kept,
-        host_bytes=peak + kept,
-        breakdown={**_parts(line), "fragmentation": kept, "context": 0},
-        phase_peaks={phase: size + kept for phase, size in line.phase_peaks().items()},
+        peak_allocated_bytes=peak,  # a trial there has one figure for all three
+        peak_reserved_bytes=peak,
+        device_bytes=peak,
+        host_bytes=peak,
+        breakdown={**_parts(line, at), "fragmentation": peak - alive, "context": 0},
+        phase_peaks=line.by_phase(totals),
     )
 
 
-def _parts(line: Timeline) -> dict[str, int]:
-    return {category.name.lower(): size for category, size in line.breakdown().items()}
+def _parts(line: Timeline, at: int | None = None) -> dict[str, int]:
+    return {category.name.lower(): size for category, size in line.breakdown(at).items()}
 
 
 def replay(line: Timeline, workspace: int, *, expandable_segments: bool = True) -> int:

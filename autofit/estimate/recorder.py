@@ -108,7 +108,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result, cost = remembered(func, args, kwargs, lambda: self._run(func, args, kwargs))
         if func.is_view:
             return result
-        self.tape.work.setdefault(self.place, []).append(cost)
+        if func is not _RESHAPE:
+            self.tape.work.setdefault(self.place, []).append(cost)
         extra = self._scratch(func, args, kwargs, result)
         if extra:
             index = self._new(extra, self.place)
@@ -172,6 +173,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
+_RESHAPE = torch.ops.aten._unsafe_view.default
+"""A view in all but what autograd makes of it: nothing is computed or moved."""
 _FUSED_SGD = torch.ops.aten._fused_sgd_.default
 _GROUPED = torch.ops.aten._grouped_mm.default
 

@@ -27,9 +27,10 @@ OPERATION_SECONDS = 6e-6
 HOST_BYTES_PER_SECOND = 25e9
 """Between pinned memory and the device: a guess, that packets leave 25 of the 31.5 GB/s that PCIe 4.0 x16 has each way.
 """
-CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 100e9, 60e9, 5e9, 30e-6
-"""Of a core of whatever processor: FLOP/s of matrix products in 16 bits and in fp32, bytes/s of elementwise kernels;
-and seconds per operation, the threads' meeting included. Orders of magnitude only, which calibration replaces."""
+CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 150e9, 75e9, 6e9, 30e-6
+"""Of a core of whatever processor: FLOP/s of matrix products in 16 bits and in fp32, bytes/s between its caches and
+memory; and seconds per operation, the threads' meeting included. About what the trials of benchmarks/recorded show of
+an AMD EPYC with bf16 arithmetic: of another orders of magnitude only, which calibration replaces."""
 CORE_ERROR = 1.0
 """Relative error of a time that was guessed from nothing but the number of cores."""
 ATTENTION_FACTOR = 4.0
@@ -38,6 +39,12 @@ format: 17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13, 128 
 BLOCKWISE_FACTOR = 7.0
 """How many ordinary bytes take a processor as long as a byte of bitsandbytes' quantisation, which looks every value up
 in a table: 1.0 GB/s against 6.8 of a product with a number on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
+DEQUANTISED_FACTOR = 2.0
+"""The same of bitsandbytes' way back, which looks up codes: of the trials of benchmarks/recorded."""
+CACHED_BYTES, CACHED_FACTOR = 32 * 1024**2, 0.5
+"""An operation that moves no more than this finds the most of it in the processor's caches (the last level of an AMD
+EPYC: 32 MiB for the cores that share it), and takes this share of the time per byte: of the same trials, which would
+have it between a third and a half."""
 PRIOR_WEIGHT = 0.3
 """How much a rate's relative distance from the scaled guess counts against a trial's relative error."""
 LEAST_RATIO = 0.1
@@ -55,7 +62,7 @@ class Rates:
     per_wide_flop: float
     """Of matrix products in fp32."""
     per_byte: float
-    """Of operations that memory bounds."""
+    """Of operations that memory bounds; on a processor, of what does not stay in its caches."""
     per_operation: float
     """Of the host, per operation."""
     processor: bool = False
@@ -115,24 +122,16 @@ def step_work(
     operation: float = 1.0,
     transfers: tuple[float, float] = (0.0, 0.0),
 ) -> StepWork:
-    """The sum of operations; each counts by its arithmetic or by its bytes, whichever `prior` says takes longer.
+    """The sum of operations. On an accelerator each counts by its arithmetic or by its bytes, whichever `prior` says
+    takes longer; on a processor by both.
 
     The guess decides that, and never fitted rates, so that a step's work stays what it is whatever the trials show.
     `operation` is how many usual ones each takes the host as long as; `transfers` are the seconds (beside, waiting).
     """
-    from autofit.estimate.work import Kind
-
     total = np.zeros(4)
     for cost in costs:
-        flops, moved, wide = cost.flops, cost.bytes, cost.kinds & Kind.WIDE > 0
-        if prior.processor:
-            attention = cost.kinds & Kind.ATTENTION > 0
-            flops, wide = np.where(attention, ATTENTION_FACTOR * flops, flops), wide | attention
-            moved = np.where(cost.kinds & Kind.BLOCKWISE > 0, BLOCKWISE_FACTOR * moved, moved)
-        by_flops = flops * np.where(wide, prior.per_wide_flop, prior.per_flop) > moved * prior.per_byte
-        total[0] += float(cost.times @ np.where(by_flops & ~wide, flops, 0.0))
-        total[1] += float(cost.times @ np.where(by_flops & wide, flops, 0.0))
-        total[2] += float(cost.times @ np.where(by_flops, 0.0, moved))
+        parts = _processor(cost) if prior.processor else _roofline(cost, prior)
+        total[:3] += [float(cost.times @ part) for part in parts]
         total[3] += float(cost.times.sum()) * operation
     narrow_flops, wide_flops, bytes_, operations = (float(value) for value in total)
     return StepWork(
@@ -145,6 +144,35 @@ def step_work(
         beside_seconds=transfers[0],
         waiting_seconds=transfers[1],
     )
+
+
+def _roofline(cost: Costs, prior: Rates) -> tuple[Features, Features, Features]:
+    """FLOPs in 16 bits, in fp32, and bytes of every operation: the one of them that bounds it."""
+    from autofit.estimate.work import Kind
+
+    wide = cost.kinds & Kind.WIDE > 0
+    by_flops = cost.flops * np.where(wide, prior.per_wide_flop, prior.per_flop) > cost.bytes * prior.per_byte
+    return (
+        np.where(by_flops & ~wide, cost.flops, 0.0),
+        np.where(by_flops & wide, cost.flops, 0.0),
+        np.where(by_flops, 0.0, cost.bytes),
+    )
+
+
+def _processor(cost: Costs) -> tuple[Features, Features, Features]:
+    """The same of a processor: a matrix product first copies its operands into blocks of its own order (Goto and van de
+    Geijn 2008, section 4.2), which hides behind no arithmetic of the same cores."""
+    from autofit.estimate.work import Kind
+
+    attention = cost.kinds & Kind.ATTENTION > 0
+    wide = (cost.kinds & Kind.WIDE > 0) | attention
+    flops = np.where(attention, ATTENTION_FACTOR, 1.0) * cost.flops
+    factors = np.select(
+        [attention, cost.kinds & Kind.BLOCKWISE > 0, cost.kinds & Kind.DEQUANTISED > 0, cost.bytes <= CACHED_BYTES],
+        [0.0, BLOCKWISE_FACTOR, DEQUANTISED_FACTOR, CACHED_FACTOR],
+        1.0,
+    )
+    return np.where(wide, 0.0, flops), np.where(wide, flops, 0.0), factors * cost.bytes
 
 
 def features(work: StepWork) -> Features:

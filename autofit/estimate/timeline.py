@@ -36,25 +36,15 @@ class Timeline:
 
     def phase_peaks(self) -> dict[str, int]:
         """The most bytes in use in each phase."""
-        totals = self.totals
+        return self.by_phase(self.totals)
+
+    def by_phase(self, totals: Integers) -> dict[str, int]:
+        """The most of `totals`, a figure for each event, in each phase."""
         return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(PHASES)}
 
-    def forward_bytes(self, below: int) -> tuple[int, int]:
-        """Bytes that the last forward allocates and frees again, and bytes that it saves for the backward; of storages
-        smaller than `below` bytes."""
-        forward = self.phases == PHASES.index("forward")
-        stop = int(np.flatnonzero(forward)[-1]) + 1
-        start = int(np.flatnonzero(~forward[:stop])[-1]) + 1
-        part = slice(start, stop)
-        allocates = (self.sizes[part] > 0) & (self.sizes[part] < below)
-        own, sizes = self.storages[part][allocates], self.sizes[part][allocates]
-        freed_here = np.isin(own, self.storages[part][self.sizes[part] < 0])
-        freed_later = np.isin(own, self.storages[stop:][self.sizes[stop:] < 0])
-        return int(sizes[freed_here].sum()), int(sizes[freed_later].sum())
-
-    def breakdown(self) -> dict[Category, int]:
-        """Bytes of each category at the moment of the peak."""
-        until = int(self.totals.argmax()) + 1
+    def breakdown(self, at: int | None = None) -> dict[Category, int]:
+        """Bytes of each category after the event `at`; without one at the moment of the peak."""
+        until = (int(self.totals.argmax()) if at is None else at) + 1
         found = np.bincount(self.categories[:until], weights=self.sizes[:until], minlength=len(Category))
         return {category: int(found[category]) for category in Category}
 

@@ -27,6 +27,8 @@ class Kind(IntFlag):
     """PyTorch's fused attention."""
     BLOCKWISE = 4
     """bitsandbytes' quantisation by blocks, as of 8-bit optimizer states."""
+    DEQUANTISED = 8
+    """Values looked up by their codes: bitsandbytes' 4-bit weights and 8-bit states made wide again."""
 
 
 class Work(NamedTuple):
@@ -106,13 +108,18 @@ class Costs:
 
 def work(func: Any, args: tuple[Any, ...], result: Any) -> Work:
     """The cost of one operation on tensors."""
-    tensors = [*_tensors(args), *_tensors((result,))]
-    moved = tuple(t.numel() * t.element_size() for t in tensors)
     name = str(func)
+    table = _TABLES.get(name)
+    tensors = [*_tensors(args), *_tensors((result,))]
+    if table is not None:
+        tensors = [t for t in tensors if t.shape != args[table].shape]
+    moved = tuple(t.numel() * t.element_size() for t in tensors)
+    kind = Kind.ATTENTION if name.startswith(_ATTENTION) else _KINDS.get(name, Kind.PLAIN)
     rule = _FLOPS.get(name)
     if rule is None:
-        return Work(0, moved, Kind.BLOCKWISE if name == _BLOCKWISE else Kind.PLAIN)
-    kind = Kind.ATTENTION if name.startswith(_ATTENTION) else Kind.PLAIN
+        return Work(0, moved, kind)
+    if name == _FOUR_BIT_PRODUCT:  # the weight is dequantised first, but by kernels for a few tokens
+        moved += (math.prod(args[2]) * args[0].element_size(),)
     return Work(rule(args), moved, kind | Kind.WIDE if args[0].dtype == torch.float32 else kind)
 
 
@@ -145,7 +152,20 @@ def _four_bit(args: tuple[Any, ...]) -> int:
 
 
 _ATTENTION = "aten._scaled_dot_product"
-_BLOCKWISE = "bitsandbytes.quantize_blockwise.default"
+_FOUR_BIT_PRODUCT = "bitsandbytes.gemm_4bit.default"
+_KINDS = {
+    "bitsandbytes.quantize_blockwise.default": Kind.BLOCKWISE,
+    "bitsandbytes.dequantize_blockwise.default": Kind.DEQUANTISED,
+    "bitsandbytes.dequantize_4bit.default": Kind.DEQUANTISED,
+    _FOUR_BIT_PRODUCT: Kind.DEQUANTISED,
+}
+_TABLES = {
+    "aten.embedding.default": 0,
+    "aten.gather.default": 0,
+    "aten.scatter_add_.default": 0,
+    "aten.nll_loss_forward.default": 0,
+}
+"""Operations that touch but a few entries of one operand, whose place among the arguments this is."""
 _FLOPS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "aten.mm.default": lambda args: _product(args[0], args[1]),
     "aten.bmm.default": lambda args: _product(args[0], args[1]),
@@ -158,5 +178,5 @@ _FLOPS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": lambda args: (
         5 * _attention(args[1], args[2]) // 2
     ),
-    "bitsandbytes.gemm_4bit.default": _four_bit,
+    _FOUR_BIT_PRODUCT: _four_bit,
 }

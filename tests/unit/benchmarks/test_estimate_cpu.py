@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import random
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 
-from autofit.outcome import Fits
+from autofit.outcome import Fits, OutOfMemory
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -30,11 +33,43 @@ def test_tau_counts_pairs(script: ModuleType) -> None:
 
 
 def test_fit_is_misjudged_where_a_limit_lies_between_the_two_sizes(script: ModuleType) -> None:
-    rows = [
-        SimpleNamespace(measured=SimpleNamespace(device_bytes=m), predicted=SimpleNamespace(device_bytes=p))
-        for m, p in ((10, 10), (20, 20), (30, 22))
-    ]
-    assert script.misjudged(rows) == pytest.approx(1 / 6)
+    assert script.misjudged([10, 20, 22], [10, 20, 30]) == pytest.approx(1 / 6)
+
+
+def test_the_heap_is_fitted_to_what_most_trials_show(script: ModuleType) -> None:
+    shares = np.array([50e6, 0.1, 0.2, 0.3, 0.5])
+    draw = random.Random(0)
+    rows = []
+    for index in range(40):
+        causes = np.array([1.0, *(draw.uniform(1e8, 1e9) for _ in range(4))])
+        off = 1.0 if index % 10 else 1.5  # one in ten is an outlier
+        size = (1e9 + float(shares @ causes)) * off
+        measured = SimpleNamespace(device_bytes=size)
+        rows.append(SimpleNamespace(causes=causes, beside_bytes=1e9, measured=measured))
+    found = script.memory_errors(rows, script.heap(rows))
+    assert found["median_absolute_error"] < 0.01 and found["worst_error"] == pytest.approx(-1 / 3, abs=0.05)
+
+
+def test_a_second_measurement_ranks_as_the_first_where_intervals_are_narrow(script: ModuleType) -> None:
+    def rows(spread: float) -> list[Any]:
+        measured = [fits(1, speed) for speed in (100.0, 101.0, 102.0, 103.0)]
+        return [
+            SimpleNamespace(
+                trial=SimpleNamespace(
+                    outcome=Fits(
+                        measurement=replace(
+                            one.measurement,
+                            step_seconds=replace(one.measurement.step_seconds, relative_spread=spread),
+                        )
+                    )
+                ),
+                measured=one.measurement,
+            )
+            for one in measured
+        ]
+
+    assert script.repeated(rows(1e-6), seeds=5) == 1.0
+    assert script.repeated(rows(0.5), seeds=5) < 1.0
 
 
 def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> None:
@@ -45,17 +80,21 @@ def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> No
         make_trial({"rank": 8, "method": "lora"}, outcome, job=job) for outcome in (fits(1, 10), fits(1, 20), early)
     ]
     other = make_trial({"rank": 16, "method": "lora"}, early, job=job)
+    short = make_trial({"rank": 32, "method": "lora"}, OutOfMemory(reason="no room", phase="forward"), job=job)
     assert script.latest([*trials, other, make_trial({}, fits(1, 1))]) == [[trials[1], other]]
+    assert script.latest([short]) == [[short]] and script.latest(
+        [trials[0], replace(short, config=trials[0].config)]
+    ) == [[trials[0]]]
 
 
-@pytest.mark.parametrize("name", ["cpu-2c-every-axis.jsonl", "cpu-2c-main-job-trials.jsonl"])
-def test_recorded_trials_are_all_of_one_workload(script: ModuleType, name: str) -> None:
-    (group,) = script.latest(script.read(BENCHMARKS / "recorded" / name))
-    assert len(group) > 10
+def test_recorded_trials_are_all_of_one_workload(script: ModuleType) -> None:
+    groups = {table.name: script.latest(script.read(table)) for table in script.RECORDED}
+    assert {len(found) for found in groups.values()} == {1}
+    assert len(groups) >= 4 and all(len(found[0]) > 10 for found in groups.values())
 
 
 def test_what_is_judged_by_default_was_recorded_over_every_axis(script: ModuleType) -> None:
-    (group,) = script.latest(script.read(script.RECORDED))
+    (group,) = script.latest(script.read(BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"))
     assert len(group) >= 60
     for axis in ("method", "rank", "targets", "precision", "micro_batch", "checkpointing", "optimizer", "attention"):
         assert len({trial.config.get(axis) for trial in group}) > 1

@@ -14,6 +14,9 @@ from autofit.estimate.amounts import MICRO_BATCH, RANK
 from autofit.estimate.speed import (
     ATTENTION_FACTOR,
     BLOCKWISE_FACTOR,
+    CACHED_BYTES,
+    CACHED_FACTOR,
+    DEQUANTISED_FACTOR,
     Rates,
     calibrated,
     features,
@@ -119,17 +122,32 @@ def test_a_processor_has_a_guess_and_a_card_without_figures_has_none() -> None:
     assert known is not None and known.per_flop < two.per_flop / 1000
 
 
-def test_a_processor_is_slow_at_attention_and_at_8_bit_states() -> None:
-    attention, product = (Work(flops=10**9, moved=(10,), kind=kind) for kind in (Kind.ATTENTION, Kind.WIDE))
-    blockwise, copy = (Work(flops=0, moved=(10**6,), kind=kind) for kind in (Kind.BLOCKWISE, Kind.PLAIN))
+def on_processor(of: Work, rates: Rates = PRIOR) -> float:
+    """Seconds without what starting it takes."""
+    cpu = replace(rates, processor=True)
+    return seconds(step_work([Works.of([of]).at(1, 1)], cpu, moved_bytes=0), replace(cpu, per_operation=0.0))
 
-    def taken(of: Work, rates: Rates) -> float:
-        return seconds(step_work([Works.of([of]).at(1, 1)], rates, moved_bytes=0), replace(rates, per_operation=0.0))
 
-    cpu = replace(PRIOR, processor=True)
-    assert taken(attention, cpu) == pytest.approx(ATTENTION_FACTOR * taken(product, cpu))
-    assert taken(blockwise, cpu) == pytest.approx(BLOCKWISE_FACTOR * taken(copy, cpu))
-    assert taken(blockwise, PRIOR) == pytest.approx(taken(copy, PRIOR))
+def test_a_processor_is_slow_at_attention_and_at_what_looks_values_up() -> None:
+    attention, product = (Work(flops=10**9, moved=(0,), kind=kind) for kind in (Kind.ATTENTION, Kind.WIDE))
+    blockwise, dequantised, copy = (
+        Work(flops=0, moved=(10**9,), kind=kind) for kind in (Kind.BLOCKWISE, Kind.DEQUANTISED, Kind.PLAIN)
+    )
+    assert on_processor(attention) == pytest.approx(ATTENTION_FACTOR * on_processor(product))
+    assert on_processor(blockwise) == pytest.approx(BLOCKWISE_FACTOR * on_processor(copy))
+    assert on_processor(dequantised) == pytest.approx(DEQUANTISED_FACTOR * on_processor(copy))
+    on_card = [step_work([Works.of([of]).at(1, 1)], PRIOR, moved_bytes=0) for of in (blockwise, dequantised, copy)]
+    assert on_card[0] == on_card[1] == on_card[2]
+
+
+def test_a_processor_finds_small_operands_in_its_caches() -> None:
+    small, large = (Work(flops=0, moved=(CACHED_BYTES + by,), kind=Kind.PLAIN) for by in (0, 64))
+    assert on_processor(small) == pytest.approx(CACHED_FACTOR * on_processor(large), rel=1e-5)
+
+
+def test_a_processors_product_takes_its_arithmetic_and_its_copies() -> None:
+    product = Work(flops=10**12, moved=(10**9,), kind=Kind.PLAIN)
+    assert on_processor(product) == pytest.approx(1e12 * PRIOR.per_flop + 1e9 * PRIOR.per_byte)
 
 
 def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:

@@ -1,0 +1,27 @@
+"""What a processor's kernels allocate within one operation, which no trace of fake tensors shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+NF4_BLOCK = 64
+"""Weights that share one scale (blocksize of bitsandbytes' 4-bit layers)."""
+FP32_BYTES = 4
+
+
+def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+    """Bytes that the kernel of an operation allocates and frees within it.
+
+    bitsandbytes has no 4-bit product of its own for a processor: the weight is dequantised whole, its scales first
+    (`_gemm_4bit_default_impl` of backends/default/ops.py). Arguments: (activations, packed weight, shape, ...).
+    """
+    if str(func) != "bitsandbytes.gemm_4bit.default":
+        return 0
+    activations: torch.Tensor = args[0]
+    shape: Sequence[int] = args[2]
+    weights = math.prod(shape)
+    return weights * activations.element_size() + -(-weights // NF4_BLOCK) * FP32_BYTES
