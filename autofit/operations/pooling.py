@@ -9,9 +9,7 @@ from dataclasses import replace
 
 from autofit.lattice import Config
 from autofit.outcome import Fits, StepSeconds, Trial
-
-INTERVAL_DEVIATIONS = 2 * 1.645
-"""Standard deviations that a 90 % interval of a normal variable is wide."""
+from autofit.repeatability import INTERVAL_DEVIATIONS
 
 
 def pooled(trials: Mapping[Config, Sequence[Trial]]) -> dict[Config, Trial]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from autofit.lattice import Config
 from autofit.outcome import Fits, Outcome, StepSeconds
+from autofit.repeatability import INTERVAL_DEVIATIONS
 from autofit.search.replay.recorded import Recorded
 from autofit.search.replay.trace import Run, Stated, Trace
 
@@ -18,8 +19,6 @@ MOST_ASKS = 3 * HORIZON
 """Asks after which a search is ended: a model that is sure of itself asks for one config again and again."""
 CLOSE = 0.01
 """A search that has run its horizon ends when its best is so near to the table's."""
-DEVIATIONS = 2 * 1.645
-"""Standard deviations that a 90 % confidence interval is wide."""
 
 
 class Enough(BaseException):
@@ -111,7 +110,7 @@ def drawn_again(outcome: Outcome, source: random.Random) -> Outcome:
     spread = measured.step_seconds.relative_spread
     if not spread:
         return outcome
-    deviation, most = spread / DEVIATIONS, spread / 2
+    deviation, most = spread / INTERVAL_DEVIATIONS, spread / 2
     offset = math.inf
     while abs(offset) > most:
         offset = source.gauss(0.0, deviation)
