@@ -196,18 +196,22 @@ def _parts(work: StepWork, rates: Rates) -> Features:
     return parts
 
 
-def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
+def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]], groups: Sequence[str] = ()) -> Rates:
     """Rates fitted to measured (work, seconds), with the error that they have on trials which they were not fitted to.
 
     That error is the median over the trials of what the fit to all others misses each by. One more is counted that errs
-    as the worst of them or the guess does, so that no two or three trials make it look exact.
+    as the worst of them or the guess does, so that no two or three trials make it look exact. `groups`, the group of
+    each trial, are given where the rates are for a group that is not among them, as another model is: the error is then
+    what the fit to all other groups misses each group's trials by, of a single group what the guess misses them by.
     """
     if not measured:
         return prior
-    missed = [
-        abs(seconds(work, _fitted(prior, [*measured[:place], *measured[place + 1 :]])) / taken - 1.0)
-        for place, (work, taken) in enumerate(measured)
-    ]
+    own_group = list(groups) or [str(place) for place in range(len(measured))]
+    grouped = list(zip(measured, own_group, strict=True))
+    missed = []
+    for left_out in dict.fromkeys(own_group):
+        rates = _fitted(prior, [shown for shown, group in grouped if group != left_out])
+        missed += [abs(seconds(work, rates) / taken - 1.0) for (work, taken), group in grouped if group == left_out]
     error = float(np.median([*missed, max(prior.relative_error, *missed)]))
     return replace(_fitted(prior, measured), calibrated_on=len(measured), relative_error=error)
 

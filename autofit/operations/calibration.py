@@ -25,13 +25,14 @@ it, which takes their number squared."""
 _log = logging.getLogger(__name__)
 
 
-def rates_for(hardware: Hardware, stack: Stack, store: Store | None) -> Rates | None:
-    """The rates of this hardware under this stack, fitted to the store's trials of any model and workload.
+def rates_for(hardware: Hardware, stack: Stack, store: Store | None, workload_key: str) -> Rates | None:
+    """The rates of this hardware under this stack, fitted to the store's trials of any model and workload, with the
+    error that they have on the workload of this key.
 
     A card of the catalog that is not here stands for all of its name, under the stack of their latest trial. A guess
     (`calibrated_on` 0) where no trial shows anything or the store fails; None for a device of which nothing is known.
     """
-    from autofit.estimate.speed import calibrated, prior
+    from autofit.estimate.speed import prior
 
     guess = prior(hardware)
     if guess is None or store is None:
@@ -41,11 +42,22 @@ def rates_for(hardware: Hardware, stack: Stack, store: Store | None) -> Rates | 
     except StoreError as error:
         _log.warning("autofit: speed is guessed, not calibrated: %s", error)
         return guess
-    return calibrated(guess, measured(trials))
+    return calibrated_for(workload_key, guess, trials)
 
 
-def measured(newest_first: Iterable[Trial]) -> list[tuple[StepWork, float]]:
-    """Work and seconds of the latest measurement of each config and workload, one in full before one stopped early.
+def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial]) -> Rates:
+    """`guess` fitted to trials: what they say of a workload that is none of theirs is as sure as of one another's."""
+    from autofit.estimate.speed import calibrated
+
+    shown = measured(newest_first)
+    workloads = [key for key, _ in shown]
+    pairs = [(work, seconds) for _, (work, seconds) in shown]
+    return calibrated(guess, pairs, groups=() if workload_key in workloads else workloads)
+
+
+def measured(newest_first: Iterable[Trial]) -> list[tuple[str, tuple[StepWork, float]]]:
+    """Work and seconds of the latest measurement of each config and workload, one in full before one stopped early,
+    each with the workload's key.
 
     Trials that were not predicted by this version of the estimator show nothing, nor do compiled ones, whose work the
     compiler changed. Those in which one device trains alone tell what it can do; what several exchange, or a host does,
@@ -61,7 +73,7 @@ def measured(newest_first: Iterable[Trial]) -> list[tuple[StepWork, float]]:
             if key not in found or (found[key][1].stopped_early and not shown.stopped_early):
                 found[key] = work, shown
     alone = {key: value for key, value in found.items() if not needs_process_group(key[1])}
-    return [(work, shown.step_seconds.median) for work, shown in (alone or found).values()]
+    return [(key[0], (work, shown.step_seconds.median)) for key, (work, shown) in (alone or found).items()]
 
 
 def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:

@@ -78,7 +78,7 @@ class Estimation:
             raise UsageError(reason)
         limit = memory_limit(memory_limit_bytes, device, options.devices)
         with readable(store) as opened:
-            rates = rates_for(device, stack, opened)
+            rates = rates_for(device, stack, opened, job.workload.key)
         estimator = Estimator(job, rates, exact=exact)
         return cls(estimator=estimator, config=config, memory_limit_bytes=limit, kept=not exact, store=store)
 

@@ -140,9 +140,9 @@ class _Comparison:
         self, options: WorkloadOptions, hardware: str, memory_limit_bytes: int | None, store: str | None
     ) -> None:
         device, stack = site(hardware)
-        with readable(store) as opened:
-            self._rates = rates_for(device, stack, opened)
         self._job = options.job((device, stack))
+        with readable(store) as opened:
+            self._rates = rates_for(device, stack, opened, self._job.workload.key)
         self._limit = memory_limit(memory_limit_bytes, device, options.devices)
         self._estimators: dict[int, Estimator] = {}
 

@@ -27,7 +27,7 @@ def predict_all(
 ) -> dict[Config, Estimate]:
     """`estimate_all`, with the speed of this hardware as the store's trials have shown it."""
     found = estimate_all(job, configs, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
-    rates = rates_for(job.hardware, job.stack, store)
+    rates = rates_for(job.hardware, job.stack, store, job.workload.key)
     return {config: estimate.timed(job, rates) for config, estimate in found.items()}
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
-from autofit.operations.calibration import LATEST, measured
+from autofit.operations.calibration import LATEST, calibrated_for
 from autofit.operations.estimate_cache import readable
 from autofit.operations.predicting import estimate_all
 from autofit.operations.recorded_tables import RecordedTable
@@ -53,7 +53,7 @@ class ReplayForesight:
 
     def warm(self, table: RecordedTable) -> Foresight | None:
         """As on a machine whose store has the trials of all other tables; None if no other is of this hardware."""
-        from autofit.estimate.speed import calibrated, prior
+        from autofit.estimate.speed import prior
         from autofit.search.foresight import learned
 
         others = [t for t in self._tables if t is not table and t.hardware.key == table.hardware.key]
@@ -62,7 +62,7 @@ class ReplayForesight:
             return None
         earlier = [trial for other in others for trial in self._predicted(other)]
         latest = sorted(earlier, key=lambda trial: trial.recorded_at, reverse=True)[:LATEST]
-        rates = None if guess is None else calibrated(guess, measured(latest))
+        rates = None if guess is None else calibrated_for(table.workload.key, guess, latest)
         return replace(self._foresight(table, rates), memory_error=learned(earlier))
 
     def _foresight(self, table: RecordedTable, rates: Rates | None) -> Foresight:

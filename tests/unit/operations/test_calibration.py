@@ -48,19 +48,22 @@ def predicted(outcome: Outcome, *, work: StepWork | None = WORK, job: Job | None
     return replace(make_trial({"method": "lora", **config}, outcome, job=job), prediction=said)
 
 
+OWN = make_job().workload.key
+
+
 def factor(found: Rates | None) -> float:
     assert found is not None
     return seconds(WORK, found) / seconds(WORK, guess())
 
 
 def test_without_a_store_or_trials_that_show_anything_the_guess_stands(store: Store) -> None:
-    assert rates_for(HARDWARE, STACK, None) == guess()
+    assert rates_for(HARDWARE, STACK, None, OWN) == guess()
     store.add(make_trial({"method": "lora"}, slower(2)))
     store.add(predicted(slower(2), work=None))
     store.add(predicted(slower(2), work=replace(WORK, estimator=ESTIMATOR_VERSION - 1)))
     store.add(predicted(slower(2), compile=True))
     store.add(predicted(crashed()))
-    assert rates_for(HARDWARE, STACK, store) == guess()
+    assert rates_for(HARDWARE, STACK, store, OWN) == guess()
 
 
 def test_trials_of_any_model_and_workload_count_once_for_each_config(store: Store) -> None:
@@ -69,24 +72,46 @@ def test_trials_of_any_model_and_workload_count_once_for_each_config(store: Stor
     for trial in (predicted(slower(9)), predicted(slower(2)), predicted(slower(2), job=longer)):
         store.add(trial)
     store.add(predicted(slower(2), rank=16))
-    found = rates_for(HARDWARE, STACK, store)
+    found = rates_for(HARDWARE, STACK, store, OWN)
     assert found is not None and found.calibrated_on == 3
     assert factor(found) == pytest.approx(2, rel=1e-3)
     assert found.relative_error < 1e-3
 
 
+def test_what_other_workloads_show_is_as_uncertain_as_they_are_of_one_another(store: Store) -> None:
+    job = make_job()
+
+    def of(length: int, times: float) -> None:
+        other = replace(job, workload=replace(job.workload, seq_len=length))
+        for rank in (8, 16, 32):
+            store.add(predicted(slower(times), job=other, rank=rank))
+
+    of(1024, 2.0)
+    alone = rates_for(HARDWARE, STACK, store, OWN)
+    assert alone is not None and alone.relative_error == pytest.approx(0.5)  # what the guess misses them by
+    assert factor(alone) == pytest.approx(2, rel=1e-3)
+    of(512, 2.2)
+    both = rates_for(HARDWARE, STACK, store, OWN)
+    assert both is not None and 0.08 < both.relative_error < 0.11
+    known = replace(job.workload, seq_len=512).key
+    asked = rates_for(HARDWARE, STACK, store, known)
+    assert asked is not None and asked.relative_error < both.relative_error and factor(asked) == factor(both)
+
+
 def test_other_hardware_and_other_stacks_show_nothing(store: Store) -> None:
     store.add(predicted(slower(2), job=make_job(hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))))
     store.add(predicted(slower(2), job=make_job(stack=replace(STACK, torch="2.14.0"))))
-    assert rates_for(HARDWARE, STACK, store) == guess()
+    assert rates_for(HARDWARE, STACK, store, OWN) == guess()
 
 
 def test_a_card_that_is_not_here_is_as_fast_as_the_one_that_was_measured(store: Store) -> None:
     store.add(predicted(slower(7), job=make_job(stack=replace(STACK, torch="2.12.0"))))
     store.add(predicted(slower(3)))
     here = replace(STACK, torch="2.13.0+cpu")
-    assert factor(rates_for(CARD, here, store)) == pytest.approx(3, rel=1e-3)
-    assert factor(rates_for(replace(CARD, name="a100-80g", device_name="a100-80g"), here, store)) != pytest.approx(3)
+    assert factor(rates_for(CARD, here, store, OWN)) == pytest.approx(3, rel=1e-3)
+    assert factor(rates_for(replace(CARD, name="a100-80g", device_name="a100-80g"), here, store, OWN)) != pytest.approx(
+        3
+    )
 
 
 def test_a_store_that_fails_costs_the_calibration_alone(
@@ -95,5 +120,5 @@ def test_a_store_that_fails_costs_the_calibration_alone(
     store.add(predicted(slower(2)))
     sql(f"sqlite:///{tmp_path / 'store.db'}", "DROP TABLE trials")
     with caplog.at_level(logging.WARNING):
-        assert rates_for(HARDWARE, STACK, store) == guess()
+        assert rates_for(HARDWARE, STACK, store, OWN) == guess()
     assert "not calibrated" in caplog.text
