@@ -15,8 +15,8 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
     found = []
     if job.hardware.kind == "cpu":
         found.append(
-            "what the C library keeps of freed memory is an average over trials: half of them were off by more than 3 %, "
-            "and some by 19 %"
+            "what the C library keeps of freed memory is an average over trials: half of them were off by more than "
+            "3 %, and some by 19 %"
         )
     if config["compile"] is True:
         found.append(
