@@ -161,7 +161,7 @@ def _roofline(cost: Costs, prior: Rates) -> tuple[Features, Features, Features]:
 
 def _processor(cost: Costs) -> tuple[Features, Features, Features]:
     """The same of a processor: a matrix product first copies its operands into blocks of its own order (Goto and van de
-    Geijn 2008, section 4.2), which hides behind no arithmetic of the same cores."""
+    Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"), behind which no arithmetic of its cores hides."""
     from autofit.estimate.work import Kind
 
     attention = cost.kinds & Kind.ATTENTION > 0
