@@ -3,8 +3,8 @@
 PyTorch has its host memory from glibc, whose heap gives back only what is free at its very end, and little of that: a
 posix_memalign takes 96 bytes more than it returns and frees them at both ends, small objects that live until the
 backward settle there, and keep the holes between them from becoming one again. None of these objects is in a trace,
-and where each falls decides what follows: a replay of all tensors through glibc itself, with small objects of any one
-pattern between them, errs more than the shares below.
+and where each falls decides what follows: replays of all tensors through glibc itself, with one pattern of small
+objects or another between them, erred more than the shares below.
 """
 
 from __future__ import annotations
