@@ -165,6 +165,15 @@ def test_contradictory_results_are_listed_and_said(autofit: Autofit, filled: Pat
     assert autofit("recommend", *ASKED, "--memory-limit", "24GiB").err == ""
 
 
+def test_a_search_says_how_it_reads_contradictory_results(autofit: Autofit, store_file: Path, world: World) -> None:
+    assert "contradictory" not in autofit(*SEARCH).err
+    contradict(store_file)
+    done = autofit(*SEARCH)
+    assert done.code == 0
+    (said,) = [line for line in done.err.splitlines() if "contradictory" in line]
+    assert said.startswith("autofit: 1 config has contradictory results")
+
+
 def test_check_of_a_damaged_file(autofit: Autofit, filled: Path) -> None:
     body = bytearray(filled.read_bytes())
     body[len(body) // 3 :] = b"\xa5" * (len(body) - len(body) // 3)

@@ -22,6 +22,7 @@ from unit.search.made_truth import Truth, cpu_lattice
 from autofit.frontier import Point
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Outcome, TimedOut, Trial
+from autofit.repeatability import INTERVAL_DEVIATIONS
 from autofit.search.advice import BESIDE, LIKELY, WORTHWHILE_GAIN, Advice, _area_gain, mean_above
 from autofit.search.adviser import OVER_LIMIT, Adviser
 from autofit.search.knowledge import Knowledge
@@ -319,6 +320,17 @@ def test_what_is_likelier_to_run_out_is_left_alone_or_comes_last(thorough: bool)
             assert max(gains, default=0.0) <= adviser.advice.worthwhile_gain()
         adviser.tell(truth.trial(adviser.ask(), limit))
     assert (unlikely > 0) is thorough
+
+
+def test_a_gain_that_other_executions_explain_is_not_worth_a_trial_either() -> None:
+    adviser, knowledge = make_adviser()
+    m = fits(4, 250).measurement
+    run(adviser, Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=0.06))))
+    assert adviser.advice.worthwhile_gain() == WORTHWHILE_GAIN
+    before = knowledge.version
+    knowledge.executions_differ(0.08 / INTERVAL_DEVIATIONS)
+    assert adviser.advice.worthwhile_gain() == pytest.approx(0.24 * 0.05)
+    assert [p.between for p in knowledge.points()] == [0.08 / INTERVAL_DEVIATIONS] and knowledge.version > before
 
 
 def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
