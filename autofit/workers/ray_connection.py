@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import signal
 import socket
 import stat
 import tempfile
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +59,8 @@ def connect(address: str | None) -> Any:
     else:
         settings["address"] = address
     try:
-        ray.init(**settings)
+        with _sigterm_kept():
+            ray.init(**settings)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
         raise EnvironmentLacks(
             f"Ray cannot be reached: {cause(error)}",
@@ -65,6 +69,28 @@ def connect(address: str | None) -> Any:
             else "run `autofit doctor`, or use --in-place",
         ) from error
     return ray
+
+
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Leave SIGTERM the meaning that it has: Ray's initialisation has it print stacks of its own, and end the program
+    with the signal's number as exit code.
+
+    One that arrives meanwhile is raised again. Only a main thread has handlers to lose.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    try:
+        yield
+    except SystemExit as ended:
+        if ended.code != signal.SIGTERM:
+            raise
+        signal.signal(signal.SIGTERM, before)
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _on_loopback_only(address: str) -> bool:

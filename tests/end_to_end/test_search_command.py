@@ -219,12 +219,13 @@ def check_same_frontier(one: Frontier, other: Frontier) -> None:
                 assert lighter <= HEAP_NOISE_BYTES, (str(own.config), str(better.config), lighter)
 
 
-def kill_again_and_again(folder: Path, signals: list[signal.Signals], *more: str, among_trials: int) -> None:
+def kill_again_and_again(folder: Path, signals: list[signal.Signals], *more: str, among_trials: int) -> list[int]:
     """Start the same search once for each signal, send it at a random moment, and check that nothing measured is lost
     and no process stays. Every `among_trials`-th moment follows the storing of a further trial, how long the start
-    may take; the others are a few seconds from the start."""
+    may take; the others are a few seconds from the start. How each has ended."""
     choose = random.Random(7)
     before: list[Any] = []
+    ends = []
     for number, kind in enumerate(signals, start=1):
         process = subprocess.Popen(
             command(folder, "--memory-limit", "2GiB", *more, program=EVEN_SPEEDS),
@@ -238,11 +239,12 @@ def kill_again_and_again(folder: Path, signals: list[signal.Signals], *more: str
         else:
             time.sleep(choose.uniform(0.5, 3.0))
         process.send_signal(kind)
-        process.wait()
+        ends.append(process.wait())
         wait_until_gone(folder)
         now = trials(folder)
         assert [t.to_json() for t in now[: len(before)]] == [t.to_json() for t in before]
         before = now
+    return ends
 
 
 def wait_for_trials(folder: Path, search: subprocess.Popen[Any], count: int) -> None:
@@ -279,7 +281,11 @@ def test_killed_at_ten_random_moments_it_goes_on_to_the_same_frontier(folder: Pa
 
 def test_killed_through_ray_nothing_is_lost_and_no_process_stays(folder: Path) -> None:
     (folder / "space.yaml").write_text(FEW_CONFIGS)
-    kill_again_and_again(folder, [signal.SIGKILL, signal.SIGINT], among_trials=1)
+    # Ctrl-C, and what Kubernetes, systemd and Slurm send, are interrupts
+    ends = kill_again_and_again(folder, [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], among_trials=1)
+    assert ends == [-signal.SIGKILL, 130, 130]
+    with Store.open(str(folder / "store.db")) as store:
+        assert [search.status for search in store.searches()][:2] == ["interrupted"] * 2
     measured = {t.config.key for t in trials(folder)}
     assert measured
     asked = ("--in-place", "--memory-limit", "2GiB", "--max-trials", "1")
