@@ -15,6 +15,7 @@ from autofit.api import problems
 from autofit.api.loopback import names_loopback
 from autofit.errors import unknown
 from autofit.operations import WorkloadOptions
+from autofit.operations.answers import find_hardware
 from autofit.outcome import OUTCOME_KINDS
 from autofit.store import Store
 from autofit.units import parse_bytes
@@ -64,7 +65,47 @@ def goal_options(
     return Goal(method=method, min_rank=min_rank, allow=effects[allow])
 
 
-LARGEST_OFFSET = 2**63 - 1
+def trial_filter(
+    request: Request,
+    model: str | None = None,
+    seq_len: Annotated[int | None, Query(ge=2, le=LARGEST_INTEGER, description="Tokens per sequence")] = None,
+    global_batch: Annotated[
+        int | None, Query(ge=1, le=LARGEST_INTEGER, description="Sequences per optimizer step")
+    ] = None,
+    lora_dropout: Annotated[float | None, Query(ge=0, lt=1)] = None,
+    devices: Annotated[int | None, Query(ge=1, le=LARGEST_INTEGER)] = None,
+    seed: Annotated[int | None, Query(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = None,
+    hardware: Annotated[str | None, Query(description="Name of hardware with trials; auto for the answers'")] = None,
+    outcome: Annotated[str | None, Query(description="fits, out_of_memory, ...")] = None,
+) -> dict[str, Any]:
+    """Conditions on stored trials, as the store's queries take them: what is not given may be anything."""
+    if outcome is not None and outcome not in OUTCOME_KINDS:
+        raise unknown("outcome", outcome, OUTCOME_KINDS)
+    workload = {
+        "seq_len": seq_len,
+        "global_batch": global_batch,
+        "lora_dropout": lora_dropout,
+        "devices": devices,
+        "seed": seed,
+    }
+    return {
+        "model": model,
+        "outcome": outcome,
+        "hardware_key": None if hardware is None else find_hardware(hardware, request.app.state.store).key,
+        "workload": {name: value for name, value in workload.items() if value is not None},
+    }
+
+
+def refuse_other_parameters(request: Request) -> None:
+    """A parameter that the route lacks would be ignored, and the answer be one to another question."""
+    described = request.app.openapi()["paths"][request.scope["route"].path]["get"]
+    names = [parameter["name"] for parameter in described["parameters"]]
+    for name in request.query_params:
+        if name not in names:
+            raise unknown("parameter", name, names)
+
+
+LARGEST_INTEGER = 2**63 - 1
 """What databases count with."""
 PROBLEM: dict[str, Any] = {
     "description": "Problem details (RFC 9457)",
@@ -73,6 +114,8 @@ PROBLEM: dict[str, Any] = {
 
 WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
 GoalQuery = Annotated[Goal, Depends(goal_options)]
+TrialQuery = Annotated[dict[str, Any], Depends(trial_filter)]
+STRICT = [Depends(refuse_other_parameters)]
 
 
 def create_app(store: Store, *, token: str | None = None, loopback: bool = False) -> FastAPI:
@@ -97,7 +140,7 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
     def healthz() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
-    @app.get("/v1/recommendation", summary="The fastest measured config that fits")
+    @app.get("/v1/recommendation", dependencies=STRICT, summary="The fastest measured config that fits")
     def recommendation(
         workload: WorkloadQuery,
         goal: GoalQuery,
@@ -113,21 +156,18 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
         )
         return answer.to_json()
 
-    @app.get("/v1/frontier", summary="The Pareto frontier of memory against throughput")
+    @app.get("/v1/frontier", dependencies=STRICT, summary="The Pareto frontier of memory against throughput")
     def frontier(workload: WorkloadQuery, goal: GoalQuery, hardware: str = "auto") -> dict[str, Any]:
         return operations.frontier(workload, hardware=hardware, goal=goal, store=store).to_json()
 
-    @app.get("/v1/trials", summary="Stored trials, newest first")
+    @app.get("/v1/trials", dependencies=STRICT, summary="Stored trials, newest first")
     def trials(
-        model: str | None = None,
-        outcome: Annotated[str | None, Query(description="fits, out_of_memory, ...")] = None,
+        conditions: TrialQuery,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        offset: Annotated[int, Query(ge=0, le=LARGEST_OFFSET)] = 0,
+        offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
     ) -> dict[str, Any]:
-        if outcome is not None and outcome not in OUTCOME_KINDS:
-            raise unknown("outcome", outcome, OUTCOME_KINDS)
-        found = store.trials(model=model, outcome=outcome, limit=limit, offset=offset, newest_first=True)
-        return {"trials": [t.to_json() for t in found], "total": store.count(model=model, outcome=outcome)}
+        found = store.trials(**conditions, limit=limit, offset=offset, newest_first=True)
+        return {"trials": [t.to_json() for t in found], "total": store.count(**conditions)}
 
     return app
 

@@ -386,7 +386,11 @@ def _result(
     trials: list[Trial] = list(found.knowledge.trials.values())
     _check_any_fits(trials or store.trials(search_id=search_id), prepared, request.goal)
     # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
-    context = {"hardware_key": job.hardware.key, "stack_key": job.stack.key, "workload_key": job.workload.key}
+    context: dict[str, Any] = {
+        "hardware_key": job.hardware.key,
+        "stack_key": job.stack.key,
+        "workload_key": job.workload.key,
+    }
     frontier = Frontier.of(
         found.knowledge.measured(),
         hardware=job.hardware,

@@ -118,6 +118,7 @@ class Store:
         stack_key: str | None = None,
         workload_key: str | None = None,
         model: str | None = None,
+        workload: Mapping[str, float] | None = None,
         outcome: str | None = None,
         search_id: str | None = None,
         limit: int | None = None,
@@ -126,9 +127,10 @@ class Store:
     ) -> list[Trial]:
         """The trials that meet every condition given, all attempts, oldest first.
 
-        `model` is the workload's model, `outcome` the outcome's kind; `limit` and `offset` count trials.
+        `model` is the workload's model, `workload` what other fields of it must be, `outcome` the outcome's kind;
+        `limit` and `offset` count trials.
         """
-        conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id)
+        conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id, workload)
         order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
         query = select(*TRIAL_COLUMNS).where(*conditions).order_by(order)
         if limit is not None or offset:
@@ -144,11 +146,12 @@ class Store:
         stack_key: str | None = None,
         workload_key: str | None = None,
         model: str | None = None,
+        workload: Mapping[str, float] | None = None,
         outcome: str | None = None,
         search_id: str | None = None,
     ) -> int:
         """How many trials meet every condition given, all attempts."""
-        conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id)
+        conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id, workload)
         with self._database.read() as connection:
             return connection.scalar(select(func.count(TrialRow.id)).where(*conditions)) or 0
 
@@ -330,6 +333,7 @@ def _conditions(
     model: str | None,
     outcome: str | None,
     search_id: str | None,
+    workload: Mapping[str, float] | None = None,
 ) -> list[ColumnElement[bool]]:
     given = (
         (TrialRow.hardware_key, hardware_key),
@@ -342,4 +346,7 @@ def _conditions(
     if model is not None:
         of_model = select(WorkloadRow.key).where(WorkloadRow.model == model)
         conditions.append(TrialRow.workload_key.in_(of_model))
+    if workload:
+        with_these = [WorkloadRow.body[name].as_float() == float(value) for name, value in workload.items()]
+        conditions.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*with_these)))
     return conditions

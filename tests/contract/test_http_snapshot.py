@@ -19,7 +19,7 @@ DESIGN = {
     "/healthz": set(),
     "/v1/recommendation": {*WORKLOAD, *GOAL, "hardware", "memory_limit"},
     "/v1/frontier": {*WORKLOAD, *GOAL, "hardware"},
-    "/v1/trials": {"model", "outcome", "limit", "offset"},
+    "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "offset"},
 }
 """Paths that exist so far, with the command line's options as query parameters."""
 

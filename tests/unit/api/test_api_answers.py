@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,6 +183,23 @@ def test_trials_of_a_model_and_an_outcome(client: TestClient, store: Store) -> N
     assert get(client, "/v1/trials", model=MODEL)["total"] == len(MADE)
     found = get(client, "/v1/trials", model=MODEL, outcome="out_of_memory")
     assert (found["total"], [t["outcome"] for t in found["trials"]]) == (1, ["out_of_memory"])
+
+
+def test_trials_of_a_workload_and_hardware(client: TestClient, store: Store) -> None:
+    (card,), stack = store.hardware(), store.trials()[0].stack
+    other = replace(card, name="t4", device_name="Tesla T4")
+    same = {"seq_len": 128, "global_batch": 4}
+    for changed in ({}, {"seed": 7}, {"devices": 2}, {"lora_dropout": 0.25}, {"seq_len": 256}):
+        options = WorkloadOptions(model=MODEL, **{**same, **changed})
+        store.add(make_trial({}, fits(6, 900), job=options.job((other, stack))))
+    assert get(client, "/v1/trials")["total"] == len(MADE) + 5
+    assert get(client, "/v1/trials", hardware="T4")["total"] == 5
+    assert get(client, "/v1/trials", hardware="h100-80g")["total"] == len(MADE)
+    assert get(client, "/v1/trials", **same, seed=0, devices=1, lora_dropout=0)["total"] == len(MADE) + 1
+    assert get(client, "/v1/trials", global_batch=8) == {"trials": [], "total": 0}
+    for name, value in (("seed", 7), ("devices", 2), ("lora_dropout", 0.25), ("seq_len", 256)):
+        (found,) = get(client, "/v1/trials", **{name: value})["trials"]
+        assert (found["workload"][name], found["hardware"]["name"]) == (value, "t4")
 
 
 def test_the_document_and_its_page(client: TestClient) -> None:

@@ -41,6 +41,16 @@ PROBLEMS = {
     "/v1/trials?offset=-1": (400, "offset"),
     "/v1/trials?offset=99999999999999999999": (400, "offset"),
     "/v1/trials?outcome=fit": (400, "did you mean fits"),
+    "/v1/trials?hardware=h10-80g": (400, "did you mean h100-80g"),
+    "/v1/trials?seq_len=1": (400, "seq_len"),
+    "/v1/trials?seed=99999999999999999999": (400, "seed"),
+    f"/v1/recommendation?{WORKLOAD}&memory_limt=100MiB": (
+        400,
+        "unknown parameter 'memory_limt': did you mean memory_li",
+    ),
+    "/v1/recommendation?modle=smollm2-135m": (400, "did you mean model"),
+    f"/v1/frontier?{WORKLOAD}&memory_limit=100MiB": (400, "unknown parameter 'memory_limit'"),
+    "/v1/trials?min_rank=8": (400, "unknown parameter 'min_rank'"),
     "/v1/nothing": (404, "Not Found"),
 }
 """Request, to the status and a part of the detail."""

@@ -168,11 +168,14 @@ class TestAsking:
         on_hardware = store.add(make_trial(hardware=faster, outcome=OutOfMemory(reason="")))
         on_stack = store.add(make_trial(stack=newer))
         of_workload = store.add(make_trial(workload=longer))
-        conditions: list[tuple[dict[str, str], list[Trial]]] = [
+        conditions: list[tuple[dict[str, Any], list[Trial]]] = [
             ({}, [first, on_hardware, on_stack, of_workload]),
             ({"hardware_key": faster.key}, [on_hardware]),
             ({"stack_key": newer.key}, [on_stack]),
             ({"workload_key": longer.key}, [of_workload]),
+            ({"workload": {"seq_len": 4096, "lora_dropout": 0.05}}, [of_workload]),
+            ({"workload": {"seq_len": 4096, "lora_dropout": 0.25}}, []),
+            ({"workload": {"seed": 0}, "hardware_key": faster.key}, [on_hardware]),
             ({"model": "smollm2-135m"}, [of_workload]),
             ({"outcome": "out_of_memory"}, [on_hardware]),
             ({"outcome": "fits", "hardware_key": faster.key}, []),
