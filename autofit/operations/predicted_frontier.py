@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.catalog.hardware import fitting
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
 from autofit.operations.cheapest_change import GAIN
@@ -17,7 +16,7 @@ from autofit.operations.estimating import is_card, site, why_not
 from autofit.operations.predicting import predict_all
 from autofit.operations.requests import SearchRequest, memory_limit
 from autofit.operations.searching import Prepared, check_local, outline, prepare, walked
-from autofit.operations.shortfall import Shortfall
+from autofit.operations.shortfall import Shortfall, holder
 from autofit.techniques import Job, changes
 from autofit.units import format_bytes
 from autofit.workload import METHODS
@@ -219,13 +218,12 @@ def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
     """Every config is predicted to need more than the limit: which needs least, and what could hold it."""
     lightest = min(found, key=lambda e: (e.host_short_bytes, e.device_bytes))
     limit = lightest.memory_limit_bytes
+    needed = int(lightest.device_bytes * (1.0 + lightest.memory_error))
     if lightest.fits_device and lightest.host_memory_bytes is not None:
         return _host_shortfall(lightest, job)
-    cards = [c for c in fitting(lightest.device_bytes) if c.vendor == "nvidia"] if job.hardware.kind == "cuda" else []
-    where = f"; the smallest card that could hold it is {cards[0].name}" if cards else ""
     return Shortfall(
         f"no config of {job.model.name} is predicted to fit {format_bytes(limit)}: the lightest needs "
-        f"{format_bytes(lightest.device_bytes)} ({lightest.config}){where}",
+        f"{format_bytes(lightest.device_bytes)} ({lightest.config}); {holder(needed, job.hardware)}",
         memory_limit_bytes=limit,
         closest={
             "config": lightest.config.to_json(),

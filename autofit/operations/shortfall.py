@@ -30,7 +30,7 @@ MEMORY_LEVERS = (
 class Shortfall(NothingFits):
     """No config fits `memory_limit_bytes`; `closest` is the config that came closest to it, None where none was tried.
 
-    Its `over_limit_bytes` are None where a trial that failed does not show how much it lacked.
+    Its `over_limit_bytes` are None where neither a trial that failed nor its prediction shows how much it lacked.
     """
 
     def __init__(self, message: str, *, memory_limit_bytes: int, closest: Mapping[str, Any] | None = None) -> None:
@@ -72,25 +72,44 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
     """Where nothing has fitted under any limit: of the trials that ran out of memory the one that is known to need
     least, or where none did the last that failed.
 
-    What ran out needs more than its limit; of several under one limit the config counts that is lightest by the axes.
+    What ran out needs more than its limit, and what was predicted for it where that is more still; of several of which
+    no more is known than one limit, the config counts that is lightest by the axes.
     """
     failed = [t for t in trials if not isinstance(t.outcome, Fits)]
     if not failed:
         return Closest(text="none has ended", document=None, beyond_bytes=memory_limit_bytes)
     ran_out = [t for t in failed if isinstance(t.outcome, OutOfMemory)]
-    closest = min(ran_out, key=lambda t: (t.memory_limit_bytes, _weight(t.config))) if ran_out else failed[-1]
+    closest = min(ran_out, key=lambda t: (_beyond(t), _weight(t.config))) if ran_out else failed[-1]
+    predicted = _predicted(closest)
+    said = "" if predicted is None else f", predicted to need {format_bytes(predicted)}"
     return Closest(
-        text=f"the closest {_failure(closest)}",
+        text=f"the closest {_failure(closest)}{said}",
         document={
             "config": closest.config.to_json(),
             **outcome_to_json(closest.outcome),
             "trial_id": closest.trial_id,
             "provenance": "measured",
             "trial_limit_bytes": closest.memory_limit_bytes,
-            "over_limit_bytes": None,
+            "predicted_bytes": predicted,
+            "over_limit_bytes": max(0, (predicted or 0) - memory_limit_bytes) or None,
         },
-        beyond_bytes=max(memory_limit_bytes, closest.memory_limit_bytes),
+        beyond_bytes=max(memory_limit_bytes, _beyond(closest)),
     )
+
+
+def _predicted(trial: Trial) -> int | None:
+    """Device memory that a trial which ran out of it was predicted to need; None where nothing was, or less than the
+    trial has proved too little."""
+    if trial.prediction is None or not isinstance(trial.outcome, OutOfMemory) or trial.outcome.host:
+        return None
+    predicted = trial.prediction.device_bytes
+    return predicted if predicted > trial.memory_limit_bytes else None
+
+
+def _beyond(trial: Trial) -> int:
+    """Bytes of device memory that are too few for a failed trial, as far as is known."""
+    predicted = _predicted(trial)
+    return trial.memory_limit_bytes if predicted is None else predicted - 1
 
 
 def how_all_failed(trials: Sequence[Trial]) -> str:
@@ -119,7 +138,7 @@ def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: 
         found.append(f"--min-rank {USUAL_RANK}")
     if workload.seq_len >= 4:
         found.append(f"--seq-len {workload.seq_len // 2}")
-    card = smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else CONTEXT_BYTES))
+    card = _card(beyond_bytes, hardware)
     if card is not None:
         found.append(f"a card as {card.name} ({format_bytes(card.memory_bytes)})")
     return f"what would help: {', '.join(found) or 'a smaller --model'}"
@@ -146,6 +165,19 @@ def wider(goal: Goal) -> list[tuple[str, Goal]]:
 def smallest_card(more_than_bytes: int) -> Card | None:
     """The smallest card of the catalog that trials run on and that holds more; None if none does."""
     return next((known for known in fitting(more_than_bytes + 1) if known.kind == "cuda"), None)
+
+
+def _card(beyond_bytes: int, hardware: Hardware) -> Card | None:
+    """The smallest for what takes more than `beyond_bytes` on `hardware`, where there may be no driver's context."""
+    return smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else CONTEXT_BYTES))
+
+
+def holder(needed_bytes: int, hardware: Hardware) -> str:
+    """In words the smallest card for what takes `needed_bytes` on `hardware`."""
+    card = _card(needed_bytes - 1, hardware)
+    if card is None:
+        return "no card of the catalog could hold it"
+    return f"the smallest card that could hold it is {card.name} ({format_bytes(card.memory_bytes)})"
 
 
 def _weight(config: Config) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from autofit.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.hardware import Hardware
 from autofit.operations.answers import find_hardware
 from autofit.operations.shortfall import Shortfall
+from autofit.outcome import Prediction, Trial
 from autofit.store import Store
 from autofit.techniques import complete
 from autofit.trial.site import detect
@@ -240,6 +241,40 @@ def test_what_ran_out_under_the_lowest_limit_is_known_to_need_least(store: Store
     assert told.value.to_json()["closest"]["trial_limit_bytes"] == 30 * GIB
     # What would hold more than is known to be too little.
     assert "--method any" in str(told.value) and "a card as rtx-5090 (31.36 GiB)" in str(told.value)
+
+
+def predicted(trial: Trial, gib: float) -> Trial:
+    """The same, for which so much device memory was predicted."""
+    bytes_ = int(gib * GIB)
+    foretold = Prediction(
+        peak_allocated_bytes=bytes_, device_bytes=bytes_, step_seconds=None, calibrated_on=0, relative_error=None
+    )
+    return replace(trial, prediction=foretold)
+
+
+def test_what_ran_out_says_what_was_predicted_for_it(store: Store) -> None:
+    """The next card above the limit would not hold it either."""
+    for micro_batch, gib in ((4, 60), (1, 44), (2, 50)):
+        trial = make_trial({"method": "full", "micro_batch": micro_batch}, out_of_memory(), limit=15 * GIB)
+        store.add(predicted(trial, gib))
+    with pytest.raises(Shortfall, match=r"predicted to need 44\.00 GiB") as told:
+        operations.recommend(OPTIONS, memory_limit_bytes=15 * GIB, store=store)
+    assert "a card as l40s " in str(told.value)
+    closest = told.value.to_json()["closest"]
+    assert (closest["predicted_bytes"], closest["over_limit_bytes"]) == (44 * GIB, 29 * GIB)
+    assert closest["config"] == complete({"method": "full", "micro_batch": 1}).to_json()
+
+
+@pytest.mark.parametrize("host", [True, False])
+def test_a_prediction_that_a_trial_has_refuted_is_not_repeated(store: Store, host: bool) -> None:
+    """What a host lacked says nothing of the device."""
+    outcome = replace(out_of_memory(), host=host)
+    store.add(predicted(make_trial({"method": "full"}, outcome, limit=30 * GIB), 90 if host else 20))
+    with pytest.raises(Shortfall) as told:
+        operations.recommend(OPTIONS, memory_limit_bytes=20 * GIB, store=store)
+    assert "predicted" not in str(told.value) and "a card as rtx-5090 " in str(told.value)
+    closest = told.value.to_json()["closest"]
+    assert (closest["predicted_bytes"], closest["over_limit_bytes"]) == (None, None)
 
 
 def test_where_nothing_ran_out_the_last_failure_came_closest(store: Store) -> None:

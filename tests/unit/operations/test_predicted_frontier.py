@@ -110,6 +110,14 @@ def test_on_a_limit_that_nothing_fits_what_needs_least_is_named(request_: Search
     assert closest["over_limit_bytes"] == closest["estimate"]["device_bytes"] - 300 * MIB > 0
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_on_a_limit_that_nothing_fits_a_card_that_would_do_is_named(request_: SearchRequest, here: bool) -> None:
+    """Also where the device is a processor, whose programs have no driver's context."""
+    own = {"hardware": "auto", "device": "cpu"} if here else {}
+    with pytest.raises(Shortfall, match="the smallest card that could hold it is t4 "):
+        predict_frontier(replace(request_, **own, memory_limit_bytes=(30 if here else 300) * MIB))
+
+
 def test_a_card_that_does_not_exist_is_refused(request_: SearchRequest) -> None:
     with pytest.raises(UsageError, match="h100-80g"):
         predict_frontier(replace(request_, hardware="h100-80"))
