@@ -78,7 +78,7 @@ class Measurement:
     setup_peak_bytes: int = 0
     """Peak while the step was built and checked, before the first training step: no part of the peaks above."""
     leak_bytes_per_step: int = 0
-    """Memory that stayed behind at each further step; 0 where it did not grow steadily."""
+    """Memory that stayed behind at each timed step; 0 where it did not grow steadily, or steps were too few to tell."""
     expandable_segments: bool = False
     """Whether the allocator's expandable segments were on."""
     stopped_early: bool = False

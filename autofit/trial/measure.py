@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from autofit.training.step import TrainingStep
 from autofit.trial import process_memory
 from autofit.trial.classify import memory_failure
 from autofit.trial.divergence import divergence
+from autofit.trial.leak import leak
 from autofit.trial.meter import MemoryReading, Meter, meter_for
 from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
@@ -36,10 +36,6 @@ MAX_WARM_UPS = 20
 """Steps after which a loss scale that still overflows is no longer the scale's fault."""
 HOPELESS_FACTOR = 1.25
 """A rival that is lighter and faster by this factor after one repeat wins beyond the noise of one repeat."""
-LEAK_NOISE_BYTES = 4 * 1024**2
-"""Growth per step below this is the allocator's own."""
-LEAK_STEPS = 3
-"""Growth must be seen this often in a row."""
 PATIENCE_SECONDS = 60.0
 """How long after its trial's deadline a collective gives up by itself: before, the parent has ended the trial."""
 
@@ -202,12 +198,6 @@ def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: R
     return any(r.device_bytes <= memory and r.tokens_per_second >= HOPELESS_FACTOR * speed for r in request.rivals)
 
 
-def leak(in_use: list[int]) -> int:
-    """Bytes by which memory grew at every step, from what was in use after each; 0 where it did not always grow."""
-    growth = [b - a for a, b in itertools.pairwise(in_use)]
-    return min(growth) if len(growth) >= LEAK_STEPS and min(growth) > LEAK_NOISE_BYTES else 0
-
-
 def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:
     """What the trial has shown; `known` are the fields that neither the steps nor the meter hold."""
     job = request.job
@@ -231,7 +221,7 @@ def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks
         losses=tuple(steps.losses),
         gradient_norms=tuple(norm if math.isfinite(norm) else None for norm in steps.gradient_norms),
         steps=len(steps.seconds),
-        leak_bytes_per_step=leak(steps.in_use),
+        leak_bytes_per_step=leak(steps.in_use, meter.leak_noise_bytes),
         expandable_segments=job.hardware.kind == "cuda",
         ranks=(_own_figures(ranks.rank, memory, steps),) if ranks.size > 1 else (),
         **known,

@@ -38,6 +38,8 @@ class Meter(Protocol):
     """What a trial asks of its device. Used from one thread, in one process, for one trial."""
 
     device: torch.device
+    leak_noise_bytes: int
+    """By which `in_use` may grow a step without a leak."""
 
     def enforce(self, limit: int) -> None:
         """Make allocations beyond `limit` bytes of device memory fail, context included.
@@ -70,6 +72,8 @@ class Meter(Protocol):
 
 class CpuMeter:
     """The host as device: the process's own resident memory, beyond what it had when the trial began."""
+
+    leak_noise_bytes = 4 * MIB  # the heap's own: what is freed is not given back at once, nor all of it
 
     def __init__(self, hardware: Hardware, ranks: int = 1) -> None:
         self.device = torch.device("cpu")
@@ -137,6 +141,9 @@ class CpuMeter:
 
 class CudaMeter:
     """An NVIDIA or ROCm device, by torch's caching allocator and device events."""
+
+    # The counter is exact. Less is a scalar that somebody keeps, which takes 512 bytes: no run ends by it.
+    leak_noise_bytes = 64 * 1024
 
     def __init__(self, hardware: Hardware) -> None:
         self.device = torch.device("cuda", 0)

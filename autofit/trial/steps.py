@@ -66,7 +66,7 @@ class Steps:
         self.gradient_norms: list[float] = []
         """Of every step, before clipping."""
         self.in_use: list[int] = []
-        """Bytes that stayed in use after every step."""
+        """Bytes that stayed in use after every step since the warm-up, which creates what then stays."""
 
     def warm_up(self, least: int, most: int) -> None:
         """Run steps, memory booked by phase, until `least` of them have updated the weights; at most `most`.
@@ -80,15 +80,16 @@ class Steps:
             updates += math.isfinite(self.gradient_norms[-1])
             if updates == least:
                 break
-        self._forget_times()
+        self._forget()
         for _ in range(2 * self._lag):
             self._issue(self._announced)  # fills the queue; the first, which found it empty, is not timed
             self._settle(self._lag)
-        self._forget_times()
+        self._forget()
 
-    def _forget_times(self) -> None:
+    def _forget(self) -> None:
         self.seconds.clear()
         self.own_seconds.clear()
+        self.in_use.clear()
 
     def timed(self) -> float:
         """Run one more step; composed seconds of the newest one that the device has finished."""

@@ -54,7 +54,7 @@ def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int
     meter = Queued(kind)
     steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase: None)
     steps.warm_up(2, 20)
-    assert steps.seconds == []
+    assert steps.seconds == [] and steps.in_use == []
     # First micro-step, three further ones and the update: five spans.
     assert [steps.timed() for _ in range(2)] == [5.0 * first_timed, 5.0 * (first_timed + 1)]
     steps.finish()

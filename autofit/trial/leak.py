@@ -1,0 +1,25 @@
+"""Whether memory stays behind at every step: what a run of thousands of steps would end by."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+LEAK_STEPS = 6
+"""Of fewer, a heap that settles looks like one that grows."""
+
+
+def leak(in_use: Sequence[int], noise_bytes: int) -> int:
+    """Bytes by which memory grows a step, from what was in use after each step that followed the warm-up; 0 where it
+    does not grow steadily, by no more than `noise_bytes`, or where there are too few steps to tell.
+
+    The slope is the median of those between all pairs of steps (Theil and Sen: P. K. Sen, JASA 63, 1968), which an
+    allocator that gives memory back once does not bend. A single jump bends it, but is no growth at the median step.
+    """
+    if len(in_use) < LEAK_STEPS:
+        return 0
+    points = enumerate(in_use)
+    slope = statistics.median((b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(points, 2))
+    usual = statistics.median(b - a for a, b in itertools.pairwise(in_use))
+    return int(slope) if min(slope, usual) > noise_bytes else 0
