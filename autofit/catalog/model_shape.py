@@ -25,7 +25,7 @@ class ModelShape:
     """Width of the residual stream."""
     attention_width: int
     """Query heads times head dimension: the width of attention's inner products; often, not always, `hidden_size`.
-    0 for a model without attention."""
+    Where it differs between layers (Gemma 4), their mean, rounded down; 0 for a model without attention."""
     vocabulary_size: int
     """Rows of the input embedding."""
     parameters: int
@@ -80,10 +80,11 @@ def measure(config: PretrainedConfig, origin: str) -> ModelShape:
     try:
         with torch.device("meta"):
             model = factory.from_config(config)
+        return _counted(model, config)
     except Exception as error:
-        # Inconsistent fields surface anywhere in a model's constructor, as whatever exception arises there.
+        # Inconsistent fields surface anywhere in a model's constructor, as whatever exception arises there; and some
+        # architectures lack what others all have (BLT's config has no hidden_size).
         raise UsageError(f"{origin}: no model can be built from it: {' '.join(str(error).split())}") from error
-    return _counted(model, config)
 
 
 def _counted(model: Any, config: Any) -> ModelShape:
@@ -100,12 +101,10 @@ def _counted(model: Any, config: Any) -> ModelShape:
     expert_parameters = sum(parameters[name].numel() for name in routed)
     matrices = sum(p.numel() for name, p in parameters.items() if p.dim() >= 2 and name not in routed)
     lookup = 0 if tied else embedding.numel()
-    heads = getattr(text, "num_attention_heads", None) or 0
-    head_dim = getattr(text, "head_dim", None) or text.hidden_size // max(heads, 1)
     return ModelShape(
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
-        attention_width=heads * head_dim,
+        attention_width=_attention_width(text),
         vocabulary_size=embedding.shape[0],
         parameters=sum(p.numel() for p in parameters.values()),
         embedding_parameters=embedding.numel(),
@@ -121,6 +120,18 @@ def _counted(model: Any, config: Any) -> ModelShape:
         checkpointable=any(isinstance(m, GradientCheckpointingLayer) for m in model.modules()),
         dropout=drops_out(config),
     )
+
+
+def _attention_width(text: Any) -> int:
+    """Query heads times head dimension, the mean over layers where transformers says that they differ."""
+
+    def width(layer: Any) -> int:
+        heads = getattr(layer, "num_attention_heads", None) or 0
+        return heads * (getattr(layer, "head_dim", None) or text.hidden_size // max(heads, 1))
+
+    # A config whose layers differ refuses to name what differs.
+    layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
+    return sum(width(layer) for layer in layers) // len(layers)
 
 
 def _linear_weights(model: nn.Module, layers: int) -> int:

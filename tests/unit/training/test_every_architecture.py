@@ -1,0 +1,41 @@
+"""Whatever architecture of transformers a config.json names, it is taken or refused in one line."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from autofit.catalog import architecture_file
+from autofit.catalog.models import Model, shape
+from autofit.errors import UsageError
+
+TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def named(model_type: str, **fields: Any) -> Model:
+    """As a config.json with these fields and no others becomes a model; raises `UsageError` if it does not."""
+    text = json.dumps({"model_type": model_type, "num_hidden_layers": 2, **fields})
+    config = architecture_file.parse(text, "config.json")
+    return Model(name=f"any-{model_type}", config=config, source="config.json", parameters=None)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_every_architecture_is_taken_or_refused_in_one_line(model_type: str) -> None:
+    try:
+        found = shape(named(model_type))
+    except UsageError as refused:
+        assert str(refused).startswith("config.json: ") and "\n" not in str(refused)
+    else:
+        assert found.layers > 0 and found.hidden_size > 0
+        assert found.parameters >= found.active_matmul_parameters > 0
+
+
+def test_heads_that_differ_between_layers_are_counted_layer_by_layer() -> None:
+    if "gemma4_text" not in TYPES:
+        pytest.skip("this transformers has no Gemma 4")
+    dims = {"num_attention_heads": 8, "head_dim": 256, "global_head_dim": 512, "num_hidden_layers": 6}
+    found = shape(named("gemma4_text", **dims))  # every sixth layer is a global one
+    assert found.attention_width == 8 * (5 * 256 + 512) // 6
