@@ -126,8 +126,8 @@ def _attention_width(text: Any) -> int:
     """Query heads times head dimension, the mean over layers where transformers says that they differ."""
 
     def width(layer: Any) -> int:
-        heads = getattr(layer, "num_attention_heads", None) or 0
-        return heads * (getattr(layer, "head_dim", None) or text.hidden_size // max(heads, 1))
+        heads = int(getattr(layer, "num_attention_heads", None) or 0)
+        return heads * int(getattr(layer, "head_dim", None) or text.hidden_size // max(heads, 1))
 
     # A config whose layers differ refuses to name what differs.
     layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]

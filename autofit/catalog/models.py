@@ -19,7 +19,7 @@ from autofit.errors import EnvironmentLacks, unknown
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["Model", "ModelShape", "architecture", "load", "names", "positions", "shape"]
+__all__ = ["Model", "ModelShape", "architecture", "in_catalog", "load", "names", "positions", "shape"]
 
 STORAGE_KEYS = frozenset(
     {
@@ -116,9 +116,14 @@ def shape(model: Model) -> ModelShape:
     return known
 
 
+def in_catalog(model: Model) -> bool:
+    """Whether the model is just as the catalog has it under its name."""
+    return model.name in names() and _of_catalog(model.name).digest == model.digest
+
+
 def _catalog_shape(model: Model) -> ModelShape | None:
     """The shape in the catalog's file; None for a model that is not just as it is there."""
-    if model.name not in names() or _of_catalog(model.name).digest != model.digest:
+    if not in_catalog(model):
         return None
     return ModelShape(**json.loads(_catalog_text(model.name))["shape"])
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autofit.catalog.models import Model, load, names, positions
+from autofit.catalog.models import Model, in_catalog, load, names, positions, shape
 from autofit.errors import UsageError
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware, Stack
@@ -49,9 +49,27 @@ class WorkloadOptions:
         )
 
     def job(self, site: tuple[Hardware, Stack]) -> Job:
-        """The job on the given hardware and stack."""
+        """The job on the given hardware and stack.
+
+        Raises `UsageError` for what cannot be trained, among it an architecture whose loss autofit does not know.
+        """
         model, workload = self.resolve()
+        _check_loss(model)
         return Job(model=model, workload=workload, hardware=site[0], stack=site[1])
+
+
+def _check_loss(model: Model) -> None:
+    """Raise `UsageError` for a model that would be trained with another loss than its own. Those of the catalog are
+    compared by the tests."""
+    if in_catalog(model):
+        return
+    # Imported here because it needs torch, which the catalog's models do not wait for.
+    from autofit.training.own_logits import why_another_loss
+
+    shape(model)  # says it where no model can be built at all
+    reason = why_another_loss(model)
+    if reason is not None:
+        raise UsageError(reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,6 +40,11 @@ class LossModule(nn.Module):
         hidden: torch.Tensor = decoded.last_hidden_state
         return (plain or self._loss)(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
 
+    @property
+    def decoder(self) -> Any:
+        """The part of the model that gives the hidden states."""
+        return self._decoder[0]
+
     def head(self) -> Head:
         """The projection to logits, with the scale and softcap that the architecture's config names."""
         projection: Any = unwrap(self.model).get_output_embeddings()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -47,6 +50,26 @@ def test_what_cannot_be_trained_is_refused(change: dict[str, object], message: s
     with pytest.raises(UsageError) as refused:
         replace(OPTIONS, **change).resolve()  # type: ignore[arg-type]
     assert message in str(refused.value)
+
+
+def test_a_model_with_a_loss_of_its_own_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    text = {"model_type": "falcon_h1", "num_hidden_layers": 1, "lm_head_multiplier": 0.3, "vocab_size": 512}
+    (tmp_path / "config.json").write_text(json.dumps(text))
+    asked = replace(OPTIONS, model=str(tmp_path))
+    assert asked.resolve()[0].config["lm_head_multiplier"] == 0.3  # what the store has of it can be answered
+    with pytest.raises(UsageError, match="would be trained with another loss than its own") as refused:
+        asked.job((CPU, make_job().stack))
+    assert "\n" not in str(refused.value)
+
+
+def test_the_catalogs_models_wait_for_no_comparison() -> None:
+    code = (
+        "import sys; from unit.operations.made_trials import OPTIONS, HARDWARE, STACK; OPTIONS.job((HARDWARE, STACK));"
+        "print(sorted({'torch', 'transformers'} & set(sys.modules)))"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)
+    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize(

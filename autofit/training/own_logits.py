@@ -1,0 +1,120 @@
+"""Whether our loss is the model's own, for architectures that no test has seen: asked of transformers before a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from autofit.catalog.models import Model, architecture
+from autofit.techniques.cross_entropy import full_cross_entropy
+from autofit.training.loss_module import LossModule
+
+ROWS = 64
+"""Tokens of the vocabulary here: what becomes of the logits does not depend on how many there are."""
+SPREAD = 5.0
+"""Standard deviation of the logits: wide enough for softcaps, which are at 15 and more, to bend them."""
+TOLERANCE = 1e-4
+"""Relative difference that the order of sums may make, in fp32. A softcap at 50 makes ten times as much."""
+
+
+@cache
+def why_another_loss(model: Model) -> str | None:
+    """Why the loss of a training step is not that of the model's own logits, in a sentence; None where it is.
+
+    The same random hidden states go through what transformers has behind the decoder and through `LossModule`. The
+    decoder itself stays on the meta device: no weights are made but those behind it, for few tokens.
+    """
+    try:
+        ours, theirs = _losses(model)
+    except Exception as error:
+        # Whatever is not built as the others are may fail anywhere, with any exception.
+        found = f"they cannot be compared, {type(error).__name__}: {' '.join(str(error).split())}"
+    else:
+        if abs(ours - theirs) <= TOLERANCE * abs(theirs):
+            return None
+        found = f"with random values a loss of {theirs:.4f} nats in place of {ours:.4f}"
+    kind = model.config["model_type"]
+    return (
+        f"{model.name} would be trained with another loss than its own: what transformers makes of a {kind} decoder's "
+        f"hidden states is not what autofit makes of them ({found})"
+    )
+
+
+class _Decoded:
+    """What a decoder returns, but for the hidden states with nothing in it."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+
+@torch.no_grad()
+def _losses(model: Model) -> tuple[float, float]:
+    """The mean loss that `LossModule` computes, and that of the logits of transformers."""
+    generator = torch.Generator().manual_seed(0)
+    causal_lm = _laid_out(model)
+    module = LossModule(causal_lm, full_cross_entropy)
+    _fill(causal_lm, generator, but=module.decoder)
+    tokens = torch.randint(ROWS, (2, 8), generator=generator)
+    labels = torch.randint(ROWS, (2, 8), generator=generator)
+    width = causal_lm.get_output_embeddings().weight.shape[-1]
+    hidden = torch.randn(*tokens.shape, width, generator=generator)
+
+    def decode(*args: torch.Tensor, **kwargs: Any) -> _Decoded:
+        if not torch.equal(args[0] if args else kwargs["input_ids"], tokens):
+            raise ValueError("its decoder is given other tokens")
+        return _Decoded(hidden)
+
+    for part in _wrapped(module.decoder):
+        part.forward = decode
+    ours = module(tokens, labels) / labels.numel()
+    logits = causal_lm(input_ids=tokens, use_cache=False).logits
+    return float(ours), float(functional.cross_entropy(logits.flatten(0, 1), labels.flatten()))
+
+
+def _wrapped(decoder: nn.Module) -> Iterator[nn.Module]:
+    """The decoder, and what it only wraps, as OPT's does: `LossModule` calls the one, transformers may the other."""
+    yield decoder
+    children = list(decoder.children())
+    if len(children) == 1 and not decoder._parameters:
+        yield from _wrapped(children[0])
+
+
+def _laid_out(model: Model) -> Any:
+    """The causal language model with few tokens, on the meta device."""
+    from transformers import AutoModelForCausalLM
+
+    config = architecture(model)
+    text = config.get_text_config()
+    text.vocab_size, text.pad_token_id = ROWS, 0
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def _fill(causal_lm: nn.Module, generator: torch.Generator, *, but: nn.Module) -> None:
+    """Random values for all tensors of `causal_lm` on the CPU, except for those in its part `but`."""
+    inside = set(but.modules())
+    for module in causal_lm.modules():
+        if module not in inside:
+            kinds: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+            for tensors in kinds:
+                for name, tensor in tensors.items():
+                    if tensor is not None:
+                        tensors[name] = _random_like(tensor, generator)
+
+
+def _random_like(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    spread = SPREAD / tensor.shape[-1] ** 0.5 if tensor.dim() > 1 else 1.0
+    values = torch.randn(tensor.shape, generator=generator) * spread
+    return nn.Parameter(values) if isinstance(tensor, nn.Parameter) else values
