@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
+from autofit.catalog.models import Model, architecture
 from autofit.errors import UsageError
+from autofit.techniques.technique import Plan
 
 if TYPE_CHECKING:
     from torch import nn
-
-    from autofit.techniques.technique import Plan
 
 
 def alpha(rank: int) -> int:
@@ -63,6 +65,35 @@ def add(model: Any, plan: Plan) -> Any:
             module.lora_A.to(plan.trained_dtype)
             module.lora_B.to(plan.trained_dtype)
     return wrapped
+
+
+@cache
+def why_not(model: Model, targets: str, lora_dropout: float) -> str | None:
+    """Why peft has no adapters for `model`, in its own words and one line; None where it has.
+
+    Found by laying them out on the meta device: peft refuses by its own list of architectures (0.21: some of Mamba's
+    projections), which changes from version to version. None, too, where it is not installed: who trains has it.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    # Peft imports bitsandbytes, which warns then of kernels that it could fetch: nothing is computed here.
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
+    plan = Plan(device=torch.device("meta"), trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
+    plan.rank, plan.targets, plan.lora_dropout = 8, targets, lora_dropout
+    factory: Any = AutoModelForCausalLM
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the build that counts is the trial's
+            with torch.device("meta"):
+                skeleton = factory.from_config(architecture(model), dtype=plan.compute_dtype)
+            add(skeleton, plan)
+    except ImportError:
+        return None
+    except Exception as error:
+        # The adapters' constructors raise whatever they please.
+        return " ".join(str(error).split()) or type(error).__name__
+    return None
 
 
 def initialise(model: Any, whole: Callable[[Iterable[nn.Module]], AbstractContextManager[None]]) -> None:

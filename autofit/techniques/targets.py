@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from autofit.catalog.models import shape
+from autofit.catalog.models import in_catalog, shape
 from autofit.lattice import Axis, Config, chain
+from autofit.techniques import adapters
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
 from autofit.workload import Effect
@@ -24,6 +25,11 @@ class Targets(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["targets"] == "all-linear" and job.workload.lora_dropout > 0 and shape(job.model).experts:
             return "peft has no lora-dropout on stacked experts: use targets=attention or --lora-dropout 0"
+        if in_catalog(job.model):
+            return None  # tests lay its adapters out: nobody need wait for that
+        reason = adapters.why_not(job.model, config.text("targets"), job.workload.lora_dropout)
+        if reason is not None:
+            return f"targets={config['targets']} cannot work for {job.model.name}: {reason}"
         return None
 
     def applies(self, config: Config) -> bool:

@@ -12,7 +12,7 @@ from torch import nn
 from autofit.catalog.models import Model
 from autofit.errors import UsageError
 from autofit.techniques import unsupported
-from autofit.techniques.adapters import alpha, attention_projections
+from autofit.techniques.adapters import alpha, attention_projections, why_not
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.step import TrainingStep
 from tests.tiny import (
@@ -26,6 +26,8 @@ from tests.tiny import (
     config,
     gradients,
     job,
+    model,
+    one_of_each_architecture,
     rows,
     shrunk,
 )
@@ -86,6 +88,42 @@ def test_projections_of_attention_are_found_by_what_they_are_part_of(model: Mode
 def test_a_model_without_attention_has_no_projections() -> None:
     with pytest.raises(UsageError, match="Sequential has no Linear layers in attention"):
         attention_projections(nn.Sequential(nn.Linear(2, 2)))
+
+
+MAMBA = {
+    "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16},
+    "nemotron_h": {"layers_block_type": ["mamba", "attention"], "mamba_num_heads": 4, "mamba_head_dim": 32},
+    "mamba": {},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "falcon_mamba": {},
+}
+
+
+@pytest.mark.parametrize("kind", MAMBA)
+def test_adapters_that_peft_refuses_are_refused_before_anything_runs(kind: str) -> None:
+    mamba = model(kind, num_hidden_layers=2, **MAMBA[kind])
+    asked = config(method="lora", attention="eager")
+    reason = unsupported(asked, job(mamba))
+    assert reason is not None and "\n" not in reason
+    assert reason.startswith(f"targets=all-linear cannot work for tiny-{kind}: ")
+    assert "incompatible with Mamba" in reason
+    with pytest.raises(ValueError, match="incompatible with Mamba"):
+        make_skeleton(asked, make_plan(asked, job(mamba), CPU), mamba)
+    assert unsupported(config(attention="eager"), job(mamba)) is None
+
+
+def test_adapters_are_refused_by_their_targets() -> None:
+    hybrid, alone = (model(kind, num_hidden_layers=2, **MAMBA[kind]) for kind in ("falcon_h1", "mamba"))
+    asked = config(method="lora", attention="eager", targets="attention")
+    assert unsupported(asked, job(hybrid)) is None
+    assert {n.rsplit(".", 1)[-1] for n in adapted(built(asked, hybrid))} == ATTENTION
+    assert "has no Linear layers in attention modules" in str(unsupported(asked, job(alone)))
+
+
+@pytest.mark.parametrize("targets", ["attention", "all-linear"])
+@pytest.mark.parametrize("name", one_of_each_architecture())
+def test_peft_has_adapters_for_the_catalog(name: str, targets: str) -> None:
+    assert why_not(shrunk(name), targets, 0.0) is None
 
 
 @pytest.mark.parametrize("rank", [1, 8, 128])
