@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from autofit.catalog.model_shape import ModelShape
 from autofit.catalog.models import shape
 from autofit.lattice import Config
 from autofit.techniques.job import Job
@@ -15,6 +16,11 @@ ALONE = {"optimizer": 2, "params": 3, "nvme": 3}
 """ZeRO's stage by the value of `offload`, on one device: the lowest that can offload it."""
 OPTIMIZER_BUFFERS = 4
 """Buffers for an Adam's states in files: parameter, gradient, momentum, variance."""
+PARAMETER_BUFFERS = 8
+"""Buffers for parameters in files: those of a module that runs, and what DeepSpeed reads ahead, which takes only those
+that are free."""
+GROUP = 2**22
+"""Trained parameters whose states are read and written together, once that many have come together."""
 
 
 def deepspeed_stage(config: Config) -> int:
@@ -50,6 +56,8 @@ def deepspeed_settings(config: Config, job: Job, *, folder: str | None = None) -
             "stage3_max_reuse_distance": live,
         }
     zero |= _offload(config, job, folder)
+    if config["offload"] == "nvme":
+        zero |= _in_files(job, zero["offload_param"])
     return {
         "train_micro_batch_size_per_gpu": config.number("micro_batch"),
         "gradient_accumulation_steps": job.workload.batch_per_device // config.number("micro_batch"),
@@ -69,6 +77,37 @@ def _offload(config: Config, job: Job, folder: str | None) -> dict[str, Any]:
         there |= {"device": "nvme", "nvme_path": folder}
     optimizer = {**there, "buffer_count": OPTIMIZER_BUFFERS} if value == "nvme" else there
     return {"offload_optimizer": optimizer} | ({} if value == "optimizer" else {"offload_param": there})
+
+
+def _in_files(job: Job, parameters: dict[str, Any]) -> dict[str, Any]:
+    """Sizes that hang on the model where DeepSpeed's defaults are fixed: a parameter of more than 1e8 elements would
+    not fit a buffer, and states of up to 1e9 parameters would have buffers at a time. What stays to be used again would
+    keep its buffer, of which there are few.
+
+    Of the trained parameters DeepSpeed keeps 1e9 in memory. On one processor that is all of them: there a gathered
+    parameter is the buffer itself, which another has by the time that a checkpointed layer looks at it again.
+    """
+    model = shape(job.model)
+    alone = job.hardware.kind == "cpu" and job.workload.devices == 1
+    there = {
+        **parameters,
+        "buffer_count": PARAMETER_BUFFERS,
+        "buffer_size": -(-largest_parameter(model) // job.workload.devices),
+        "max_in_cpu": max(10**9, model.parameters) if alone else 10**9,
+    }
+    return {"sub_group_size": GROUP, "stage3_max_reuse_distance": 0, "offload_param": there}
+
+
+def locked_elements(job: Job) -> tuple[int, int]:
+    """Of the buffers for what is in files: those of parameters, and at most those of an Adam's states."""
+    model, devices = shape(job.model), job.workload.devices
+    largest = -(-largest_parameter(model) // devices)
+    return PARAMETER_BUFFERS * largest, OPTIMIZER_BUFFERS * min(largest + GROUP, -(-model.parameters // devices))
+
+
+def largest_parameter(model: ModelShape) -> int:
+    """Elements that no single parameter exceeds: those of the input embedding, or of a layer, whichever is larger."""
+    return max(model.embedding_parameters, (model.parameters - model.embedding_parameters) // model.layers)
 
 
 def sums_in_fp32(config: Config) -> bool:

@@ -38,7 +38,7 @@ class Offload(Technique):
                 f"offload={value} cannot work with optimizer={config['optimizer']}: the update runs on the host, where "
                 "only Adam has a kernel that is fast enough; use adamw"
             )
-        return None
+        return _not_in_files(config) if value == "nvme" else None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
         """Where all weights are trained on an accelerator, in the same way of sharding. Adapters' states can be less
@@ -47,3 +47,18 @@ class Offload(Technique):
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         plan.offload = config.text("offload")
+
+
+def _not_in_files(config: Config) -> str | None:
+    """Seen with deepspeed 0.19.8, whose files are of parameters that are trained."""
+    if config["method"] == "qlora":
+        return (
+            "offload=nvme cannot work with method=qlora: DeepSpeed's files have one number format, and packed 4-bit "
+            "weights come back from them as something else; use offload=params, or lora"
+        )
+    if config["method"] == "lora" and config["checkpointing"] != "none":
+        return (
+            f"offload=nvme cannot work with method=lora and checkpointing={config['checkpointing']}: DeepSpeed reads a "
+            "frozen weight a second time while it still has the first; use checkpointing=none, or offload=params"
+        )
+    return None

@@ -46,10 +46,10 @@ def is_built(name: str) -> bool:
 def require(config: Config) -> None:
     """Raise `EnvironmentLacks`, with the command, for what `config` needs and is not compiled yet, or cannot be."""
     for name in needed(config):
+        hindrance = obstacle(name)  # DeepSpeed looks for compiler and libraries whenever it loads what they have made
+        if hindrance is not None:
+            raise hindrance
         if not is_built(name):
-            hindrance = obstacle(name)
-            if hindrance is not None:
-                raise hindrance
             raise EnvironmentLacks(
                 f"offload={config['offload']} needs DeepSpeed's {name}, which is not compiled here yet", remedy=COMMAND
             )
@@ -63,19 +63,20 @@ def obstacle(name: str) -> EnvironmentLacks | None:
         return EnvironmentLacks(f"DeepSpeed's {name} cannot be compiled without {tool}", remedy=remedy)
     if name == "async_io" and not _has_libaio():
         return EnvironmentLacks(
-            "DeepSpeed's async_io cannot be compiled without libaio and its headers",
-            remedy="apt-get install libaio-dev",
+            "DeepSpeed's async_io cannot be used without libaio 0.3.112 or newer and its headers",
+            remedy="apt-get install libaio-dev, or see README.md where there is no such package",
         )
     return None
 
 
 @cache
 def _has_libaio() -> bool:
-    """Whether a program can be compiled and linked against it, which is tried."""
+    """Whether a program can be compiled and linked against it, which is tried. DeepSpeed calls `io_pgetevents`, which
+    libaio has since 0.3.112."""
     compiler = os.environ.get("CXX", "").split() or [shutil.which("g++") or "clang++"]
     tried = subprocess.run(
         [*compiler, "-x", "c++", "-", "-shared", "-fPIC", "-o", os.devnull, "-laio"],
-        input=b"#include <libaio.h>\n",
+        input=b"#include <libaio.h>\nvoid *called = (void *)io_pgetevents;\n",
         capture_output=True,
     )
     return tried.returncode == 0
@@ -94,11 +95,16 @@ def build(name: str) -> None:
         with redirect_stdout(sys.stderr):
             _builder(name).load(verbose=False)
     except Exception as error:  # whatever the compiler, the linker or the loader says
-        last = str(error).strip().splitlines()[-1:] or [type(error).__name__]
         raise EnvironmentLacks(
-            f"DeepSpeed's {name} could not be compiled: {last[0][:300]}", remedy="the message says what is missing"
+            f"DeepSpeed's {name} could not be compiled: {_complaint(error)}", remedy="the message says what is missing"
         ) from error
     (_folder(name) / STAMP).write_text(torch.__version__)
+
+
+def _complaint(error: Exception) -> str:
+    """The compiler's first error where it has said one: ninja's own last line only counts them."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line for line in lines if ": error:" in line or "fatal error:" in line), lines[-1])[:300]
 
 
 def _folder(name: str) -> Path:

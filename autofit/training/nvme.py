@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from autofit.catalog.models import shape
 from autofit.errors import EnvironmentLacks
 from autofit.lattice import Config
 from autofit.techniques import Job
+from autofit.techniques.deepspeed_settings import locked_elements
 from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.units import format_bytes
 
 ADAM_COPIES = 4
 """Of every trained parameter: the master copy, the gradient, momentum and variance."""
+LOCKS_ALL = 14
+"""The bit of the capability to lock memory without limit, CAP_IPC_LOCK (capabilities(7))."""
 
 
 def needed_bytes(config: Config, job: Job) -> int:
-    """What DeepSpeed writes for `config`, all ranks together, as if one disk held it all: parameters and an Adam's four
-    tensors. All parameters count as trained: adapters need less."""
-    kept, used = {"bf16": (2, 2), "fp32": (4, 4)}.get(config.text("precision"), (4, 2))
-    return shape(job.model).parameters * (ADAM_COPIES * kept + used)
+    """What DeepSpeed writes for `config`, all ranks together, as if one disk held it all: parameters, and an Adam's
+    four tensors of those that are trained. An adapter counts as one of a square matrix: 2 * rank / hidden_size of a
+    layer's weights."""
+    kept, used = _widths(config)
+    model = shape(job.model)
+    trained = float(model.parameters)
+    if config["method"] != "full":
+        trained = model.linear_parameters * 2 * config.number("rank") / model.hidden_size
+    return int(model.parameters * used + trained * ADAM_COPIES * kept)
+
+
+def locked_bytes(config: Config, job: Job) -> int:
+    """Of a rank's buffers for files, at most."""
+    kept, used = _widths(config)
+    of_parameters, of_states = locked_elements(job)
+    return of_parameters * used + of_states * kept
+
+
+def _widths(config: Config) -> tuple[int, int]:
+    """Bytes of a number in the optimizer, and of one in the weights."""
+    return {"bf16": (2, 2), "fp32": (4, 4)}.get(config.text("precision"), (4, 2))
 
 
 def require(config: Config, job: Job) -> Path:
-    """The folder that the user named; raises `EnvironmentLacks` if there is none that `config` can be written to."""
+    """The folder that the user named; raises `EnvironmentLacks` if there is none that `config` can be written to, or if
+    its buffers cannot be locked in memory, which would abort the process."""
+    most = lockable_bytes()
+    if most is not None and most < (locked := locked_bytes(config, job)):
+        raise EnvironmentLacks(
+            f"offload=nvme locks {format_bytes(locked)} of memory, and this process may lock {format_bytes(most)}",
+            remedy="ulimit -l unlimited (in containers --ulimit memlock=-1)",
+        )
     named = os.environ.get(NVME_VARIABLE)
     if not named:
         raise EnvironmentLacks(
@@ -48,6 +77,17 @@ def require(config: Config, job: Job) -> Path:
             remedy=f"free some space there, or set {NVME_VARIABLE} to another folder",
         )
     return folder
+
+
+def lockable_bytes() -> int | None:
+    """How much memory this process may lock; None without a limit."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        held = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+        if held >> LOCKS_ALL & 1:
+            return None
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def require_on_all_ranks(config: Config, job: Job) -> Path:

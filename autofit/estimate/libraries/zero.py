@@ -44,17 +44,33 @@ class Buckets:
     """`stage3_param_persistence_threshold`: smaller parameters are whole on every rank."""
     overlaps: bool = False
     """`overlap_comm`: stages 1 and 2 have two buckets then."""
+    group: int = 0
+    """`sub_group_size`, where states are in files: the next parameter is added to a group of fewer."""
+    parameter: int = 0
+    """`buffer_size` of a parameter in files: no parameter is larger."""
+    parameters: int = 0
+    """`buffer_count` of those."""
+    states: int = 0
+    """`buffer_count` of states in files, each as large as the largest group."""
+    in_memory: int = 0
+    """`max_in_cpu`: so many of the trained parameters are in host memory, too."""
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Buckets:
         """From DeepSpeed's JSON."""
         zero = settings["zero_optimization"]
+        files, states = zero.get("offload_param", {}), zero.get("offload_optimizer", {})
         return cls(
             reduce=zero["reduce_bucket_size"],
             prefetch=zero.get("stage3_prefetch_bucket_size", 0),
             reuse=zero.get("stage3_max_reuse_distance", 0),
             persists=zero.get("stage3_param_persistence_threshold", 0),
             overlaps=zero["overlap_comm"],
+            group=zero.get("sub_group_size", 0),
+            parameter=files.get("buffer_size", 0),
+            parameters=files.get("buffer_count", 0),
+            states=states.get("buffer_count", 0),
+            in_memory=files.get("max_in_cpu", 0),
         )
 
 
@@ -117,6 +133,8 @@ class Zero:
             return 0
         trained = holdings.trained_bytes / self.ranks
         masters, states = self._masters * trained, holdings.states_bytes / self.ranks
+        if self.offload == "nvme":
+            return self._beside_files(trained)
         if self.stage == 3:
             kept = [masters]  # gradients of the micro-batches so far (grad_partitions_flat_buffer)
             if self.offload != "optimizer":
@@ -125,9 +143,16 @@ class Zero:
             # What goes back to the device, and gradients of the micro-batches so far (accumulated_grads_in_cpu).
             # In pure bf16 those are summed in the masters' own gradients.
             kept = [trained, trained if self.mixed or self.wide else 0.0]
-        if self.offload == "nvme":
-            return int(sum(map(self._block, kept)))
         return int(sum(map(self._block, [*kept, masters, masters])) + states)  # the masters and their gradients
+
+    def _beside_files(self, trained: float) -> int:
+        """What is in host memory all the same, `trained` being a rank's share of such parameters in bytes: gradients
+        while they are summed up, parameters, and the buffers through which both go to the files and back, locked from
+        the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files only."""
+        group = min(trained, (self.buckets.parameter + self.buckets.group) * self._width)
+        kept = (self._masters * trained, min(trained, self.buckets.in_memory * self._width))
+        buffers = self.buckets.parameters * self.buckets.parameter * self._width
+        return int(sum(map(self._block, kept)) + buffers + self.buckets.states * self._masters * group)
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         away = (self.ranks - 1) / self.ranks

@@ -56,6 +56,8 @@ class ZeroSharder:
         self._library = deepspeed(plan)
         self._settings = plan.deepspeed or {}
         self._partitions = self._settings["zero_optimization"]["stage"] == 3
+        self._swapper: Any = None
+        """Writes parameters to files; None where they have none, or before the first."""
 
     def shard(self, module: nn.Module) -> None:
         """Keep this rank's share of every parameter of `module`."""
@@ -64,7 +66,13 @@ class ZeroSharder:
                 if parameter.is_floating_point() and not hasattr(parameter, "ds_id"):
                     parameter.data = parameter.data.to(self._plan.compute_dtype)
         if self._partitions:
-            self._library.zero.Init(module=module, config_dict_or_path=self._settings)
+            # A second one would begin by deleting the first one's files.
+            own: Iterable[Any] = module.parameters()
+            known = self._swapper or next((p.nvme_swapper for p in own if hasattr(p, "nvme_swapper")), None)
+            made = self._library.zero.Init(
+                module=module, config_dict_or_path=self._settings, param_swapper=known
+            )  # fmt: skip
+            self._swapper = made.param_swapper
 
     def whole(self, modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
         """Let the parameters that `modules` hold be whole; what is written is shared out afterwards."""

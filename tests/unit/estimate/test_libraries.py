@@ -16,6 +16,7 @@ from autofit.estimate.speed import prior
 from autofit.estimate.transfers import bandwidths, seconds
 from autofit.hardware import Hardware
 from autofit.techniques import Job, complete, parse
+from autofit.training import nvme
 from autofit.units import GIB
 from autofit.workload import Workload
 
@@ -114,13 +115,21 @@ def test_ddp_is_one_device_and_its_buckets() -> None:
         ("sharding=zero2,offload=optimizer", 2, 20 / 2),
         ("sharding=zero3,offload=params", 2, 22 / 2),
         ("sharding=fsdp,offload=params", 2, 16 / 2),
-        ("sharding=zero3,offload=nvme", 2, 6 / 2),
     ],
 )
 def test_the_host_holds_what_the_device_does_not(text: str, devices: int, each: float) -> None:
     here = replace(CPU_HARDWARE, memory_bytes=64 * GIB)  # nothing is page-locked
     found = Estimator(job(devices, hardware=here), None).trace(complete(parse(f"{text},micro_batch=1")))
     assert found.hosted_bytes == pytest.approx(each * shape(OF).parameters, rel=0.01)
+
+
+def test_the_host_holds_the_buffers_of_what_is_in_files() -> None:
+    here = job(2, hardware=replace(CPU_HARDWARE, memory_bytes=64 * GIB))
+    config = complete(parse("sharding=zero3,offload=nvme,micro_batch=1"))
+    locked = nvme.locked_bytes(config, here)
+    beside = Estimator(here, None).trace(config).hosted_bytes - locked
+    assert beside == pytest.approx((4 + 2) / 2 * shape(OF).parameters, rel=0.01)  # gradients, and weights up to 1e9
+    assert locked > 8 * shape(OF).embedding_parameters
 
 
 def test_a_host_that_is_too_small_rules_a_config_out() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
@@ -104,6 +106,28 @@ def test_a_folder_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert NVME_VARIABLE in caught.value.remedy
 
 
+def test_the_buffers_must_be_lockable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NVME_VARIABLE, str(tmp_path))
+    needed = nvme.locked_bytes(NVME, job())
+    for most in (None, needed):
+        monkeypatch.setattr(nvme, "lockable_bytes", lambda most=most: most)
+        assert nvme.require(NVME, job()) == tmp_path
+    monkeypatch.setattr(nvme, "lockable_bytes", lambda: needed - 1)
+    with pytest.raises(EnvironmentLacks, match="this process may lock") as caught:
+        nvme.require(NVME, job())
+    assert "ulimit -l" in caught.value.remedy
+
+
+def test_the_limit_of_locked_memory_is_the_processs_unless_it_may_lock_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "from autofit.training import nvme; print(nvme.lockable_bytes())"
+    held = [int(line.split()[1], 16) for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line]
+    run = subprocess.run(
+        [sys.executable, "-c", f"import resource as r; r.setrlimit(r.RLIMIT_MEMLOCK, (4096, 4096)); {program}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert run.stdout.strip() == ("None" if held[0] >> nvme.LOCKS_ALL & 1 else "4096")
+
+
 def test_the_folder_must_be_there_and_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     for name in ("absent", "file"):
@@ -128,6 +152,11 @@ def test_the_folder_must_have_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(needed, 1, needed - 1))
     with pytest.raises(EnvironmentLacks, match="free some space"):
         nvme.require(NVME, job())
+
+
+def test_adapters_write_little_beside_the_frozen_weights() -> None:
+    lora = nvme.needed_bytes(config(offload="nvme", method="lora", rank=8, precision="bf16-mixed"), job())
+    assert 2 * 176_576 < lora < 18 * 176_576
 
 
 def test_what_is_written_is_18_bytes_per_parameter_in_mixed_precision() -> None:
