@@ -30,6 +30,10 @@ SUB_GROUP = 1_000_000_000
 """Parameters of a rank that stage 3 updates at a time (`sub_group_size` of runtime/zero/config.py)."""
 
 
+NORM_BYTES = 8
+"""Of an element of a gradient while its norm is computed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buckets:
     """The buffer sizes that DeepSpeed is configured with, in elements."""
@@ -245,8 +249,21 @@ class Zero:
             end = edit.after_stage(stage)
             edit.free(end, bucket)
             if number > 1:
+                self._norm(edit, stage)
                 edit.free(end, own)
         return edit, trained
+
+    def _norm(self, edit: Edit, stage: str) -> None:
+        """The norm of each gradient in turn, of a copy in fp64 (`get_norm_dtype` of runtime/zero/utils.py): stages 1
+        and 2 have whole gradients, of what reaches into a rank's part of the flat buffer."""
+        widest = max((p for p in edit.in_order() if p.trained), key=self._bytes, default=None)
+        if widest is None or not self.updaters:  # with the optimizer on the host most of that is done there
+            return
+        shares = self.ranks if self.stage == 3 else 1
+        copy = edit.allocate([widest.bytes * NORM_BYTES // self._width], Place(stage, AFTER), shares=shares)
+        end = edit.after_stage(stage)
+        end += [Event(index, True) for index in copy]
+        edit.free(end, copy)
 
     def _first_mixed(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
         """The whole model's fp32 gradients are there from the start, beside those in 16 bits, which each backward adds
@@ -271,6 +288,7 @@ class Zero:
         if self.updaters:
             own = self._partition(edit, trained, last)
             end += [Event(index, True) for index in own]
+        self._norm(edit, last)
         edit.free(end, (*made, *bucket))
         return edit, trained
 
@@ -281,6 +299,7 @@ class Zero:
             made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
             self._gather(edit, number)
             into_buckets(edit, f"backward-{number}", made)
+        self._norm(edit, "backward-2")
         away = self.offload in ("params", "nvme")
         parameters = [s for s in edit.tape.storages if s.trained is not None]
         persisting = [s.bytes for s in parameters if self._persists(s)]
