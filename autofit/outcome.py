@@ -257,7 +257,7 @@ class Prediction:
 
     def fits(self, memory_limit_bytes: int) -> bool:
         """Whether the limit was predicted to hold the config."""
-        return self.device_bytes * (1.0 + self.memory_error) <= memory_limit_bytes
+        return self.device_bytes * self.memory_error <= memory_limit_bytes - self.device_bytes  # exact without an error
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -15,6 +15,9 @@ from hypothesis import settings
 # The many processes that tests start are to find compiled modules, as those of an installed program do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# Several processes test at once: NumPy's threads would wait busily for cores that others have.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A busy machine is no failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")

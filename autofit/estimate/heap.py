@@ -21,8 +21,9 @@ MAPPED_BYTES = 32 * MIB
 malloc/malloc.c)."""
 SIZE_POWER = 0.25
 """Of the size of a freed block in MiB, by which its bytes count more: the larger a hole, the more blocks split it."""
-SHARES = np.array([55 * MIB, 0.091, 0.13, 0.25, 0.58])
-"""Of `causes`, in their order: fitted to the trials of benchmarks/recorded by benchmarks/estimate_cpu.py, which also
+SHARES = np.array([54 * MIB, 0.088, 0.14, 0.24, 0.28])
+"""Of `causes`, in their order: fitted to the 84 configs of recorded/cpu-2c-every-axis.jsonl and
+cpu-2c-main-job-trials.jsonl in benchmarks by benchmarks/estimate_cpu.py, and to no table that judges searches. It also
 prints how far a fit to the other tables is off."""
 
 

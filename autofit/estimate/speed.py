@@ -27,10 +27,11 @@ OPERATION_SECONDS = 6e-6
 HOST_BYTES_PER_SECOND = 25e9
 """Between pinned memory and the device: a guess, that packets leave 25 of the 31.5 GB/s that PCIe 4.0 x16 has each way.
 """
-CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 150e9, 75e9, 6e9, 30e-6
+CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e9, 6.4e9, 25e-6
 """Of a core of whatever processor: FLOP/s of matrix products in 16 bits and in fp32, bytes/s between its caches and
-memory; and seconds per operation, the threads' meeting included. About what the trials of benchmarks/recorded show of
-an AMD EPYC with bf16 arithmetic: of another orders of magnitude only, which calibration replaces."""
+memory; and seconds per operation, the threads' meeting included. What calibration on the configs of
+benchmarks/recorded/cpu-2c-every-axis.jsonl gives for an AMD EPYC with bf16 arithmetic: of another orders of magnitude
+only, which calibration replaces."""
 CORE_ERROR = 1.0
 """Relative error of a time that was guessed from nothing but the number of cores."""
 ATTENTION_FACTOR = 4.0
@@ -40,11 +41,12 @@ BLOCKWISE_FACTOR = 7.0
 """How many ordinary bytes take a processor as long as a byte of bitsandbytes' quantisation, which looks every value up
 in a table: 1.0 GB/s against 6.8 of a product with a number on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
 DEQUANTISED_FACTOR = 2.0
-"""The same of bitsandbytes' way back, which looks up codes: of the trials of benchmarks/recorded."""
+"""The same of bitsandbytes' way back, which looks up codes: between 1 and 4 the configs of every-axis show no
+difference."""
 CACHED_BYTES, CACHED_FACTOR = 32 * 1024**2, 0.5
 """An operation that moves no more than this finds the most of it in the processor's caches (the last level of an AMD
-EPYC: 32 MiB for the cores that share it), and takes this share of the time per byte: of the same trials, which would
-have it between a third and a half."""
+EPYC: 32 MiB for the cores that share it), and takes this share of the time per byte, with which the configs of
+every-axis are ranked better than without (Kendall's tau 0.81 and 0.79)."""
 PRIOR_WEIGHT = 0.3
 """How much a rate's relative distance from the scaled guess counts against a trial's relative error."""
 LEAST_RATIO = 0.1
