@@ -43,6 +43,9 @@ def test_who_is_not_is_told_until_the_other_ends(caplog: pytest.LogCaptureFixtur
     assert caplog.records == []
 
 
-def test_no_place_for_a_lock_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_place_for_a_lock_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(alone.tempfile, "tempdir", str(tmp_path / "none"))
     alone.warn_unless_alone()
+    assert caplog.records == [] and alone._held == []
