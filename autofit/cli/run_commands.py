@@ -61,6 +61,9 @@ def search(
     thorough: Annotated[
         bool, typer.Option("--thorough", help="Go on for the whole frontier when the best is found.")
     ] = False,
+    no_predict: Annotated[
+        bool, typer.Option("--no-predict", help="Estimate nothing: learn from trials alone what fits.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict the frontier, and run nothing.")] = False,
     in_place: options.InPlace = False,
     lora_dropout: options.LoraDropout = 0.0,
@@ -95,6 +98,7 @@ def search(
         store=store,
         fresh=fresh,
         thorough=thorough,
+        predict=not no_predict,
     )
     if dry_run:
         with nothing_fits_as_json(as_json), Waiting() as waiting:

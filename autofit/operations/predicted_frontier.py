@@ -15,7 +15,7 @@ from autofit.operations.estimate_cache import readable
 from autofit.operations.estimating import is_card, site, why_not
 from autofit.operations.predicting import predict_all
 from autofit.operations.requests import SearchRequest, memory_limit
-from autofit.operations.searching import Prepared, check_local, outline, prepare, walked
+from autofit.operations.searching import Prepared, check_dry_run, outline, prepare, walked
 from autofit.operations.shortfall import Shortfall, holder
 from autofit.techniques import Job, changes
 from autofit.units import format_bytes
@@ -106,7 +106,7 @@ def predict_frontier(
     `report` is told how many configs are predicted, and of how many. Raises `NothingFits` if none is predicted to fit.
     """
     started = time.monotonic()
-    check_local(request)
+    check_dry_run(request)
     prepared = _prepared(request)
     job, limit = prepared.job, prepared.memory_limit_bytes
     reasons: Counter[str] = Counter()

@@ -93,6 +93,9 @@ class SearchRequest:
     fresh: bool = False
     thorough: bool = False
     """Go on for the whole frontier when the best config is found, until a limit is reached or every config has run."""
+    predict: bool = True
+    """Estimate every config before the first trial. Without that the search learns from trials alone, and only the bare
+    weights, gradients and states rule a config out before it runs."""
 
     def __post_init__(self) -> None:
         if self.max_trials is not None and self.max_trials < 1:
@@ -106,8 +109,10 @@ class SearchRequest:
 
     def question(self, job: Job, memory_limit: int, lattice_digest: str) -> dict[str, Any]:
         """What makes two searches ask the same, as JSON: equal questions have equal answers."""
-        thorough = {"thorough": True} if self.thorough else {}
-        return thorough | {
+        # Named only where they are not the usual, as in the questions of earlier versions.
+        unusual = {"thorough": True} if self.thorough else {}
+        unusual |= {} if self.predict else {"predict": False}
+        return unusual | {
             "goal": asdict(self.goal),
             "hardware": job.hardware.key,
             "stack": job.stack.key,

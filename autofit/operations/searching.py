@@ -40,7 +40,6 @@ from autofit.workload import Goal
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
-    from autofit.search.foresight import Foresight
     from autofit.search.loop import Progress, Search
 
 BEYOND_FLOOR = 1.15
@@ -182,10 +181,12 @@ def _lower_floors(prepared: Prepared, goal: Goal, least: int) -> list[str]:
     return found
 
 
-def check_local(request: SearchRequest) -> None:
-    """Raise `UsageError` where a dry run is asked of a cluster."""
+def check_dry_run(request: SearchRequest) -> None:
+    """Raise `UsageError` for what makes no sense where nothing runs."""
     if request.ray_address is not None:
         raise UsageError("--dry-run looks at this machine and asks no cluster: leave --ray-address out")
+    if not request.predict:
+        raise UsageError("--dry-run does nothing but predict: leave --no-predict out")
 
 
 def outline(prepared: Prepared) -> dict[str, Any]:
@@ -249,6 +250,7 @@ def _run(
     report: Callable[[Progress], None],
     started: float,
 ) -> SearchResult:
+    from autofit.search.foresight import Foresight
     from autofit.search.loop import Limits, Search
 
     job = prepared.job
@@ -261,6 +263,8 @@ def _run(
         report(progress)
 
     def foreseen(told: Callable[[int, int], None]) -> Foresight:
+        if not request.predict:
+            return Foresight()
         return foresee(
             job,
             [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],

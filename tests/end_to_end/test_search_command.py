@@ -142,10 +142,11 @@ def test_search_through_ray_ends_with_an_answer_and_is_then_answered_from_the_st
 
 def test_out_of_memory_rules_out_and_the_search_ends_with_what_fits(folder: Path) -> None:
     """fp32 needs 16 bytes a parameter beside activations, bf16 half of that: the limit lies between, and above the
-    lightest config by more than the address space that RLIMIT_DATA counts beside it."""
+    lightest config by more than the address space that RLIMIT_DATA counts beside it. Predictions would rule out what
+    is to run out, and only a thorough search runs what is likelier to run out than to fit."""
     write_model(folder, TEN_MILLION)
     limit = 240 * 1024**2
-    asked = ("--in-place", "--method", "full")
+    asked = ("--in-place", "--method", "full", "--no-predict", "--thorough")
     answer, _ = run(folder, *asked, "--memory-limit", "240MiB", program=EVEN_SPEEDS)
     assert answer["recommendation"]["config"]["precision"] == "bf16"
     assert answer["recommendation"]["measurement"]["device_bytes"] <= limit

@@ -104,6 +104,11 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
         2,
         ("--dry-run", "leave --ray-address out"),
     ),
+    "a dry run without predictions": (
+        ("search", *SMALL, "--dry-run", "--no-predict"),
+        2,
+        ("--dry-run", "leave --no-predict out"),
+    ),
     "batch of the spaces": (("spaces", "--global-batch", "0"), 2, ("global-batch is 0: it must be at least 1",)),
     "negative batch of the spaces": (("spaces", "--global-batch", "-4"), 2, ("global-batch is -4",)),
     # what this machine cannot do

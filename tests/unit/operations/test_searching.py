@@ -132,6 +132,7 @@ def test_an_answers_search_can_be_looked_up(world: World, request_: SearchReques
         ({"max_trials": 3}, {"max_trials": 3, "workload": replace(OPTIONS, seed=1)}, False),
         ({"max_trials": 3}, {"max_trials": 3, "fresh": True}, False),
         ({"max_trials": 3}, {"max_trials": 3, "thorough": True}, False),
+        ({"max_trials": 3}, {"max_trials": 3, "predict": False}, False),
         ({"max_trials": 3}, {"max_trials": 3, "workers": 1, "space": "cpu"}, True),
     ],
 )
@@ -561,6 +562,16 @@ def test_errors_of_earlier_trials_on_this_hardware_make_the_margin(
     # What was measured of the same workload is recalled trial by trial, and is left out here.
     operations.search(replace(request_, fresh=True))
     assert seen == [0, first.trials, other.trials]
+
+
+def test_without_predictions_trials_alone_tell_what_fits(world: World, request_: SearchRequest, store: Store) -> None:
+    world.predict_all = predictor = Predictor()
+    result = operations.search(replace(request_, predict=False))
+    assert predictor.asked == []
+    assert list(store.predicted()) == []
+    assert store.count() == result.trials > 0
+    with pytest.raises(UsageError, match="leave --no-predict out"):
+        operations.predict_frontier(replace(request_, predict=False))
 
 
 def test_an_estimator_that_fails_costs_the_predictions_alone(
