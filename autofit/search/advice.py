@@ -263,8 +263,9 @@ class Advice:
 
     def _step_time(self, rows: Rows) -> LogNormal:
         """The logarithm of seconds per step."""
-        known = [(p.config, math.log(p.measurement.step_seconds.median)) for p in self._knowledge.measured()]
-        return self._time.predict_rows(known, rows)
+        measured = self._knowledge.measured()
+        known = [(p.config, math.log(p.measurement.step_seconds.median)) for p in measured]
+        return self._time.predict_rows(known, rows, [timing_deviation(p) for p in measured])
 
     def _memory_above_floor(self, rows: Rows) -> LogNormal:
         """The logarithm of the bytes above the floor. What ran out took more than its limit left it: how much more is

@@ -14,6 +14,10 @@ from autofit.search.surrogate import TIME, Prior, mean_above
 
 LEAST_TIME = 0.05
 """Deviation of an axis value's effect on time from the predicted one, at the least: fits to few trials flatter."""
+EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
+"""Of the errors of predicted times: an estimator that suits a device is off by less than it states, on every axis."""
+NOISE_SCALES = (1.0, 2.0, 4.0)
+"""Of what those errors differ by beyond the axes' effects."""
 UNKNOWN = 0.12
 """Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet: within 0.08
 on cards (benchmarks/estimate_published.py), within 0.30 on a processor (benchmarks/estimate_cpu.py)."""
@@ -31,7 +35,13 @@ def time_error(relative_error: float) -> Prior:
     """
     stated = max(relative_error, LEAST_TIME)
     known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
-    return Prior(spread=min(stated, TIME.spread), spread_of=known_less, noise=TIME.noise)
+    return Prior(
+        spread=min(stated, TIME.spread),
+        spread_of=known_less,
+        noise=TIME.noise,
+        scales=EFFECT_SCALES,
+        noise_scales=NOISE_SCALES,
+    )
 
 
 def memory_error(deviation: float, mean: float = 0.0) -> Prior:

@@ -74,6 +74,11 @@ class Prior:
     """Of what the effects do not explain."""
     weight: float = math.inf
     """How many observations the deviations are worth: what the trials of a search show replaces them the sooner."""
+    scales: tuple[float, ...] = (1.0,)
+    """By what the effects' deviations may have to be multiplied. All are equally likely beforehand; which it is, the
+    trials tell."""
+    noise_scales: tuple[float, ...] = (1.0,)
+    """The same of `noise`."""
 
 
 TIME = Prior(
@@ -104,6 +109,36 @@ class LogNormal:
     deviation: Array
 
 
+@dataclass(frozen=True, slots=True)
+class _Belief:
+    """What the effects are, seen under one assumption of how far they spread and figures scatter."""
+
+    shift: Array
+    """Of their means, from the prior's."""
+    covariance: Array
+    noise_variance: float
+    log_evidence: float
+    """Logarithm of the density of what was measured, up to a constant (Bishop 2006, section 3.5.1)."""
+
+
+def _mixed(beliefs: Sequence[_Belief]) -> _Belief:
+    """The mean and the covariance of a mixture, each part with the weight of its evidence (the laws of total mean and
+    variance)."""
+    evidence = np.array([b.log_evidence for b in beliefs])
+    share = np.exp(evidence - evidence.max())
+    share /= share.sum()
+    shifts = np.array([b.shift for b in beliefs])
+    shift = share @ shifts
+    apart = shifts - shift
+    within = np.tensordot(share, np.array([b.covariance for b in beliefs]), 1)
+    return _Belief(
+        shift=shift,
+        covariance=within + (share[:, None] * apart).T @ apart,
+        noise_variance=float(share @ [b.noise_variance for b in beliefs]),
+        log_evidence=float(evidence.max()),
+    )
+
+
 class LogLinear:
     """Regression of one log figure on the axes' values, for the configs of one lattice."""
 
@@ -132,10 +167,10 @@ class LogLinear:
                 means.append(0.0 if axis.numeric else prior.effects.get((axis.name, value), 0.0))
                 # A numeric axis has its slope beside: values only bend it.
                 spreads.append(spread / 3.0 if axis.numeric else spread)
-        self._noise = prior.noise
+        self._noises = [prior.noise * factor for factor in prior.noise_scales]
         self._weight = prior.weight
         self._prior_mean = np.array(means)
-        self._prior_covariance = np.diag(np.square(spreads))
+        self._prior_spreads = [np.array([spreads[0], *(s * factor for s in spreads[1:])]) for factor in prior.scales]
         self._predicted = predicted or {}
         self._row_of = {c: number for number, c in enumerate(every)}
         self._features = np.array([self.features(c) for c in every])
@@ -153,28 +188,52 @@ class LogLinear:
                 row.append(float(value == wanted))
         return row
 
-    def predict(self, known: Sequence[tuple[Config, float]], wanted: Sequence[Config]) -> LogNormal:
-        """Predict the log figure of `wanted` from `known` (config, log figure)."""
-        return self._predict(known, self._matrix(wanted), self._beyond(wanted))
+    def predict(
+        self, known: Sequence[tuple[Config, float]], wanted: Sequence[Config], blur: Sequence[float] | None = None
+    ) -> LogNormal:
+        """Predict the log figure of `wanted` from `known` (config, log figure).
 
-    def predict_rows(self, known: Sequence[tuple[Config, float]], rows: Rows) -> LogNormal:
+        `blur`: the standard deviation of each measurement in `known`, where it is known. What is predicted is the
+        figure, not another measurement of it.
+        """
+        return self._predict(known, blur, self._matrix(wanted), self._beyond(wanted))
+
+    def predict_rows(
+        self, known: Sequence[tuple[Config, float]], rows: Rows, blur: Sequence[float] | None = None
+    ) -> LogNormal:
         """`predict` for configs of the lattice, given as their positions in it."""
-        return self._predict(known, self._features[rows], self._ahead[rows])
+        return self._predict(known, blur, self._features[rows], self._ahead[rows])
 
-    def _predict(self, known: Sequence[tuple[Config, float]], wanted: Array, ahead: Array) -> LogNormal:
-        mean, covariance, scale = self._prior_mean, self._prior_covariance, 1.0
-        if known:
-            seen = self._matrix([c for c, _ in known])
-            surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ mean
-            expected = seen @ covariance @ seen.T + self._noise**2 * np.eye(len(known))
-            gain = np.linalg.solve(expected, seen @ covariance).T
-            mean, covariance = mean + gain @ surprise, covariance - gain @ seen @ covariance
-            if math.isfinite(self._weight):
-                # How wide all deviations are is learned, too (Murphy 2012, section 7.6.3: the scale of the predictive).
-                misfit = float(surprise @ np.linalg.solve(expected, surprise))
-                scale = (self._weight + misfit) / (self._weight + len(known))
-        variance = ((wanted @ covariance) * wanted).sum(axis=1) + self._noise**2
-        return LogNormal(mean=wanted @ mean + ahead, deviation=np.sqrt(scale * variance))
+    def _predict(
+        self, known: Sequence[tuple[Config, float]], blur: Sequence[float] | None, wanted: Array, ahead: Array
+    ) -> LogNormal:
+        seen = self._matrix([c for c, _ in known]).reshape(len(known), wanted.shape[1])
+        surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ self._prior_mean
+        blurred = np.zeros(len(known)) if blur is None else np.square(blur)
+        found = _mixed(
+            [
+                self._belief(spreads, noise, seen, surprise, blurred)
+                for spreads in self._prior_spreads
+                for noise in self._noises
+            ]
+        )
+        variance = ((wanted @ found.covariance) * wanted).sum(axis=1) + found.noise_variance
+        return LogNormal(mean=wanted @ (self._prior_mean + found.shift) + ahead, deviation=np.sqrt(variance))
+
+    def _belief(self, spreads: Array, noise: float, seen: Array, surprise: Array, blurred: Array) -> _Belief:
+        """The regression where effects spread and figures scatter so far, by its normal equations."""
+        weight = 1 / (noise**2 + blurred)
+        told = seen.T @ (weight * surprise)
+        precision = np.diag(spreads**-2.0) + seen.T @ (weight[:, None] * seen)
+        covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+        shift = covariance @ told
+        misfit = max(float(weight @ surprise**2 - told @ shift), 0.0)
+        scale = 1.0
+        if math.isfinite(self._weight):
+            # How wide all deviations are is learned, too (Murphy 2012, section 7.6.3: the scale of the predictive).
+            scale = (self._weight + misfit) / (self._weight + len(seen))
+        width = 2 * np.log(spreads).sum() - np.log(weight).sum() + np.linalg.slogdet(precision)[1]
+        return _Belief(shift, scale * covariance, scale * noise**2, -(misfit + float(width)) / 2)
 
     def _beyond(self, configs: Sequence[Config]) -> Array:
         return np.array([self._predicted.get(c, 0.0) for c in configs])

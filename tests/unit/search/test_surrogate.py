@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from autofit.lattice import Config, Lattice
+from autofit.search.foresight import time_error
 from autofit.search.surrogate import ACTIVATIONS, TIME, LogLinear, LogNormal, Prior
 
 FIGURES = (TIME, ACTIVATIONS)
@@ -134,3 +135,35 @@ def test_deviations_grow_where_trials_contradict_them(lattice: Lattice, off: flo
         for weight in (math.inf, 3.0)
     )
     assert (learnt > 2 * fixed).all() if wider else (learnt < fixed * 1.5).all()
+
+
+def drawn(config: Config, effects: float, noise: float, seed: int) -> float:
+    """The logarithm of a figure whose axes' effects, and what else each config does, spread that far."""
+    return sum(random.Random(f"{seed} {item}").gauss(0, effects) for item in config.items) + random.Random(
+        f"{seed} {config}"
+    ).gauss(0, noise)
+
+
+@pytest.mark.parametrize("effects", [0.2, 0.03])
+@pytest.mark.parametrize("noise", [0.03, 0.1])
+def test_how_far_predictions_are_off_is_learned(lattice: Lattice, effects: float, noise: float) -> None:
+    """Of the truths that the prior takes for possible, about 95 % lie within two deviations, whichever it is; and
+    where predictions are good, or figures scatter little, the deviations are the narrower for it."""
+    prior = time_error(0.5)
+    within, widths = [], []
+    for seed in range(10):
+        known = [(c, drawn(c, effects, noise, seed)) for c in sample(lattice, 12, seed)]
+        found = LogLinear(lattice.axes, lattice.configs, prior).predict(known, lattice.configs)
+        off = found.mean - np.array([drawn(c, effects, noise, seed) for c in lattice.configs])
+        within.append((np.abs(off) < 2 * found.deviation).mean())
+        widths.append(found.deviation.mean())
+    assert np.mean(within) > 0.9
+    assert np.mean(widths) < 2 * (math.hypot(noise, effects) if effects > 0.1 else math.hypot(noise, 2 * effects))
+
+
+def test_what_blurs_a_measurement_is_no_part_of_the_figure(lattice: Lattice) -> None:
+    config = lattice.configs[0]
+    model = LogLinear(lattice.axes, lattice.configs, TIME)
+    clear, blurred = (model.predict([(config, 1.5)] * 50, [config], [blur] * 50) for blur in (0.0, 0.3))
+    assert clear.deviation[0] == pytest.approx(TIME.noise, rel=0.1)
+    assert clear.deviation[0] < blurred.deviation[0] < math.hypot(TIME.noise, 0.3 / math.sqrt(50)) * 1.1
