@@ -141,6 +141,16 @@ class LogLinear:
         self._features = np.array([self.features(c) for c in every])
         self._ahead = self._beyond(every)
 
+    @property
+    def axis_names(self) -> list[str | None]:
+        """Of which axis each feature is; None for the first, which all configs have in common."""
+        return [None, *(name for name, _ in self._columns)]
+
+    @property
+    def prior_variances(self) -> Array:
+        """Of the features' effects."""
+        return np.diag(self._prior_covariance)
+
     def features(self, config: Config) -> list[float]:
         """The config as numbers: 1, then per axis value whether it has it, and the log2 of numeric ones."""
         own = dict(config.items)
@@ -155,7 +165,7 @@ class LogLinear:
 
     def predict(self, known: Sequence[tuple[Config, float]], wanted: Sequence[Config]) -> LogNormal:
         """Predict the log figure of `wanted` from `known` (config, log figure)."""
-        return self._predict(known, self._matrix(wanted), self._beyond(wanted))
+        return self._predict(known, self.matrix(wanted), self._beyond(wanted))
 
     def predict_rows(self, known: Sequence[tuple[Config, float]], rows: Rows) -> LogNormal:
         """`predict` for configs of the lattice, given as their positions in it."""
@@ -164,7 +174,7 @@ class LogLinear:
     def _predict(self, known: Sequence[tuple[Config, float]], wanted: Array, ahead: Array) -> LogNormal:
         mean, covariance, scale = self._prior_mean, self._prior_covariance, 1.0
         if known:
-            seen = self._matrix([c for c, _ in known])
+            seen = self.matrix([c for c, _ in known])
             surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ mean
             expected = seen @ covariance @ seen.T + self._noise**2 * np.eye(len(known))
             gain = np.linalg.solve(expected, seen @ covariance).T
@@ -179,7 +189,7 @@ class LogLinear:
     def _beyond(self, configs: Sequence[Config]) -> Array:
         return np.array([self._predicted.get(c, 0.0) for c in configs])
 
-    def _matrix(self, configs: Sequence[Config]) -> Array:
+    def matrix(self, configs: Sequence[Config]) -> Array:
         """Features of the configs, one row each; those of the lattice are computed once for all."""
         numbers = [self._row_of.get(c) for c in configs]
         if None not in numbers:
