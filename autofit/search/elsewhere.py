@@ -23,7 +23,7 @@ from autofit.search.surrogate import LogLinear, Prior
 from autofit.techniques import AXES
 
 ROUNDS = 30
-"""In which the widths settle: by then they change by less than a hundredth."""
+"""In which the width settles: by then it changes by less than a thousandth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ def effects_factor(by_hardware: Iterable[Sequence[Miss]], prior: Prior) -> float
     """How many times the deviation of an axis value's effect that `prior` says they have where trials were compared.
 
     1 where there are none. What all trials of a workload on a hardware have in common is no effect of an axis. The
-    widths of effects and of noise are those under which what was seen is the likeliest (Bishop 2006, section 3.5.2, by
-    the steps of 9.3.4), `prior` itself counting as `WORTH` effects.
+    width is that under which what was seen is the likeliest (Bishop 2006, section 3.5.2, by the steps of 9.3.4), `prior`
+    itself counting as `WORTH` effects.
     """
     shown = [_Effects(misses, prior) for misses in by_hardware if len(misses) > 1]
     variance = 1.0
@@ -76,7 +76,7 @@ def memory_misses(trials: Iterable[Trial]) -> list[Miss]:
 
 
 class _Effects:
-    """The axis values' effects on one hardware, by a regression whose noise is learnt along with them."""
+    """The axis values' effects on one hardware, by the regression that a search uses."""
 
     def __init__(self, misses: Sequence[Miss], prior: Prior) -> None:
         configs = [miss.config for miss in misses]
@@ -85,16 +85,14 @@ class _Effects:
         self._variances = model.prior_variances
         self._shared = np.array([axis is not None and axis not in prior.spread_of for axis in model.axis_names])
         self._left = np.array(_beside_their_workload(misses))
-        self._least_noise = self._noise = prior.noise**2
+        self._noise = prior.noise**2
 
     def squares(self, variance: float) -> list[float]:
         """The expected square of each effect, relative to its prior variance, of which `variance` is the share."""
         variances = np.where(self._shared, variance, 1.0) * self._variances
-        features, count = self._features, len(self._left)
+        features = self._features
         covariance = np.linalg.inv(np.diag(1.0 / variances) + features.T @ features / self._noise)
         mean = covariance @ features.T @ self._left / self._noise
-        missed = float(np.sum((self._left - features @ mean) ** 2) + np.sum((features @ covariance) * features))
-        self._noise = (WORTH * self._least_noise + missed) / (WORTH + count)
         relative = (mean**2 + np.diag(covariance)) / self._variances
         return [float(square) for square in relative[self._shared]]
 
