@@ -40,7 +40,7 @@ def effects_factor(by_hardware: Iterable[Sequence[Miss]], prior: Prior) -> float
     """How many times the deviation of an axis value's effect that `prior` says they have where trials were compared.
 
     1 where there are none. What all trials of a workload on a hardware have in common is no effect of an axis. The
-    width is that under which what was seen is the likeliest (Bishop 2006, section 3.5.2, by the steps of 9.3.4), `prior`
+    width is that under which what was seen is likeliest (Bishop 2006, section 3.5.2, by the steps of 9.3.4), `prior`
     itself counting as `WORTH` effects.
     """
     shown = [_Effects(misses, prior) for misses in by_hardware if len(misses) > 1]
