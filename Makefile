@@ -44,7 +44,8 @@ replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
 # benchmarks/RESULTS.md with its plots. Hours the first time; interrupted, the same command goes on.
-RESULTS ?= $(patsubst %,--table benchmarks/recorded/cpu-2c-%.jsonl,smollm2-135m pythia-160m)
+RESULTS ?= $(patsubst %,--table benchmarks/recorded/cpu-2c-%.jsonl,smollm2-135m pythia-160m) \
+	--elsewhere benchmarks/recorded/cpu-1c-smollm2-135m.jsonl
 
 results: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/python benchmarks/replay_results.py $(RESULTS)

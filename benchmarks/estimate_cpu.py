@@ -46,7 +46,7 @@ from autofit.search.replay.oracle import drawn_again
 from autofit.store import Store, read_lines
 from autofit.techniques import Job
 
-RECORDED = sorted((Path(__file__).parent / "recorded").glob("cpu-*.jsonl"))
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("cpu-2c-*.jsonl"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from replay_verdicts import (
+    ELSEWHERE,
     JSON,
     NEAR,
     NEVER,
@@ -42,7 +43,8 @@ def page(document: JSON) -> str:
     parts = [
         "# Search methods over recorded tables: results",
         *([_answer(document, problems), _wanted(problems), _against_the_best(problems)] if problems else []),
-        *_warm_start(problems),
+        *_warm_start(problems, WARM, "warm", "the other tables"),
+        *_warm_start(document.get("elsewhere", ()), ELSEWHERE, "elsewhere", "other hardware alone"),
         _made(document),
         "## Every method",
         _legend(),
@@ -145,9 +147,9 @@ def _against_the_best(problems: Sequence[JSON]) -> str:
     return f"{told}\n\n{_table(title, rows)}"
 
 
-def _warm_start(problems: Sequence[JSON]) -> list[str]:
-    """What the trials of other tables are worth, where some were replayed together."""
-    pairs = [(problem, known[OURS], known[WARM]) for problem in problems if WARM in (known := scores(problem))]
+def _warm_start(problems: Sequence[JSON], name: str, short: str, others: str) -> list[str]:
+    """What the trials of other tables are worth to the variant of this name, where some were replayed together."""
+    pairs = [(problem, known[OURS], known[name]) for problem in problems if name in (known := scores(problem))]
     if not pairs:
         return []
     rows = []
@@ -155,11 +157,15 @@ def _warm_start(problems: Sequence[JSON]) -> list[str]:
         costs = (pair(reached(score)[unit]) for unit in ("trials", "seconds") for score in (cold, warm))
         ends = ("" if score["ended"] is None else pair(score["ended"]["trials"]) for score in (cold, warm))
         rows.append((name_of(problem), *costs, *ends))
-    title = ("problem", "trials", "trials, warm", "seconds", "seconds, warm", "own stop", "own stop, warm")
-    told = (
-        f"What the trials of the other tables are worth to a search (`{WARM}`), to within {NEAR:.0%}, and its own stop:"
+    title = (
+        "problem",
+        *(column for unit in ("trials", "seconds", "own stop") for column in (unit, f"{unit}, {short}")),
     )
-    return [f"{told}\n\n{_table(title, rows)}"]
+    told = f"What the trials of {others} are worth to a search (`{name}`), to within {NEAR:.0%}, and its own stop:"
+    ends = [warm["ended"] for _, _, warm in pairs if warm["ended"] is not None and warm["ended"]["stated"] is not None]
+    held, stated = (sum(end[count] for end in ends) for count in ("within_stated", "seeds"))
+    honest = f"The regret that `{name}` stated when it stopped held in {held} of {stated} searches."
+    return [f"{told}\n\n{_table(title, rows)}\n\n{honest}"]
 
 
 def _named(best: tuple[str, float] | None) -> str:
@@ -177,19 +183,25 @@ def _made(document: JSON) -> str:
         "the other in shuffled order, each in a process of its own and under the table's limit:",
         _table(
             ("table", "workload", "space", "limit", "configs", "fit", "out of memory", "recorded"),
-            [_recorded(document, name) for name in dict.fromkeys(p["table"] for p in document["problems"])],
+            [_recorded(document, name) for name in dict.fromkeys(p["table"] for p in _every(document))],
         ),
     ]
-    for site, tables in _sites(document["problems"]).items():
+    for site, tables in _sites(_every(document)).items():
         lines.append(f"{', '.join(tables)}: {site}.")
     if document["left_out"]:
         lines.append(f"Left out, because nothing fits: {', '.join(document['left_out'])}.")
     return "\n\n".join(lines)
 
 
+def _every(document: JSON) -> list[JSON]:
+    """The problems, those that only our search has run included."""
+    return [*document["problems"], *document.get("elsewhere", ())]
+
+
 def _recorded(document: JSON, table: str) -> tuple[str, ...]:
     """A table in a row, with what was counted under the highest limit that was replayed."""
     mine = [problem for problem in document["problems"] if problem["table"] == table]
+    mine = mine or [problem for problem in document["elsewhere"] if problem["table"] == table]
     limit, own = max(problem["memory_limit_bytes"] for problem in mine), mine[0]["table_limit_bytes"]
     mine = [problem for problem in mine if problem["memory_limit_bytes"] == limit]
     header, w = document["tables"][table], mine[0]["workload"]
@@ -209,7 +221,7 @@ def _sites(problems: Iterable[JSON]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for problem in problems:
         hardware = problem["hardware"]
-        cores = f", {hardware['cores']} cores" if hardware["cores"] else ""
+        cores = f", {_count(hardware['cores'], 'core')}" if hardware["cores"] else ""
         words = (
             f"{hardware['device_name']} (`{hardware['name']}`{cores}, {format_bytes(hardware['memory_bytes'])}); "
             f"{_versions(problem['stack'])}"

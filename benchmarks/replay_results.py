@@ -1,13 +1,15 @@
 """The page of results: search methods replayed over recorded tables, judged, drawn and written down by one command.
 
-    python benchmarks/replay_results.py [--table FILE[@LIMIT] ...] [--methods a,b] [--seeds 20] [--jobs N]
-                                        [--keep FOLDER] [--store URL] [--out FILE] [--page FILE]
+    python benchmarks/replay_results.py [--table FILE[@LIMIT] ...] [--elsewhere FILE ...] [--methods a,b] [--seeds 20]
+                                        [--jobs N] [--keep FOLDER] [--store URL] [--out FILE] [--page FILE]
     python benchmarks/replay_results.py --from FILE [--page FILE]
 
 Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from` makes
 page and plots again. `FILE@16GiB` replays a table under a limit below its own, and what is replayed under one limit
 may learn from each other (`autofit-warm`). Without `--table`, all tables of recorded/ run, each under its own limit.
-`make results` is the whole command, with what only the others need.
+`--elsewhere` names tables of other hardware: over those and the tables that are replayed under their own limits our
+search runs once more, with and without what the tables of other hardware tell (`autofit-elsewhere`), and no other
+method. `make results` is the whole command, with what only the others need.
 
 Searches are kept in the folder `--keep` as they end, and not run again: an interrupted replay goes on, and more seeds
 or methods are added to those that are there. They run on all cores (`--jobs`); the two Gaussian processes of Optuna
@@ -32,7 +34,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything counts cores: e
 from replay_at_once import Tables, run_missing
 from replay_page import PLOTS, page, picture
 from replay_plots import svg
-from replay_verdicts import scores
+from replay_verdicts import ELSEWHERE, scores
+from replay_verdicts import OURS as OWN_SEARCH
 
 from autofit.errors import AutofitError, Interrupted, UsageError
 from autofit.operations import SEEDS, replay
@@ -48,6 +51,8 @@ KEEP = HERE / "recorded" / "searches"
 OUT = HERE / "recorded" / "replay-results.json"
 PAGE = HERE / "RESULTS.md"
 SCHEMA = 1
+BESIDE = (OWN_SEARCH, ELSEWHERE)
+"""What runs over the tables of other hardware."""
 
 
 def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
@@ -59,27 +64,21 @@ def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
     return [Tables(tuple(files), limit, store) for limit, files in groups.items()]
 
 
+def with_other_hardware(groups: Sequence[Tables], named: Sequence[Path], store: str | None) -> list[Tables]:
+    """These tables of other hardware with those that are replayed under their own limits; none where none is named."""
+    own = [file for tables in groups if tables.memory_limit_bytes is None for file in tables.files]
+    return [Tables((*own, *(file for file in named if file not in own)), None, store)] if named else []
+
+
 def document_of(
-    groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, command: str
+    groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, command: str, elsewhere: Sequence[Tables]
 ) -> dict[str, Any]:
     """The figures of all tables as one JSON object. What `keep` lacks is run."""
-    problems: list[Any] = []
-    left_out: list[str] = []
-    headers: dict[str, Any] = {}
-    for tables in groups:
-        found = replay(
-            tables.files,
-            methods=methods,
-            seeds=seeds,
-            memory_limit_bytes=tables.memory_limit_bytes,
-            store=tables.store,
-            keep=keep,
-        ).to_json()
-        headers |= {file.stem: header_of(file) for file in tables.files}
-        for problem in found["problems"]:
-            problems.append({**problem, "table_limit_bytes": headers[problem["table"]]["memory_limit_bytes"]})
-        limit = tables.memory_limit_bytes
-        left_out += [name if limit is None else f"{name} under {format_bytes(limit)}" for name in found["left_out"]]
+    headers = {file.stem: header_of(file) for tables in (*groups, *elsewhere) for file in tables.files}
+    problems, left_out = _problems_of(groups, methods, seeds, keep, headers)
+    beside, _ = _problems_of(elsewhere, BESIDE, seeds, keep, headers)
+    for method in (method for problem in beside for method in problem["methods"] if method["score"] is not None):
+        del method["score"]["trajectory"]  # of these nothing is drawn
     libraries = sorted({*OURS, *(library for used in RIVALS.values() for library in used)})
     python = ".".join(map(str, sys.version_info[:3]))
     return {
@@ -90,8 +89,31 @@ def document_of(
         "libraries": {"python": python, **{library: installed(library) for library in libraries}},
         "tables": headers,
         "problems": problems,
+        "elsewhere": beside,
         "left_out": left_out,
     }
+
+
+def _problems_of(
+    groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, headers: dict[str, Any]
+) -> tuple[list[Any], list[str]]:
+    """The problems of which something fits, and the names of the others."""
+    problems: list[Any] = []
+    left_out: list[str] = []
+    for tables in groups:
+        found = replay(
+            tables.files,
+            methods=methods,
+            seeds=seeds,
+            memory_limit_bytes=tables.memory_limit_bytes,
+            store=tables.store,
+            keep=keep,
+        ).to_json()
+        for problem in found["problems"]:
+            problems.append({**problem, "table_limit_bytes": headers[problem["table"]]["memory_limit_bytes"]})
+        limit = tables.memory_limit_bytes
+        left_out += [name if limit is None else f"{name} under {format_bytes(limit)}" for name in found["left_out"]]
+    return problems, left_out
 
 
 def header_of(file: Path) -> dict[str, Any]:
@@ -132,7 +154,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run what is missing, then write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="append", default=[], metavar="FILE[@LIMIT]")
-    parser.add_argument("--methods", help="separated by commas; all if not given")
+    parser.add_argument("--elsewhere", action="append", default=[], type=Path, metavar="FILE")
+    parser.add_argument("--methods", help=f"separated by commas; all but {ELSEWHERE} if not given")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--keep", type=Path, default=KEEP, metavar="FOLDER")
@@ -156,13 +179,17 @@ def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
     """Everything that was asked, replayed and written down as JSON."""
     names = asked.table or [str(file) for file in sorted(RECORDED.glob("*.jsonl")) if is_table(file)]
     groups = groups_of(names, asked.store)
+    elsewhere = with_other_hardware(groups, asked.elsewhere, asked.store)
     methods = list(chosen([name.strip() for name in asked.methods.split(",")] if asked.methods else ()))
+    if not asked.methods:
+        methods.remove(ELSEWHERE)
     if asked.seeds < 1 or asked.jobs < 1:
         raise UsageError("--seeds and --jobs must be at least 1")
     try:
-        run_missing(groups, methods, asked.seeds, keep=asked.keep, jobs=asked.jobs, report=_said)
+        for some, searches in ((groups, methods), (elsewhere, BESIDE)):
+            run_missing(some, searches, asked.seeds, keep=asked.keep, jobs=asked.jobs, report=_said)
         command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
-        document = document_of(groups, methods, asked.seeds, asked.keep, command)
+        document = document_of(groups, methods, asked.seeds, asked.keep, command, elsewhere)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {asked.keep} has the searches that ended, the same command goes on") from None
     asked.out.parent.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import Any
 OURS = "autofit"
 WARM = "autofit-warm"
 THOROUGH = "autofit-thorough"
+ELSEWHERE = "autofit-elsewhere"
 NEAR = 0.01
 """Within which distance of the best a search has found it."""
 TRIALS = 8, 15

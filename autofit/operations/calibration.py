@@ -56,8 +56,13 @@ def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial
 
 
 def measured(newest_first: Iterable[Trial]) -> list[tuple[str, tuple[StepWork, float]]]:
-    """Work and seconds of the latest measurement of each config and workload, one in full before one stopped early,
-    each with the workload's key.
+    """Work and seconds of the latest measurement of each config and workload, each with the workload's key."""
+    return [(workload_key, shown) for (workload_key, _), shown in latest_of_each(newest_first).items()]
+
+
+def latest_of_each(newest_first: Iterable[Trial]) -> dict[tuple[str, Config], tuple[StepWork, float]]:
+    """Work and seconds of the latest measurement of each config and workload, one in full before one stopped early, by
+    the workload's key and the config.
 
     Trials that were not predicted by this version of the estimator show nothing, nor do compiled ones, whose work the
     compiler changed. Those in which one device trains alone tell what it can do; what several exchange, or a host does,
@@ -73,7 +78,7 @@ def measured(newest_first: Iterable[Trial]) -> list[tuple[str, tuple[StepWork, f
             if key not in found or (found[key][1].stopped_early and not shown.stopped_early):
                 found[key] = work, shown
     alone = {key: value for key, value in found.items() if not needs_process_group(key[1])}
-    return [(key[0], (work, shown.step_seconds.median)) for key, (work, shown) in (alone or found).items()]
+    return {key: (work, shown.step_seconds.median) for key, (work, shown) in (alone or found).items()}
 
 
 def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autofit.lattice import Config
+from autofit.operations.other_hardware import is_calibrated, learned_elsewhere
 from autofit.operations.predicting import predict_all
 from autofit.store import Store
 from autofit.techniques import Job
@@ -35,7 +37,8 @@ def foresee(
     report: Callable[[int, int], None],
     one_host: bool,
 ) -> Foresight:
-    """What the estimator says of `configs`, and how far it was off in earlier trials on this hardware.
+    """What the estimator says of `configs`, and how far it was off in earlier trials on this hardware; where there are
+    none, on other hardware of its kind.
 
     `seconds` is the time budget of the search; None without one. `one_host`: all trials run on this machine, whose host
     memory they share. On a cluster Ray chooses the machine of each trial, so that each is judged alone there. Whatever
@@ -49,14 +52,17 @@ def foresee(
         found = predict_all(job, configs, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
         # This search's own question is left out: its trials are recalled one by one.
         own = (job.workload.key, job.stack.key)
-        earlier = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
-        error = learned(trial for trial in earlier if (trial.workload.key, trial.stack.key) != own)
+        here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
+        earlier = [trial for trial in here if (trial.workload.key, trial.stack.key) != own]
+        foresight = Foresight(predictions={c: e.prediction for c, e in found.items()}, memory_error=learned(earlier))
+        if not (earlier and is_calibrated(foresight)):
+            everywhere = store.predicted(latest=COMPARED)
+            foresight = learned_elsewhere(foresight, job.hardware, everywhere, memory=not earlier)
     except Exception as failure:
         _log.warning("autofit: goes on without predictions, which failed: %s: %s", type(failure).__name__, failure)
         return Foresight()
-    foresight = Foresight(
-        predictions={c: e.prediction for c, e in found.items()},
-        memory_error=error,
+    foresight = replace(
+        foresight,
         beyond_host={c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
         host_bytes={c: e.machine_host_bytes for c, e in found.items()},
         shared_host_bytes=(job.hardware.host_memory_bytes or None) if one_host else None,

@@ -13,6 +13,7 @@ from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
 from autofit.operations.calibration import LATEST, calibrated_for
 from autofit.operations.estimate_cache import readable
+from autofit.operations.other_hardware import learned_elsewhere
 from autofit.operations.predicting import estimate_all
 from autofit.operations.recorded_tables import RecordedTable
 from autofit.outcome import Trial
@@ -64,6 +65,17 @@ class ReplayForesight:
         latest = sorted(earlier, key=lambda trial: trial.recorded_at, reverse=True)[:LATEST]
         rates = None if guess is None else calibrated_for(table.workload.key, guess, latest)
         return replace(self._foresight(table, rates), memory_error=learned(earlier))
+
+    def elsewhere(self, table: RecordedTable) -> Foresight | None:
+        """As on a machine on which nothing was measured yet, and whose store has the trials of the tables of other
+        hardware of its kind; None if there are none."""
+        here = table.hardware
+        others = [t for t in self._tables if t.hardware.kind == here.kind and t.hardware.key != here.key]
+        if not others:
+            return None
+        earlier = [trial for other in others for trial in self._predicted(other)]
+        latest = sorted(earlier, key=lambda trial: trial.recorded_at, reverse=True)
+        return learned_elsewhere(self.cold(table), here, latest, memory=True)
 
     def _foresight(self, table: RecordedTable, rates: Rates | None) -> Foresight:
         from autofit.search.foresight import Foresight

@@ -222,6 +222,7 @@ def _problems(table: RecordedTable, limit: int, foresight: ReplayForesight, othe
     from autofit.search.replay.recorded import Recorded, under
 
     cold, warm = cache(partial(foresight.cold, table)), cache(partial(foresight.warm, table))
+    elsewhere = cache(partial(foresight.elsewhere, table))
     problems = []
     for method in METHODS:
         trials = {trial.config: trial for trial in table.trials if trial.config["method"] == method}
@@ -237,6 +238,7 @@ def _problems(table: RecordedTable, limit: int, foresight: ReplayForesight, othe
             memory_limit_bytes=limit,
             foresee=cold,
             foresee_warm=warm,
+            foresee_elsewhere=elsewhere,
             others=others,
         )
         known = {c: replace(t, outcome=under(limit, t.outcome), memory_limit_bytes=limit) for c, t in trials.items()}

@@ -124,7 +124,9 @@ class Advice:
         if 2 * len(seconds) >= len(known):
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
             times = _completed(lattice, seconds, TIME)
-            self._time = LogLinear(lattice.axes, lattice.configs, time_error(float(stated)), times)
+            self._time = LogLinear(
+                lattice.axes, lattice.configs, time_error(float(stated), foresight.effects_factor), times
+            )
         self._weighed_at = (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:

@@ -27,16 +27,18 @@ LEAST = 0.01
 """Deviation below which no number of comparisons brings it: two runs of one config differ by that."""
 
 
-def time_error(relative_error: float) -> Prior:
+def time_error(relative_error: float, effects_factor: float = 1.0) -> Prior:
     """What to expect of the logarithm of measured over predicted step time, by the error that predictions state.
 
     The first trial shows the device's speed as such. An axis's values are off by what is stated, but by no more than
-    where nothing is predicted: that much a guess from a data sheet knows, too.
+    where nothing is predicted: that much a guess from a data sheet knows, too. Nor by more than `effects_factor` of
+    that, which other hardware has shown (`elsewhere.effects_factor`), except of axes in which devices differ.
     """
     stated = max(relative_error, LEAST_TIME)
     known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
+    most = max(effects_factor * TIME.spread, LEAST_TIME)
     return Prior(
-        spread=min(stated, TIME.spread),
+        spread=min(stated, most),
         spread_of=known_less,
         noise=TIME.noise,
         scales=EFFECT_SCALES,
@@ -63,6 +65,8 @@ class Foresight:
 
     predictions: Mapping[Config, Prediction] = field(default_factory=dict)
     memory_error: Prior = field(default_factory=lambda: memory_error(UNKNOWN))
+    effects_factor: float = 1.0
+    """How many times as far as a guess knows the axes' effects on time are off, as other hardware has shown."""
     beyond_host: Mapping[Config, int] = field(default_factory=dict)
     """The configs that need more host memory than a machine has, with the bytes that they lack."""
     host_bytes: Mapping[Config, int] = field(default_factory=dict)
@@ -103,14 +107,16 @@ def learned(trials: Iterable[Trial]) -> Prior:
                 errors.append(math.log(trial.outcome.measurement.device_bytes) - predicted)
         elif ran_out_on_device(trial):
             ran_out.append(math.log(trial.memory_limit_bytes) - predicted)
-    mean, deviation = _mean_and_deviation(errors)
+    mean, deviation = normal_of(errors)
     # One that ran out where that was to be expected shows nothing.
     errors += [mean_above(least, mean, deviation) for least in ran_out if least > mean]
-    mean, deviation = _mean_and_deviation(errors)
+    mean, deviation = normal_of(errors)
     return memory_error(deviation, mean)
 
 
-def _mean_and_deviation(errors: list[float]) -> tuple[float, float]:
+def normal_of(errors: list[float]) -> tuple[float, float]:
+    """Mean and deviation of a normal variable of which so many draws were seen, and `WORTH` more of what is expected
+    where nothing was compared."""
     count = len(errors)
     if not count:
         return 0.0, UNKNOWN

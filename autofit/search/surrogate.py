@@ -170,11 +170,22 @@ class LogLinear:
         self._noises = [prior.noise * factor for factor in prior.noise_scales]
         self._weight = prior.weight
         self._prior_mean = np.array(means)
-        self._prior_spreads = [np.array([spreads[0], *(s * factor for s in spreads[1:])]) for factor in prior.scales]
+        self._spreads = np.array(spreads)
+        self._scaled_spreads = [np.append(self._spreads[:1], factor * self._spreads[1:]) for factor in prior.scales]
         self._predicted = predicted or {}
         self._row_of = {c: number for number, c in enumerate(every)}
         self._features = np.array([self.features(c) for c in every])
         self._ahead = self._beyond(every)
+
+    @property
+    def axis_names(self) -> list[str | None]:
+        """Of which axis each feature is; None for the first, which all configs have in common."""
+        return [None, *(name for name, _ in self._columns)]
+
+    @property
+    def prior_variances(self) -> Array:
+        """Of the features' effects, as the prior states them."""
+        return np.square(self._spreads)
 
     def features(self, config: Config) -> list[float]:
         """The config as numbers: 1, then per axis value whether it has it, and the log2 of numeric ones."""
@@ -196,7 +207,7 @@ class LogLinear:
         `blur`: the standard deviation of each measurement in `known`, where it is known. What is predicted is the
         figure, not another measurement of it.
         """
-        return self._predict(known, blur, self._matrix(wanted), self._beyond(wanted))
+        return self._predict(known, blur, self.matrix(wanted), self._beyond(wanted))
 
     def predict_rows(
         self, known: Sequence[tuple[Config, float]], rows: Rows, blur: Sequence[float] | None = None
@@ -207,13 +218,13 @@ class LogLinear:
     def _predict(
         self, known: Sequence[tuple[Config, float]], blur: Sequence[float] | None, wanted: Array, ahead: Array
     ) -> LogNormal:
-        seen = self._matrix([c for c, _ in known]).reshape(len(known), wanted.shape[1])
+        seen = self.matrix([c for c, _ in known]).reshape(len(known), wanted.shape[1])
         surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ self._prior_mean
         blurred = np.zeros(len(known)) if blur is None else np.square(blur)
         found = _mixed(
             [
                 self._belief(spreads, noise, seen, surprise, blurred)
-                for spreads in self._prior_spreads
+                for spreads in self._scaled_spreads
                 for noise in self._noises
             ]
         )
@@ -238,7 +249,7 @@ class LogLinear:
     def _beyond(self, configs: Sequence[Config]) -> Array:
         return np.array([self._predicted.get(c, 0.0) for c in configs])
 
-    def _matrix(self, configs: Sequence[Config]) -> Array:
+    def matrix(self, configs: Sequence[Config]) -> Array:
         """Features of the configs, one row each; those of the lattice are computed once for all."""
         numbers = [self._row_of.get(c) for c in configs]
         if None not in numbers:

@@ -37,6 +37,15 @@ def search_warm(problem: Problem, oracle: Oracle, seed: int) -> None:
     _search(problem, oracle, seed, lambda: foresight)
 
 
+def search_elsewhere(problem: Problem, oracle: Oracle, seed: int) -> None:
+    """The same on a machine without trials, whose store has those of the tables of other hardware. Raises `CannotRun`
+    if there are none."""
+    foresight = problem.foresee_elsewhere()
+    if foresight is None:
+        raise CannotRun("no table is of other hardware of this kind")
+    _search(problem, oracle, seed, lambda: foresight)
+
+
 def search_thoroughly(problem: Problem, oracle: Oracle, seed: int) -> None:
     """`autofit search --thorough`, which goes on for the frontier when the best config is found."""
     _search(problem, oracle, seed, problem.foresee, thorough=True)

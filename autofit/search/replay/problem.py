@@ -30,6 +30,9 @@ class Problem:
     """What the estimator says of the configs, learnt from no trial. The first call may take minutes."""
     foresee_warm: Callable[[], Foresight | None] = field(default=lambda: None, compare=False)
     """The same, corrected by the trials of the other tables that are of this hardware; None if there are none."""
+    foresee_elsewhere: Callable[[], Foresight | None] = field(default=lambda: None, compare=False)
+    """The same, with the errors that predictions had in the tables of other hardware of its kind; None if there are
+    none."""
     others: tuple[str, ...] = ()
     """Digests of those tables, all hardware's."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -236,6 +237,27 @@ def test_the_page_says_where_how_and_with_what(results: ModuleType) -> None:
     assert results.page(document(problem(checklist=OTHER))).startswith("# ")
 
 
+def test_what_other_hardware_tells_is_beside_the_methods_and_judged_with_none(results: ModuleType) -> None:
+    main = problem(autofit=GOOD, optuna_tpe=OTHER)
+    told = score((4, 5), (20.0, 25.0), ended=end(held=18))
+    beside = {
+        **problem("one/lora", autofit=GOOD, autofit_elsewhere=told),
+        "hardware": replace(MACHINE, cores=1).to_json(),
+    }
+    found = document(main)
+    found["tables"]["one"] = found["tables"]["made"]
+    plain, text = results.page(found), results.page({**found, "elsewhere": [beside]})
+    assert "elsewhere" not in plain
+    added = [line for line in text.splitlines() if line not in plain.splitlines()]
+    assert [line for line in added if line.startswith("| one")] == [
+        "| one/lora | 8 / 15 | 4 / 5 | 10 / 20 | 20 / 25 | 12 / 15 | 12 / 15 |",
+        "| one | smollm2-135m, 128 tokens x 4 sequences | `cpu` | 1.50 GiB | 60 | 40 | 20 | 2026-03-01 |",
+    ]
+    assert "The regret that `autofit-elsewhere` stated when it stopped held in 18 of 20 searches." in added
+    assert any("1 core, 32.00 GiB" in line for line in added)
+    assert plain.splitlines()[:10] == text.splitlines()[:10]
+
+
 def test_plots_are_the_same_again_and_small(results: ModuleType, tmp_path: Path) -> None:
     every = {name.replace("-", "_"): OTHER for name in methods.METHODS}
     found = document(problem(**{**every, "autofit": GOOD}), problem(limit=GIB, autofit=GOOD))
@@ -359,6 +381,19 @@ def test_on_two_cores_the_same(command: Command) -> None:
     two = command(methods="checklist,optuna-random", jobs="2")
     assert two["problems"] == one["problems"]
     assert len(command.ran) == 8 and sorted(command.ran[:4]) == sorted(command.ran[4:])
+
+
+def test_tables_of_other_hardware_are_searched_by_our_methods_alone(command: Command, table: Path) -> None:
+    lines = [json.loads(line) for line in table.read_text().splitlines()]
+    lines[0]["hardware"] = {**lines[0]["hardware"], "cores": 1}
+    other = write(table.parent / "one.jsonl", lines)
+    found = command(methods="checklist", seeds="1", elsewhere=str(other))
+    assert [p["name"] for p in found["problems"]] == ["made/full"]
+    assert [(p["name"], [m["name"] for m in p["methods"]]) for p in found["elsewhere"]] == [
+        (name, ["autofit", "autofit-elsewhere"]) for name in ("made/full", "one/full")
+    ]
+    assert all("trajectory" not in method["score"] for p in found["elsewhere"] for method in p["methods"])
+    assert len(command.ran) == 1 + 2 * 2
 
 
 def test_tables_of_one_limit_are_replayed_together(results: ModuleType) -> None:

@@ -101,8 +101,25 @@ def test_warm_predictions_are_corrected_by_the_other_tables_alone(
     assert same.warm(same._tables[0]) == after
 
 
-def test_other_hardware_tells_nothing(truth: Truth, configs: list[Config], tmp_path: Path) -> None:
-    one, other = (table_of(truth, [c], tmp_path / f"{n}.jsonl") for n, c in zip(("one", "other"), configs, strict=True))
-    elsewhere = replace(other, hardware=replace(other.hardware, cores=other.hardware.cores + 1))
-    foresight = foresight_over(one, elsewhere, store=tmp_path / "store.db")
+def test_other_hardware_tells_how_far_predictions_err_and_not_in_which_direction(
+    truth: Truth, configs: list[Config], tmp_path: Path
+) -> None:
+    one, other = (
+        table_of(truth, some, tmp_path / f"{n}.jsonl") for n, some in (("one", configs[:1]), ("two", configs))
+    )
+    store = tmp_path / "store.db"
+    cold = foresight_over(one, other, store=store)
+    assert cold.elsewhere(one) is None, "one of its own hardware is no other"
+    fewer = replace(other.hardware, cores=other.hardware.cores + 1)
+    elsewhere = off(replace(other, hardware=fewer), cold, hardware=fewer)
+    foresight = foresight_over(one, elsewhere, store=store)
     assert foresight.warm(one) is None
+    found, before = foresight.elsewhere(one), foresight.cold(one)
+    assert found is not None and found.predictions == before.predictions
+    assert found.effects_factor < before.effects_factor == 1.0
+    assert 0.0 < found.memory_error.intercept < 0.04 < found.memory_error.intercept_spread
+    # Its own trials say nothing, and a card's nothing of a processor's.
+    same = foresight_over(off(one, cold), elsewhere, store=store)
+    assert same.elsewhere(same._tables[0]) == found
+    card = replace(elsewhere, hardware=replace(fewer, kind="cuda"))
+    assert foresight_over(one, card, store=store).elsewhere(one) is None

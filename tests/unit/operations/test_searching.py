@@ -25,6 +25,8 @@ from autofit.operations.searching import outline, prepare
 from autofit.operations.shortfall import Shortfall
 from autofit.outcome import Diverged, Outcome, Trial
 from autofit.search import foresight
+from autofit.search.elsewhere import memory_error_by
+from autofit.search.foresight import UNKNOWN, memory_error
 from autofit.search.surrogate import Prior
 from autofit.store import Store
 from autofit.techniques import Job
@@ -562,6 +564,34 @@ def test_errors_of_earlier_trials_on_this_hardware_make_the_margin(
     # What was measured of the same workload is recalled trial by trial, and is left out here.
     operations.search(replace(request_, fresh=True))
     assert seen == [0, first.trials, other.trials]
+
+
+def test_errors_on_other_hardware_count_until_something_has_run_here(
+    world: World, request_: SearchRequest, store: Store, tmp_path: Path
+) -> None:
+    world.predict_all = Predictor()
+    operations.search(request_)
+    measured = list(store.predicted())
+    job = request_.workload.job(detect("cpu"))
+    longer = replace(job, workload=replace(job.workload, seq_len=256))
+    moved = [replace(trial, hardware=replace(trial.hardware, name="another")) for trial in measured]
+    with Store.open(str(tmp_path / "other.db")) as other:
+
+        def told(asked: Job) -> Prior:
+            configs = [trial.config for trial in measured]
+            found = foresee(
+                asked, configs, memory_limit_bytes=GIB, seconds=None, store=other, report=lambda *n: None, one_host=True
+            )
+            return found.memory_error
+
+        assert told(job) == told(longer) == memory_error(UNKNOWN)
+        for trial in moved:
+            other.add(trial)
+        assert told(job) == memory_error_by([moved[::-1]]) != memory_error(UNKNOWN)
+        for trial in measured:
+            other.add(trial)
+        assert told(job) == memory_error_by([moved[::-1]])  # those of its own question are recalled one by one
+        assert told(longer) == foresight.learned(measured[::-1])
 
 
 def test_without_predictions_trials_alone_tell_what_fits(world: World, request_: SearchRequest, store: Store) -> None:

@@ -1,0 +1,66 @@
+"""What a search is told of trials on other hardware, as long as there are none on its own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autofit.hardware import Hardware
+from autofit.operations.calibration import latest_of_each
+from autofit.outcome import Trial
+
+if TYPE_CHECKING:
+    # Imported where it is used: NumPy takes a tenth of a second.
+    from autofit.search.elsewhere import Miss
+    from autofit.search.foresight import Foresight
+
+
+def is_calibrated(foresight: Foresight) -> bool:
+    """Whether trials on the hardware have shown how fast it is."""
+    return any(prediction.calibrated_on for prediction in foresight.predictions.values())
+
+
+def learned_elsewhere(
+    foresight: Foresight, hardware: Hardware, newest_first: Iterable[Trial], *, memory: bool
+) -> Foresight:
+    """`foresight` with the error that predictions had on other hardware of the same kind: a card's says nothing of a
+    processor's.
+
+    That of time, unless trials on this hardware have calibrated it; that of memory where `memory` says so.
+    """
+    from autofit.search.elsewhere import effects_factor, memory_error_by
+    from autofit.search.surrogate import TIME
+
+    groups = _by_hardware(
+        trial for trial in newest_first if trial.hardware.kind == hardware.kind and trial.hardware.key != hardware.key
+    )
+    if not groups:
+        return foresight
+    if not is_calibrated(foresight):
+        factor = min(1.0, effects_factor(map(_time_misses, groups), TIME))
+        foresight = replace(foresight, effects_factor=factor)
+    return replace(foresight, memory_error=memory_error_by(groups)) if memory else foresight
+
+
+def _by_hardware(trials: Iterable[Trial]) -> list[list[Trial]]:
+    """In the order given, of each hardware together."""
+    found: dict[str, list[Trial]] = {}
+    for trial in trials:
+        found.setdefault(trial.hardware.key, []).append(trial)
+    return list(found.values())
+
+
+def _time_misses(newest_first: Sequence[Trial]) -> list[Miss]:
+    """Beyond what the hardware's data sheet says, as nothing more is known of a device without trials."""
+    from autofit.estimate.speed import prior, seconds
+    from autofit.search.elsewhere import Miss
+
+    guess = prior(newest_first[0].hardware)
+    if guess is None:
+        return []
+    return [
+        Miss(config=config, workload_key=workload_key, logarithm=math.log(taken / seconds(work, guess)))
+        for (workload_key, config), (work, taken) in latest_of_each(newest_first).items()
+    ]

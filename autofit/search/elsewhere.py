@@ -1,0 +1,104 @@
+"""What trials on other hardware say of predictions here: how far these err, which is less than where nothing is known.
+
+In which direction is not taken over. An axis value's error is one of the hardware and of the model as much as of the
+estimator; but how wide such errors are, hardware of one kind has in common. So the errors of all axis values are draws
+from one normal distribution, whose width they show (Gelman 2013, section 5.4). Axes of which it is known that devices
+differ in them (`Prior.spread_of`: which number formats are computed natively) are left out, and stay as uncertain as
+they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from autofit.lattice import Config
+from autofit.outcome import Fits, Trial
+from autofit.search.foresight import UNKNOWN, WORTH, learned, memory_error, normal_of
+from autofit.search.surrogate import LogLinear, Prior
+from autofit.techniques import AXES
+
+ROUNDS = 30
+"""In which the width settles: by then it changes by less than a thousandth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Miss:
+    """By how much one trial missed what was predicted of it."""
+
+    config: Config
+    workload_key: str
+    logarithm: float
+    """Of measured over predicted."""
+
+
+def effects_factor(by_hardware: Iterable[Sequence[Miss]], prior: Prior) -> float:
+    """How many times the deviation of an axis value's effect that `prior` says they have where trials were compared.
+
+    1 where there are none. What all trials of a workload on a hardware have in common is no effect of an axis. The
+    width is that under which what was seen is likeliest (Bishop 2006, section 3.5.2, by the steps of 9.3.4), `prior`
+    itself counting as `WORTH` effects.
+    """
+    shown = [_Effects(misses, prior) for misses in by_hardware if len(misses) > 1]
+    variance = 1.0
+    for _ in range(ROUNDS):
+        squares = [effects.squares(variance) for effects in shown]
+        variance = (WORTH + sum(map(sum, squares))) / (WORTH + sum(map(len, squares)))
+    return math.sqrt(variance)
+
+
+def memory_error_by(by_hardware: Iterable[Sequence[Trial]]) -> Prior:
+    """The memory error to expect on hardware where nothing was compared, from predicted trials on others: what one
+    hardware's trials have in common is a single draw, however many they are."""
+    groups = [list(trials) for trials in by_hardware]
+    mean, deviation = normal_of([learned(trials).intercept for trials in groups])
+    known_less = memory_error(UNKNOWN)
+    factor = effects_factor(map(memory_misses, groups), known_less)
+    return replace(known_less, intercept=mean, intercept_spread=deviation, spread=factor * known_less.spread)
+
+
+def memory_misses(trials: Iterable[Trial]) -> list[Miss]:
+    """Those of the trials that fitted and were predicted by a trace."""
+    found = []
+    for trial in trials:
+        predicted = trial.prediction
+        if predicted is None or predicted.memory_error > 0 or not isinstance(trial.outcome, Fits):
+            continue
+        measured = trial.outcome.measurement.device_bytes
+        if measured > 0 and predicted.device_bytes > 0:
+            logarithm = math.log(measured / predicted.device_bytes)
+            found.append(Miss(config=trial.config, workload_key=trial.workload.key, logarithm=logarithm))
+    return found
+
+
+class _Effects:
+    """The axis values' effects on one hardware, by the regression that a search uses."""
+
+    def __init__(self, misses: Sequence[Miss], prior: Prior) -> None:
+        configs = [miss.config for miss in misses]
+        model = LogLinear(AXES, configs, prior)
+        self._features = model.matrix(configs)
+        self._variances = model.prior_variances
+        self._shared = np.array([axis is not None and axis not in prior.spread_of for axis in model.axis_names])
+        self._left = np.array(_beside_their_workload(misses))
+        self._noise = prior.noise**2
+
+    def squares(self, variance: float) -> list[float]:
+        """The expected square of each effect, relative to its prior variance, of which `variance` is the share."""
+        variances = np.where(self._shared, variance, 1.0) * self._variances
+        features = self._features
+        covariance = np.linalg.inv(np.diag(1.0 / variances) + features.T @ features / self._noise)
+        mean = covariance @ features.T @ self._left / self._noise
+        relative = (mean**2 + np.diag(covariance)) / self._variances
+        return [float(square) for square in relative[self._shared]]
+
+
+def _beside_their_workload(misses: Sequence[Miss]) -> list[float]:
+    of_workload: defaultdict[str, list[float]] = defaultdict(list)
+    for miss in misses:
+        of_workload[miss.workload_key].append(miss.logarithm)
+    return [miss.logarithm - float(np.median(of_workload[miss.workload_key])) for miss in misses]
