@@ -36,12 +36,12 @@ def time_error(relative_error: float, effects_factor: float = 1.0) -> Prior:
     """
     stated = max(relative_error, LEAST_TIME)
     known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
-    most = max(effects_factor * TIME.spread, LEAST_TIME)
+    spread = min(stated, max(effects_factor * TIME.spread, LEAST_TIME))
     return Prior(
-        spread=min(stated, most),
+        spread=spread,
         spread_of=known_less,
         noise=TIME.noise,
-        scales=EFFECT_SCALES,
+        scales=tuple(scale for scale in EFFECT_SCALES if scale == 1.0 or scale * spread >= LEAST_TIME),
         noise_scales=NOISE_SCALES,
     )
 

@@ -185,7 +185,7 @@ class LogLinear:
     @property
     def prior_variances(self) -> Array:
         """Of the features' effects, as the prior states them."""
-        return np.square(self._spreads)
+        return self._spreads**2
 
     def features(self, config: Config) -> list[float]:
         """The config as numbers: 1, then per axis value whether it has it, and the log2 of numeric ones."""
