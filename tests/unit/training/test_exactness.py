@@ -116,32 +116,33 @@ def singles(model: Model, method: str) -> list[dict[str, Value]]:
     return [values for values in every if supported(values, model)]
 
 
-def pairwise(model: Model, *, seed: int) -> list[Config]:
-    """Configs in which every supported pair of values of two axes occurs at least once, found greedily."""
+def covering(model: Model, *, together: int, seed: int, **fixed: Value) -> list[Config]:
+    """Configs with the `fixed` values in which every supported combination of values of `together` other axes occurs at
+    least once, found greedily."""
     chance = random.Random(seed)
     axes = [axis for axis in AXES if axis.name != "compile"]
-    open_pairs = {
-        ((a.name, u), (b.name, v))
-        for a, b in itertools.combinations(axes, 2)
-        for u in values_of(a)
-        for v in values_of(b)
-        if supported(_with_method({a.name: u, b.name: v}), model)
+    missing = {
+        tuple(zip((axis.name for axis in group), values, strict=True))
+        for group in itertools.combinations(axes, together)
+        for values in itertools.product(*map(values_of, group))
     }
+    missing = {one for one in missing if supported(_with_method({**fixed, **dict(one)}), model)}
     found = []
-    while open_pairs:
-        (one, other) = min(open_pairs, key=str)
+    while missing:
+        first = min(missing, key=str)
         best, covered = None, set()
         for _ in range(12):
-            values = _with_method(dict((one, other)))
+            values = _with_method({**fixed, **dict(first)})
             for axis in chance.sample(axes, len(axes)):
                 choices = [v for v in values_of(axis) if supported({**values, axis.name: v}, model)]
                 if axis.name not in values and choices:
                     values[axis.name] = chance.choice(choices)
-            pairs = set(itertools.combinations([(a.name, values[a.name]) for a in axes if a.name in values], 2))
-            if best is None or len(pairs & open_pairs) > len(covered):
-                best, covered = values, pairs & open_pairs
+            there = [(axis.name, values[axis.name]) for axis in axes if axis.name in values]
+            shown = missing & set(itertools.combinations(there, together))
+            if best is None or len(shown) > len(covered):
+                best, covered = values, shown
         assert best is not None and covered
-        open_pairs -= covered
+        missing -= covered
         found.append(complete(best))
     return found
 
@@ -177,7 +178,7 @@ def test_every_value_alone_trains(family: str, values: dict[str, Value]) -> None
     check(complete({**precision, **values}, {"attention": attention_of(model)}), model)
 
 
-PAIRS = pairwise(LLAMA, seed=0)
+PAIRS = covering(LLAMA, together=2, seed=0)
 
 
 @pytest.mark.parametrize("config", PAIRS, ids=str)
@@ -210,14 +211,21 @@ def test_sixteen_bits_train_as_fp32_does_but_for_their_rounding(method: str, pre
         assert relative_error(found.gradient, expected.gradient) < (4e-2 if "bf16" in precision else 5e-3)
 
 
+COMPILED = covering(LLAMA, together=1, seed=0, compile=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"precision": "fp32"},
-        {"method": "lora", "precision": "bf16-mixed", "checkpointing": "every-2", "loss": "chunked"},
-    ],
-    ids=["full", "lora"],
-)
-def test_compiled_decoders_train_as_they_are_written(values: dict[str, Value]) -> None:
-    check(complete({**values, "micro_batch": 2, "compile": True}), LLAMA)
+@pytest.mark.parametrize("config", COMPILED, ids=str)
+def test_every_value_trains_compiled_as_it_is_written(config: Config) -> None:
+    check(config, LLAMA)
+
+
+def test_every_value_is_compiled() -> None:
+    seen = {item for config in COMPILED for item in config.items}
+    for axis, values in {
+        "precision": ("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
+        "method": ("full", "lora", "qlora"),
+        "checkpointing": ("full", "every-2", "every-4", "selective", "none"),
+        "loss": ("chunked", "full"),
+    }.items():
+        assert {(axis, value) for value in values} <= seen
