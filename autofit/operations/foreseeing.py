@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from autofit.errors import in_one_line
 from autofit.lattice import Config
 from autofit.operations.predicting import predict_all
 from autofit.store import Store
@@ -52,7 +53,7 @@ def foresee(
         earlier = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
         error = learned(trial for trial in earlier if (trial.workload.key, trial.stack.key) != own)
     except Exception as failure:
-        _log.warning("autofit: goes on without predictions, which failed: %s: %s", type(failure).__name__, failure)
+        _log.warning("autofit: goes on without predictions, which failed: %s", in_one_line(failure))
         return Foresight()
     foresight = Foresight(
         predictions={c: e.prediction for c, e in found.items()},
