@@ -54,11 +54,11 @@ class Workload:
     def __post_init__(self) -> None:
         object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 in one
         for name in ("seq_len", "global_batch", "devices"):
-            check_count(name.replace("_", "-"), getattr(self, name))
+            value = getattr(self, name)
+            if value < 1:
+                raise UsageError(f"{name.replace('_', '-')} is {value}: it must be at least 1")
         if not 0.0 <= self.lora_dropout < 1.0:
             raise UsageError(f"lora-dropout is {self.lora_dropout}: it must be at least 0 and below 1")
-        if abs(self.seed) > LARGEST_SEED:
-            raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_SEED} to {LARGEST_SEED}")
         if self.seq_len < 2:
             raise UsageError("seq-len is 1: a next-token loss needs at least 2 tokens")
         if self.global_batch % self.devices:
