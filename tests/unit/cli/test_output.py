@@ -98,3 +98,9 @@ def test_standard_output_on_a_full_disk() -> None:
         )
     assert done.returncode == 4
     assert done.stderr == "autofit: nothing more can be written: No space left on device (free some space)\n"
+
+
+def test_standard_output_that_is_closed() -> None:
+    shell = ["sh", "-c", 'exec "$0" -m autofit.cli.main models >&-', sys.executable]
+    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
