@@ -35,6 +35,11 @@ class EnvironmentLacks(AutofitError):
         self.remedy = remedy
 
 
+def in_one_line(error: BaseException) -> str:
+    """The type of `error` and the first line of what it says: torch's go on with C++ stacks."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
+
+
 def not_installed(error: ModuleNotFoundError, *, otherwise: str = "") -> Exception:
     """What to raise for a package that something needs and that is not there; `otherwise` is a way without it.
 

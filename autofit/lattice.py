@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.errors import UsageError, unknown
-from autofit.workload import Effect, digest
+from autofit.workload import LARGEST_COUNT, Effect, check_count, digest
 
-MAX_DIGITS = 9
-"""No rank or micro-batch has more."""
+MAX_DIGITS = len(str(LARGEST_COUNT))
 Value = str | int | bool
 Pairs = frozenset[tuple[Value, Value]]
 
@@ -36,7 +35,7 @@ class Axis:
 
     name: str
     values: tuple[Value, ...]
-    """Every valid value, lightest in memory first; empty where any positive integer is valid."""
+    """Every valid value, lightest in memory first; empty where any integer from 1 to LARGEST_COUNT is valid."""
     effects: Mapping[Value, Effect] = field(default_factory=dict)
     """What a value changes against the plain recipe; a value not named is `Effect.EXACT`."""
     recipe: Value | None = None
@@ -53,6 +52,7 @@ class Axis:
         """`value` if it is valid; raises `UsageError` with the nearest valid values otherwise."""
         if self.numeric:
             if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+                check_count(f"value of {self.name}", value)
                 return value
             raise unknown(f"value of {self.name}", value, ["a whole number of at least 1"])
         for known in self.values:

@@ -13,6 +13,10 @@ from autofit.errors import UsageError, unknown
 
 METHODS = ("full", "lora", "qlora")
 """Training methods, the most faithful to full fine-tuning first."""
+LARGEST_COUNT = 2**31 - 1
+"""Of tokens, sequences, devices and ranks: more than anyone trains with, and few enough to find all divisors."""
+LARGEST_SEED = 2**63 - 1
+"""What torch's generators and databases take."""
 
 
 class Effect(enum.IntEnum):
@@ -99,13 +103,19 @@ class Goal:
     def __post_init__(self) -> None:
         if self.method not in ("any", *METHODS):
             raise unknown("method", self.method, ("any", *METHODS))
-        if self.min_rank < 1:
-            raise UsageError(f"min-rank is {self.min_rank}: it must be at least 1")
+        check_count("min-rank", self.min_rank)
 
     @property
     def methods(self) -> tuple[str, ...]:
         """The methods to search, the most faithful first."""
         return METHODS if self.method == "any" else (self.method,)
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise `UsageError` unless `value` is from 1 to `LARGEST_COUNT`; `name` is what the user knows it by."""
+    if not 1 <= value <= LARGEST_COUNT:
+        bound = "at least 1" if value < 1 else f"at most {LARGEST_COUNT}"
+        raise UsageError(f"{name} is {value}: it must be {bound}")
 
 
 def digest(data: object) -> str:

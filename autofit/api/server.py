@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 
 from autofit.api.loopback import is_loopback
 from autofit.errors import EnvironmentLacks, UsageError
@@ -13,7 +14,10 @@ TOKEN_VARIABLE = "AUTOFIT_TOKEN"
 
 
 def serve(*, host: str, port: int, store: str | None) -> None:
-    """Serve until interrupted. Beyond loopback a token must be set in the environment."""
+    """Serve until interrupted, and say where on standard error; port 0 takes a free one.
+
+    Beyond loopback a token must be set in the environment.
+    """
     import uvicorn
 
     from autofit.api.app import create_app
@@ -25,17 +29,25 @@ def serve(*, host: str, port: int, store: str | None) -> None:
             remedy=f"set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
         )
     with Store.open(store, create=False) as opened:
-        _check_free(host, port)
+        port = _free(host, port)
         app = create_app(opened, token=token, loopback=is_loopback(host))
+        where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        print(
+            f"autofit: serving on {where}, described at {where}/openapi.json; Ctrl-C ends it",
+            file=sys.stderr,
+            flush=True,
+        )
         uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
 
 
-def _check_free(host: str, port: int) -> None:
-    """Raise `UsageError` if nothing can listen there; uvicorn would log it and leave with status 1."""
+def _free(host: str, port: int) -> int:
+    """`port`, or one that is free for 0. Raises `UsageError` if nothing can listen there; uvicorn would log it and
+    leave with status 1."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
+            return int(probe.getsockname()[1])
         except OSError as error:
             raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from error

@@ -92,6 +92,9 @@ def _counted(model: Any, config: Any) -> ModelShape:
 
     text = config.get_text_config()
     embedding = model.get_input_embeddings().weight
+    for what, size in (("layers", text.num_hidden_layers), ("tokens in its vocabulary", embedding.shape[0])):
+        if size < 1:
+            raise ValueError(f"it has {size} {what}")
     head = model.get_output_embeddings()
     tied = head is not None and head.weight is embedding
     parameters = dict(model.named_parameters())

@@ -81,7 +81,8 @@ def _run() -> None:
         code = app(standalone_mode=False)
         if code == 130:  # click has caught the interrupt itself
             raise KeyboardInterrupt
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where the shell has closed it (>&-)
+            sys.stdout.flush()
         sys.exit(code if isinstance(code, int) else 0)
     except (AutofitError, ModuleNotFoundError) as raised:
         error = not_installed(raised) if isinstance(raised, ModuleNotFoundError) else raised

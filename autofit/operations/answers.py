@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from shlex import quote
 
 from autofit.catalog.hardware import cards
 from autofit.contradiction import in_words
@@ -182,7 +183,8 @@ def search_command(options: Asked, goal: Goal | None = None) -> str:
     """The command whose trials would answer for these options."""
     goal, usual = goal or Goal(), Goal()
     words = [
-        f"autofit search --model {options.model} --seq-len {options.seq_len} --global-batch {options.global_batch}"
+        f"autofit search --model {quote(options.model)}",
+        f"--seq-len {options.seq_len} --global-batch {options.global_batch}",
     ]
     for name, value, default in (
         ("lora-dropout", options.lora_dropout, 0.0),

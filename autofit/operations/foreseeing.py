@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from autofit.errors import in_one_line
 from autofit.lattice import Config
 from autofit.operations.other_hardware import is_calibrated, learned_elsewhere
 from autofit.operations.predicting import predict_all
@@ -59,7 +60,7 @@ def foresee(
             everywhere = store.predicted(latest=COMPARED)
             foresight = learned_elsewhere(foresight, job.hardware, everywhere, memory=not earlier)
     except Exception as failure:
-        _log.warning("autofit: goes on without predictions, which failed: %s: %s", type(failure).__name__, failure)
+        _log.warning("autofit: goes on without predictions, which failed: %s", in_one_line(failure))
         return Foresight()
     foresight = replace(
         foresight,

@@ -16,7 +16,7 @@ from autofit.techniques import AXES, TECHNIQUES, Job, holds, unsupported
 from autofit.techniques.loss import chunks_are_one
 from autofit.techniques.precision import has_bf16
 from autofit.techniques.rank import nearest
-from autofit.workload import Goal, digest
+from autofit.workload import Goal, check_count, digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,9 +120,8 @@ def _for_here(config: Config, job: Job) -> Config:
 
 def space_summaries(global_batch: int) -> list[dict[str, object]]:
     """Every built-in space: its name, purpose, and number of valid configs, on hardware and with packages that lack
-    nothing. Raises `UsageError` for a global batch below 1."""
-    if global_batch < 1:
-        raise UsageError(f"global-batch is {global_batch}: it must be at least 1")
+    nothing. Raises `UsageError` for a global batch that no workload can have."""
+    check_count("global-batch", global_batch)
     return [
         {"name": s.name, "purpose": s.purpose, "configs": s.count(AXES, batch=global_batch)}
         for s in (load_space(name) for name in spaces.names())

@@ -10,7 +10,7 @@ from autofit.errors import NothingFits
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import SearchResult, search
 from autofit.operations.shortfall import Shortfall
-from autofit.workload import METHODS
+from autofit.workload import METHODS, check_count
 
 if TYPE_CHECKING:
     from autofit.search.loop import Progress
@@ -52,10 +52,12 @@ def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
     """A request for each number of devices up to that of `request` among which the global batch can be divided.
 
     Each has an equal share of the time budget. A fixed one, because a search is answered from the store if it asked
-    for no more time before.
+    for no more time before. Raises `UsageError` for numbers that no workload can have.
     """
     asked = request.workload
-    counts = [n for n in range(1, asked.devices + 1) if asked.global_batch % n == 0]
+    check_count("devices", asked.devices)
+    check_count("global-batch", asked.global_batch)
+    counts = [n for n in range(1, min(asked.devices, asked.global_batch) + 1) if asked.global_batch % n == 0]
     budget = request.time_budget_seconds
     share = None if budget is None else budget / len(counts)
     return {n: replace(request, workload=replace(asked, devices=n), time_budget_seconds=share) for n in counts}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from autofit.errors import in_one_line
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys
 from autofit.lattice import Config
@@ -68,5 +69,5 @@ def _made(job: Job, configs: list[Config], limit: int, report: Callable[[int], N
     try:
         return sweep(job, configs, memory_limit_bytes=limit, report=report)
     except Exception as error:
-        _log.warning("autofit: goes on without predictions, which failed: %s: %s", type(error).__name__, error)
+        _log.warning("autofit: goes on without predictions, which failed: %s", in_one_line(error))
         return {}

@@ -13,7 +13,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.techniques import Job
 from autofit.trial.nvml import BUSY_BYTES, visible
 from autofit.units import MIB
-from autofit.workload import Goal, Workload
+from autofit.workload import LARGEST_SEED, Goal, Workload, check_count
 
 LIMIT_STEP_BYTES = 512 * MIB
 """A default limit beside other programs is a multiple of this."""
@@ -34,6 +34,7 @@ class WorkloadOptions:
 
     def resolve(self) -> tuple[Model, Workload]:
         """The model's architecture, and the workload; raises `UsageError` for what cannot be trained."""
+        self._check_numbers()
         model = load(self.model)
         longest = positions(model)
         if longest is not None and self.seq_len > longest:
@@ -47,6 +48,14 @@ class WorkloadOptions:
             devices=self.devices,
             seed=self.seed,
         )
+
+    def _check_numbers(self) -> None:
+        """Raise `UsageError` for numbers that nothing could be counted with. Here and not in `Workload`: a store may
+        have trials that failed for them."""
+        for name in ("seq_len", "global_batch", "devices"):
+            check_count(name.replace("_", "-"), getattr(self, name))
+        if abs(self.seed) > LARGEST_SEED:
+            raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_SEED} to {LARGEST_SEED}")
 
     def job(self, site: tuple[Hardware, Stack]) -> Job:
         """The job on the given hardware and stack.

@@ -177,7 +177,8 @@ def _lower_floors(prepared: Prepared, goal: Goal, least: int) -> list[str]:
             configs = narrow(load_space(space), goal_, job).lattice.configs
             lower = min(map(prepared.floor, configs))
             if lower < least:
-                found.append(f"{words} would lower that to {format_bytes(lower)}")
+                so = f"lower that to {format_bytes(lower)}" if lower else "keep all of that in host memory"
+                found.append(f"{words} would {so}")
     return found
 
 

@@ -45,6 +45,7 @@ FLOORS: tuple[set[str], ...] = (
     {"search"},
     {"operations"},
     {"cli", "api"},
+    {"__main__"},
 )
 """From the bottom up. Rooms of one floor do not import each other, the ground floor's apart."""
 STAIRS = {("autofit.cli.serve_command", "autofit.api.server")}

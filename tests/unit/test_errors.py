@@ -13,6 +13,7 @@ from autofit.errors import (
     NothingFits,
     StoreError,
     UsageError,
+    in_one_line,
     unknown,
 )
 from autofit.lattice import Axis
@@ -40,6 +41,21 @@ def test_what_the_environment_lacks_is_said_with_its_remedy() -> None:
     error = EnvironmentLacks("bitsandbytes is not installed", remedy="pip install bitsandbytes")
     assert str(error) == "bitsandbytes is not installed (pip install bitsandbytes)"
     assert error.remedy == "pip install bitsandbytes"
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError("no room"), "MemoryError: no room"),
+        (
+            TypeError("Overflow\nException raised from unpack (most recent call first):\nframe #0"),
+            "TypeError: Overflow",
+        ),
+        (ValueError(), "ValueError"),
+    ],
+)
+def test_what_another_library_says_is_told_in_one_line(error: Exception, line: str) -> None:
+    assert in_one_line(error) == line
 
 
 def test_an_unknown_name_is_answered_with_the_nearest_first() -> None:

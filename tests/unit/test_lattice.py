@@ -247,6 +247,11 @@ def test_a_wrong_value_is_refused_with_the_nearest_ones(name: str, value: object
     assert nearest in str(refusal.value)
 
 
+def test_a_number_that_no_tensor_can_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="value of rank is 2147483648: it must be at most 2147483647"):
+        BY_NAME["rank"].check(2**31)
+
+
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1e3", "x", "1" * 5000, "³", "true"])
 def test_a_number_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="value of micro_batch"):

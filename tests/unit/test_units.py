@@ -59,6 +59,7 @@ def test_a_size_without_a_unit_is_refused_with_a_hint(bare: str) -> None:
         "1.GiB",
         ".5GiB",
         "1 2GB",
+        "1\N{ARABIC-INDIC DIGIT THREE}GiB",
     ],
 )
 def test_a_size_that_is_not_understood_is_refused_with_an_example(text: str) -> None:
@@ -134,7 +135,9 @@ def test_a_duration_without_a_unit_is_refused_with_both_readings(bare: str) -> N
         parse_duration(bare)
 
 
-@pytest.mark.parametrize("text", ["", "m", "10x", "10min", "1h 30", "-5m", "1h-30m", "ten minutes", "5m!"])
+@pytest.mark.parametrize(
+    "text", ["", "m", "10x", "10min", "1h 30", "-5m", "1h-30m", "ten minutes", "5m!", "\N{ARABIC-INDIC DIGIT THREE}m"]
+)
 def test_a_duration_that_is_not_understood_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"not understood: .*1h30m"):
         parse_duration(text)

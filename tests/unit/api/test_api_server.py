@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -27,12 +28,6 @@ TOKEN = "a-secret-of-the-operator"
 START_SECONDS = 60.0
 
 
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "autofit.cli.main", "serve", *arguments]
 
@@ -45,16 +40,18 @@ def environment(token: str | None) -> dict[str, str]:
 @contextmanager
 def running(store: Path, *, token: str | None = None, host: str = "127.0.0.1") -> Iterator[tuple[Any, str]]:
     """A server process and its address, once it answers."""
-    port = free_port()
     process = subprocess.Popen(
-        command("--host", host, "--port", str(port), "--store", str(store)),
+        command("--host", host, "--port", "0", "--store", str(store)),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=environment(token),
     )
-    address = f"http://127.0.0.1:{port}"
     try:
+        said = process.stderr.readline() if process.stderr else ""
+        place = re.match(rf"autofit: serving on http://{re.escape(host)}:(\d+), ", said)
+        assert place, said
+        address = f"http://127.0.0.1:{place[1]}"
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:

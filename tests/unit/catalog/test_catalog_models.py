@@ -263,6 +263,17 @@ def test_fields_that_contradict_each_other_are_refused_when_built(tmp_path: Path
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("nothing", "says"),
+    [({"num_hidden_layers": 0}, "it has 0 layers"), ({"vocab_size": 0}, "it has 0 tokens in its vocabulary")],
+)
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_model_of_nothing_is_refused(nothing: dict[str, int], says: str, tmp_path: Path) -> None:
+    written(tmp_path, {**TINY, **nothing})
+    with pytest.raises(UsageError, match=f"no model can be built from it: {says}"):
+        shape(load(str(tmp_path)))
+
+
 def test_of_a_vision_language_model_the_text_model_is_taken(tmp_path: Path) -> None:
     text = {key: value for key, value in load("gemma-3-1b").config.items() if key != "model_type"}
     written(tmp_path, {"model_type": "gemma3", "text_config": text, "vision_config": {"hidden_size": 32}})

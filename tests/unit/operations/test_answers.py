@@ -125,12 +125,12 @@ def test_what_was_measured_of_a_folders_model_is_said(store: Store, tmp_path: Pa
 
     from jobs import tiny_model
 
-    (tmp_path / "small").mkdir()
-    (tmp_path / "small" / "config.json").write_text(json.dumps(tiny_model().config))
-    options = replace(OPTIONS, model=str(tmp_path / "small"))
+    (tmp_path / "a small one").mkdir()
+    (tmp_path / "a small one" / "config.json").write_text(json.dumps(tiny_model().config))
+    options = replace(OPTIONS, model=str(tmp_path / "a small one"))
     fill(store, [({}, fits(3, 100))], job=make_job(options))
     assert operations.frontier(options, store=store).trials == 1
-    with pytest.raises(EnvironmentLacks, match="measured: seq-len 128 global-batch 4"):
+    with pytest.raises(EnvironmentLacks, match=rf"measured: seq-len 128 global-batch 4.*--model '{options.model}'"):
         operations.frontier(replace(options, seq_len=64), store=store)
 
 

@@ -11,7 +11,7 @@ from unit.operations.made_trials import OPTIONS
 from unit.operations.made_world import World
 
 from autofit.cli.search_text import over_devices_text
-from autofit.errors import NothingFits
+from autofit.errors import NothingFits, UsageError
 from autofit.operations import SearchRequest, search_over_devices
 from autofit.operations.over_devices import requests_over_devices
 from autofit.outcome import Outcome, OutOfMemory
@@ -34,6 +34,12 @@ def failing_on(devices: int) -> Callable[[TrialRequest], Outcome | None]:
         return OutOfMemory(reason="made") if request.job.workload.devices == devices else None
 
     return special
+
+
+@pytest.mark.parametrize("devices", [0, -1, 10**20])
+def test_a_number_of_devices_that_cannot_be_is_refused(devices: int) -> None:
+    with pytest.raises(UsageError, match=f"devices is {devices}"):
+        requests_over_devices(SearchRequest(workload=replace(OPTIONS, devices=devices)))
 
 
 def test_only_numbers_that_divide_the_global_batch_each_with_its_share_of_the_time() -> None:

@@ -102,6 +102,12 @@ def test_what_cannot_be_predicted_is_counted_with_its_reason(request_: SearchReq
     assert (count, found.fitting, found.points, found.recommendation) == (8, 0, (), None)
 
 
+def test_what_offload_would_keep_on_the_host_is_no_need_of_nothing(request_: SearchRequest) -> None:
+    asked = replace(request_, workload=WorkloadOptions(model="llama-3.1-70b"), goal=Goal(method="full"))
+    with pytest.raises(Shortfall, match="--space offload would keep all of that in host memory; --method any would"):
+        predict_frontier(asked)
+
+
 def test_on_a_limit_that_nothing_fits_what_needs_least_is_named(request_: SearchRequest) -> None:
     with pytest.raises(Shortfall, match="is predicted to fit") as caught:
         predict_frontier(replace(request_, memory_limit_bytes=300 * MIB))
