@@ -15,9 +15,9 @@ for each workload of each table:
   trials for calibration are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median of all
   seeds is printed, with the worst. Beside it the tau that a second measurement of the same configs would have: each
   speed is drawn anew within the interval that its trial has, which no prediction can better but by luck. A trial does
-  not see what the machine did between trials, so that is not all: beside it `left_unexplained`, the standard deviation of
-  what is left of the errors where every value of every axis, and every pair of values, is given a correction of its own
-  with hindsight, and the tau that predictions without any other error would have. What an operation costs shows in such
+  not see what the machine did between trials, so that is not all: `left_unexplained` is the standard deviation of what
+  is left of the errors where every value of every axis, and every pair of values, is given a correction of its own with
+  hindsight, and the tau that predictions without any other error would have. What operations cost shows in such
   corrections; what they leave is noise, or what only three axes together do.
 
 At last the shares of the heap, fitted to all tables. The trials must have run on this version of the libraries for
@@ -191,7 +191,7 @@ def repeated(rows: Sequence[Row], seeds: int) -> float:
 def left_unexplained(rows: Sequence[Row]) -> dict[str, Any] | None:
     """Standard deviation of log speeds that the axes do not explain, per degree of freedom, and the tau that it leaves.
 
-    By least squares on the errors of predictions calibrated on all rows, over indicators of the values of every axis and
+    By least squares on the errors of predictions calibrated on all rows, over indicators of the values of each axis and
     of every pair of axes; of every axis alone where pairs would leave less than a quarter of the rows, and None where
     these do, too.
     """

@@ -96,7 +96,7 @@ def test_what_axes_and_their_pairs_do_not_explain_is_told_from_what_they_do(
     monkeypatch.setattr(script, "speeds", lambda rows, learnt_from: [row.predicted for row in rows])
     exact, noisy = (script.left_unexplained(rows(noise)) for noise in (1e-9, 0.1))
     assert exact["axes_together"] == 2 and exact["deviation"] < 1e-6 and exact["kendall_tau"] > 0.99
-    assert noisy["deviation"] == pytest.approx(0.1, rel=0.3) and noisy["kendall_tau"] < 0.95
+    assert noisy["deviation"] == pytest.approx(0.1, rel=0.3) and noisy["kendall_tau"] < exact["kendall_tau"]
     assert script.left_unexplained(rows(0.1)[:3]) is None
 
 
