@@ -14,7 +14,11 @@ for each workload of each table:
 * time, on the trials that it was not calibrated on: Kendall's tau-a of tokens/s, and the median absolute error. The
   trials for calibration are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median of all
   seeds is printed, with the worst. Beside it the tau that a second measurement of the same configs would have: each
-  speed is drawn anew within the interval that its trial has, which no prediction can better but by luck.
+  speed is drawn anew within the interval that its trial has, which no prediction can better but by luck. A trial does
+  not see what the machine did between trials, so that is not all: `left_unexplained` is the standard deviation of what
+  is left of the errors where every value of every axis, and every pair of values, is given a correction of its own with
+  hindsight, and the tau that predictions without any other error would have. What operations cost shows in such
+  corrections; what they leave is noise, or what only three axes together do.
 
 At last the shares of the heap, fitted to all tables. The trials must have run on this version of the libraries for
 their predictions to be of the same step. About half a second per config on one core.
@@ -184,6 +188,40 @@ def repeated(rows: Sequence[Row], seeds: int) -> float:
     return statistics.median(taus)
 
 
+def left_unexplained(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """Standard deviation of log speeds that the axes do not explain, per degree of freedom, and the tau that it leaves.
+
+    By least squares on the errors of predictions calibrated on all rows, over indicators of the values of each axis and
+    of every pair of axes; of every axis alone where pairs would leave less than a quarter of the rows, and None where
+    these do, too.
+    """
+    measured = np.log([row.measured.tokens_per_second for row in rows])
+    predicted = np.log(speeds(rows, rows))
+    for together in (2, 1):
+        known = _indicators([row.trial.config.to_json() for row in rows], together)
+        freedom = len(rows) - int(np.linalg.matrix_rank(known))
+        if freedom >= len(rows) / 4:
+            break
+    else:
+        return None
+    errors = measured - predicted
+    left = errors - known @ np.linalg.lstsq(known, errors, rcond=None)[0]
+    deviation = float(np.sqrt(left @ left / freedom))
+    draws = np.random.default_rng(0).normal(0.0, deviation, (20, len(rows)))
+    taus = [kendall(predicted.tolist(), (predicted + draw).tolist()) for draw in draws]
+    return {"axes_together": together, "deviation": deviation, "kendall_tau": statistics.median(taus)}
+
+
+def _indicators(configs: Sequence[dict[str, Any]], together: int) -> NDArray[np.float64]:
+    """[configs, combinations]: which values of so many axes together each config has."""
+    axes = sorted({axis for config in configs for axis in config})
+    columns = []
+    for some in itertools.combinations(axes, together):
+        values = [tuple(config.get(axis) for axis in some) for config in configs]
+        columns += [[float(value == one) for value in values] for one in dict.fromkeys(values)]
+    return np.array(columns).T
+
+
 def judged(rows: Sequence[Row], others: Sequence[Row], count: int, seeds: int) -> dict[str, Any]:
     """The figures of one workload of a table; `others` are the rows of the other tables."""
     eager = [row for row in rows if row.trial.config.get("compile") is not True]
@@ -208,6 +246,7 @@ def judged(rows: Sequence[Row], others: Sequence[Row], count: int, seeds: int) -
             "kendall_tau": {"median": statistics.median(taus), "worst": min(taus)},
             "tokens_per_second_error": {"median": statistics.median(errors), "worst": max(errors)},
             "kendall_tau_of_a_second_measurement": repeated(rows, seeds),
+            "left_unexplained": left_unexplained(eager),
             "kendall_tau_uncalibrated": kendall(speeds(rows, []), measured),
         },
     }

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from autofit.estimate.kernels import common_scratch
+
 if TYPE_CHECKING:
     import torch
 
@@ -106,7 +108,7 @@ def cuda_scratch(
     if name == "aten._scaled_dot_product_flash_attention_for_cpu_backward.default":
         return _attention_backward(args, kwargs, capability)
     rule = _RULES.get(name)
-    return 0 if rule is None else rule(args)
+    return common_scratch(name, args) if rule is None else rule(args)
 
 
 def _attention_backward(args: tuple[Any, ...], kwargs: dict[str, Any], capability: str | None) -> int:

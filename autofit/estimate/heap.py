@@ -21,7 +21,7 @@ MAPPED_BYTES = 32 * MIB
 malloc/malloc.c)."""
 SIZE_POWER = 0.25
 """Of the size of a freed block in MiB, by which its bytes count more: the larger a hole, the more blocks split it."""
-SHARES = np.array([54 * MIB, 0.088, 0.14, 0.24, 0.28])
+SHARES = np.array([62 * MIB, 0.069, 0.14, 0.21, 0.33])
 """Of `causes`, in their order: fitted to the 84 configs of recorded/cpu-2c-every-axis.jsonl and
 cpu-2c-main-job-trials.jsonl in benchmarks by benchmarks/estimate_cpu.py, and to no table that judges searches. It also
 prints how far a fit to the other tables is off."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from autofit.estimate.kernels import common_scratch
+
 NF4_BLOCK = 64
 """Weights that share one scale (blocksize of bitsandbytes' 4-bit layers)."""
 FP32_BYTES = 4
@@ -19,8 +21,9 @@ def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     bitsandbytes has no 4-bit product of its own for a processor: the weight is dequantised whole, its scales first
     (`_gemm_4bit_default_impl` of backends/default/ops.py). Arguments: (activations, packed weight, shape, ...).
     """
-    if str(func) != "bitsandbytes.gemm_4bit.default":
-        return 0
+    name = str(func)
+    if name != "bitsandbytes.gemm_4bit.default":
+        return common_scratch(name, args)
     activations: torch.Tensor = args[0]
     shape: Sequence[int] = args[2]
     weights = math.prod(shape)

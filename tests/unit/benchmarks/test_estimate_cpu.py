@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -70,6 +71,33 @@ def test_a_second_measurement_ranks_as_the_first_where_intervals_are_narrow(scri
 
     assert script.repeated(rows(1e-6), seeds=5) == 1.0
     assert script.repeated(rows(0.5), seeds=5) < 1.0
+
+
+def test_what_axes_and_their_pairs_do_not_explain_is_told_from_what_they_do(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(0)
+
+    def rows(noise: float) -> list[Any]:
+        found = []
+        for a, b, c in itertools.product(range(4), range(4), range(7)):
+            missed = 0.3 * (a == 1) + 0.2 * (a == 2 and b == 3)  # by an axis, and by two together
+            speed = float(np.exp(0.1 * a + 0.43 * b + 1.9 * c + missed + noise * draw.normal()))
+            config = SimpleNamespace(to_json=lambda known={"a": a, "b": b, "c": c}: known)
+            found.append(
+                SimpleNamespace(
+                    trial=SimpleNamespace(config=config),
+                    measured=SimpleNamespace(tokens_per_second=speed),
+                    predicted=float(np.exp(0.1 * a + 0.43 * b + 1.9 * c)),
+                )
+            )
+        return found
+
+    monkeypatch.setattr(script, "speeds", lambda rows, learnt_from: [row.predicted for row in rows])
+    exact, noisy = (script.left_unexplained(rows(noise)) for noise in (1e-9, 0.1))
+    assert exact["axes_together"] == 2 and exact["deviation"] < 1e-6 and exact["kendall_tau"] > 0.99
+    assert noisy["deviation"] == pytest.approx(0.1, rel=0.3) and noisy["kendall_tau"] < exact["kendall_tau"]
+    assert script.left_unexplained(rows(0.1)[:3]) is None
 
 
 def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> None:
