@@ -111,7 +111,7 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
     limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
     if request.memory_limit_bytes is None and pool is None:
         limit = left_by_others(limit, job.hardware, devices)
-    return walked(request, job, limit, cannot=cannot_here if pool is None else unsupported)
+    return walked(request, job, limit, cannot=cannot_here if pool is None else pool.cannot)
 
 
 def walked(
@@ -123,7 +123,7 @@ def walked(
 ) -> Prepared:
     """What a search for `job` would walk; raises `NothingFits` if not even weights, gradients and states can fit.
 
-    `cannot` says why a config cannot work, on this machine if that is where the search runs.
+    `cannot` says why a config cannot work, on the machines that the search runs on if it runs at all.
     """
     space = request.space or default_space(job.hardware, job.workload.devices)
     narrowed = narrow(load_space(space), request.goal, job, cannot=cannot)
