@@ -14,11 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from jobs import tiny_model
 from unit.cli.conftest import Autofit
 from unit.cli.test_bad_input import check
 
-from autofit.operations import single_trial
+from autofit.operations import diagnosis, single_trial
 from autofit.outcome import Outcome
 from autofit.search import loop
 from autofit.store import Store
@@ -157,8 +158,10 @@ def test_memory_that_is_too_small(autofit: Autofit, on_two: None) -> None:
 
 
 @pytest.fixture
-def no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nor anything that one has made."""
     monkeypatch.setenv("CXX", "no-such-compiler")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
     compilation.missing_tool.cache_clear()
     yield
     compilation.missing_tool.cache_clear()
@@ -186,6 +189,19 @@ def test_without_a_compiler(autofit: Autofit, tmp_path: Path) -> None:
     assert done.code == 0, done.err
     assert done.document["configs"] == 2
     assert any(reason.startswith(lacking) for reason in done.document["unsupported"])
+
+
+@pytest.mark.usefixtures("no_compiler")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_doctor_says_what_cannot_be_compiled(compiled: bool, tmp_path: Path) -> None:
+    """And cannot be loaded: DeepSpeed looks for the compiler again."""
+    if compiled:
+        (tmp_path / "extensions" / "cpu_adam").mkdir(parents=True)
+        (tmp_path / "extensions" / "cpu_adam" / "cpu_adam.so").touch()
+        (tmp_path / "extensions" / "cpu_adam" / native_ops.STAMP).write_text(torch.__version__)
+    found = diagnosis._operation("cpu_adam", build=True)
+    assert (found.state, found.remedy) == ("optional", "apt-get install build-essential python3-dev")
+    assert found.found == "DeepSpeed's cpu_adam cannot be compiled without a compiler (no-such-compiler)"
 
 
 @pytest.fixture
