@@ -26,6 +26,7 @@ settings.load_profile("patient")
 NEEDS_THE_MACHINE = (
     "tests/end_to_end/",
     "tests/unit/benchmarks/",
+    "tests/unit/cli/test_ranks_commands.py",
     "tests/unit/cli/test_trial_command.py",
     "tests/unit/estimate/test_rank_shards.py",
     "tests/unit/export/test_export_transformers_trains.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -111,7 +111,7 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
     limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
     if request.memory_limit_bytes is None and pool is None:
         limit = left_by_others(limit, job.hardware, devices)
-    return walked(request, job, limit, cannot=cannot_here if pool is None else unsupported)
+    return walked(request, job, limit, cannot=cannot_here if pool is None else pool.cannot)
 
 
 def walked(
@@ -123,7 +123,7 @@ def walked(
 ) -> Prepared:
     """What a search for `job` would walk; raises `NothingFits` if not even weights, gradients and states can fit.
 
-    `cannot` says why a config cannot work, on this machine if that is where the search runs.
+    `cannot` says why a config cannot work, on the machines that the search runs on if it runs at all.
     """
     space = request.space or default_space(job.hardware, job.workload.devices)
     narrowed = narrow(load_space(space), request.goal, job, cannot=cannot)
@@ -338,7 +338,8 @@ def _its_end_noted(store: Store, search_id: str, found: Search) -> Iterator[None
         yield
         status = "done"
     except NothingFits:
-        status = "done"  # an answer, too
+        if found.knowledge.trials or not found.beyond_host:
+            status = "done"  # an answer, too; without a trial nothing in the store could give it again
         raise
     except KeyboardInterrupt:
         status = "interrupted"
@@ -389,6 +390,8 @@ def _result(
 ) -> SearchResult:
     job = prepared.job
     trials: list[Trial] = list(found.knowledge.trials.values())
+    if not trials and found.beyond_host:
+        raise _host_too_small(found.beyond_host, prepared)
     _check_any_fits(trials or store.trials(search_id=search_id), prepared, request.goal)
     # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
     context: dict[str, Any] = {
@@ -436,6 +439,18 @@ def _regret_bound(found: Search, store: Store, search_id: str) -> float | None:
 def _said_earlier(what: str, found: Search, store: Store, search_id: str) -> Any:
     earlier = store.search(search_id) if found.answer_only else None
     return (earlier.result or {}).get(what) if earlier is not None else None
+
+
+def _host_too_small(beyond_host: Mapping[Config, int], prepared: Prepared) -> Shortfall:
+    """Nothing was run, because the memory of a host is predicted to be too small for what devices would hold."""
+    config, lacking = min(beyond_host.items(), key=lambda item: item[1])
+    there = prepared.job.hardware.host_memory_bytes
+    return Shortfall(
+        f"no config of {prepared.job.model.name} is predicted to fit: the one that asks least of host memory takes "
+        f"{format_bytes(there + lacking)} of the {format_bytes(there)} that a machine has ({config})",
+        memory_limit_bytes=prepared.memory_limit_bytes,
+        closest={"config": config.to_json(), "provenance": "predicted", "over_limit_bytes": lacking},
+    )
 
 
 def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
@@ -154,6 +154,11 @@ class Search:
             methods=self.methods,
             changes=lambda config: len(changes(config, self.goal)),
         )
+
+    @property
+    def beyond_host(self) -> Mapping[Config, int]:
+        """The configs that were left out for what the host's memory is predicted to lack, with that in bytes."""
+        return {} if self._foresight is None else self._foresight.beyond_host
 
     def _rule_out_by_floor(self) -> None:
         for config in self.lattice.configs:

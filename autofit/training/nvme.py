@@ -1,10 +1,11 @@
-"""The folder for offload=nvme: whether it is there, writable and large enough."""
+"""The folder for offload=nvme: whether it is there, writable and large enough; each trial has one of its own in it."""
 
 from __future__ import annotations
 
 import os
 import resource
 import shutil
+import socket
 import tempfile
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,8 @@ from autofit.units import format_bytes
 
 ADAM_COPIES = 4
 """Of every trained parameter: the master copy, the gradient, momentum and variance."""
+PREFIX = "autofit-trial-"
+"""Of trials' folders."""
 LOCKS_ALL = 14
 """The bit of the capability to lock memory without limit, CAP_IPC_LOCK (capabilities(7))."""
 
@@ -49,7 +52,7 @@ def _widths(config: Config) -> tuple[int, int]:
 
 def require(config: Config, job: Job) -> Path:
     """The folder that the user named; raises `EnvironmentLacks` if there is none that `config` can be written to, or if
-    its buffers cannot be locked in memory, which would abort the process."""
+    its buffers cannot be locked in memory, which would abort the process. What killed trials have left is removed."""
     most = lockable_bytes()
     if most is not None and most < (locked := locked_bytes(config, job)):
         raise EnvironmentLacks(
@@ -65,6 +68,7 @@ def require(config: Config, job: Job) -> Path:
     if not folder.is_dir():
         raise EnvironmentLacks(f"offload=nvme: there is no folder {folder}", remedy=f"make it, or set {NVME_VARIABLE}")
     try:
+        remove_orphans()
         with tempfile.TemporaryFile(dir=folder):
             free = shutil.disk_usage(folder).free
     except OSError as error:
@@ -101,3 +105,22 @@ def require_on_all_ranks(config: Config, job: Job) -> Path:
     folder = require(config, job)
     torch.distributed.all_reduce(torch.zeros(()))  # in host memory, hence gloo's
     return folder
+
+
+def own_prefix() -> str:
+    """Of the folders of this machine, or of this container, whose processes have numbers of their own: the disk may be
+    shared."""
+    return f"{PREFIX}{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
+
+
+def remove_orphans() -> None:
+    """Remove what processes of this machine have left in the folder that were killed before they could."""
+    named = os.environ.get(NVME_VARIABLE)
+    if not named:
+        return
+    with suppress(OSError):
+        own = own_prefix()
+        for left in Path(named).glob(f"{own}*"):
+            owner = left.name.removeprefix(own).partition("-")[0]
+            if owner.isdecimal() and not Path("/proc", owner).exists():
+                shutil.rmtree(left, ignore_errors=True)

@@ -37,7 +37,7 @@ from autofit.trial import classify, nvml, process_memory, shared_memory
 from autofit.trial.commands import Commands, Stopped
 from autofit.trial.postponed import import_postponed
 from autofit.trial.request import seconds_since_asked
-from autofit.trial.swap_folder import swap_folder
+from autofit.trial.swap_folder import explained, swap_folder
 
 DEFAULT_ENTRY = "autofit.trial.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
@@ -120,6 +120,7 @@ class Host:
         """The outcome of one request and its seconds. Raises `EOFError` if nobody is left to command it."""
         with swap_folder(data) as environment:
             outcome, seconds = self._run(data, commands, environment)
+            outcome = explained(outcome, environment)
         if not self._spawn and any(sign in getattr(outcome, "stderr_tail", "") for sign in FORK_FAILURES):
             self._spawn = True
             return self.run(data, commands)

@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from autofit.errors import EnvironmentLacks
 from autofit.outcome import Crashed, Outcome, outcome_from_json
+from autofit.training.nvme import remove_orphans
 from autofit.trial import nvml
 from autofit.trial.host import DEFAULT_ENTRY
 from autofit.trial.request import TrialRequest
@@ -190,6 +191,8 @@ class TrialRunner:
             process.kill()
             process.wait()
         process.stdout.close()
+        if process.returncode != 0:
+            remove_orphans()
 
     def __enter__(self) -> TrialRunner:
         return self

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from autofit.outcome import Crashed, Outcome
 from autofit.techniques.sharding import NVME_VARIABLE
+from autofit.training.nvme import own_prefix, remove_orphans
+from autofit.units import format_bytes
 
-PREFIX = "autofit-trial-"
+FULL_BYTES = 64 * 1024**2
+"""A disk with less than this free has failed a write: DeepSpeed's are of 1 MiB, several at a time."""
 
 
 @contextmanager
@@ -28,7 +32,7 @@ def swap_folder(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         return
     made: str | None = None
     with suppress(OSError):
-        _remove_orphans(Path(named))
+        remove_orphans()
         made = tempfile.mkdtemp(prefix=f"{own_prefix()}{os.getpid()}-", dir=named)
     try:
         yield {} if made is None else {NVME_VARIABLE: made}
@@ -37,16 +41,15 @@ def swap_folder(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def own_prefix() -> str:
-    """Of the folders of this machine, or of this container, whose processes have numbers of their own: the disk may be
-    shared."""
-    return f"{PREFIX}{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
-
-
-def _remove_orphans(folder: Path) -> None:
-    """Remove what processes of this machine have left that were killed before they could."""
-    own = own_prefix()
-    for left in folder.glob(f"{own}*"):
-        owner = left.name.removeprefix(own).partition("-")[0]
-        if owner.isdecimal() and not Path("/proc", owner).exists():
-            shutil.rmtree(left, ignore_errors=True)
+def explained(outcome: Outcome, environment: Mapping[str, str]) -> Outcome:
+    """The same, or with the full disk that a trial with this addition to its environment has crashed for, while its
+    files are still there: DeepSpeed does not look whether a write has failed, and aborts when it reads."""
+    folder = environment.get(NVME_VARIABLE)
+    if folder is None or not isinstance(outcome, Crashed) or outcome.transient:
+        return outcome
+    with suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        if free < FULL_BYTES:
+            full = f"the disk of {Path(folder).parent} was full, with {format_bytes(free)} left"
+            return replace(outcome, reason=f"{full}: {outcome.reason}", transient=True)
+    return outcome

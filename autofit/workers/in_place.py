@@ -5,7 +5,10 @@ from __future__ import annotations
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
 from autofit.outcome import Outcome
+from autofit.techniques import Job
+from autofit.training.requirements import cannot_here
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_devices, detect
@@ -33,6 +36,10 @@ class InPlacePool:
     def site(self) -> tuple[Hardware, Stack]:
         """This machine."""
         return self._site
+
+    def cannot(self, config: Config, job: Job) -> str | None:
+        """Why `config` cannot be trained on this machine."""
+        return cannot_here(config, job)
 
     def submit(self, request: TrialRequest) -> None:
         """Start `request`."""

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
 from autofit.outcome import Outcome
+from autofit.techniques import Job
 from autofit.trial.request import TrialRequest
 
 
@@ -33,6 +35,9 @@ class Pool(Protocol):
 
     def site(self) -> tuple[Hardware, Stack]:
         """The device and the library versions that trials will meet."""
+
+    def cannot(self, config: Config, job: Job) -> str | None:
+        """Why `config` cannot be trained for `job` where the trials run, in one sentence; None where it can."""
 
     def submit(self, request: TrialRequest) -> None:
         """Start `request` on an idle worker; at most `size` may be under way."""

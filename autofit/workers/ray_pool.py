@@ -11,7 +11,10 @@ from typing import Any
 
 from autofit.errors import EnvironmentLacks
 from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config, Value
 from autofit.outcome import Crashed, Outcome
+from autofit.techniques import Job, unsupported
+from autofit.training.requirements import asks
 from autofit.trial.group import Gathering
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_even
@@ -20,6 +23,7 @@ from autofit.workers.alone import warn_unless_alone
 from autofit.workers.pool import Completed
 from autofit.workers.ray_connection import cause, connect, cpus_per_node, gpus, wait_for_nodes
 from autofit.workers.trial_actor import TrialActor
+from autofit.workload import Workload
 
 LOST_WORKER_RETRIES = 1
 """A worker that is lost (a preempted node) costs its trial one more attempt, which is ours to count, not Ray's."""
@@ -78,6 +82,8 @@ class RayPool:
         self._driver = os.getpid() if address is None else None
         self._accelerator = accelerator
         self._running: list[_Running] = []
+        self._lacking: dict[tuple[Workload, tuple[Value | None, ...]], str | None] = {}
+        """What the workers' machines lack, by what is asked of them."""
         self._starting: dict[int, tuple[Any, float]] = {}
         """Groups that take the place of lost ones: the answers that show they are up, and since when those are awaited.
         """
@@ -160,17 +166,7 @@ class RayPool:
     def site(self) -> tuple[Hardware, Stack]:
         """The first worker's device and versions; raises `EnvironmentLacks` if workers differ or none comes up."""
         if self._site is None:
-            asked = [actor.site.remote() for group in self._groups for actor in group.actors]
-            try:
-                sites = self._ray.get(asked, timeout=START_SECONDS)
-            except self._ray.exceptions.GetTimeoutError as error:
-                raise EnvironmentLacks(
-                    "Ray started no worker within 5 minutes", remedy="check `ray status` for resources"
-                ) from error
-            except self._ray.exceptions.RayError as error:
-                raise EnvironmentLacks(
-                    f"Ray's worker failed: {cause(error)}", remedy="run `autofit doctor` on that machine"
-                ) from error
+            sites = self._of_all("site")
             found = [(Hardware.from_json(s["hardware"]), Stack.from_json(s["stack"])) for s in sites]
             if self._uses_gpus:
                 for first in range(0, len(found), self.devices):
@@ -183,6 +179,34 @@ class RayPool:
                 )
             self._site = found[0]
         return self._site
+
+    def cannot(self, config: Config, job: Job) -> str | None:
+        """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may come to any.
+
+        They are asked once for all configs that ask the same of them. Raises `EnvironmentLacks` if one does not answer.
+        """
+        reason = unsupported(config, job)
+        if reason is not None or not asks(config):
+            return reason
+        asked = (job.workload, asks(config))
+        if asked not in self._lacking:
+            self._lacking[asked] = next(filter(None, self._of_all("lacks", config, job)), None)
+        return self._lacking[asked]
+
+    def _of_all(self, method: str, *arguments: Any) -> list[Any]:
+        """What every worker answers; raises `EnvironmentLacks` if one does not."""
+        asked = [getattr(actor, method).remote(*arguments) for group in self._groups for actor in group.actors]
+        try:
+            answers: list[Any] = self._ray.get(asked, timeout=START_SECONDS)
+        except self._ray.exceptions.GetTimeoutError as error:
+            raise EnvironmentLacks(
+                "Ray started no worker within 5 minutes", remedy="check `ray status` for resources"
+            ) from error
+        except self._ray.exceptions.RayError as error:
+            raise EnvironmentLacks(
+                f"Ray's worker failed: {cause(error)}", remedy="run `autofit doctor` on that machine"
+            ) from error
+        return answers
 
     def submit(self, request: TrialRequest) -> None:
         """Start `request` on an idle worker."""

@@ -6,7 +6,9 @@ import threading
 from dataclasses import replace
 from typing import Any
 
+from autofit.lattice import Config
 from autofit.rendezvous import LOOPBACK, Rendezvous
+from autofit.techniques import Job
 from autofit.trial.request import TrialRequest
 
 
@@ -39,6 +41,13 @@ class TrialActor:
         import ray
 
         return str(ray.util.get_node_ip_address())
+
+    def lacks(self, config: Config, job: Job) -> str | None:
+        """What this worker's machine lacks for `config`, in one sentence."""
+        from autofit.training.requirements import lacking_here
+
+        lacking = lacking_here(config, job)
+        return None if lacking is None else f"on {self.address()}: {lacking}"
 
     def listen(self, *addresses: str) -> dict[str, Any]:
         """Open the place where the ranks of the next trial meet, on this machine; `addresses` are those of all."""

@@ -34,7 +34,7 @@ class EvenPool:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self.site, self.close = pool.site, pool.close
+        self.site, self.cannot, self.close = pool.site, pool.cannot, pool.close
 
     @property
     def size(self) -> int:

@@ -309,6 +309,8 @@ def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     words += ["--include-dashboard=false", f"--object-store-memory={80 * 1024**2}", f"--temp-dir={short.name}"]
     # The second variable keeps Ray from replacing 127.0.0.1 by an address that others reach.
     quiet = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "AUTOFIT_TEST_FOLDER": ""}
+    (folder / "nothing compiled").mkdir()
+    quiet["TORCH_EXTENSIONS_DIR"] = str(folder / "nothing compiled")
     with (folder / "ray.log").open("w") as log:
         head = subprocess.Popen(
             [ray, *words], env={**os.environ, **quiet}, stdout=log, stderr=log, start_new_session=True
@@ -334,6 +336,11 @@ def test_a_running_cluster_is_used_and_left_as_it_was(folder: Path, cluster: str
     wait_until_gone(folder)
     host, _, port = cluster.rpartition(":")
     socket.create_connection((host, int(port)), timeout=5).close()
+    (folder / "space.yaml").write_text(SPACE.replace("[lora, full]", "[full]") + "defaults:\n  offload: optimizer\n")
+    _, said = run(folder, *asked, expect=2)
+    lacking = f"on {host}: offload=optimizer needs DeepSpeed's cpu_adam, which is not compiled here yet"
+    assert f"space space has no config for this search: {lacking} (autofit doctor --build-ops)" in said
+    wait_until_gone(folder)
 
 
 def test_sigint_ends_with_130_and_keeps_what_was_measured(folder: Path) -> None:

@@ -104,6 +104,10 @@ class ReplayPool:
         """Where the table was recorded."""
         return self.job.hardware, self.job.stack
 
+    def cannot(self, config: Config, job: Job) -> str | None:
+        """What could not work has been recorded as that."""
+        return None
+
     def submit(self, request: TrialRequest) -> None:
         """Look the trial up; what a search submits twice it wants run twice."""
         again = request.config in self._begun

@@ -537,6 +537,25 @@ def test_every_kept_trial_has_its_prediction(world: World, request_: SearchReque
     assert result.ruled_out > len(plain.narrowed.lattice.configs) - asked
 
 
+def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request_: SearchRequest) -> None:
+    here, _ = detect("cpu")
+
+    def predict_all(job: Job, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
+        takes = {c: here.host_memory_bytes + (2 if c["method"] == "qlora" else 3) * GIB for c in configs}
+        made = {c: made_estimate(c, GIB, 2 * GIB) for c in configs}
+        return {c: replace(e, host_bytes=takes[c], host_memory_bytes=here.host_memory_bytes) for c, e in made.items()}
+
+    world.predict_all = predict_all
+    for _ in range(2):
+        with pytest.raises(Shortfall) as refused:
+            operations.search(request_)
+    takes, there = here.host_memory_bytes + 2 * GIB, here.host_memory_bytes
+    assert f"takes {format_bytes(takes)} of the {format_bytes(there)} that a machine has" in str(refused.value)
+    closest = refused.value.to_json()["closest"]
+    assert (closest["config"]["method"], closest["over_limit_bytes"]) == ("qlora", 2 * GIB)
+    assert [pool.submitted for pool in world.pools] == [[], []]
+
+
 def test_what_the_store_answers_is_not_estimated(world: World, request_: SearchRequest) -> None:
     world.predict_all = predictor = Predictor()
     first = operations.search(request_)

@@ -22,7 +22,7 @@ from autofit.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
 from autofit.search.foresight import Foresight
 from autofit.search.knowledge import verdict
 from autofit.search.loop import Limits, Progress, Search
-from autofit.techniques import Job
+from autofit.techniques import Job, unsupported
 from autofit.trial.request import TrialRequest
 from autofit.units import GIB
 from autofit.workers.pool import Completed
@@ -154,6 +154,10 @@ class FakePool:
     def site(self) -> tuple[Hardware, Stack]:
         """The job's own, if no other is given."""
         return self.found or (self.truth.job.hardware, self.truth.job.stack)
+
+    def cannot(self, config: Config, job: Job) -> str | None:
+        """Nothing is lacking."""
+        return unsupported(config, job)
 
     def submit(self, request: TrialRequest) -> None:
         """Take a request."""

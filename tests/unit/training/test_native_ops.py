@@ -154,6 +154,16 @@ def test_the_folder_must_have_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         nvme.require(NVME, job())
 
 
+def test_what_killed_trials_have_left_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(NVME_VARIABLE, str(tmp_path))
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (tmp_path / f"{nvme.own_prefix()}{ended.pid}-left").mkdir()
+    (tmp_path / f"{nvme.own_prefix()}{os.getpid()}-runs").mkdir()
+    nvme.require(NVME, job())
+    assert [path.name for path in tmp_path.iterdir()] == [f"{nvme.own_prefix()}{os.getpid()}-runs"]
+
+
 def test_adapters_write_little_beside_the_frozen_weights() -> None:
     lora = nvme.needed_bytes(config(offload="nvme", method="lora", rank=8, precision="bf16-mixed"), job())
     assert 2 * 176_576 < lora < 18 * 176_576

@@ -19,9 +19,11 @@ Collective = Callable[[str], None]
 
 
 def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Does what the model is named after, in a group that has met and has been through a few collectives."""
+    """Does what the model is named after, in a group that has met and has been through a few collectives.
+
+    Of a model named after what each kind of sharding is to meet, the others train."""
     name = data["model"]["name"]
-    fate = FATES.get(name)
+    fate = FATES.get(name) or FATES_OF.get(name, {}).get(data["config"]["sharding"])
     if fate is None:
         CHANGES.get(name, lambda data: None)(data)
         child.run(data, descriptor, asked_at)
@@ -83,10 +85,11 @@ def leaves_segment(data: Mapping[str, Any]) -> None:
 
 
 def leaves_swap(data: Mapping[str, Any]) -> None:
-    """Dies with parameters in files."""
+    """Dies with parameters in files, before its parent or with it."""
     with open(os.path.join(os.environ[NVME_VARIABLE], "param_0.swp"), "wb") as file:
         file.write(b"0" * 4096)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid() if data["profile"] == "itself" else os.getppid(), signal.SIGKILL)
+    threading.Event().wait()
 
 
 def uneven_clocks(data: Mapping[str, Any]) -> None:
@@ -133,3 +136,4 @@ def greedy_on_rank_1(data: Mapping[str, Any]) -> None:
 
 CHANGES = {f.__name__: f for f in (leaves_segment, leaves_swap, uneven_clocks, nan_on_rank_1, greedy_on_rank_1)}
 FATES = {f.__name__: f for f in (rank_1_dies, rank_1_hangs, rank_1_raises, rank_0_is_deaf)}
+FATES_OF = {"fsdp_fails": {"fsdp": rank_1_hangs, "fsdp-no-reshard": rank_1_dies}}

@@ -17,11 +17,11 @@ from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, Timed
 from autofit.rendezvous import LOOPBACK, Rendezvous, listening
 from autofit.techniques import complete
 from autofit.techniques.sharding import NVME_VARIABLE
+from autofit.training.nvme import own_prefix
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.measure import PATIENCE_SECONDS
 from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
-from autofit.trial.swap_folder import own_prefix
 
 SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"
 
@@ -132,15 +132,19 @@ def test_segments_that_a_killed_rank_leaves_are_removed(pair: GroupRunner) -> No
         others.unlink()
 
 
-def test_files_that_a_killed_rank_has_swapped_to_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("killed", ["itself", "parent"])
+def test_files_that_a_killed_rank_has_swapped_to_are_removed(
+    killed: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(NVME_VARIABLE, str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     (tmp_path / f"{own_prefix()}4194305-left").mkdir()  # above the largest process id: proc(5), pid_max
     (tmp_path / "the user's").mkdir()
     config = complete({"sharding": "zero3", "offload": "nvme"})
     with TrialRunner(entry="rank_entries:by_name") as runner:
-        outcome, _ = runner.run(replace(fated("leaves_swap"), config=config))
-    assert isinstance(outcome, Crashed) and outcome.signal == "SIGKILL", outcome
+        outcome, _ = runner.run(replace(fated("leaves_swap", profile=killed), config=config))
+    assert isinstance(outcome, Crashed) and outcome.transient, outcome
+    assert (outcome.signal, outcome.exit_code) == (("SIGKILL", None) if killed == "itself" else (None, -9))
     assert [path.name for path in tmp_path.iterdir()] == ["the user's"]
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from autofit.outcome import Crashed, Diverged
 from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.trial.swap_folder import swap_folder
+from autofit.trial.classify import stopped
+from autofit.trial.swap_folder import FULL_BYTES, explained, swap_folder
 
 REQUEST = {"config": {"offload": "nvme"}}
 
@@ -46,3 +51,17 @@ def test_nothing_is_made_for_a_trial_that_does_not_swap(
     with swap_folder(request_) as added:
         assert added == {}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_where_a_trial_has_crashed_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swaps = {NVME_VARIABLE: str(tmp_path / "own")}
+    crashed = Crashed(reason="the trial's process died of SIGABRT", signal="SIGABRT")
+    others = (Diverged(reason="the loss is not finite"), stopped("build"))
+    usage = namedtuple("usage", ("total", "used", "free"))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**40, 2**40 - FULL_BYTES, FULL_BYTES))
+    assert explained(crashed, swaps) == crashed
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(2**40, 2**40 - 2**20, 2**20))
+    said = f"the disk of {tmp_path} was full, with 1 MiB left: the trial's process died of SIGABRT"
+    assert explained(crashed, swaps) == replace(crashed, reason=said, transient=True)
+    assert explained(crashed, {}) == crashed, "it had no files"
+    assert tuple(explained(other, swaps) for other in others) == others

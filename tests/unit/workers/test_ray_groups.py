@@ -12,7 +12,7 @@ from jobs import tiny_job, tiny_request
 from unit.workers.test_ray_pool import actor_processes, completed
 
 from autofit.errors import EnvironmentLacks
-from autofit.outcome import Fits
+from autofit.outcome import Crashed, Fits, TimedOut
 from autofit.techniques import complete
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_even, cpu
@@ -65,6 +65,24 @@ def test_a_lost_worker_costs_its_group_another_attempt(pool: RayPool) -> None:
     assert isinstance(done.outcome, Fits), done.outcome
     assert not before & {process.pid for process in actor_processes()}, "both ranks have new workers"
     assert len(pool._ray.util.placement_group_table()) == 2, "the first group and its successor"
+
+
+def test_a_rank_that_dies_or_hangs_ends_its_trial_and_no_other(pool: RayPool) -> None:
+    for sent, kind in ((signal.SIGKILL, Crashed), (signal.SIGSTOP, TimedOut)):
+        pool.submit(on_two(timing_seconds=30.0, deadline_seconds=6.0))
+        until = time.monotonic() + 60.0
+        while len(trials_processes()) < 2 and time.monotonic() < until:
+            time.sleep(0.02)
+        workers = {process.pid for process in actor_processes()}
+        trials_processes()[1].send_signal(sent)
+        (done,) = completed(pool)
+        assert isinstance(done.outcome, kind), done.outcome
+        assert done.outcome.reason.startswith("rank "), done.outcome
+        assert not trials_processes()
+    pool.submit(on_two())
+    (done,) = completed(pool)
+    assert isinstance(done.outcome, Fits), done.outcome
+    assert {process.pid for process in actor_processes()} == workers
 
 
 def test_more_ranks_than_cores_are_refused() -> None:

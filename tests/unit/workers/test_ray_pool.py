@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,19 +14,36 @@ from pathlib import Path
 
 import psutil
 import pytest
-from jobs import tiny_request
+import torch
+from jobs import tiny_job, tiny_request
 
 from autofit.errors import EnvironmentLacks
+from autofit.operations import SearchRequest, WorkloadOptions
+from autofit.operations.searching import prepare
 from autofit.outcome import Crashed, Fits
+from autofit.techniques import complete
+from autofit.techniques.sharding import NVME_VARIABLE
+from autofit.training import native_ops
+from autofit.training.requirements import cannot_here
 from autofit.trial.site import cpu
 from autofit.workers import ray_connection, ray_pool
 from autofit.workers.ray_pool import RayPool
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[RayPool]:
+def compiled_there(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What torch compiles is in this folder where the workers run, and elsewhere for who asks them."""
+    return tmp_path_factory.mktemp("extensions")
+
+
+@pytest.fixture(scope="module")
+def pool(compiled_there: Path) -> Iterator[RayPool]:
     """A private Ray with its one CPU worker."""
-    pool = RayPool(device="cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCH_EXTENSIONS_DIR", str(compiled_there))
+        patch.delenv(NVME_VARIABLE, raising=False)
+        pool = RayPool(device="cpu")
+        pool.site()
     yield pool
     pool.close()
 
@@ -83,6 +101,40 @@ def test_a_trial_runs_and_the_worker_is_free_again(pool: RayPool) -> None:
         assert isinstance(done.outcome, Fits)
         assert done.seconds > 0
     assert pool.wait(0.0) == []
+
+
+def test_what_the_workers_machines_lack_is_left_out_of_a_search(
+    pool: RayPool, compiled_there: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of offloading, which needs operations that are compiled there, and for nvme a folder."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    compile_in_name_only(tmp_path)
+    job, asked = tiny_job(), {"micro_batch": 1, "precision": "bf16"}
+    plain, optimizer, params = (complete({**asked, "offload": value}) for value in ("none", "optimizer", "params"))
+    assert [cannot_here(config, job) for config in (plain, optimizer, params)] == [None] * 3
+    assert pool.cannot(plain, job) is None
+    said = pool.cannot(optimizer, job) or ""
+    assert said.startswith("on 127.0.0.1: offload=optimizer needs DeepSpeed's cpu_adam, which is not compiled here yet")
+    assert "use adamw" in (pool.cannot(optimizer.replace(optimizer="sgd"), job) or ""), "nobody need be asked"
+    space = tmp_path / "space.yaml"
+    space.write_text("axes:\n  method: [full]\n  offload: [optimizer, none]\n")
+    options = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)
+    narrowed = prepare(SearchRequest(workload=options, space=str(space), device="cpu"), pool).narrowed
+    assert {config["offload"] for config in narrowed.lattice.configs} == {"none"}
+    assert said in narrowed.unsupported
+
+    compile_in_name_only(compiled_there)
+    assert pool.cannot(params, job) is None, "whatever there is here"
+    shutil.rmtree(tmp_path / "cpu_adam")
+    assert pool.cannot(params, job) is None
+    assert pool.cannot(optimizer, job) == said, "once and for all its likes"
+
+
+def compile_in_name_only(folder: Path) -> None:
+    """An operation that is taken for compiled."""
+    (folder / "cpu_adam").mkdir(exist_ok=True)  # who looks for it makes it
+    (folder / "cpu_adam" / "cpu_adam.so").touch()
+    (folder / "cpu_adam" / native_ops.STAMP).write_text(torch.__version__)
 
 
 def test_a_worker_is_served_as_who_has_started_it(pool: RayPool) -> None:
