@@ -2,8 +2,8 @@
 
     python held_by_ranks.py CONFIG ...
 
-For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; and
-bytes of the largest copy in fp64 that the backwards make, with what DeepSpeed keeps on the host for gradients on their way.
+For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; then
+bytes of the largest copy in fp64 that the backwards make, and of DeepSpeed's host buffer for gradients on their way.
 """
 
 from __future__ import annotations
