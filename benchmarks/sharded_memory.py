@@ -1,18 +1,23 @@
 """The estimator's memory of each rank against trials of several ranks on a processor.
 
     python benchmarks/sharded_memory.py [--model smollm2-135m] [--seq-len 64] [--global-batch 8] [--ranks 2]
-                                        [--shardings ddp,zero1,...] [--methods full,lora] [--json FILE]
+                                        [--shardings ddp,zero1,...] [--methods full,lora] [--mapped] [--json FILE]
 
 Trains every sharding with every method, each rank a process that talks over gloo, and prints the device memory of the
 rank that takes most beside the prediction. Memory is not disturbed by what else runs, so nothing is said of time. With
 --json the configs in the file that are not asked for are kept, so that a long run can be made in parts; those of other
 hardware, libraries or another workload are not.
+
+With --mapped the C library maps every block by itself and gives it back when it is freed (mallopt(3),
+M_MMAP_THRESHOLD): the trials then show what tensors take, and are held against the predicted tensors. What they take
+more without is what the heap keeps of freed blocks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,11 +35,16 @@ from autofit.workload import Workload
 
 SHARDINGS = "ddp,zero1,zero2,zero3,fsdp"
 METHODS = "full,lora"
+MAPPED = "glibc.malloc.mmap_threshold=65536"
+"""Bytes from which on a block is mapped by itself."""
 
 
-def compared(runner: GroupRunner, estimator: Estimator, config: Config, limit: int) -> dict[str, Any]:
-    """One config, measured and predicted, in bytes. Raises `SystemExit` for a trial that does not fit."""
-    predicted = estimator.estimate(config, memory_limit_bytes=limit)
+def compared(
+    runner: GroupRunner, estimator: Estimator, config: Config, limit: int, *, mapped: bool = False
+) -> dict[str, Any]:
+    """One config, measured and predicted, in bytes; tensors alone where they are `mapped`. Raises `SystemExit` for a
+    trial that does not fit."""
+    predicted, phases = predictions(estimator, config, limit, mapped=mapped)
     request = TrialRequest(
         job=estimator.job, config=config, memory_limit_bytes=limit, deadline_seconds=180.0, timing_seconds=0.5
     )
@@ -46,11 +56,21 @@ def compared(runner: GroupRunner, estimator: Estimator, config: Config, limit: i
         "config": config.to_json(),
         "measured_device_bytes": measured.device_bytes,
         "measured_by_rank": [rank.device_bytes for rank in measured.ranks],
-        "predicted_device_bytes": predicted.device_bytes,
+        "predicted_device_bytes": predicted,
         "measured_phase_peaks": measured.phase_peaks,
-        "predicted_phase_peaks": predicted.phase_peaks,
-        "error": predicted.device_bytes / measured.device_bytes - 1.0,
+        "predicted_phase_peaks": phases,
+        "error": predicted / measured.device_bytes - 1.0,
     }
+
+
+def predictions(estimator: Estimator, config: Config, limit: int, *, mapped: bool) -> tuple[int, dict[str, int]]:
+    """Device memory and the peak of each phase, in bytes."""
+    if not mapped:
+        found = estimator.estimate(config, memory_limit_bytes=limit)
+        return found.device_bytes, found.phase_peaks
+    traced = estimator.trace(config)
+    phases = {phase: size + traced.hosted_bytes for phase, size in traced.timeline.phase_peaks().items()}
+    return max(phases.values()), phases
 
 
 def text(row: dict[str, Any]) -> str:
@@ -67,7 +87,7 @@ def kept(file: Path | None, about: dict[str, Any], asked: list[Config]) -> list[
     if file is None or not file.exists():
         return []
     known = json.loads(file.read_text(encoding="utf-8"))
-    if any(known[name] != value for name, value in about.items()):
+    if any(known.get(name) != about.get(name) for name in (*about, "tunables")):
         return []
     again = [config.to_json() for config in asked]
     return [row for row in known["configs"] if row["config"] not in again]
@@ -94,6 +114,7 @@ def main() -> None:
     parser.add_argument("--shardings", default=SHARDINGS)
     parser.add_argument("--methods", default=METHODS)
     parser.add_argument("--limit-gib", type=float, default=4.0, help="memory limit of a rank")
+    parser.add_argument("--mapped", action="store_true", help="show tensors alone, without the C library's heap")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
     model, hardware = load(asked.model), cpu()
@@ -112,12 +133,15 @@ def main() -> None:
         for method in asked.methods.split(",")
     ]
     about = {"hardware": hardware.to_json(), "stack": job.stack.to_json(), "workload": workload.to_json()}
+    if asked.mapped:
+        os.environ["GLIBC_TUNABLES"] = MAPPED  # read as the trials' parent starts
+        about["tunables"] = {"GLIBC_TUNABLES": MAPPED}
     rows = kept(asked.json, about, configs)
     estimator = Estimator(job, None)
     with GroupRunner(ranks=asked.ranks) as runner:
         runner.start()
         for config in configs:
-            rows.append(compared(runner, estimator, config, int(asked.limit_gib * 2**30)))
+            rows.append(compared(runner, estimator, config, int(asked.limit_gib * 2**30), mapped=asked.mapped))
             print(text(rows[-1]), flush=True)
             if asked.json:
                 asked.json.write_text(json.dumps(document(about, rows), indent=2) + "\n", encoding="utf-8")

@@ -279,14 +279,16 @@ class Estimator:
     def _holdings(self, config: Config, alone: Config, rank: int, update: _Update) -> Holdings:
         """What the model of `config` has, as it is on one device at `alone`."""
         parameters = [s for s in self._stack(alone).tape.storages if s.trained is not None and s.allocated is None]
-        trained, frozen = (
-            int(Amounts.of(s.bytes for s in parameters if s.trained is is_trained).at(1, rank).sum())
+        of_trained, of_frozen = (
+            Amounts.of(s.bytes for s in parameters if s.trained is is_trained).at(1, rank)
             for is_trained in (True, False)
         )
+        trained, frozen = int(of_trained.sum()), int(of_frozen.sum())
         count = trained / make_plan(alone, self.job, HOST).trained_dtype.itemsize
         return Holdings(
             trained=count,
             trained_bytes=trained,
+            largest_bytes=int(of_trained.max(initial=0)),
             frozen_bytes=frozen,
             stored_bytes=int(count * make_plan(config, self.job, HOST).trained_dtype.itemsize),
             states_bytes=update.states_bytes,

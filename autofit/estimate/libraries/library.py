@@ -17,6 +17,8 @@ class Holdings:
     """Parameters that the optimizer updates."""
     trained_bytes: int
     """Of those, in the format that matrix products take."""
+    largest_bytes: int
+    """Of the largest of those alone."""
     frozen_bytes: int
     """Of all other parameters, in the format that they are kept in."""
     stored_bytes: int

@@ -31,7 +31,10 @@ SUB_GROUP = 1_000_000_000
 
 
 NORM_BYTES = 8
-"""Of an element of a gradient while its norm is computed."""
+"""Of an element of a gradient while its norm is computed (`get_norm_dtype` of runtime/zero/utils.py)."""
+NORM_ELEMENTS = 250_000_000
+"""Of a gradient that stage 3 makes so wide at a time, where the optimizer is on the host (`buffer_size` of
+`_constant_buffered_norm2`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +111,9 @@ class Zero:
     def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
         last = "backward-2" if accumulates else "backward-1"
         if self.stage == 3:
-            return self._third(tape)
+            return self._third(tape, last)
         if self.stage == 2:
-            edit, trained = self._second(tape)
+            edit, trained = self._second(tape, last)
         elif self.mixed and self.updaters:
             edit, trained = self._first_mixed(tape, last)
         else:
@@ -146,7 +149,8 @@ class Zero:
         else:
             # What goes back to the device, and gradients of the micro-batches so far (accumulated_grads_in_cpu).
             # In pure bf16 those are summed in the masters' own gradients.
-            kept = [trained, trained if self.mixed or self.wide else 0.0]
+            # What is copied there passes through a buffer (temp_grad_buffer_for_cpu_offload).
+            kept = [trained, trained if self.mixed or self.wide else 0.0, holdings.largest_bytes]
         return int(sum(map(self._block, [*kept, masters, masters])) + states)  # the masters and their gradients
 
     def _beside_files(self, trained: float) -> int:
@@ -233,7 +237,7 @@ class Zero:
         """At the adapters' own rank."""
         return parameter.bytes if parameter.bytes % RANK else parameter.bytes // RANK * self.rank
 
-    def _second(self, tape: Tape) -> tuple[Edit, list[int]]:
+    def _second(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
         """Gradients go through the bucket into the own partition."""
         edit = Edit(alike(tape))
         trained = self._trained(edit)
@@ -248,22 +252,52 @@ class Zero:
             into_buckets(edit, stage, made)
             end = edit.after_stage(stage)
             edit.free(end, bucket)
-            if number > 1:
+            self._last_reduction(edit, stage, ends=stage == last)
+            if stage == last:
                 self._norm(edit, stage)
+            if number > 1:
                 edit.free(end, own)
         return edit, trained
 
     def _norm(self, edit: Edit, stage: str) -> None:
-        """The norm of each gradient in turn, of a copy in fp64 (`get_norm_dtype` of runtime/zero/utils.py): stages 1
-        and 2 have whole gradients, of what reaches into a rank's part of the flat buffer."""
+        """The norm of each gradient in turn, of a copy in fp64: stages 1 and 2 have whole gradients, of what reaches
+        into a rank's part of the flat buffer."""
         widest = max((p for p in edit.in_order() if p.trained), key=self._bytes, default=None)
-        if widest is None or not self.updaters:  # with the optimizer on the host most of that is done there
+        if widest is None or not self.updaters:
             return
         shares = self.ranks if self.stage == 3 else 1
         copy = edit.allocate([widest.bytes * NORM_BYTES // self._width], Place(stage, AFTER), shares=shares)
         end = edit.after_stage(stage)
         end += [Event(index, True) for index in copy]
         edit.free(end, copy)
+
+    def _last_reduction(self, edit: Edit, stage: str, *, ends: bool) -> None:
+        """The gradient of an input embedding comes last and waits for the end of the backward (`...reduce_epilogue`,
+        `independent_gradient_partition_epilogue`); no gradient is larger. Beside it is what its way out takes on the
+        device: in stage 3 its part in the format of the sums (`__avg_scatter_grads`), which are added up there
+        (`partition_grads`), and as the accumulation `ends` with the optimizer on the host, a norm
+        (`set_norm_for_param_grad_in_gpu`, `_offload_grad_partition_at_boundary`).
+        """
+        widest = max((p for p in edit.in_order() if p.trained), key=self._bytes, default=None)
+        if widest is None:
+            return
+        place, parted = Place(stage, AFTER), self.stage == 3
+        formats = self._masters * (self.mixed + (self.pinned and not self.updaters)) if parted else 0
+        beside = [widest.bytes * formats]
+        if ends and not self.updaters:
+            beside.append(self._in_fp64(widest))
+        passing = (*edit.allocate([widest.bytes], place),)
+        passing += (*edit.allocate(beside, place, shares=self.ranks if parted else 1),)
+        end = edit.after_stage(stage)
+        end += [Event(index, True) for index in passing]
+        edit.free(end, passing)
+
+    def _in_fp64(self, gradient: Storage) -> int:
+        """Bytes of a copy of it for a norm; stage 3 takes so many elements of a rank's part at a time."""
+        most = NORM_ELEMENTS * self.ranks
+        if self.stage == 3 and self._bytes(gradient) // self._width > most:
+            return most * NORM_BYTES
+        return gradient.bytes * NORM_BYTES // self._width
 
     def _first_mixed(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
         """The whole model's fp32 gradients are there from the start, beside those in 16 bits, which each backward adds
@@ -292,14 +326,15 @@ class Zero:
         edit.free(end, (*made, *bucket))
         return edit, trained
 
-    def _third(self, tape: Tape) -> Tape:
+    def _third(self, tape: Tape, last: str) -> Tape:
         edit = Edit(alike(tape))
         trained = self._trained(edit)
         for number in (1, 2):
             made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
             self._gather(edit, number)
             into_buckets(edit, f"backward-{number}", made)
-        self._norm(edit, "backward-2")
+            self._last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)
+        self._norm(edit, last)
         away = self.offload in ("params", "nvme")
         parameters = [s for s in edit.tape.storages if s.trained is not None]
         persisting = [s.bytes for s in parameters if self._persists(s)]

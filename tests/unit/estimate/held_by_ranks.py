@@ -2,7 +2,8 @@
 
     python held_by_ranks.py CONFIG ...
 
-For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update.
+For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; then
+bytes of the largest copy in fp64 that the backwards make, and of DeepSpeed's host buffer for gradients on their way.
 """
 
 from __future__ import annotations
@@ -34,21 +35,34 @@ def shared_job() -> Job:
 
 
 def held(config: str, rank: int) -> list[dict[str, int]]:
-    """Of one rank, before the first update and after it."""
+    """Of one rank, before the first update and after it, and what passes."""
     import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
 
     from autofit.training.build import build
+
+    class Fp64(TorchDispatchMode):
+        largest = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
+                self.largest = max(self.largest, made.untyped_storage().nbytes())
+            return made
 
     torch.manual_seed(0)
     step = build(complete(parse(config)), shared_job(), torch.device("cpu"))
     tokens = rows(SEQUENCES, seed=rank)
     micro_batches = list(step.split(tokens))
     targets = SEQUENCES * (tokens.shape[1] - 1) * RANKS
-    for index, (inputs, labels) in enumerate(micro_batches):
-        step.micro_step(inputs, labels, targets, last=index == len(micro_batches) - 1)
+    with Fp64() as fp64:
+        for index, (inputs, labels) in enumerate(micro_batches):
+            step.micro_step(inputs, labels, targets, last=index == len(micro_batches) - 1)
     before = asdict(step.engine.resident())
     step.update()
-    return [before, asdict(step.engine.resident())]
+    on_the_way = getattr(getattr(step.engine.root, "optimizer", None), "temp_grad_buffer_for_cpu_offload", None)
+    passing = {"fp64": fp64.largest, "on_the_way": 0 if on_the_way is None else on_the_way.nbytes}
+    return [before, asdict(step.engine.resident()), passing]
 
 
 def main(configs: list[str]) -> None:

@@ -120,7 +120,8 @@ def test_ddp_is_one_device_and_its_buckets() -> None:
 def test_the_host_holds_what_the_device_does_not(text: str, devices: int, each: float) -> None:
     here = replace(CPU_HARDWARE, memory_bytes=64 * GIB)  # nothing is page-locked
     found = Estimator(job(devices, hardware=here), None).trace(complete(parse(f"{text},micro_batch=1")))
-    assert found.hosted_bytes == pytest.approx(each * shape(OF).parameters, rel=0.01)
+    passing = 0 if "zero3" in text or "offload=params" in text else 2 * shape(OF).embedding_parameters
+    assert found.hosted_bytes == pytest.approx(each * shape(OF).parameters + passing, rel=0.01)
 
 
 def test_the_host_holds_the_buffers_of_what_is_in_files() -> None:

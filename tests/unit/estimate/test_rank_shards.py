@@ -42,13 +42,14 @@ OFFLOADED = (
     "sharding=zero3,micro_batch=2,offload=params",
     "sharding=fsdp,micro_batch=2,offload=params",
 )
+STAGE_2 = "sharding=zero2,micro_batch=2,offload=optimizer"
 
 
 @pytest.fixture(scope="module")
 def held(compiled_adam: None) -> dict[str, list[list[dict[str, int]]]]:
-    """By config, per rank: what its engine holds before the first update and after it."""
+    """By config, per rank: what its engine holds before the first update and after it, and what passes."""
     program = Path(__file__).with_name("held_by_ranks.py")
-    every = [*CONFIGS, *OFFLOADED]
+    every = [*CONFIGS, *OFFLOADED, STAGE_2]
     run = subprocess.run([sys.executable, str(program), *every], capture_output=True, text=True, timeout=120)
     assert run.returncode == 0, run.stderr[-2000:]
     ranks = json.loads(run.stdout.splitlines()[-1])
@@ -69,12 +70,31 @@ def test_the_fullest_rank_holds_what_is_predicted(config: str, held: dict[str, l
     updates = np.flatnonzero(line.phases == PHASES.index("optimizer"))
     first = bytes_at(line, updates[0] if len(updates) else len(line.sizes))
     last = bytes_at(line, len(line.sizes))
-    before, after = (most(ranks) for ranks in zip(*held[config], strict=True))
+    before, after, _ = (most(ranks) for ranks in zip(*held[config], strict=True))
     assert first[Category.WEIGHTS] == pytest.approx(before["parameters"], rel=CLOSE, abs=512)
     assert first[Category.GRADIENTS] == pytest.approx(before["gradients"], rel=CLOSE, abs=512)
     assert last[Category.OPTIMIZER] == pytest.approx(after["optimizer"], rel=CLOSE, abs=512)
     on_host = after["host_parameters"] + before["host_gradients"] + after["host_optimizer"]
     assert traced.hosted_bytes == pytest.approx(on_host, rel=CLOSE)
+
+
+@pytest.mark.parametrize(
+    ("config", "beside"),
+    [(STAGE_2, 0.0), *((config, 0.5) for config in OFFLOADED if "zero3" in config)],  # a part in fp32 beside the fp64
+)
+def test_a_norm_is_taken_of_a_wide_copy_on_the_device(
+    config: str, beside: float, held: dict[str, list[list[dict[str, int]]]]
+) -> None:
+    wide = most([rank[2] for rank in held[config]])["fp64"]
+    line = Estimator(shared_job(), None).trace(complete(parse(config))).timeline
+    assert wide > 2**16
+    assert int(wide * (1.0 + beside)) in line.sizes[line.phases == PHASES.index("backward")]
+
+
+def test_gradients_on_their_way_to_the_host_pass_through_a_buffer(held: dict[str, list[list[dict[str, int]]]]) -> None:
+    buffer = most([rank[2] for rank in held[STAGE_2]])["on_the_way"]
+    found = Estimator(shared_job(), None).holdings(complete(parse(STAGE_2)))
+    assert buffer == found.largest_bytes
 
 
 def most(ranks: Sequence[dict[str, int]]) -> dict[str, int]:
