@@ -3,9 +3,9 @@ predicted and without.
 
     python benchmarks/main_job.py [--out FILE] [--trials FILE]
 
-Takes about a quarter of an hour on 2 cores. Prints one JSON document: when it began, and per run its seconds (whole process),
-trials, outcomes and recommendation, with hardware and stack. `--trials` exports those of the first run. Run nothing
-else meanwhile.
+Takes about a quarter of an hour on 2 cores. Prints one JSON document: when it began, and per run its seconds (whole
+process), trials, outcomes and recommendation, with hardware and stack. `--trials` exports those of the first run. Run
+nothing else meanwhile.
 """
 
 from __future__ import annotations
