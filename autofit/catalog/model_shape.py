@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+MOST_LAYERS = 10_000
+"""Ten times as many as any published model has: building more would take minutes, for nothing but a slip."""
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
@@ -78,6 +80,9 @@ def measure(config: PretrainedConfig, origin: str) -> ModelShape:
 
     factory: Any = AutoModelForCausalLM
     try:
+        layers = getattr(config.get_text_config(), "num_hidden_layers", None) or 0
+        if layers > MOST_LAYERS:
+            raise ValueError(f"it has {layers:,} layers, and {MOST_LAYERS:,} are the most")
         with torch.device("meta"):
             model = factory.from_config(config)
         return _counted(model, config)

@@ -53,8 +53,11 @@ def frontier(
     from autofit import operations
     from autofit.cli.run_commands import goal, workload
     from autofit.cli.tables import frontier_table
+    from autofit.errors import UsageError
     from autofit.store import Store
 
+    if html is not None and html == png:
+        raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
         found = operations.frontier(
             workload(model, seq_len, global_batch, lora_dropout, devices, seed),

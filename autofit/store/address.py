@@ -41,6 +41,9 @@ class Address:
 
         Raises `UsageError` for anything but a database file or a SQLite or PostgreSQL URL.
         """
+        if text == "":
+            # An unset variable of a script, most likely: its trials would go where nobody looks for them.
+            raise UsageError(f"the store is named by an empty text: {_HOW}")
         text = text or os.environ.get(ENVIRONMENT)
         if not text:
             return cls._file(user_data_path("autofit") / "autofit.db")

@@ -264,12 +264,16 @@ def test_fields_that_contradict_each_other_are_refused_when_built(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("nothing", "says"),
-    [({"num_hidden_layers": 0}, "it has 0 layers"), ({"vocab_size": 0}, "it has 0 tokens in its vocabulary")],
+    ("size", "says"),
+    [
+        ({"num_hidden_layers": 0}, "it has 0 layers"),
+        ({"num_hidden_layers": 10**8}, "it has 100,000,000 layers, and 10,000 are the most"),
+        ({"vocab_size": 0}, "it has 0 tokens in its vocabulary"),
+    ],
 )
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
-def test_a_model_of_nothing_is_refused(nothing: dict[str, int], says: str, tmp_path: Path) -> None:
-    written(tmp_path, {**TINY, **nothing})
+def test_a_model_that_nobody_means_is_refused(size: dict[str, int], says: str, tmp_path: Path) -> None:
+    written(tmp_path, {**TINY, **size})
     with pytest.raises(UsageError, match=f"no model can be built from it: {says}"):
         shape(load(str(tmp_path)))
 

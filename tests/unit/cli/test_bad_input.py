@@ -110,6 +110,12 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
         ("--dry-run", "leave --no-predict out"),
     ),
     "batch of the spaces": (("spaces", "--global-batch", "0"), 2, ("global-batch is 0: it must be at least 1",)),
+    "a store without a name": (("frontier", *SMALL, "--store", ""), 2, ("the store is named by an empty text",)),
+    "two charts in one file": (
+        ("frontier", *SMALL, "--html", "chart", "--png", "chart"),
+        2,
+        ("--html and --png both name chart",),
+    ),
     "negative batch of the spaces": (("spaces", "--global-batch", "-4"), 2, ("global-batch is -4",)),
     # what this machine cannot do
     "more memory than there is": (("search", *SMALL, "--memory-limit", "900TiB"), 2, ("is more than the",)),
