@@ -110,9 +110,9 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
         ("--dry-run", "leave --no-predict out"),
     ),
     "batch of the spaces": (("spaces", "--global-batch", "0"), 2, ("global-batch is 0: it must be at least 1",)),
-    "a store without a name": (("frontier", *SMALL, "--store", ""), 2, ("the store is named by an empty text",)),
+    "a store without a name": (("frontier", *ASKED, "--store", ""), 2, ("the store is named by an empty text",)),
     "two charts in one file": (
-        ("frontier", *SMALL, "--html", "chart", "--png", "chart"),
+        ("frontier", *ASKED, "--html", "chart", "--png", "chart"),
         2,
         ("--html and --png both name chart",),
     ),
