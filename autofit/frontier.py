@@ -245,8 +245,7 @@ def choose(
 ) -> Point | None:
     """The fastest point within the limit, of the first of `methods` that has one; None if nothing fits.
 
-    Of points that tie with the fastest, the one that `changes` the training least, then one that ran twice, then the
-    lightest: to prefer what ran once would have the winner verified again and again where nothing can be told apart.
+    Of points that tie with the fastest, the one that `changes` the training least, then the lightest.
     """
     fitting = [p for p in points if p.measurement.device_bytes <= memory_limit_bytes]
     for method in methods:
@@ -261,15 +260,7 @@ def _first_among_equals(points: list[Point], changes: Callable[[Config], int]) -
     tied = [p for p in points if ties(p, fastest)]
     # A noisy point ties with points that its betters do not tie with: what is beaten outright is no choice.
     sound = [p for p in tied if not any(dominates(q, p) and changes(q.config) <= changes(p.config) for q in points)]
-    return min(
-        sound,
-        key=lambda p: (
-            changes(p.config),
-            not p.verified,
-            p.measurement.device_bytes,
-            -p.measurement.tokens_per_second,
-        ),
-    )
+    return min(sound, key=lambda p: (changes(p.config), p.measurement.device_bytes, -p.measurement.tokens_per_second))
 
 
 def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:

@@ -41,7 +41,8 @@ def time_error(relative_error: float, effects_factor: float = 1.0) -> Prior:
         spread=spread,
         spread_of=known_less,
         noise=TIME.noise,
-        scales=tuple(scale for scale in EFFECT_SCALES if scale == 1.0 or scale * spread >= LEAST_TIME),
+        scales=EFFECT_SCALES,
+        least=LEAST_TIME,
         noise_scales=NOISE_SCALES,
     )
 

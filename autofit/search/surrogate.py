@@ -79,6 +79,8 @@ class Prior:
     trials tell."""
     noise_scales: tuple[float, ...] = (1.0,)
     """The same of `noise`."""
+    least: float = 0.0
+    """Deviation of an effect below which no scale brings it."""
 
 
 TIME = Prior(
@@ -171,7 +173,9 @@ class LogLinear:
         self._weight = prior.weight
         self._prior_mean = np.array(means)
         self._spreads = np.array(spreads)
-        self._scaled_spreads = [np.append(self._spreads[:1], factor * self._spreads[1:]) for factor in prior.scales]
+        effects = self._spreads[1:]
+        least = np.minimum(effects, prior.least)
+        self._scaled_spreads = [np.append(self._spreads[:1], np.maximum(f * effects, least)) for f in prior.scales]
         self._predicted = predicted or {}
         self._row_of = {c: number for number, c in enumerate(every)}
         self._features = np.array([self.features(c) for c in every])

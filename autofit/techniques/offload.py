@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autofit.catalog.models import shape
 from autofit.lattice import Axis, Config, chain
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
@@ -12,6 +13,9 @@ WITH = {
     "nvme": ("none", "zero3"),
 }
 """The values of `sharding` that a value of `offload` goes with: `none` is one device, where DeepSpeed offloads."""
+LARGEST_EMBEDDING = 0.25
+"""Share of the parameters above which the fp32 part of the embedding's gradient, which ZeRO-3 has beside the gradient,
+may take what the weights on the host have saved: 4 bytes and fragments against 2 of each other parameter."""
 
 
 class Offload(Technique):
@@ -43,6 +47,10 @@ class Offload(Technique):
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
         """Where all weights are trained on an accelerator, in the same way of sharding. Adapters' states can be less
         than DeepSpeed's buffers, and what leaves a processor goes to the very memory it has left."""
+        if heavier["offload"] == "optimizer":
+            counts = shape(job.model)
+            if counts.embedding_parameters > LARGEST_EMBEDDING * counts.parameters:
+                return False
         return lighter["method"] == "full" and job.hardware.kind != "cpu" and lighter["sharding"] == heavier["sharding"]
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:

@@ -197,15 +197,6 @@ def test_of_ties_the_one_that_changes_training_least_is_chosen_then_the_lightest
     assert chosen is not None and chosen.trial_id == 1
 
 
-def test_of_ties_one_that_ran_twice_is_chosen_unless_another_beats_it() -> None:
-    fast, light = spread(point(1, 9, 100.0), 0.04), spread(point(2, 4, 99.0), 0.04)
-    twice = replace(fast, runs=2)
-    assert choose([fast, light], memory_limit_bytes=10, methods=METHODS) == light
-    assert choose([twice, light], memory_limit_bytes=10, methods=METHODS) == twice
-    beats = spread(point(3, 4, 100.5), 0.04)
-    assert choose([twice, beats], memory_limit_bytes=10, methods=METHODS) == beats
-
-
 def test_a_noisy_point_is_not_chosen_over_one_that_beats_it() -> None:
     fast, better, noisy = (
         spread(point(1, 9, 100.0), 0.0),

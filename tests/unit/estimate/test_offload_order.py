@@ -30,5 +30,5 @@ def test_what_is_claimed_to_be_lighter_is_predicted_to_be(model: str, devices: i
     lattice, estimator = Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)), Estimator(job, None)
     size = {c: estimator.estimate(c, memory_limit_bytes=job.hardware.memory_bytes).device_bytes for c in configs}
     claims = [(light, heavy) for light in configs for heavy in lattice.above(light) if light != heavy]
-    assert len(claims) >= 3
+    assert len(claims) >= 2
     assert [(str(a), str(b)) for a, b in claims if size[a] > size[b]] == []
