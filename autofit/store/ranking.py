@@ -14,6 +14,7 @@ from sqlalchemy import (
     func,
     or_,
     select,
+    true,
 )
 from sqlalchemy.orm import aliased
 
@@ -97,18 +98,24 @@ def _stands(rows: Columns, limit: int | None) -> tuple[ColumnElement[bool], ...]
     later, full, after = (aliased(TrialRow, name=name) for name in ("later", "timed_in_full", "after_it"))
     refuted = exists().where(same_config(later, rows), later.id > rows.id, _refutes(later, rows, limit))
     refuted_too = exists().where(same_config(after, full), after.id > full.id, _fails(after, full, limit))
-    beside = exists().where(same_config(full, rows), only_of_config(in_full(full)), ~refuted_too)
+    beside = exists().where(
+        same_config(full, rows), only_of_config(in_full(full)), ~refuted_too, _speaks(full, rows, limit)
+    )
     return ~refuted, ~contradicted(rows, limit), or_(~rows.stopped_early, ~beside)
 
 
 def _refutes(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
     """Whether a later attempt of the same config takes the place of a fitting one."""
-    again = and_(later.outcome == Fits.kind, or_(~later.stopped_early, rows.stopped_early))
-    if limit is not None:
-        # A search runs a config again that has once gone over the limit with what it did not need to hold.
-        says = or_(later.device_bytes <= limit, later.peak_allocated_bytes > limit)
-        again = and_(again, or_(rows.device_bytes > limit, says))
+    again = and_(later.outcome == Fits.kind, or_(~later.stopped_early, rows.stopped_early), _speaks(later, rows, limit))
     return or_(again, _fails(later, rows, limit))
+
+
+def _speaks(fitted: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
+    """Whether an attempt that has fitted may take the place of another that has: not where it has once gone over the
+    limit, which the other holds, with what it did not need to hold. A search runs such a config again."""
+    if limit is None:
+        return true()
+    return or_(rows.device_bytes > limit, fitted.device_bytes <= limit, fitted.peak_allocated_bytes > limit)
 
 
 def _fails(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:

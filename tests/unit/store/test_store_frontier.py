@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 from unit.store.many_trials import fill
@@ -83,7 +83,8 @@ def known_by(attempts: list[Trial], limit: int | None) -> list[Trial]:
         if isinstance(trial.outcome, Fits) and not any(fails(late, trial, limit) for late in attempts[number + 1 :])
     ]
     in_full = [trial for trial in fitting if not (m := measurement_of(trial)) or not m.stopped_early]
-    kept = [t for t in in_full or fitting if not contradicted(t, attempts, limit)]
+    beside = [t for t in fitting if t in in_full or not any(speaks(full, t, limit) for full in in_full)]
+    kept = [t for t in beside if not contradicted(t, attempts, limit)]
     if limit is None:
         return [t for t in kept[-1:] if t is last_fit(attempts, t)]
     return [t for t in kept if not replaced(t, attempts, limit)]
@@ -105,9 +106,19 @@ def replaced(trial: Trial, attempts: list[Trial], limit: int) -> bool:
         m = measurement_of(late)
         if m is None or (m.stopped_early and not own.stopped_early):
             continue
-        if own.device_bytes > limit or m.device_bytes <= limit or m.peak_allocated_bytes > limit:
+        if speaks(late, trial, limit):
             return True
     return False
+
+
+def speaks(fitted: Trial, trial: Trial, limit: int | None) -> bool:
+    """Whether one that has fitted may take the place of `trial`, which has: not where it has gone over a limit, which
+    `trial` holds, with what it did not need to hold."""
+    m, own = measurement_of(fitted), measurement_of(trial)
+    assert m is not None and own is not None
+    if limit is None:
+        return True
+    return own.device_bytes > limit or m.device_bytes <= limit or m.peak_allocated_bytes > limit
 
 
 def runs(attempts: list[Trial]) -> int:
@@ -305,6 +316,10 @@ HISTORY = st.tuples(
 )
 
 
+OVER_THEN_EARLY: list[Drawn] = [(("lora", 1, "bf16"), None, 1, 3, 2), (("lora", 1, "bf16"), "early", 1, 1, 2)]
+"""Timed in full it went over the limit of 2, and when it was stopped early it did not."""
+
+
 def in_fp32(config: Config) -> int:
     """What stands in for how much a config changes: the same within a family."""
     return int(config["precision"] == "fp32")
@@ -333,6 +348,7 @@ def drawn_trial(make_trial: MakeTrial, fits: MakeFits, drawn: Drawn) -> Trial:
 def test_equals_the_frontier_without_sql(shared: Store, make_trial: MakeTrial, fits: MakeFits) -> None:
     @settings(max_examples=120, deadline=None, database=None)
     @given(st.lists(HISTORY, min_size=1, max_size=10), st.sampled_from([None, *LIMITS]))
+    @example(drawn=OVER_THEN_EARLY, limit=2)
     def holds(drawn: list[Drawn], limit: int | None) -> None:
         number = next(CARDS)
         tried = []
