@@ -21,10 +21,11 @@ from unit.search.made_truth import Truth, cpu_lattice
 
 from autofit.frontier import Point
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, Outcome, TimedOut, Trial
+from autofit.outcome import Fits, Outcome, Prediction, TimedOut, Trial
 from autofit.repeatability import INTERVAL_DEVIATIONS
 from autofit.search.advice import BESIDE, LIKELY, WORTHWHILE_GAIN, Advice, _area_gain, mean_above
 from autofit.search.adviser import OVER_LIMIT, Adviser
+from autofit.search.foresight import Foresight
 from autofit.search.knowledge import Knowledge
 from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
 from autofit.techniques import AXES
@@ -358,7 +359,7 @@ def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
 
 @pytest.mark.parametrize(("candidates", "seconds"), [(2_000, 0.05), (50_000, 0.5)])
 def test_asking_is_cheap(candidates: int, seconds: float) -> None:
-    """With 200 results: a device must not wait for advice."""
+    """With 200 results, and every config predicted: a device must not wait for advice."""
     configs = (
         c.replace(compile=flag, attention=kernel, loss=loss, rank=rank)
         for rank in range(1, 100)
@@ -369,6 +370,8 @@ def test_asking_is_cheap(candidates: int, seconds: float) -> None:
     )
     lattice = Lattice(axes=AXES, configs=tuple(itertools.islice(dict.fromkeys(configs), candidates + 200)))
     adviser, knowledge = make_adviser(lattice)
+    said = Prediction(peak_allocated_bytes=1, device_bytes=GIB, step_seconds=1.0, calibrated_on=0, relative_error=0.5)
+    adviser.advice.foresee(Foresight(predictions=dict.fromkeys(lattice.configs, said)))
     choose = random.Random(1)
     for config in choose.sample(lattice.configs, 200):
         adviser.tell(make_trial(config, fits(choose.uniform(1, 9), choose.uniform(50, 400)), limit=LIMIT))
