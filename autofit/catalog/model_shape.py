@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 MOST_LAYERS = 10_000
 """Ten times as many as any published model has: building more would take minutes, for nothing but a slip."""
-_EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,9 +89,9 @@ def _operation(name: str, build: bool) -> Check:
     try:
         if build:
             native_ops.build(name)
-        hindrance = native_ops.obstacle(name)  # of what is compiled, too: DeepSpeed looks for it again when it loads
-        if hindrance is None and native_ops.is_built(name):
+        if native_ops.is_built(name):
             return Check(name=title, state="ok", found="compiled")
+        hindrance = native_ops.obstacle(name)
     except EnvironmentLacks as error:
         hindrance = error
     if hindrance is not None:

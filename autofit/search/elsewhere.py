@@ -19,7 +19,7 @@ import numpy as np
 from autofit.lattice import Config
 from autofit.outcome import Fits, Trial
 from autofit.search.foresight import UNKNOWN, WORTH, learned, memory_error, normal_of
-from autofit.search.surrogate import LogLinear, Prior
+from autofit.search.surrogate import LogLinear, Prior, regression
 from autofit.techniques import AXES
 
 ROUNDS = 30
@@ -85,14 +85,12 @@ class _Effects:
         self._variances = model.prior_variances
         self._shared = np.array([axis is not None and axis not in prior.spread_of for axis in model.axis_names])
         self._left = np.array(_beside_their_workload(misses))
-        self._noise = prior.noise**2
+        self._weights = np.full(len(misses), prior.noise**-2.0)
 
     def squares(self, variance: float) -> list[float]:
         """The expected square of each effect, relative to its prior variance, of which `variance` is the share."""
-        variances = np.where(self._shared, variance, 1.0) * self._variances
-        features = self._features
-        covariance = np.linalg.inv(np.diag(1.0 / variances) + features.T @ features / self._noise)
-        mean = covariance @ features.T @ self._left / self._noise
+        spreads = np.sqrt(np.where(self._shared, variance, 1.0) * self._variances)
+        mean, covariance = regression(self._features, self._left, spreads, self._weights)
         relative = (mean**2 + np.diag(covariance)) / self._variances
         return [float(square) for square in relative[self._shared]]
 

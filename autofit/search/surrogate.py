@@ -113,21 +113,29 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class _Belief:
-    """What the effects are, seen under one assumption of how far they spread and figures scatter."""
+    """What the effects are, and by how much figures scatter around them."""
 
     shift: Array
-    """Of their means, from the prior's."""
+    """Of the effects' means, from the prior's."""
     covariance: Array
     noise_variance: float
-    log_evidence: float
-    """Logarithm of the density of what was measured, up to a constant (Bishop 2006, section 3.5.1)."""
 
 
-def _mixed(beliefs: Sequence[_Belief]) -> _Belief:
+def regression(features: Array, values: Array, spreads: Array, weights: Array) -> tuple[Array, Array]:
+    """Mean and covariance of the effects of `features`, [observations, effects], after `values` were seen.
+
+    Before, each is normal around 0 with its deviation of `spreads`; an observation's `weight` is one over its variance
+    (Bishop 2006, equations 3.50 and 3.51).
+    """
+    precision = np.diag(spreads**-2.0) + features.T @ (weights[:, None] * features)
+    covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
+    return covariance @ (features.T @ (weights * values)), covariance
+
+
+def _mixed(beliefs: Sequence[_Belief], log_evidence: Array) -> _Belief:
     """The mean and the covariance of a mixture, each part with the weight of its evidence (the laws of total mean and
     variance)."""
-    evidence = np.array([b.log_evidence for b in beliefs])
-    share = np.exp(evidence - evidence.max())
+    share = np.exp(log_evidence - log_evidence.max())
     share /= share.sum()
     shifts = np.array([b.shift for b in beliefs])
     shift = share @ shifts
@@ -137,7 +145,6 @@ def _mixed(beliefs: Sequence[_Belief]) -> _Belief:
         shift=shift,
         covariance=within + (share[:, None] * apart).T @ apart,
         noise_variance=float(share @ [b.noise_variance for b in beliefs]),
-        log_evidence=float(evidence.max()),
     )
 
 
@@ -225,30 +232,29 @@ class LogLinear:
         seen = self.matrix([c for c, _ in known]).reshape(len(known), wanted.shape[1])
         surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ self._prior_mean
         blurred = np.zeros(len(known)) if blur is None else np.square(blur)
-        found = _mixed(
-            [
-                self._belief(spreads, noise, seen, surprise, blurred)
-                for spreads in self._scaled_spreads
-                for noise in self._noises
-            ]
-        )
+        parts = [
+            self._belief(spreads, noise, seen, surprise, blurred)
+            for spreads in self._scaled_spreads
+            for noise in self._noises
+        ]
+        found = _mixed([belief for belief, _ in parts], np.array([evidence for _, evidence in parts]))
         variance = ((wanted @ found.covariance) * wanted).sum(axis=1) + found.noise_variance
         return LogNormal(mean=wanted @ (self._prior_mean + found.shift) + ahead, deviation=np.sqrt(variance))
 
-    def _belief(self, spreads: Array, noise: float, seen: Array, surprise: Array, blurred: Array) -> _Belief:
-        """The regression where effects spread and figures scatter so far, by its normal equations."""
-        weight = 1 / (noise**2 + blurred)
-        told = seen.T @ (weight * surprise)
-        precision = np.diag(spreads**-2.0) + seen.T @ (weight[:, None] * seen)
-        covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
-        shift = covariance @ told
-        misfit = max(float(weight @ surprise**2 - told @ shift), 0.0)
+    def _belief(
+        self, spreads: Array, noise: float, seen: Array, surprise: Array, blurred: Array
+    ) -> tuple[_Belief, float]:
+        """The regression where effects spread and figures scatter so far, and its evidence: the logarithm of the
+        density of what was measured, up to a constant (Bishop 2006, section 3.5.1)."""
+        weights = 1 / (noise**2 + blurred)
+        shift, covariance = regression(seen, surprise, spreads, weights)
+        misfit = max(float((weights * surprise) @ (surprise - seen @ shift)), 0.0)
         scale = 1.0
         if math.isfinite(self._weight):
             # How wide all deviations are is learned, too (Murphy 2012, section 7.6.3: the scale of the predictive).
             scale = (self._weight + misfit) / (self._weight + len(seen))
-        width = 2 * np.log(spreads).sum() - np.log(weight).sum() + np.linalg.slogdet(precision)[1]
-        return _Belief(shift, scale * covariance, scale * noise**2, -(misfit + float(width)) / 2)
+        width = 2 * np.log(spreads).sum() - np.log(weights).sum() - np.linalg.slogdet(covariance)[1]
+        return _Belief(shift, scale * covariance, scale * noise**2), -(misfit + float(width)) / 2
 
     def _beyond(self, configs: Sequence[Config]) -> Array:
         return np.array([self._predicted.get(c, 0.0) for c in configs])

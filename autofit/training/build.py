@@ -65,6 +65,7 @@ def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
     raises when memory runs out.
     """
     native_ops.require(config)
+    native_ops.load(config)
     plan = make_plan(config, job, device)
     if config["offload"] == "nvme":
         plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require_on_all_ranks(config, job)))

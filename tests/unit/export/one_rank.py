@@ -18,6 +18,9 @@ from transformers import training_args as training_args_module
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer_utils import IntervalStrategy
 
+from autofit.training import native_ops
+from autofit.training.engines import zero
+
 
 @contextmanager
 def script(file: Path) -> Iterator[dict[str, Any]]:
@@ -94,10 +97,14 @@ def by_deepspeed_alone(file: Path, source: Path, tokens: torch.Tensor) -> dict[s
 
 def trained(case: dict[str, Any]) -> dict[str, Any]:
     """What came of the file of `case`, on this rank of a group that exists."""
+    import deepspeed
+
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Trainer and DeepSpeed talk
     rank, ranks = str(torch.distributed.get_rank()), str(torch.distributed.get_world_size())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
+    deepspeed.ops.__compatible_ops__ = {zero.INFERENCE_OP: False}  # which takes half a minute to compile
+    native_ops.load_operation("cpu_adam")
     file, source, tokens = Path(case["file"]), Path(case["source"]), case["tokens"]
     if file.suffix == ".json":
         return by_deepspeed_alone(file, source, tokens)

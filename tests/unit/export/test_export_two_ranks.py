@@ -73,7 +73,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def results(folder: Path) -> dict[str, Any]:
+def results(folder: Path, compiled_adam: None) -> dict[str, Any]:
     """By case, what rank 0 saw of it."""
     tokens = torch.load(folder / "tokens.pt")
     files = sorted([*folder.glob("*.py"), *folder.glob("*.json")], key=lambda file: file.name)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections import namedtuple
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,63 @@ def test_an_operation_is_of_the_torch_that_it_was_compiled_for(nothing_compiled:
     folder = native_ops._folder("cpu_adam")
     (folder / "cpu_adam.so").write_text("")
     assert not native_ops.is_built("cpu_adam")
-    (folder / native_ops.STAMP).write_text("1.0")
+    (folder / native_ops.STAMP).write_text("torch 1.0, deepspeed 0.1")
     assert not native_ops.is_built("cpu_adam")
-    (folder / native_ops.STAMP).write_text(torch.__version__)
+    (folder / native_ops.STAMP).write_text(f"torch {torch.__version__}, deepspeed {version('deepspeed')}")
     assert native_ops.is_built("cpu_adam")
     native_ops.require(config(offload="optimizer"))
+
+
+def test_what_is_compiled_and_does_not_load_says_why(nothing_compiled: Path) -> None:
+    """As async_io does without libaio."""
+    (native_ops._folder("cpu_adam") / "cpu_adam.so").write_text("")
+    with pytest.raises(EnvironmentLacks, match=r"cpu_adam is compiled, but does not load: .*cpu_adam\.so") as caught:
+        native_ops.load(config(offload="optimizer"))
+    assert caught.value.remedy == "autofit doctor --build-ops"
+
+
+HOLDS_THE_LOCK = """
+import sys
+from torch.utils.file_baton import FileBaton
+assert FileBaton(sys.argv[1]).try_acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_lock_of_a_killed_process_holds_nobody_up(nothing_compiled: Path) -> None:
+    lock = native_ops._folder("cpu_adam") / native_ops.LOCK
+    native_ops.remove_lock_of_the_dead("cpu_adam")  # there is none
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDS_THE_LOCK, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"held\n"
+        native_ops.remove_lock_of_the_dead("cpu_adam")
+        assert lock.exists()
+        holder.kill()
+    assert lock.exists()
+    native_ops.remove_lock_of_the_dead("cpu_adam")
+    assert not lock.exists()
+
+
+def test_a_lock_on_what_is_compiled_holds_no_trial_up(compiled_adam: None, tmp_path: Path) -> None:
+    """DeepSpeed itself would wait for it."""
+    shutil.copytree(native_ops._folder("cpu_adam"), tmp_path / "cpu_adam")
+    (tmp_path / "cpu_adam" / native_ops.LOCK).touch()
+    program = """
+import torch
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from autofit.training import native_ops
+native_ops.load_operation("cpu_adam")
+weight = torch.nn.Parameter(torch.zeros(64))
+weight.grad = torch.ones(64)
+DeepSpeedCPUAdam([weight], lr=0.5).step()
+assert (weight < -0.4).all(), weight
+"""
+    subprocess.run(
+        [sys.executable, "-c", program],
+        check=True, env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"}, timeout=200,
+    )  # fmt: skip
 
 
 def test_without_a_compiler_there_is_nothing_to_build_with(
