@@ -32,7 +32,8 @@ NEEDS_THE_MACHINE = (
     "tests/unit/export/test_export_transformers_trains.py",
     "tests/unit/export/test_export_two_ranks.py",
     "tests/unit/trial/",
-    "tests/unit/training/",
+    "tests/unit/training/test_engines.py",
+    "tests/unit/training/test_nvme_trains.py",
     "tests/unit/workers/",
 )
 """Tests that train in processes of their own, or look at what these leave behind: never two at once."""

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 Case = dict[str, Any]
 Function = Callable[[Case], Any]
-SECONDS = 200.0
+SECONDS = 500.0
 """After which a group that has not answered is ended."""
 
 HEAVY = ["torch", "deepspeed", "peft", "bitsandbytes", "transformers.models.llama.modeling_llama", "tests.tiny"]

@@ -160,7 +160,7 @@ def test_no_import_cycles() -> None:
 @pytest.mark.parametrize("statement", ["import autofit.cli.main", "from autofit.operations import *"])
 def test_heavy_libraries_are_not_loaded_by(statement: str) -> None:
     code = f"{statement}; import sys; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout.split() == []
 
 

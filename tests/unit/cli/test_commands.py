@@ -357,7 +357,7 @@ def test_a_reader_who_leaves_is_no_error(store_file: Path) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "AUTOFIT_STORE": str(store_file)},
-        timeout=60,
+        timeout=300,
     )
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 

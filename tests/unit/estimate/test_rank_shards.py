@@ -50,7 +50,7 @@ def held(compiled_adam: None) -> dict[str, list[list[dict[str, int]]]]:
     """By config, per rank: what its engine holds before the first update and after it, and what passes."""
     program = Path(__file__).with_name("held_by_ranks.py")
     every = [*CONFIGS, *OFFLOADED, STAGE_2]
-    run = subprocess.run([sys.executable, str(program), *every], capture_output=True, text=True, timeout=120)
+    run = subprocess.run([sys.executable, str(program), *every], capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr[-2000:]
     ranks = json.loads(run.stdout.splitlines()[-1])
     return {config: [rank[index] for rank in ranks] for index, config in enumerate(every)}

@@ -211,7 +211,7 @@ finally:
     pool.close()
 """
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert "EnvironmentLacks: Ray has lost its last worker" in done.stderr, done.stderr[-2000:]
 
 
@@ -251,13 +251,13 @@ def test_the_folder_of_a_private_ray_is_this_users_alone(tmp_path: Path, monkeyp
 
 def test_more_workers_than_machines_are_refused() -> None:
     code = "from autofit.workers.ray_pool import RayPool; RayPool(device='cpu', workers=2)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert "EnvironmentLacks" in done.stderr and "--workers 1" in done.stderr
 
 
 def test_an_address_that_does_not_answer_is_named() -> None:
     code = "from autofit.workers.ray_pool import RayPool; RayPool(address='127.0.0.1:1')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=500)
     assert EnvironmentLacks.__name__ in done.stderr, done.stderr[-2000:]
     assert "--ray-address" in done.stderr
 
