@@ -14,8 +14,8 @@ from autofit.operations.cheapest_change import GAIN
 from autofit.operations.estimate_cache import readable
 from autofit.operations.estimating import is_card, site, why_not
 from autofit.operations.predicting import predict_all
+from autofit.operations.preparing import Prepared, check_dry_run, outline, prepare, walked
 from autofit.operations.requests import SearchRequest, memory_limit
-from autofit.operations.searching import Prepared, check_dry_run, outline, prepare, walked
 from autofit.operations.shortfall import Shortfall, holder
 from autofit.techniques import Job, changes
 from autofit.units import format_bytes

@@ -17,8 +17,9 @@ from typing import Any, TypeGuard
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
+from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
-from autofit.operations.searching import Prepared, open_pool, prepare
+from autofit.operations.searching import open_pool
 from autofit.outcome import Crashed, Outcome, Trial, outcome_from_json, outcome_to_json
 from autofit.search.budget import TIMING_SECONDS
 from autofit.trial.request import TrialRequest

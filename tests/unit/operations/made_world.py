@@ -11,7 +11,7 @@ from unit.search.made_truth import FakePool, Truth
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
 from autofit.operations import SearchRequest, foreseeing, searching
-from autofit.operations.searching import prepare
+from autofit.operations.preparing import prepare
 from autofit.outcome import Outcome
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import detect

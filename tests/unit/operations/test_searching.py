@@ -21,7 +21,7 @@ from autofit.lattice import Config, Lattice
 from autofit.operations import SearchRequest
 from autofit.operations.foreseeing import foresee
 from autofit.operations.predicting import predict_all
-from autofit.operations.searching import outline, prepare
+from autofit.operations.preparing import outline, prepare
 from autofit.operations.shortfall import Shortfall
 from autofit.outcome import Diverged, Outcome, Trial
 from autofit.search import foresight

@@ -19,7 +19,7 @@ from jobs import tiny_job, tiny_request
 
 from autofit.errors import EnvironmentLacks
 from autofit.operations import SearchRequest, WorkloadOptions
-from autofit.operations.searching import prepare
+from autofit.operations.preparing import prepare
 from autofit.outcome import Crashed, Fits
 from autofit.techniques import complete
 from autofit.techniques.sharding import NVME_VARIABLE

@@ -1,0 +1,151 @@
+"""What a search's request comes to before anything runs: the job, the configs, the limit, and why nothing can fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.catalog.hardware import card
+from autofit.errors import EnvironmentLacks, UsageError
+from autofit.estimate.floor import floor_bytes
+from autofit.lattice import Config
+from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
+from autofit.operations.requests import SearchRequest, left_by_others, memory_limit
+from autofit.operations.shortfall import CONTEXT_BYTES, WITH_OFFLOAD, Shortfall, further_memory, smallest_card, wider
+from autofit.techniques import Job, unsupported
+from autofit.training.requirements import cannot_here
+from autofit.trial.site import check_devices, detect
+from autofit.units import format_bytes
+from autofit.workers.pool import Pool
+from autofit.workload import Goal
+
+BEYOND_FLOOR = 1.15
+"""What a card must hold over weights, gradients and states for its allocator to work at all: fragmentation is rarely
+less. Activations are not in it: with checkpointing and short sequences they can be small."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A request with everything resolved, before anything runs."""
+
+    job: Job
+    narrowed: Narrowed
+    space: str
+    memory_limit_bytes: int
+
+    def floor(self, config: Config) -> int:
+        """The least memory that `config` can need, bytes."""
+        return floor_bytes(config, self.job)
+
+
+def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
+    """Resolve a request; raises for whatever is wrong with it before a worker starts."""
+    site = pool.site() if pool is not None else detect(request.device)
+    job = request.workload.job(site)
+    if request.hardware.lower() not in ("auto", job.hardware.name):
+        card(request.hardware)  # names the nearest if there is no such card
+        raise EnvironmentLacks(
+            f"this machine has {job.hardware.name}, not {request.hardware}",
+            remedy="run the search there, or give --ray-address of a cluster that has it",
+        )
+    devices = request.workload.devices
+    if pool is None:
+        check_devices(job.hardware, devices)
+    limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
+    if request.memory_limit_bytes is None and pool is None:
+        limit = left_by_others(limit, job.hardware, devices)
+    return walked(request, job, limit, cannot=cannot_here if pool is None else pool.cannot)
+
+
+def walked(
+    request: SearchRequest,
+    job: Job,
+    memory_limit_bytes: int,
+    *,
+    cannot: Callable[[Config, Job], str | None] = unsupported,
+) -> Prepared:
+    """What a search for `job` would walk; raises `NothingFits` if not even weights, gradients and states can fit.
+
+    `cannot` says why a config cannot work, on the machines that the search runs on if it runs at all.
+    """
+    space = request.space or default_space(job.hardware, job.workload.devices)
+    narrowed = narrow(load_space(space), request.goal, job, cannot=cannot)
+    prepared = Prepared(job=job, narrowed=narrowed, space=space, memory_limit_bytes=memory_limit_bytes)
+    _check_floor(prepared, request)
+    return prepared
+
+
+def _check_floor(prepared: Prepared, request: SearchRequest) -> None:
+    """Raise `NothingFits` if no config's weights, gradients and states fit, saying what could hold the smallest."""
+    smallest = min(prepared.narrowed.lattice.configs, key=prepared.floor)
+    least = prepared.floor(smallest)
+    limit = prepared.memory_limit_bytes
+    if least <= limit:
+        return
+    said = [
+        f"{prepared.job.model.name} cannot fit {format_bytes(limit)}: the smallest config needs at least "
+        f"{format_bytes(least)} for weights, gradients and states, and activations on top ({smallest})"
+    ]
+    hardware = prepared.job.hardware
+    if least < hardware.memory_bytes:
+        said.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
+    said += _lower_floors(prepared, request.goal, least)
+    holder = smallest_card(int(least * BEYOND_FLOOR) + CONTEXT_BYTES - 1)
+    said.append(
+        "no card of the catalog could hold it"
+        if holder is None
+        else f"the smallest card that could hold it is {holder.name} ({format_bytes(holder.memory_bytes)})"
+    )
+    raise Shortfall(
+        "; ".join(said),
+        memory_limit_bytes=limit,
+        closest={
+            "config": smallest.to_json(),
+            "provenance": "predicted",
+            "at_least_bytes": least,
+            "over_limit_bytes": least - limit,
+        },
+    )
+
+
+def _lower_floors(prepared: Prepared, goal: Goal, least: int) -> list[str]:
+    """The levers with which a search has a config that needs less than `least`: another space, or a wider goal."""
+    job = prepared.job
+    levers = [(words, prepared.space, other) for words, other in wider(goal)]
+    if WITH_OFFLOAD in further_memory(job.workload, job.hardware):
+        levers.insert(0, (WITH_OFFLOAD, "offload", goal))
+    found = []
+    for words, space, goal_ in levers:
+        with suppress(UsageError):  # a space that has nothing for the goal is no lever
+            configs = narrow(load_space(space), goal_, job).lattice.configs
+            lower = min(map(prepared.floor, configs))
+            if lower < least:
+                so = f"lower that to {format_bytes(lower)}" if lower else "keep all of that in host memory"
+                found.append(f"{words} would {so}")
+    return found
+
+
+def outline(prepared: Prepared) -> dict[str, Any]:
+    """The lattice of a search in figures, as a JSON object."""
+    lattice = prepared.narrowed.lattice
+    over = sum(prepared.floor(c) > prepared.memory_limit_bytes for c in lattice.configs)
+    return {
+        "hardware": prepared.job.hardware.to_json(),
+        "workload": prepared.job.workload.to_json(),
+        "space": prepared.space,
+        "memory_limit_bytes": prepared.memory_limit_bytes,
+        "configs": len(lattice.configs),
+        "ruled_out_by_floor": over,
+        "beyond_goal": prepared.narrowed.beyond_goal,
+        "unsupported": prepared.narrowed.unsupported,
+    }
+
+
+def check_dry_run(request: SearchRequest) -> None:
+    """Raise `UsageError` for what makes no sense where nothing runs."""
+    if request.ray_address is not None:
+        raise UsageError("--dry-run looks at this machine and asks no cluster: leave --ray-address out")
+    if not request.predict:
+        raise UsageError("--dry-run does nothing but predict: leave --no-predict out")
