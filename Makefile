@@ -1,8 +1,8 @@
-# The two commands a newcomer needs are `make search` and `make test`; everything runs in .venv.
+# Start with `make search` and `make test`; everything runs in .venv.
 PYTHON ?= python3
-# TORCH_INDEX picks torch's build (see "Choosing the torch build" in README.md); given, it also replaces the one there is.
+# TORCH_INDEX picks the torch build ("Choosing the torch build" in README.md). If set, an installed torch is replaced.
 TORCH_INDEX ?=
-# Extras of pyproject.toml: `dev,cuda` adds what only an NVIDIA GPU uses.
+# Extras of pyproject.toml: `dev,cuda` adds what only NVIDIA GPUs use.
 EXTRAS ?= dev
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,8 +17,9 @@ install: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt $(if $(TORCH_INDEX),anew)
 	@$(PYTHON) -c 'import sys; sys.exit("autofit needs Python 3.11 or later, and this is " + sys.version.split()[0] + "; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
-	@# torch first and alone: its build decides what the others bring along. Its own needs come with them from PyPI: an
-	@# index of torch builds lacks the pinned versions. It stays in reach for what only it has, as ROCm's Triton.
+	@# torch first and alone: its build determines what the other packages pull in. Its dependencies come with them from
+	@# PyPI, because an index of torch builds lacks the pinned versions; it stays as an extra index for what only it has,
+	@# such as ROCm's Triton.
 	$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--no-deps --force-reinstall --index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) install -q -c constraints.txt -c constraints-cuda.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[$(EXTRAS)]'
 	@touch $@
@@ -29,21 +30,21 @@ search: install
 test: install
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
-# The estimator's figures: against published and recorded runs, and its own time.
+# The estimator's figures: its error against published and recorded runs, and its own running time.
 estimates: install
 	$(BIN)/python benchmarks/estimate_published.py
 	$(BIN)/python benchmarks/estimate_cpu.py
 	$(BIN)/python benchmarks/estimator_time.py
 
-# Search methods over the recorded tables, ours and others'. What only the others need is kept apart from the environment:
-# transformers imports SciPy where it is there, and every trial would take longer and more memory.
+# Replays of search methods, ours and others', over the recorded tables. What only the others need is kept out of the
+# environment: transformers imports SciPy if it is installed, and every trial would take more time and memory.
 RIVALS := $(VENV)/rivals
 REPLAY ?=
 
 replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
-# benchmarks/RESULTS.md with its plots. Hours the first time; interrupted, the same command goes on.
+# Writes benchmarks/RESULTS.md with its plots. Takes hours the first time; if interrupted, run it again to continue.
 RESULTS ?= $(patsubst %,--table benchmarks/recorded/cpu-2c-%.jsonl,smollm2-135m pythia-160m) \
 	--elsewhere benchmarks/recorded/cpu-1c-smollm2-135m.jsonl
 
