@@ -1,4 +1,4 @@
-"""Hand-made trials of a job that is never run: a model of the catalog on a card that is not there."""
+"""Hand-made trials of a job that is never run: a model of the catalog on a card that need not be there."""
 
 from __future__ import annotations
 

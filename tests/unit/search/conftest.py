@@ -1,4 +1,4 @@
-"""Worlds to search in: the built-in space `cpu`, for a model of the catalog, on a machine that is not there."""
+"""Worlds to search in: the built-in space `cpu`, for a model of the catalog, on an invented machine."""
 
 from __future__ import annotations
 
