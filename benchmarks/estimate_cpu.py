@@ -1,27 +1,27 @@
-"""The estimator against recorded trials of a processor: memory, and time after calibration on a few of them.
+"""The estimator against recorded CPU trials: memory, and time after calibration on a few of them.
 
     python benchmarks/estimate_cpu.py [TABLE ...] [--store URL] [--calibrate-on 5] [--seeds 20] [--json FILE]
 
-A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store, every such file of
-a processor in recorded/. Of every table the latest full measurement of each config counts; nothing is run. Prints every
-config with what is predicted and what was measured, its time after calibration on all trials but its own. Then,
+A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store, every such file in
+recorded/ whose name begins with cpu-2c. The latest full measurement of each config of a table counts; nothing is run.
+Prints the predicted and the measured figures of every config, with its time calibrated on all trials but its own. Then,
 for each workload of each table:
 
 * memory: the median absolute error, and how often fit is misjudged: over all pairs of a config and a limit halfway
-  between two neighbouring sizes that were measured, and over all trials at the limit that they ran under, those that
-  ran out of memory included; the same errors with the shares of estimate/heap.py fitted to the other tables alone
-  (leave one table out), so that no trial judges a figure that it made;
-* time, on the trials that it was not calibrated on: Kendall's tau-a of tokens/s, and the median absolute error. The
-  trials for calibration are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median of all
-  seeds is printed, with the worst. Beside it the tau that a second measurement of the same configs would have: each
-  speed is drawn anew within the interval that its trial has, which no prediction can better but by luck. A trial does
-  not see what the machine did between trials, so that is not all: `left_unexplained` is the standard deviation of what
-  is left of the errors where every value of every axis, and every pair of values, is given a correction of its own with
-  hindsight, and the tau that predictions without any other error would have. What operations cost shows in such
-  corrections; what they leave is noise, or what only three axes together do.
+  between two neighbouring measured sizes, and over all trials at the limit that they ran under, out-of-memory trials
+  included; the same errors with the shares of estimate/heap.py fitted to the other tables alone (leave one table out),
+  so that no trial judges a figure that was fitted to it;
+* time, on the trials not used for calibration: Kendall's tau-a of tokens/s, and the median absolute error. The
+  calibration trials are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median over the
+  seeds is printed with the worst. Beside it is the tau that a second measurement of the same configs would have: each
+  speed is drawn anew within its trial's interval, which no prediction can beat except by luck. A trial does not see
+  what the machine did between trials, so there is more noise than that: `left_unexplained` is the standard deviation
+  of the errors that remain when every value of every axis, and every pair of values, is given its own correction with
+  hindsight, and the tau of predictions without any other error. The costs of operations show up in such corrections;
+  what they leave is noise, or interactions of three or more axes.
 
-At last the shares of the heap, fitted to all tables. The trials must have run on this version of the libraries for
-their predictions to be of the same step. About half a second per config on one core.
+Last come the heap's shares fitted to all tables. The predictions are of the same step as the trials only if these ran
+on the present versions of the libraries. About half a second per config on one core.
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ class Row:
     measured: Measurement
     predicted: Estimate
     causes: NDArray[np.float64]
-    """What the heap's part of its memory follows from (estimate/heap.py)."""
+    """The causes of the heap's part of its memory (estimate/heap.py)."""
     beside_bytes: int
     """Predicted memory without that part."""
 
     @property
     def shown(self) -> tuple[Any, float]:
-        """What calibration learns from it."""
+        """What calibration learns from this config: predicted work, and measured median seconds of a step."""
         return self.predicted.work, self.measured.step_seconds.median
 
     @property
     def memory_error(self) -> float:
-        """Predicted over measured, less one."""
+        """Predicted over measured, minus one."""
         return self.predicted.device_bytes / self.measured.device_bytes - 1.0
 
 
@@ -86,11 +86,11 @@ def read(table: Path) -> list[Trial]:
 
 
 def latest(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """For each hardware, stack and workload: of every config the last trial that fits, in full where it can be, or
-    that ran out of memory."""
+    """For each hardware, stack and workload, one trial per config: the last that fits, if possible one that was not
+    stopped early; where none fits, the last that ran out of memory."""
     found: dict[tuple[str, str, str], dict[Any, Trial]] = defaultdict(dict)
     told = [t for t in trials if isinstance(t.outcome, (Fits, OutOfMemory))]
-    # what comes later takes the place of what came before
+    # later trials replace earlier ones
     for trial in sorted(told, key=lambda t: (isinstance(t.outcome, Fits), not _stopped_early(t))):
         if trial.hardware.kind == "cpu":
             found[trial.hardware.key, trial.stack.key, trial.workload.key][trial.config] = trial
@@ -102,8 +102,8 @@ def _stopped_early(trial: Trial) -> bool:
 
 
 def compared(trials: Sequence[Trial]) -> tuple[list[Row], float]:
-    """Each trial of one workload that fits beside its prediction, without time; and of all trials the share whose fit
-    under their own limit is predicted wrongly."""
+    """The trials of one workload that fit, each with its prediction (uncalibrated); and the share of all trials whose
+    fit under their own limit is predicted wrongly."""
     from autofit.estimate.estimator import Estimator
 
     first = trials[0]
@@ -124,7 +124,7 @@ def compared(trials: Sequence[Trial]) -> tuple[list[Row], float]:
 
 
 def speeds(rows: Sequence[Row], learnt_from: Sequence[Row]) -> list[float]:
-    """Predicted tokens/s of `rows` after calibration on others."""
+    """Predicted tokens/s of `rows` after calibration on `learnt_from`."""
     guess = prior(rows[0].trial.hardware)
     assert guess is not None, "a processor always has one"
     rates = calibrated(guess, [row.shown for row in learnt_from])
@@ -133,7 +133,7 @@ def speeds(rows: Sequence[Row], learnt_from: Sequence[Row]) -> list[float]:
 
 
 def kendall(one: Sequence[float], other: Sequence[float]) -> float:
-    """Kendall's tau-a: concordant less discordant pairs, over all pairs."""
+    """Kendall's tau-a: concordant minus discordant pairs, over all pairs."""
     signs = [
         (a > b) - (a < b) if c > d else (b > a) - (b < a) if c < d else 0
         for (a, c), (b, d) in itertools.combinations(list(zip(one, other, strict=True)), 2)
@@ -142,14 +142,14 @@ def kendall(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def misjudged(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """Share of (config, limit) whose fit is predicted wrongly; limits are halfway between neighbouring sizes."""
+    """Share of (config, limit) pairs whose fit is predicted wrongly; limits are halfway between neighbouring sizes."""
     limits = [(a + b) / 2 for a, b in itertools.pairwise(sorted(set(measured)))]
     wrong = [(p <= limit) != (m <= limit) for p, m in zip(predicted, measured, strict=True) for limit in limits]
     return statistics.mean(wrong) if wrong else 0.0
 
 
 def heap(rows: Sequence[Row]) -> NDArray[np.float64]:
-    """`SHARES` by the least absolute relative errors over these trials, so that a few that are far off move no share.
+    """`SHARES` fitted to these trials by least absolute relative errors, so that a few outliers do not move them.
 
     By iteratively reweighted least squares (Schlossmacher 1973).
     """
@@ -164,7 +164,7 @@ def heap(rows: Sequence[Row]) -> NDArray[np.float64]:
 
 
 def memory_errors(rows: Sequence[Row], shares: NDArray[np.float64]) -> dict[str, float]:
-    """Of predictions with these shares of the heap."""
+    """Memory errors of predictions with these shares of the heap."""
     predicted = [row.beside_bytes + float(shares @ row.causes) for row in rows]
     measured = [row.measured.device_bytes for row in rows]
     errors = [p / m - 1.0 for p, m in zip(predicted, measured, strict=True)]
@@ -177,7 +177,8 @@ def memory_errors(rows: Sequence[Row], shares: NDArray[np.float64]) -> dict[str,
 
 
 def repeated(rows: Sequence[Row], seeds: int) -> float:
-    """Kendall's tau between the measured speeds and others, drawn within the trials' intervals as a replay draws."""
+    """Kendall's tau between the measured speeds and speeds drawn within the trials' intervals, as a replay draws them;
+    the median over the seeds."""
     measured = [row.measured.tokens_per_second for row in rows]
     taus = []
     for seed in range(seeds):
@@ -189,11 +190,11 @@ def repeated(rows: Sequence[Row], seeds: int) -> float:
 
 
 def left_unexplained(rows: Sequence[Row]) -> dict[str, Any] | None:
-    """Standard deviation of log speeds that the axes do not explain, per degree of freedom, and the tau that it leaves.
+    """Standard deviation of log speeds that the axes do not explain, per degree of freedom, and the tau it leaves.
 
     By least squares on the errors of predictions calibrated on all rows, over indicators of the values of each axis and
-    of every pair of axes; of every axis alone where pairs would leave less than a quarter of the rows, and None where
-    these do, too.
+    of every pair of axes; of the axes alone where pairs would leave fewer degrees of freedom than a quarter of the
+    rows, and None where these would too.
     """
     measured = np.log([row.measured.tokens_per_second for row in rows])
     predicted = np.log(speeds(rows, rows))
@@ -213,7 +214,7 @@ def left_unexplained(rows: Sequence[Row]) -> dict[str, Any] | None:
 
 
 def _indicators(configs: Sequence[dict[str, Any]], together: int) -> NDArray[np.float64]:
-    """[configs, combinations]: which values of so many axes together each config has."""
+    """[configs, combinations]: 1 where a config has a combination of values of `together` axes, else 0."""
     axes = sorted({axis for config in configs for axis in config})
     columns = []
     for some in itertools.combinations(axes, together):
@@ -253,7 +254,7 @@ def judged(rows: Sequence[Row], others: Sequence[Row], count: int, seeds: int) -
 
 
 def listed(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Every config with both figures, its time calibrated on all others."""
+    """Every config with its measured and predicted figures, its time calibrated on all others."""
     out = []
     for row in rows:
         others = [r for r in rows if r is not row and r.trial.config.get("compile") is not True]
@@ -270,7 +271,7 @@ def listed(rows: Sequence[Row]) -> list[dict[str, Any]]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """One config in a line."""
+    """One config on one line."""
     memory, speed = found["device_bytes"], found["tokens_per_second"]
     config = ",".join(f"{k}={v}" for k, v in found["config"].items() if k not in ("offload", "sharding"))
     return (
@@ -281,7 +282,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Print the figures of every workload that has more configs than calibration takes."""
+    """Print the figures of every workload that has enough configs to calibrate and compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path, metavar="TABLE")
     parser.add_argument("--store")

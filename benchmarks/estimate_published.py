@@ -3,16 +3,16 @@
     python benchmarks/estimate_published.py [--json FILE]
 
 Prints every row of published/measurements.csv with the measured and the predicted peak of allocated memory, or why it
-is left out; then the median and the largest absolute error, and fit or no fit against what happened. Exits with 0 only
-if on one GPU the median is at most 3 %, no error is above 8 %, and every stated out-of-memory is predicted, and on two
-GPUs the median is at most 5 %. One to two minutes.
+is left out; then the median and the largest absolute error, and predicted fit against what happened. Exits with 0 only
+if, on one GPU, the median is at most 3 %, no error is above 8 %, and every reported out-of-memory is predicted, and, on
+two GPUs, the median is at most 5 %. Takes one to two minutes.
 
-Two GPUs: FSDP with full sharding (scripts/benchmarks/accelerate.yaml of the source), which is torch's older
-`FullyShardedDataParallel`; predicted is ours, `fully_shard`. The older one lays a layer's parameters out in the buffer
-that collects them, ours copies them out of it; it fetches the layer before in backward and keeps the root whole from
-forward to backward (torch/distributed/fsdp/_runtime_utils.py), so that at the loss both hold the root and one layer
-more. The two rows of LoRA took 0.37 GiB more for each sequence than is predicted, which one GPU did not: no line of the
-older libraries that would has been found yet, and so nothing is added.
+Two GPUs: the runs used FSDP with full sharding (scripts/benchmarks/accelerate.yaml of the source), which is torch's
+older `FullyShardedDataParallel`; the prediction is for ours, `fully_shard`. The older one lays out a layer's parameters
+in the buffer that collects them, ours copies them out of it; the older one prefetches the preceding layer in backward
+and keeps the root whole from forward to backward (torch/distributed/fsdp/_runtime_utils.py), so that at the loss both
+hold the root and one more layer. The two LoRA rows took 0.37 GiB per sequence more than predicted, which the runs on
+one GPU did not. No line of the older libraries that would explain it has been found yet, so nothing is added.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 PUBLISHED = Path(__file__).parent / "published"
 MEDIAN_ERROR, LARGEST_ERROR, SHARDED_MEDIAN_ERROR = 0.03, 0.08, 0.05
-"""The figures asked for, as shares of the measured peak: on one GPU, and on several the median."""
+"""The targets, as shares of the measured peak: median and largest error on one GPU, and the median on several."""
 
 ALLOCATED = "torch peak allocated"
 OUT_OF_MEMORY = "out of memory"
@@ -49,19 +49,19 @@ VALUES: dict[str, dict[str, object]] = {
     "method": {"full": "full", "lora": "lora", "qlora": "qlora"},
     "precision": {"bf16": "bf16", "bf16 mixed": "bf16-mixed"},
     "checkpointing": {"full": "full", "none": "none", "every second layer": "every-2"},
-    "attention": {"flash2": "sdpa", "sdpa": "sdpa"},  # one kernel, in two libraries
+    "attention": {"flash2": "sdpa", "sdpa": "sdpa"},  # the same kernel in two libraries
     "loss": {"full": "full"},
     "compile": {"no": False},
     "optimizer": {"adamw (HF default, foreach)": "adamw-foreach"},
 }
-"""The rows' words in ours."""
+"""The rows' words, translated into ours."""
 TARGETS = {"q,k,v,o": "attention"}
 LIGHTEST: dict[str, object] = {
     "checkpointing": "full", "attention": "sdpa", "loss": "chunked", "compile": False, "optimizer": "lion-8bit",
 }  # fmt: skip
-"""What a row that ran out of memory does not state, as light as can be: if not even this fits, no other did.
+"""The lightest values, for what an out-of-memory row does not state: if not even these fit, no others would have.
 
-sgd and Adafactor have less state still, but the fused kernel of the one and the changing states of the other are not
+sgd and Adafactor have even less state, but the fused kernel of the former and the changing states of the latter are not
 traced yet.
 """
 LORA_DROPOUT = 0.1
@@ -73,7 +73,7 @@ class Row:
     """One published run, in the words of the file."""
 
     line: int
-    """In the file, the header being 1."""
+    """Line number in the file; the header is line 1."""
     source: str
     model: str
     gpu: str
@@ -93,12 +93,12 @@ class Row:
 
     @property
     def ran_out(self) -> bool:
-        """Whether the row states an out-of-memory."""
+        """Whether the row reports an out-of-memory."""
         return self.note == OUT_OF_MEMORY
 
     @property
     def setting(self) -> str:
-        """The run in one line."""
+        """The run on one line."""
         method = f"{self.words['method']} {self.words['precision']}".strip()
         name = self.model.rpartition("/")[2]
         return f"{name}, {method}, {self.micro_batch or '?'} x {self.seq_len or '?'}, {self.gpus} {self.gpu}"
@@ -106,7 +106,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """A row, and what the estimator says of it."""
+    """A row and its estimate."""
 
     row: Row
     estimate: Estimate
@@ -180,9 +180,9 @@ def left_out(row: Row) -> str | None:
 
 
 def _sharded_otherwise(row: Row) -> str | None:
-    """Why the sharding of a row is not ours; None where it is."""
+    """Why a row's sharding differs from ours; None if it does not."""
     if row.words["loss"] != "full" and row.words["loss"]:
-        return None  # left out for that
+        return None  # left out for that reason anyway
     if not row.source.endswith("a100_80gb.csv"):
         return f"{row.gpus} GPUs, and how they are shared between is not stated"
     if row.words["method"] == "qlora":
@@ -206,7 +206,7 @@ def _not_stated(row: Row) -> list[str]:
 
 
 def settings(row: Row) -> Config:
-    """The row as a config of ours."""
+    """The row as one of our configs."""
     values = {axis: VALUES[axis][word] if word else LIGHTEST[axis] for axis, word in row.words.items()}
     values["micro_batch"] = row.micro_batch
     if values["method"] != "full":
@@ -218,7 +218,7 @@ def settings(row: Row) -> Config:
 
 @cache
 def architecture(model_id: str) -> Model | None:
-    """From the catalog, or from published/models."""
+    """The model from published/models, else from the catalog; None if neither has it."""
     own = PUBLISHED / "models" / f"{model_id.rpartition('/')[2]}.json"
     if own.exists():
         return load(str(own))
@@ -226,11 +226,11 @@ def architecture(model_id: str) -> Model | None:
 
 
 def job(row: Row, stack: Stack) -> Job:
-    """The run of a row that is compared."""
+    """The job that a compared row describes."""
     model = architecture(row.model)
     assert model is not None and row.micro_batch is not None and row.seq_len is not None
     found = card(CARDS[row.gpu])
-    # The runs' trainer cuts sequences to what the tokenizer says the model takes (fms-hf-tuning 2.5.0,
+    # The runs' trainer truncates sequences to the length that the tokenizer states for the model (fms-hf-tuning 2.5.0,
     # setup_dataprocessor.py), and their file agrees: santacoder's tokens per second over samples per second are 2048.
     seq_len = min(row.seq_len, model.config.get("n_positions", row.seq_len))
     workload = Workload(
@@ -252,7 +252,7 @@ def job(row: Row, stack: Stack) -> Job:
 
 
 def compared(row: Row, stack: Stack) -> Compared:
-    """Predict a row, with what its libraries did differently; one that ran out of memory with ours, which need less."""
+    """Predict a row as its older libraries ran it; an out-of-memory row as ours would, which need less."""
     from older_libraries import older_libraries
 
     from autofit.estimate.estimator import Estimator
@@ -280,7 +280,7 @@ def line(row: Row, found: Compared | None, reason: str | None) -> str:
 
 
 def summary(every: list[Compared]) -> dict[str, Any]:
-    """The figures, and whether they are as asked."""
+    """The figures, and whether they meet the targets."""
     one, several = (
         [abs(c.error) for c in every if c.error is not None and (c.row.gpus > 1) is sharded]
         for sharded in (False, True)
@@ -329,7 +329,7 @@ def document(every: list[tuple[Row, Compared | None, str | None]], figures: dict
 
 
 def main() -> int:
-    """The exit code."""
+    """Print every row and the figures; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""How long predictions take, and how much memory: one config, a known one, and a whole lattice, new and known.
+"""How long predictions take, and how much memory: one config and a whole lattice, each new and known.
 
     python benchmarks/estimator_time.py [--model NAME ...] [--hardware h100-80g] [--json FILE]
 
-Each figure is of a process of its own. One config is timed after the imports, in the process that has them; the lattice
-is `autofit search --dry-run` with a store of its own, twice, imports and all. The peak of memory is that of all the
-command's processes together, what they share counted once, looked up five times a second. Needs psutil. Prints what was
-asked for beside what was found; some five minutes for both models.
+Each figure is from a process of its own. A single config is timed after the imports, in the process that made them; the
+lattice is `autofit search --dry-run` with a store of its own, run twice, imports included. Peak memory is that of all
+the command's processes together, with shared memory counted once, sampled five times a second. Needs psutil. Prints the
+targets beside the results; takes about five minutes for both models.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from autofit.trial.site import detect
 MIB = 1024**2
 LOOKS_PER_SECOND = 5
 LIBRARIES = ("torch._dynamo", "transformers.models.llama.modeling_llama", "peft", "bitsandbytes")
-"""What an estimate imports as it goes."""
+"""Libraries that an estimate would otherwise import while it runs."""
 CONFIGS = (
     "method=full,precision=bf16-mixed,micro_batch=4,checkpointing=full",
     "method=full,precision=bf16,micro_batch=4,checkpointing=none,optimizer=adamw-8bit,loss=chunked",
@@ -41,11 +41,11 @@ CONFIGS = (
     "method=qlora,rank=16,micro_batch=4,checkpointing=selective,loss=fused",
 )
 ASKED = {"new_seconds": 2.0, "known_seconds": 0.02, "cold_seconds": 60.0, "warm_seconds": 2.0, "peak_mib": 2048.0}
-"""The most on 2 cores for an 8B model; times for a 70B model may be twice that."""
+"""Upper limits on 2 cores for an 8B model; the times may be twice as long for a 70B model."""
 
 
 def one_config(model: str, hardware: str, config: str) -> dict[str, Any]:
-    """Seconds of one new config after imports, and of the same one known, in this process, each with its store."""
+    """Seconds for one config after imports, in this process: new, and again once the store knows it."""
     for library in LIBRARIES:
         importlib.import_module(library)
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +77,7 @@ def alone(model: str, hardware: str, config: str) -> dict[str, Any]:
 
 
 def lattice(model: str, hardware: str, store: Path) -> dict[str, Any]:
-    """Seconds, CPU seconds and peak of memory of predicting the default space."""
+    """Seconds, CPU seconds and peak memory of predicting the default space."""
     command = [sys.executable, "-m", "autofit.cli.main", "search", "--dry-run", "--json", "--store", str(store)]
     started = time.monotonic()
     process = subprocess.Popen(
@@ -100,16 +100,16 @@ def lattice(model: str, hardware: str, store: Path) -> dict[str, Any]:
 
 
 class Seen:
-    """What looks at a process and its children have shown."""
+    """What sampling a process and its children has shown."""
 
     def __init__(self) -> None:
         self.peak_bytes = 0
-        """The most that all held at a time."""
+        """The most that all of them held at once."""
         self.cpu_seconds: dict[int, float] = {}
-        """Of each process until it was last seen."""
+        """By process id, up to when the process was last seen."""
 
     def follow(self, process: psutil.Process) -> None:
-        """Look until the process ends."""
+        """Sample until the process ends."""
         while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
             together = 0
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -142,7 +142,7 @@ def measured(model: str, hardware: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Time every model, and print what was asked for beside what was found."""
+    """Time every model, and print the targets beside the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", action="append")
     parser.add_argument("--hardware", default="h100-80g")

@@ -1,12 +1,13 @@
-"""Trials of several ranks, half of which are killed at random moments: what is left behind.
+"""What trials of several ranks leave behind when half of them are killed at random moments.
 
     python benchmarks/group_cleanup.py [--trials 50] [--ranks 2] [--seed 0] [--out FILE]
 
-The trials run in a process of their own, as those of a search do. Of the killed half most lose a random rank, some the
-warm parent of one, and some that whole process, all by SIGKILL. Counted before and after, and between trials: processes
-(zombies too), ports that they listen at, segments of shared memory, and temporary files. Fails if any is left.
+The trials run in a process of their own, as those of a search do. In the killed half, SIGKILL hits a random rank in
+most trials, the warm parent of one in some, and that whole process in others. Counted before, after and between trials:
+processes (zombies too), ports that they listen on, shared memory segments, and temporary files. Fails if any is left.
 
-A trial counts as killed if it died of it. One that had ended by then is counted apart, and another killed in its place.
+A trial counts as killed if it died of the signal. One that had already ended is counted separately, and another is
+killed in its place.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from autofit.workload import Workload
 
 CONFIGS = ("ddp", "fsdp", "zero2", "zero3")
 VICTIMS = "rank,rank,parent,rank,rank,driver,rank,rank,rank,rank"
-"""Who is killed, in turn: the others take half a minute to come back."""
+"""What is killed, in turn; mostly ranks, because parents and drivers take half a minute to come back."""
 SETTLE_SECONDS = 20.0
-"""How long what was killed may take to be gone. All of it ends at once; a busy machine is slower to say so."""
+"""How long killed processes may take to be gone. They end at once, but a busy machine is slower to show it."""
 MODEL: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 256,
@@ -48,7 +49,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def drive(ranks: int) -> None:
-    """Run a trial for each line of standard input, which names its sharding; say how it ended."""
+    """Run a trial for each line of standard input, which names its sharding, and print how it ended."""
     model = Model(name="tiny", config=MODEL, source="a benchmark", parameters=None)
     workload = Workload(model=model.name, model_digest=model.digest, seq_len=32, global_batch=2 * ranks, devices=ranks)
     job = Job(model=model, workload=workload, hardware=cpu(), stack=installed_stack())
@@ -65,7 +66,7 @@ def drive(ranks: int) -> None:
 
 
 class Driver:
-    """The process that runs the trials; started again after it was killed."""
+    """The process that runs the trials; started again after it has been killed."""
 
     def __init__(self, ranks: int) -> None:
         command = [sys.executable, __file__, "--drive", "--ranks", str(ranks)]
@@ -78,13 +79,13 @@ class Driver:
         self.process.stdin.flush()
 
     def answer(self) -> dict[str, Any] | None:
-        """How the trial ended; None if this process was killed."""
+        """How the trial ended; None if the driver was killed."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return json.loads(line) if line else None
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         assert self.process.stdin is not None and self.process.stdout is not None
         with suppress(BrokenPipeError):
             self.process.stdin.close()
@@ -103,7 +104,7 @@ class Driver:
 
 
 def children(pid: int) -> list[int]:
-    """Of a process, zombies included."""
+    """The children of a process, zombies included."""
     with suppress(OSError):
         tasks = Path(f"/proc/{pid}/task").iterdir()
         return [int(child) for task in tasks for child in (task / "children").read_text().split()]
@@ -111,12 +112,12 @@ def children(pid: int) -> list[int]:
 
 
 def descendants(pid: int) -> list[int]:
-    """Of a process, in any generation; this process inherits the orphans among its own."""
+    """The descendants of a process, in any generation; this process inherits its own orphaned descendants."""
     return [one for child in children(pid) for one in (child, *descendants(child))]
 
 
 def listening(pids: list[int]) -> list[str]:
-    """Local addresses at which the processes listen, as /proc/net/tcp writes them."""
+    """Local addresses on which the processes listen, as /proc/net/tcp writes them."""
     sockets = set()
     for pid in pids:
         with suppress(OSError):
@@ -131,7 +132,7 @@ def listening(pids: list[int]) -> list[str]:
 
 
 def segments() -> set[str]:
-    """This user's segments of shared memory, but those that a process has mapped: they are others'."""
+    """This user's shared memory segments, except those that a process has mapped, which belong to other programs."""
     found = set()
     for path in Path("/dev/shm").iterdir():
         with suppress(OSError):
@@ -141,7 +142,7 @@ def segments() -> set[str]:
 
 
 def left_behind(driver: Driver | None, before: set[str], temporary: Path) -> dict[str, list[Any]]:
-    """What a trial has left, besides the driver and its warm parents."""
+    """What a trial has left behind, apart from the driver and its warm parents."""
     standing = [] if driver is None else [driver.process.pid, *driver.parents]
     every = descendants(os.getpid())
     return {
@@ -153,7 +154,7 @@ def left_behind(driver: Driver | None, before: set[str], temporary: Path) -> dic
 
 
 def settled(driver: Driver | None, before: set[str], temporary: Path) -> dict[str, list[Any]]:
-    """The same, once nothing is left or time is up."""
+    """The same, as soon as nothing is left or when time is up."""
     until = time.monotonic() + SETTLE_SECONDS
     while any((left := left_behind(driver, before, temporary)).values()) and time.monotonic() < until:
         reap_orphans(driver)
@@ -162,7 +163,7 @@ def settled(driver: Driver | None, before: set[str], temporary: Path) -> dict[st
 
 
 def reap_orphans(driver: Driver | None) -> None:
-    """Wait for inherited processes that have ended, as the system's first process does for those without a parent."""
+    """Reap inherited processes that have ended, as init does for orphans."""
     for pid in children(os.getpid()):
         if driver is None or pid != driver.process.pid:
             with suppress(ChildProcessError):
@@ -170,7 +171,7 @@ def reap_orphans(driver: Driver | None) -> None:
 
 
 def kill(driver: Driver, victim: str, chance: random.Random) -> bool:
-    """Send SIGKILL to one process of the trial that runs; False where nothing runs any more."""
+    """Send SIGKILL to one process of the running trial; False if it is no longer running."""
     pids = {"rank": driver.ranks, "parent": driver.parents, "driver": [driver.process.pid]}[victim]
     if not pids or not driver.ranks:
         return False
@@ -184,8 +185,8 @@ def kill(driver: Driver, victim: str, chance: random.Random) -> bool:
 def one_trial(
     driver: Driver, sharding: str, victim: str | None, seconds: float, chance: random.Random
 ) -> tuple[dict[str, Any] | None, bool]:
-    """Run a trial and, if there is a victim, kill it within the first `seconds`; how the trial ended, None if no driver
-    is left to say so, and whether a signal was sent."""
+    """Run a trial and, if there is a victim, kill it within the first `seconds`. Returns how the trial ended (None if
+    no driver is left to say so) and whether a signal was sent."""
     driver.begin(sharding)
     sent = False
     if victim is not None:
@@ -198,7 +199,7 @@ def one_trial(
 
 
 def died(answer: dict[str, Any] | None) -> bool:
-    """Whether a trial did not end by itself: a signal to a process that has answered already changes nothing."""
+    """Whether a trial did not end by itself: a signal to a process that has already answered changes nothing."""
     return answer is None or answer["outcome"] != "fits"
 
 
@@ -210,7 +211,7 @@ def said(answer: dict[str, Any] | None) -> str:
 
 
 def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temporary: Path) -> dict[str, Any]:
-    """All trials, and what they have left."""
+    """Run all trials and report what they have left behind."""
     before = segments()
     report: dict[str, Any] = {
         "ranks": ranks,
@@ -237,8 +238,8 @@ def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temp
         if victim is not None:
             (killed if died(answer) else too_late)[victim] += 1
         elif answer is not None:
-            typical[sharding] = min(typical[sharding], answer["seconds"])  # some wait for imports, too
-        if victim is None or died(answer):  # otherwise another is killed in its place
+            typical[sharding] = min(typical[sharding], answer["seconds"])  # some also wait for imports
+        if victim is None or died(answer):  # otherwise another trial is killed in its place
             done += 1
             outcomes[said(answer)] += 1
         for name, found in settled(driver, before, temporary).items():
@@ -257,7 +258,7 @@ def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temp
 
 
 def main() -> None:
-    """Run the trials and count."""
+    """Run the trials and count what they leave."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
@@ -272,7 +273,7 @@ def main() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory() as cache:
         os.environ["TMPDIR"] = temporary
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # torch's own, meant to stay
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache  # torch's own files, which are meant to stay
         victims, chance = arguments.victims.split(","), random.Random(arguments.seed)
         report = run(arguments.trials, arguments.ranks, victims, chance, Path(temporary))
     text = json.dumps({"recorded_at": datetime.now(UTC).isoformat(timespec="seconds"), **report}, indent=2)

@@ -1,11 +1,11 @@
 """The `make search` job, timed: first run, second run from the store, and the same under a tighter limit; the first and
-the last without predictions, too.
+the last also without predictions.
 
     python benchmarks/main_job.py [--out FILE] [--trials FILE]
 
-Takes about a quarter of an hour on 2 cores. Prints one JSON document: when it began, and per run its seconds (whole
-process), trials, outcomes and recommendation, with hardware and stack. `--trials` exports those of the first run. Run
-nothing else meanwhile.
+Takes about a quarter of an hour on 2 cores. Prints one JSON document: when it began, and for each run its seconds
+(whole process), trials, outcomes and recommendation, with hardware and stack. `--trials` exports the trials of the
+first run. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 JOB = ["--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4"]
 UNPREDICTED = "--no-predict"
-"""What tells what predictions are worth."""
+"""Shows what predictions are worth, by comparison."""
 EVERYTHING = (UNPREDICTED, "--thorough", "--max-trials", "20")
 """A search that runs into what predictions would have ruled out."""
 

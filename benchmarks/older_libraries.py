@@ -1,10 +1,10 @@
-"""What the published runs did that our own step does not, so that the estimator can be held against their memory.
+"""What the published runs did that our own step does not, so that the estimator can be compared with their memory.
 
 Read in the versions that the runs' authors pinned (scripts/benchmarks/refs/requirements.txt of
 foundation-model-stack/fms-acceleration: torch 2.4.1, transformers 4.48.1, trl 0.13.0, peft 0.13.2, accelerate 1.0.1,
-fms-hf-tuning 2.5.0); each difference names its place there. Where to read was learnt from what the predictions missed;
-no number here was fitted to a measurement. What CUDA does and a trace on the CPU does not is here as far as these runs
-show it: dropout's masks, layer_norm under autocast.
+fms-hf-tuning 2.5.0); each difference names its place in those sources. Prediction errors guided where to read, but no
+number here was fitted to a measurement. Where CUDA differs from a trace on the CPU, only what these runs show is
+included: dropout's masks, layer_norm under autocast.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ OldLoss = Callable[[torch.Tensor, torch.Tensor, bool], torch.Tensor]
 
 
 class OlderLibraries(Technique):
-    """Alters a build to what the older libraries made of the same settings."""
+    """Changes a build into what the older libraries made of the same settings."""
 
     def __init__(self, *, wide_norms: bool) -> None:
-        """`wide_norms`: trl prepared the quantised model, which leaves norms in fp32."""
+        """`wide_norms`: whether trl prepared the quantised model, which leaves norms in fp32."""
         self._wide_norms = wide_norms
         self._kernel: LossKernel | None = None
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         if config["method"] != "full":
-            # peft: get_peft_model(autocast_adapter_dtype=True) makes adapters fp32 whatever the base is.
+            # peft: get_peft_model(autocast_adapter_dtype=True) makes adapters fp32 whatever the base's dtype.
             plan.trained_dtype = torch.float32
         if self._kernel is None:
             of_model = _gpt_bigcode_loss if _is_gpt_bigcode(job) else _causal_lm_loss
@@ -52,7 +52,7 @@ class OlderLibraries(Technique):
     def on_skeleton(self, config: Config, plan: Plan, model: Any) -> Any:
         if self._wide_norms:
             # trl/trainer/utils.py, peft_module_casting_to_bf16: after peft's prepare_model_for_kbit_training has made
-            # everything fp32, head and embeddings go back to bf16, norms do not.
+            # everything fp32, the head and the embeddings go back to bf16, the norms do not.
             for name, module in model.named_modules():
                 if isinstance(module, nn.LayerNorm) or "norm" in name:
                     module.to(torch.float32)
@@ -63,7 +63,7 @@ class OlderLibraries(Technique):
         if causal_lm.config.model_type == "gpt_bigcode":
             _keep_cache(causal_lm.transformer)
             for block in causal_lm.transformer.h:
-                # flash-attn keeps dropout's seed, not its mask; torch's kernel for the CPU knows no dropout at all.
+                # flash-attn keeps dropout's seed, not its mask; torch's CPU kernel does not support dropout at all.
                 block.attn.attn_dropout = 0.0
         for module in model.modules():
             if isinstance(module, nn.Dropout):
@@ -74,7 +74,7 @@ class OlderLibraries(Technique):
 
 @contextmanager
 def older_libraries(*, wide_norms: bool) -> Iterator[None]:
-    """Inside, every build and every trace is as the older libraries made it; `wide_norms` as in `OlderLibraries`."""
+    """Inside, every build and trace is as the older libraries made it; `wide_norms` as in `OlderLibraries`."""
     projections = adapters.attention_projections
     _take((*TECHNIQUES, OlderLibraries(wide_norms=wide_norms)))
     # scenarios.yaml of the source: q_proj, k_proj, v_proj, o_proj and c_attn. GPTBigCode calls o_proj c_proj.
@@ -96,12 +96,12 @@ def _is_gpt_bigcode(job: Job) -> bool:
 
 
 def _kernel(loss: OldLoss, seq_len: int) -> LossKernel:
-    """The old loss behind our kernels' signature; frames hold what their models' frames held."""
+    """The old loss behind our kernels' signature; its frames hold what the old models' frames held."""
 
     def kernel(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
         logits = functional.linear(hidden, head.weight, head.bias).view(-1, seq_len, head.weight.shape[0])
         mixed = torch.is_autocast_enabled("cpu")
-        # CUDA's autocast is spelt out below: the CPU's has other lists of operations.
+        # CUDA's autocast is spelt out below: the CPU's has different lists of operations.
         with torch.autocast("cpu", enabled=False):
             result = loss(logits, labels.view(-1, seq_len), mixed)
             if mixed:
@@ -126,7 +126,7 @@ def _gpt_bigcode_loss(logits: torch.Tensor, labels: torch.Tensor, mixed: bool) -
     """GPTBigCodeForCausalLM.forward: a shifted copy in the logits' own format.
 
     Of cross_entropy's two parts, CUDA's autocast (aten/src/ATen/autocast_mode.h) leaves log_softmax in the format that
-    cross_entropy asks it for, and widens what nll_loss gets.
+    cross_entropy asks for, and widens the input of nll_loss.
     """
     shifted = logits[..., :-1, :].contiguous()
     targets = labels[..., :-1].contiguous()
@@ -137,9 +137,9 @@ def _gpt_bigcode_loss(logits: torch.Tensor, labels: torch.Tensor, mixed: bool) -
 
 
 def _keep_cache(decoder: Any) -> None:
-    """GPTBigCodeModel.forward collects keys and values (`presents`) under checkpointing, too: the output holds them.
+    """GPTBigCodeModel.forward collects keys and values (`presents`) even under checkpointing; the output holds them.
 
-    They are views of c_attn's output, which they keep alive as a whole.
+    They are views of c_attn's output and keep all of it alive.
     """
     kept: list[torch.Tensor] = []
     collecting = [False]
@@ -148,7 +148,7 @@ def _keep_cache(decoder: Any) -> None:
         collecting[0] = True
 
     def collect(module: nn.Module, inputs: Any, output: torch.Tensor) -> None:
-        if collecting[0]:  # not when a checkpoint recomputes
+        if collecting[0]:  # not during a checkpoint's recomputation
             kept.append(output)
 
     def hand_over(module: nn.Module, inputs: Any, output: Any) -> Any:
@@ -164,14 +164,14 @@ def _keep_cache(decoder: Any) -> None:
 
 
 def _cuda_dropout(dropout: nn.Dropout, given: torch.Tensor) -> torch.Tensor:
-    """CUDA's kernel keeps a mask of one byte an element; the CPU's keeps factors in the input's format."""
+    """CUDA's kernel keeps a mask of one byte per element; the CPU's keeps factors in the input's format."""
     if not dropout.training or dropout.p == 0.0:
         return given
     return torch.native_dropout(given, dropout.p, True)[0]
 
 
 def _cuda_autocast_layer_norm(norm: nn.LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
-    """CUDA's autocast runs layer_norm in fp32 and leaves its result so; the CPU's does not know it."""
+    """CUDA's autocast runs layer_norm in fp32 and leaves its result in fp32; the CPU's has no rule for it."""
     return functional.layer_norm(
         hidden.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
     )

@@ -1,8 +1,8 @@
-"""The picture in docs/search.md: one search of a recorded table, in the plane of memory and speed.
+"""The picture in docs/search.md: one search over a recorded table, in the plane of memory and speed.
 
-    python benchmarks/picture_of_a_search.py [--table FILE] [--method full] [--memory-limit 2GiB] [--out FILE]
+    python benchmarks/picture_of_a_search.py [--table FILE] [--method full] [--memory-limit 2GiB] [--svg FILE]
 
-The configs' true figures are the table's; numbers give the order of the search's own trials.
+The configs' true figures are the table's; the numbers are the order of the search's own trials.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#9a9a9a"
 
 
 def search(table: Path, method: str, limit: int | None) -> tuple[Recorded, Trace]:
-    """The table's problem of one method, and one search of it."""
+    """The table's problem for one method, and one search over it."""
     problems = recorded_problems(
         [table], memory_limit_bytes=limit, report=lambda line: print(line, file=sys.stderr, flush=True)
     )
@@ -39,7 +39,7 @@ def search(table: Path, method: str, limit: int | None) -> tuple[Recorded, Trace
 
 
 def picture(recorded: Recorded, trace: Trace) -> Figure:
-    """All configs, the frontier, and the search's trials in their order."""
+    """All configs, the frontier, and the search's trials numbered in order."""
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     limit = recorded.problem.memory_limit_bytes / GIB
@@ -75,7 +75,7 @@ def picture(recorded: Recorded, trace: Trace) -> Figure:
 
 
 def _beside(axes: Axes, text: str, place: tuple[float, float], above: int, colour: str) -> None:
-    """A line of text that ends left of a place, so many points above it."""
+    """A line of text that ends just left of a place, `above` points above it."""
     axes.annotate(text, place, (-4, above), textcoords="offset points", ha="right", fontsize=8, color=colour)
 
 

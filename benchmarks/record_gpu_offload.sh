@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Full fine-tuning of llama-3.1-8b on the NVIDIA GPU at hand, with and without offload: every config measured, and
-# predicted before.
+# Full fine-tuning of llama-3.1-8b on the local NVIDIA GPU, with and without offload: every config is predicted, then
+# measured.
 #
 #     benchmarks/record_gpu_offload.sh OUT_DIR
 #
-# Resumable: the table lies in OUT_DIR, so that a second run goes on where the first ended. The host needs 128 GiB:
-# what does not fit it is recorded as out of memory.
+# Resumable: the table is in OUT_DIR, so a second run continues where the first ended. The host needs 128 GiB: configs
+# that do not fit it are recorded as out of memory.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?folder for the table}

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Search llama-3.1-8b on the NVIDIA GPU at hand and export every trial.
+# Search llama-3.1-8b on the local NVIDIA GPU and export every trial.
 #
 #     benchmarks/record_gpu_search.sh OUT_DIR [TIME_BUDGET]        default budget: 8m
 #
-# Resumable: the store lies in OUT_DIR, so that a second run goes on where the first ended.
+# Resumable: the store is in OUT_DIR, so a second run continues where the first ended.
 set -euo pipefail
 out=${1:?folder for the store and the export}; budget=${2:-8m}
 mkdir -p "$out"

@@ -1,4 +1,4 @@
-"""The searches of a replay on all cores: those that are not kept yet, each kept as it ends."""
+"""Runs the searches of a replay on all cores: those that are not saved yet, each saved as it ends."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Recorded tables that are replayed under one limit, and may learn from each other."""
+    """Recorded tables that are replayed under one limit and may learn from each other."""
 
     files: tuple[Path, ...]
     memory_limit_bytes: int | None = None
-    """None for each its own."""
+    """None for each table's own."""
     store: str | None = None
-    """Where estimates are kept."""
+    """The store that keeps estimates."""
 
     def problems(self, report: Report = lambda line: None) -> dict[str, Recorded]:
-        """Those of which something fits, by name."""
+        """The problems in which at least one config fits, by name."""
         limit = self.memory_limit_bytes
         every = recorded_problems(self.files, memory_limit_bytes=limit, store=self.store, report=report)
         return {recorded.problem.name: recorded for recorded in every if recorded.points}
@@ -57,8 +57,9 @@ class Wanted:
 def run_missing(
     groups: Sequence[Tables], searches: Sequence[str], seeds: int, *, keep: Path, jobs: int, report: Report
 ) -> int:
-    """Run what the folder `keep` lacks, and keep it there; how many searches have run. What cannot run here is left
-    out. Every method has its first seed before any has its second: an interrupted replay has some of each."""
+    """Run the searches that the folder `keep` lacks and save them there; returns how many have run. Searches that
+    cannot run here are left out. Every method runs its first seed before any runs its second, so that an interrupted
+    replay has some of each."""
     shelves: dict[tuple[Tables, str, str], KeptSearches] = {}
     missing: dict[tuple[Tables, str, str], set[int]] = {}
     for tables in groups:
@@ -68,7 +69,7 @@ def run_missing(
                 shelves[key] = KeptSearches.of(keep, recorded, search, METHODS[search])
                 missing[key] = set(range(seeds)) - shelves[key].traces().keys()
             if any(missing[tables, name, search] and is_ours(search) for search in searches):
-                recorded.problem.foresee()  # here, before every worker does it: the store keeps the estimates
+                recorded.problem.foresee()  # once here, so that not every worker does it: the store keeps the estimates
     wanted = [Wanted(*key, seed) for seed in range(seeds) for key, lacking in missing.items() if seed in lacking]
     run = 0
     for one, found, seconds in _run(wanted, min(jobs, len(wanted))):
@@ -82,17 +83,17 @@ def run_missing(
 
 
 def is_ours(search: str) -> bool:
-    """Whether a method is this project's."""
+    """Whether a method is this project's own."""
     return METHODS[search].__module__ not in RIVALS
 
 
 def _run(wanted: Sequence[Wanted], jobs: int) -> Iterator[tuple[Wanted, Kept | str, float]]:
-    """As they end."""
+    """The searches, as they end."""
     if jobs <= 1:
         for one in wanted:
             yield one, *run_one(one)
         return
-    # No fork: libraries that have begun threads do not survive it.
+    # No fork: libraries that have started threads do not survive it.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context, initializer=_end_with_the_parent) as pool:
         asked = {pool.submit(run_one, one): one for one in wanted}
@@ -107,7 +108,7 @@ def _run(wanted: Sequence[Wanted], jobs: int) -> Iterator[tuple[Wanted, Kept | s
 
 
 def run_one(wanted: Wanted) -> tuple[Kept | str, float]:
-    """One search and its seconds of computing; instead of a search, why it cannot run here."""
+    """One search and its seconds of computing; if it cannot run here, the reason in place of the search."""
     recorded = _problems(wanted.tables)[wanted.problem]
     started = time.perf_counter()
     try:
@@ -119,12 +120,12 @@ def run_one(wanted: Wanted) -> tuple[Kept | str, float]:
 
 @cache
 def _problems(tables: Tables) -> dict[str, Recorded]:
-    """Read once in every worker."""
+    """The problems, read once in every worker."""
     return tables.problems()
 
 
 def _end_with_the_parent() -> None:
-    """An interrupt ends a worker at once, and so does the end of the process that waits for it."""
+    """Let an interrupt end the worker at once, and also the end of the process that waits for it."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = multiprocessing.parent_process()
     assert parent is not None

@@ -32,13 +32,13 @@ PLOTS = {
     "hypervolume": "Share of the frontier found so far, trial by trial",
     "seconds": "Best speed found so far, by seconds of trials",
 }
-"""What is drawn of every problem, and its heading."""
+"""The plots of every problem, with their headings."""
 REPLAYED = ("python", "optuna", "deepspeed", "accelerate", "scipy", "xgboost", "numpy", "torch", "transformers")
-"""Libraries of the replay, in the order in which they are named."""
+"""Libraries of the replay, in the order in which the page names them."""
 
 
 def page(document: JSON) -> str:
-    """The whole of it, in Markdown."""
+    """The whole page, in Markdown."""
     problems = [problem for problem in document["problems"] if OURS in scores(problem)]
     parts = [
         "# Search methods over recorded tables: results",
@@ -58,23 +58,23 @@ def page(document: JSON) -> str:
 
 
 def name_of(problem: JSON) -> str:
-    """The problem's, with the limit where that is below the table's own."""
+    """The problem's name, with the limit if it is below the table's own."""
     limit = problem["memory_limit_bytes"]
     return problem["name"] + ("" if limit == problem["table_limit_bytes"] else f" under {format_bytes(limit)}")
 
 
 def slug(problem: JSON) -> str:
-    """The same as a part of a file's name."""
+    """The same, as part of a file name."""
     return name_of(problem).replace("/", "-").replace(" ", "-")
 
 
 def picture(problem: JSON, kind: str) -> str:
-    """The file of a plot, from the page's folder."""
+    """The file of a plot, relative to the page's folder."""
     return f"plots/{slug(problem)}-{kind}.svg"
 
 
 def _answer(document: JSON, problems: Sequence[JSON]) -> str:
-    """In a few sentences."""
+    """The answer, in a few sentences."""
     near = [reached(scores(problem)[OURS])["trials"] for problem in problems]
     medians, tails = ([spread[which] for spread in near] for which in ("median", "p90"))
     rivals = {name for problem in problems for name in others(problem)}
@@ -103,7 +103,7 @@ def _wanted(problems: Sequence[JSON]) -> str:
 
 
 def judged(wanted: Wanted, problems: Sequence[JSON]) -> list[tuple[JSON, Verdict]]:
-    """What is judged, each with the verdict."""
+    """The cases that are judged, each with its verdict."""
     return [(case, wanted.judge(case)) for case in wanted.cases(problems)]
 
 
@@ -123,7 +123,7 @@ def _failed(verdicts: Sequence[tuple[JSON, Verdict]]) -> str:
 
 
 def _against_the_best(problems: Sequence[JSON]) -> str:
-    """Ours beside whichever of the others does best on each problem, which nobody knows beforehand."""
+    """Ours beside the best of the others on each problem, which nobody could have picked beforehand."""
     rows = []
     for problem in [*problems, *whole_tables(problems)]:
         own, times = reached(scores(problem)[OURS]), times_fewer(problem)
@@ -148,7 +148,7 @@ def _against_the_best(problems: Sequence[JSON]) -> str:
 
 
 def _warm_start(problems: Sequence[JSON], name: str, short: str, others: str) -> list[str]:
-    """What the trials of other tables are worth to the variant of this name, where some were replayed together."""
+    """What the trials of other tables are worth to the variant `name`, where tables were replayed together."""
     pairs = [(problem, known[OURS], known[name]) for problem in problems if name in (known := scores(problem))]
     if not pairs:
         return []
@@ -194,12 +194,12 @@ def _made(document: JSON) -> str:
 
 
 def _every(document: JSON) -> list[JSON]:
-    """The problems, those that only our search has run included."""
+    """All problems, including those that only our search has run."""
     return [*document["problems"], *document.get("elsewhere", ())]
 
 
 def _recorded(document: JSON, table: str) -> tuple[str, ...]:
-    """A table in a row, with what was counted under the highest limit that was replayed."""
+    """A table's row, with the counts under the highest limit that was replayed."""
     mine = [problem for problem in document["problems"] if problem["table"] == table]
     mine = mine or [problem for problem in document["elsewhere"] if problem["table"] == table]
     limit, own = max(problem["memory_limit_bytes"] for problem in mine), mine[0]["table_limit_bytes"]
@@ -217,7 +217,7 @@ def _recorded(document: JSON, table: str) -> tuple[str, ...]:
 
 
 def _sites(problems: Iterable[JSON]) -> dict[str, list[str]]:
-    """Hardware and stack in words, with the tables that were recorded there."""
+    """Hardware and stack in words, each with the tables that were recorded on it."""
     found: dict[str, list[str]] = {}
     for problem in problems:
         hardware = problem["hardware"]
@@ -315,7 +315,7 @@ def _table(title: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _range(values: Iterable[float | None], noun: str) -> str:
-    """From the least to the most; what was never reached is more than every number."""
+    """From the least to the most; never reached counts as more than any number."""
     every = list(values)
     known = sorted(value for value in every if value is not None)
     ends = (

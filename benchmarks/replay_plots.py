@@ -1,4 +1,4 @@
-"""The plots of a replay's results: every method's way to the best of a problem, as SVG."""
+"""The plots of a replay's results: how every method approaches the best of a problem, as SVG."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from replay_page import PLOTS, name_of
 from replay_verdicts import JSON, OURS, scores
 
 COLOURS = {OURS: "#D55E00", "optuna": "#0072B2", "deepspeed": "#009E73", "": "#AA4499"}
-"""Of a method by how its name begins: Okabe and Ito's, and for the rules of practice a purple that is darker than
-theirs; told apart by colour-blind readers, and every line has its name."""
+"""A method's colour by how its name begins: Okabe and Ito's, with a purple darker than theirs for the rules of
+practice. Colour-blind readers can tell them apart, and every line is labelled."""
 DASHES = (
     "solid",
     (0, (5, 1.5)),
@@ -28,16 +28,16 @@ DASHES = (
     (0, (2, 2)),
     (0, (6, 1, 1, 1, 1, 1)),
 )
-"""Within one colour."""
+"""They tell methods of one colour apart."""
 LEAST = 0.005
-"""What is missing is drawn no smaller: the axis is logarithmic, and the best itself is at no distance."""
+"""Smaller distances are drawn as this one: the axis is logarithmic, and the best itself is at distance 0."""
 MISSING = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01, LEAST)
 NEAR = 0.01
-"""The line that is wanted."""
+"""The target, drawn as a line."""
 STEPS = (1, 2, 5)
-"""Of each power of ten the ticks."""
+"""Ticks within each power of ten."""
 LABEL_GAP = 0.062
-"""Between two names, of the axes' height."""
+"""Least distance between two names, as a share of the axes' height."""
 SETTINGS = {
     "svg.hashsalt": "autofit",
     "svg.fonttype": "none",
@@ -45,13 +45,13 @@ SETTINGS = {
     "font.sans-serif": ["DejaVu Sans", "Arial"],
     "font.size": 8,
 }
-"""The same picture is the same file; text stays text."""
+"""They make the same picture the same file, and keep text as text."""
 LONG = re.compile(r"\d+\.\d{3,}")
-"""Numbers that are more exact than a picture needs: half of the file."""
+"""Numbers more exact than a picture needs, which would be half of the file."""
 
 
 def svg(problem: JSON, kind: str) -> bytes:
-    """One plot of a problem that some method has run: one of `PLOTS`."""
+    """One plot, `kind` being one of `PLOTS`, of a problem that some method has run."""
     buffer = io.BytesIO()
     with matplotlib.rc_context(SETTINGS):
         drawn(problem, kind).savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
@@ -59,7 +59,7 @@ def svg(problem: JSON, kind: str) -> bytes:
 
 
 def drawn(problem: JSON, kind: str) -> Figure:
-    """The same before it is written."""
+    """The same plot as a figure, before it is written."""
     figure = Figure(figsize=(8, 4.6), layout="constrained")
     FigureCanvasSVG(figure)
     axes = figure.add_subplot()
@@ -80,7 +80,7 @@ def drawn(problem: JSON, kind: str) -> Figure:
 
 
 def _way(trajectory: JSON, kind: str) -> tuple[Sequence[float], Mapping[str, Sequence[float]]]:
-    """Where on the axis, and the shares there."""
+    """Places on the horizontal axis, and the shares there."""
     if kind == "seconds":
         return trajectory["seconds"], trajectory["speed_by_seconds"]
     band = trajectory[kind]
@@ -94,7 +94,7 @@ def _missing(share: float) -> float:
 def _where_it_changes(
     places: Sequence[float], bands: Sequence[Sequence[float]]
 ) -> tuple[list[float], list[list[float]]]:
-    """The first place, the last, and those between at which one of the bands steps; with what is missing there."""
+    """The first place, the last, and those in between where a band steps; with what is missing there in each band."""
     columns = list(zip(*([_missing(share) for share in band] for band in bands), strict=True))
     last = len(places) - 1
     kept = [n for n, column in enumerate(columns) if n in (0, last) or column != columns[n - 1]]
@@ -146,8 +146,8 @@ def _percent(missing: float, _: object) -> str:
 
 
 def _labels(axes: Axes, medians: Mapping[str, Sequence[float]], dressed: Mapping[str, tuple[str, Any]]) -> None:
-    """Every method's name beside the end of its line, with a piece of it; of those that end together, who was there
-    earlier is higher."""
+    """Every method's name beside the end of its line, with a sample of the line; of methods that end together, the one
+    that got there earlier is higher."""
     order = sorted(medians, key=lambda name: (-medians[name][-1], -sum(medians[name])))
     ends = [_height(axes, medians[name][-1]) for name in order]
     for name, end, height in zip(order, ends, spread_out(ends), strict=True):
@@ -160,13 +160,13 @@ def _labels(axes: Axes, medians: Mapping[str, Sequence[float]], dressed: Mapping
 
 
 def _height(axes: Axes, share: float) -> float:
-    """Of a share in the axes, from 0 at the bottom to 1."""
+    """The height of a share in the axes, from 0 at the bottom to 1 at the top."""
     point = axes.transData.transform((axes.get_xlim()[0], _missing(share)))
     return float(axes.transAxes.inverted().transform(point)[1])
 
 
 def spread_out(heights: Sequence[float], gap: float = LABEL_GAP) -> list[float]:
-    """Heights, from the highest down, moved as little as keeps `gap` between them and the lowest at 0 or above."""
+    """Heights, from the highest down, moved just enough to keep `gap` between them and the lowest at 0 or above."""
     placed: list[float] = []
     for height in heights:
         placed.append(min(height, placed[-1] - gap) if placed else height)

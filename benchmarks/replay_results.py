@@ -4,16 +4,16 @@
                                         [--jobs N] [--keep FOLDER] [--store URL] [--out FILE] [--page FILE]
     python benchmarks/replay_results.py --from FILE [--page FILE]
 
-Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from` makes
-page and plots again. `FILE@16GiB` replays a table under a limit below its own, and what is replayed under one limit
-may learn from each other (`autofit-warm`). Without `--table`, all tables of recorded/ run, each under its own limit.
-`--elsewhere` names tables of other hardware: over those and the tables that are replayed under their own limits our
-search runs once more, with and without what the tables of other hardware tell (`autofit-elsewhere`), and no other
-method. `make results` is the whole command, with what only the others need.
+Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from`
+makes the page and the plots again. `FILE@16GiB` replays a table under a limit below its own, and tables replayed under
+one limit may learn from each other (`autofit-warm`). Without `--table`, all tables in recorded/ are replayed, each
+under its own limit. `--elsewhere` names tables of other hardware: over those, and over the tables replayed under their
+own limits, our search runs once more, with and without what the tables of other hardware tell (`autofit-elsewhere`); no
+other method does. `make results` is the whole command, with the packages that only the other methods need.
 
-Searches are kept in the folder `--keep` as they end, and not run again: an interrupted replay goes on, and more seeds
-or methods are added to those that are there. They run on all cores (`--jobs`); the two Gaussian processes of Optuna
-take minutes for each search, everything else seconds.
+Searches are saved in the folder `--keep` as they end and are not run again: an interrupted replay resumes, and more
+seeds or methods are added to those that are there. They run on all cores (`--jobs`); Optuna's two Gaussian processes
+take minutes per search, everything else seconds.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything counts cores: every core has a search of its own
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any library counts cores: every core runs a search of its own
 
 from replay_at_once import Tables, run_missing
 from replay_page import PLOTS, page, picture
@@ -52,11 +52,11 @@ OUT = HERE / "recorded" / "replay-results.json"
 PAGE = HERE / "RESULTS.md"
 SCHEMA = 1
 BESIDE = (OWN_SEARCH, ELSEWHERE)
-"""What runs over the tables of other hardware."""
+"""The methods that run over the tables of other hardware."""
 
 
 def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
-    """`FILE` or `FILE@LIMIT`, those of one limit together."""
+    """Tables named as `FILE` or `FILE@LIMIT`, grouped by limit."""
     groups: dict[int | None, list[Path]] = {}
     for text in named:
         file, at, limit = text.rpartition("@")
@@ -65,7 +65,7 @@ def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
 
 
 def with_other_hardware(groups: Sequence[Tables], named: Sequence[Path], store: str | None) -> list[Tables]:
-    """These tables of other hardware with those that are replayed under their own limits; none where none is named."""
+    """These tables of other hardware together with those replayed under their own limits; none if none is named."""
     own = [file for tables in groups if tables.memory_limit_bytes is None for file in tables.files]
     return [Tables((*own, *(file for file in named if file not in own)), None, store)] if named else []
 
@@ -73,12 +73,12 @@ def with_other_hardware(groups: Sequence[Tables], named: Sequence[Path], store: 
 def document_of(
     groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, command: str, elsewhere: Sequence[Tables]
 ) -> dict[str, Any]:
-    """The figures of all tables as one JSON object. What `keep` lacks is run."""
+    """The figures of all tables as one JSON object. Searches that `keep` lacks are run."""
     headers = {file.stem: header_of(file) for tables in (*groups, *elsewhere) for file in tables.files}
     problems, left_out = _problems_of(groups, methods, seeds, keep, headers)
     beside, _ = _problems_of(elsewhere, BESIDE, seeds, keep, headers)
     for method in (method for problem in beside for method in problem["methods"] if method["score"] is not None):
-        del method["score"]["trajectory"]  # of these nothing is drawn
+        del method["score"]["trajectory"]  # nothing is drawn from these
     libraries = sorted({*OURS, *(library for used in RIVALS.values() for library in used)})
     python = ".".join(map(str, sys.version_info[:3]))
     return {
@@ -97,7 +97,7 @@ def document_of(
 def _problems_of(
     groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, headers: dict[str, Any]
 ) -> tuple[list[Any], list[str]]:
-    """The problems of which something fits, and the names of the others."""
+    """The problems in which something fits, and the names of the others."""
     problems: list[Any] = []
     left_out: list[str] = []
     for tables in groups:
@@ -117,7 +117,7 @@ def _problems_of(
 
 
 def header_of(file: Path) -> dict[str, Any]:
-    """What a table's first line says of how it was made, and a digest of all its lines."""
+    """What a table's first line says about how it was made, and a digest of all its lines."""
     text = file.read_bytes()
     header = json.loads(text.splitlines()[0])
     said = {name: header[name] for name in ("space", "memory_limit_bytes", "recorded_at")}
@@ -125,7 +125,7 @@ def header_of(file: Path) -> dict[str, Any]:
 
 
 def read(file: Path) -> dict[str, Any]:
-    """The figures that an earlier run has written. Raises `UsageError` for anything else."""
+    """The figures that an earlier run wrote. Raises `UsageError` for any other file."""
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -136,7 +136,7 @@ def read(file: Path) -> dict[str, Any]:
 
 
 def write(document: dict[str, Any], file: Path) -> list[Path]:
-    """The page and its plots; plots that an earlier page had and this one has not are taken away."""
+    """Write the page and its plots, and remove plots of an earlier page that this one lacks; returns the files."""
     drawn = []
     folder = file.parent / "plots"
     folder.mkdir(parents=True, exist_ok=True)
@@ -151,7 +151,7 @@ def write(document: dict[str, Any], file: Path) -> list[Path]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run what is missing, then write."""
+    """Run the searches that are missing, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="append", default=[], metavar="FILE[@LIMIT]")
     parser.add_argument("--elsewhere", action="append", default=[], type=Path, metavar="FILE")
@@ -176,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, Any]:
-    """Everything that was asked, replayed and written down as JSON."""
+    """Replay everything asked for, and write the figures as JSON."""
     names = asked.table or [str(file) for file in sorted(RECORDED.glob("*.jsonl")) if is_table(file)]
     groups = groups_of(names, asked.store)
     elsewhere = with_other_hardware(groups, asked.elsewhere, asked.store)

@@ -1,4 +1,4 @@
-"""What is wanted of a search, and whether the scores of a replay reach it. Computed only: no figure is written here."""
+"""What is wanted of a search, and whether the scores of a replay reach it. Only computes: no result is written here."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ WARM = "autofit-warm"
 THOROUGH = "autofit-thorough"
 ELSEWHERE = "autofit-elsewhere"
 NEAR = 0.01
-"""Within which distance of the best a search has found it."""
+"""A search has found the best once it is within this distance of it."""
 TRIALS = 8, 15
-"""Median and 90th percentile."""
+"""Median and 90th percentile of the trials allowed."""
 TIMES_FEWER = 3.0
 OUT_OF_MEMORY = 1
 AFTER, SHARE = 20, 0.99
@@ -32,7 +32,7 @@ class Verdict:
 
 
 def figure(value: float | None) -> str:
-    """Three digits, all of a large number, and a word for what was never reached."""
+    """Three significant digits, all digits of a large number, and a word for what was never reached."""
     return NEVER if value is None else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
 
 
@@ -42,23 +42,23 @@ def pair(spread: JSON) -> str:
 
 
 def scores(problem: JSON) -> dict[str, JSON]:
-    """Of the methods that have run."""
+    """The scores of the methods that have run, by name."""
     return {method["name"]: method["score"] for method in problem["methods"] if method["score"] is not None}
 
 
 def others(problem: JSON) -> dict[str, JSON]:
-    """Of those that are not ours, nor variants of it."""
+    """The scores of methods that are neither ours nor variants of it."""
     return {name: score for name, score in scores(problem).items() if not name.startswith(OURS)}
 
 
 def reached(score: JSON, within: float = NEAR) -> JSON:
-    """When a method was so near."""
+    """When a method first came `within` this distance of the best."""
     found: JSON = next(entry for entry in score["reached"] if entry["within"] == within)
     return found
 
 
 def quickest(problem: JSON, unit: str) -> tuple[str, float] | None:
-    """Which of the others needs the fewest `trials` or `seconds` in the median, and how many; None if none comes so
+    """Which of the others needs the fewest `trials` or `seconds` in the median, and how many; None if none comes that
     near."""
     known = {name: reached(score)[unit]["median"] for name, score in others(problem).items()}
     got = {name: value for name, value in known.items() if value is not None}
@@ -66,7 +66,7 @@ def quickest(problem: JSON, unit: str) -> tuple[str, float] | None:
 
 
 def times_fewer(problem: JSON) -> float | None:
-    """How many times our trial-seconds the best of the others needs; None where one of the two never gets there."""
+    """How many times our trial-seconds the best of the others needs; None if either never gets there."""
     best, own = quickest(problem, "seconds"), reached(scores(problem)[OURS])["seconds"]["median"]
     return None if best is None or own is None else best[1] / own
 
@@ -74,8 +74,8 @@ def times_fewer(problem: JSON) -> float | None:
 def whole_tables(problems: Sequence[JSON]) -> list[JSON]:
     """Each table as one problem: its training methods are searched one after the other, by the same search method.
 
-    Trials and seconds are the sums of those of its problems (of their medians, and of their 90th percentiles); what one
-    of them never reaches the table never does.
+    Trials and seconds are the sums over its problems (of their medians, and of their 90th percentiles); what is never
+    reached on one of them is never reached on the table.
     """
     mine: dict[tuple[str, int], list[JSON]] = {}
     for problem in problems:
@@ -121,7 +121,7 @@ def of_seconds(problem: JSON) -> Verdict:
 
 
 def of_out_of_memory(problem: JSON) -> Verdict:
-    """Until it was near, and of whole searches where our method has ended them itself: whichever is more."""
+    """Out-of-memory trials until the search was near the best, or of whole searches that it ended itself, if more."""
     score = scores(problem)[OURS]
     spreads = [score["out_of_memory"], *([score["ended"]["out_of_memory"]] if score["ended"] else [])]
     most = max(spread["median"] for spread in spreads)
@@ -129,7 +129,7 @@ def of_out_of_memory(problem: JSON) -> Verdict:
 
 
 def of_frontier(problem: JSON) -> Verdict:
-    """Of the search that goes on for the frontier, where it has run: the other one stops before so many trials."""
+    """Judges the search that goes on for the frontier, where it has run: the other stops before that many trials."""
     known = scores(problem)
     score = known.get(THOROUGH, known[OURS])
     share = next(entry["median"] for entry in score["hypervolume"] if entry["trials"] == AFTER)
@@ -150,9 +150,9 @@ class Wanted:
 
     text: str
     judge: Callable[[JSON], Verdict]
-    """Of a problem that our method has run."""
+    """Judges a problem that our method has run."""
     cases: Callable[[Sequence[JSON]], Sequence[JSON]] = list
-    """What is judged, from the problems."""
+    """Selects or makes the cases to judge from the problems."""
 
 
 WANTED = (

@@ -1,16 +1,16 @@
-"""The estimator's memory of each rank against trials of several ranks on a processor.
+"""The estimator's memory per rank against trials of several ranks on a CPU.
 
     python benchmarks/sharded_memory.py [--model smollm2-135m] [--seq-len 64] [--global-batch 8] [--ranks 2]
                                         [--shardings ddp,zero1,...] [--methods full,lora] [--mapped] [--json FILE]
 
-Trains every sharding with every method, each rank a process that talks over gloo, and prints the device memory of the
-rank that takes most beside the prediction. Memory is not disturbed by what else runs, so nothing is said of time. With
---json the configs in the file that are not asked for are kept, so that a long run can be made in parts; those of other
-hardware, libraries or another workload are not.
+Trains every sharding with every method, each rank a process that communicates over gloo, and prints the device memory
+of the rank that takes most beside the prediction. Other work on the machine does not affect memory; times are not
+reported. With --json, configs in the file that are not asked for now are kept, so that a long run can be made in parts;
+those of other hardware, libraries or another workload are dropped.
 
-With --mapped the C library maps every block by itself and gives it back when it is freed (mallopt(3),
-M_MMAP_THRESHOLD): the trials then show what tensors take, and are held against the predicted tensors. What they take
-more without is what the heap keeps of freed blocks.
+With --mapped, the C library maps every block by itself and gives it back when it is freed (mallopt(3),
+M_MMAP_THRESHOLD): the trials then show what tensors take, and are compared with the predicted tensors. What trials take
+beyond that without --mapped is what the heap keeps of freed blocks.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from autofit.workload import Workload
 SHARDINGS = "ddp,zero1,zero2,zero3,fsdp"
 METHODS = "full,lora"
 MAPPED = "glibc.malloc.mmap_threshold=65536"
-"""Bytes from which on a block is mapped by itself."""
+"""Blocks of at least this many bytes are mapped by themselves."""
 
 
 def compared(
     runner: GroupRunner, estimator: Estimator, config: Config, limit: int, *, mapped: bool = False
 ) -> dict[str, Any]:
-    """One config, measured and predicted, in bytes; tensors alone where they are `mapped`. Raises `SystemExit` for a
-    trial that does not fit."""
+    """One config, measured and predicted, in bytes; tensors alone if `mapped`. Raises `SystemExit` for a trial that
+    does not fit."""
     predicted, phases = predictions(estimator, config, limit, mapped=mapped)
     request = TrialRequest(
         job=estimator.job, config=config, memory_limit_bytes=limit, deadline_seconds=180.0, timing_seconds=0.5
@@ -64,7 +64,7 @@ def compared(
 
 
 def predictions(estimator: Estimator, config: Config, limit: int, *, mapped: bool) -> tuple[int, dict[str, int]]:
-    """Device memory and the peak of each phase, in bytes."""
+    """Predicted device memory and the peak of each phase, in bytes."""
     if not mapped:
         found = estimator.estimate(config, memory_limit_bytes=limit)
         return found.device_bytes, found.phase_peaks
@@ -74,7 +74,7 @@ def predictions(estimator: Estimator, config: Config, limit: int, *, mapped: boo
 
 
 def text(row: dict[str, Any]) -> str:
-    """One config in a line."""
+    """One config on one line."""
     measured, predicted = row["measured_device_bytes"] / 2**20, row["predicted_device_bytes"] / 2**20
     return (
         f"{row['config']['sharding']:6} {row['config']['method']:5} {measured:7.0f} {predicted:7.0f} MiB "
@@ -83,7 +83,7 @@ def text(row: dict[str, Any]) -> str:
 
 
 def kept(file: Path | None, about: dict[str, Any], asked: list[Config]) -> list[dict[str, Any]]:
-    """The rows of `file` that are of the same hardware, libraries and workload, and not asked for again."""
+    """The rows of `file` of the same hardware, libraries and workload that are not asked for again."""
     if file is None or not file.exists():
         return []
     known = json.loads(file.read_text(encoding="utf-8"))
@@ -94,7 +94,7 @@ def kept(file: Path | None, about: dict[str, Any], asked: list[Config]) -> list[
 
 
 def document(about: dict[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What is recorded."""
+    """The record as one JSON object."""
     return {
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
         **about,
@@ -134,7 +134,7 @@ def main() -> None:
     ]
     about = {"hardware": hardware.to_json(), "stack": job.stack.to_json(), "workload": workload.to_json()}
     if asked.mapped:
-        os.environ["GLIBC_TUNABLES"] = MAPPED  # read as the trials' parent starts
+        os.environ["GLIBC_TUNABLES"] = MAPPED  # read when the trials' parent starts
         about["tunables"] = {"GLIBC_TUNABLES": MAPPED}
     rows = kept(asked.json, about, configs)
     estimator = Estimator(job, None)

@@ -1,8 +1,8 @@
-"""How long the commands take that train nothing: `autofit --help`, and `recommend` from a store of 100,000 trials.
+"""How long commands that train nothing take: `autofit --help`, and `recommend` from a store of 100,000 trials.
 
     python benchmarks/start_up.py [--trials 100000] [--runs 7] [--out FILE]
 
-Prints median and maximum seconds of the whole process.
+Prints the median and maximum seconds of the whole process.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GIB = 1024**3
 
 
 def synthetic(count: int) -> Iterator[Trial]:
-    """Trials of made-up speed and memory, of as many configs: only their number matters here."""
+    """Trials with made-up speed and memory, each of a different config: only their number matters here."""
     draw = random.Random(0)
     job = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4).job(detect())
     base = Trial(
@@ -78,7 +78,7 @@ def measured(draw: random.Random) -> Fits:
 
 
 def timed(command: list[str], runs: int) -> dict[str, float]:
-    """Seconds of the whole process, after one run that warms the disk's cache and leaves compiled modules behind."""
+    """Seconds of the whole process, after one run that warms the disk cache and leaves compiled modules behind."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     seconds = []
     for _ in range(runs + 1):

@@ -1,15 +1,16 @@
-"""One config, ten trials: how far repeats agree, and what a trial's machinery costs.
+"""One config, ten trials: how well repeats agree, and what a trial's machinery costs.
 
     python benchmarks/trial_noise.py [--repeats 10] [--config axis=value,...] [--products-seconds 4] [--out FILE]
 
-Prints the median throughput of the first five trials against that of the other five and of the worst split of all
-into two fives, the spread each trial stored of itself and in how many trials that interval (half to either side) holds
-the median of all, the same with what executions differ by added, as the nine other trials show it, and the overhead
-(from the request to the first forward, building the model apart) of all trials but the first.
+Prints how far the median throughput of the first five trials is from that of the other five, and the same for the worst
+of all splits into two fives; the spread that each trial stored, and the share of trials whose interval (half the spread
+to either side) contains the median of all; the same with the variation between executions added, as the nine other
+trials show it; and the overhead (from the request to the first forward, without building the model) of the first trial
+and the median of the others.
 
-Before and after each trial, another process times one matrix product of the step's kind again and again: how far its
-own medians differ says whether the machine was quiet. A trial's speed over that of the products around it is what it
-would be on a machine that does not drift. Run nothing else meanwhile.
+Before and after each trial, another process repeatedly times one matrix product of the kind that the step runs: how far
+its own medians differ says whether the machine was quiet. A trial's speed relative to that of the products around it is
+what it would be on a machine that does not drift. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ GIB = 1024**3
 
 
 def worst_split(values: list[float]) -> float:
-    """The largest relative difference between the medians of one half and of the other."""
+    """The largest relative difference between the medians of two halves, over all splits into halves."""
     worst = 0.0
     for chosen in combinations(range(len(values)), len(values) // 2):
         a = statistics.median(values[i] for i in chosen)
@@ -50,13 +51,13 @@ def worst_split(values: list[float]) -> float:
 
 
 def covering(speeds: list[float], spreads: list[float]) -> float:
-    """Share of the trials whose stored interval holds the median of all: 0.9 if the stored spread is honest."""
+    """Share of the trials whose stored interval contains the median of all: 0.9 if the stored spread is honest."""
     middle = statistics.median(speeds)
     return statistics.mean(abs(s - middle) <= s * spread / 2 for s, spread in zip(speeds, spreads, strict=True))
 
 
 def differences_of_the_others(speeds: list[float], spreads: list[float]) -> list[float]:
-    """For each trial what executions differ by, as all the others show it."""
+    """For each trial, the variation between executions as all the other trials show it."""
     executions = list(zip(speeds, spreads, strict=True))
     return [between_executions([executions[:i] + executions[i + 1 :]]) for i in range(len(executions))]
 
@@ -67,8 +68,8 @@ def spread_of(values: Sequence[float]) -> float:
 
 
 def products_a_second(seconds: float) -> float:
-    """Median rate, over so many seconds, of the largest matrix product in a layer of the measured step (bf16; 512
-    tokens, smollm2-135m's hidden size of 576 and its MLP's 1,536), on all cores."""
+    """Median products per second, over `seconds`, of the largest matrix product in a layer of the measured step (bf16;
+    512 tokens, smollm2-135m's hidden size of 576 and its MLP's 1,536), on all cores."""
     a, b = torch.ones(512, 576, dtype=torch.bfloat16), torch.ones(576, 1536, dtype=torch.bfloat16)
     rates, deadline = [], time.perf_counter() + seconds
     while time.perf_counter() < deadline:
@@ -80,9 +81,9 @@ def products_a_second(seconds: float) -> float:
 
 
 def machine_noise() -> float:
-    """(p95 - p5) / median of the time that the same matrix products take here, thirty times over.
+    """(p95 - p5) / median of the time that the same matrix products take here, over thirty repeats.
 
-    No trial can repeat better than its machine does.
+    No trial can be more repeatable than its machine.
     """
     a = torch.ones(1024, 1024)
     seconds = []
@@ -96,7 +97,7 @@ def machine_noise() -> float:
 
 
 def main() -> None:
-    """Measure one config again and again."""
+    """Measure one config repeatedly."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--config", default="method=full,precision=bf16,micro_batch=4")
@@ -108,7 +109,7 @@ def main() -> None:
     job = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4).job(detect())
     request = TrialRequest(job=job, config=complete(parse(arguments.config)), memory_limit_bytes=4 * GIB)
     speeds, spreads, overheads, memory = [], [], [], []
-    # A process of its own: between two calls its threads sleep, and a trial is the child of none that has any.
+    # A process of its own: its threads sleep between two calls, and no trial is the child of a process with threads.
     beside = ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn"))
     with beside, TrialRunner(kind=job.hardware.kind) as runner:
         products = [beside.submit(products_a_second, arguments.products_seconds).result()]

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings that all tests share."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-# The many processes that tests start are to find compiled modules, as those of an installed program do.
+# The many processes that tests start should find compiled modules, as those of an installed program do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Several processes test at once: NumPy's threads would wait busily for cores that others have.
+# Several processes run tests at once: NumPy's threads would busy-wait for cores that others occupy.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# A busy machine is no failure.
+# A slow example on a busy machine is not a failure.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
@@ -36,12 +36,12 @@ NEEDS_THE_MACHINE = (
     "tests/unit/training/test_nvme_trains.py",
     "tests/unit/workers/",
 )
-"""Tests that train in processes of their own, or look at what these leave behind: never two at once."""
+"""Tests that train in processes of their own, or check what these leave behind: never two at once."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Where tests run on several workers: one after the other what needs the machine, module by module the rest."""
+    """With several workers: tests that need the machine run one after another, the rest module by module."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByNeed(LoadScopeScheduling):
@@ -53,7 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_store_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What names no store finds and fills one of the tests' own."""
+    """Whatever names no store uses one that belongs to the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOFIT_STORE", str(tmp_path_factory.mktemp("store") / "default.db"))
         yield
@@ -61,15 +61,15 @@ def no_store_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(autouse=True, scope="module")
 def imports_are_no_garbage() -> None:
-    """Collections pass over what is there by now: torch and transformers are a million objects, which trainers and
-    measurements look through each time."""
+    """Make garbage collections skip what exists by now: torch and transformers have a million objects, which trainers
+    and measurements would otherwise scan every time they collect."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session")
 def compiled_adam() -> None:
-    """DeepSpeed's Adam for processors, which takes a minute where it is not compiled yet: by a process of its own,
-    because who has compiled it has it loaded."""
+    """DeepSpeed's CPU Adam, which takes a minute to compile if it is not compiled yet; done in a process of its own,
+    because the process that compiles it also loads it."""
     from autofit.training import native_ops
 
     hindrance = native_ops.obstacle("cpu_adam")

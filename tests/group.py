@@ -1,4 +1,4 @@
-"""Training steps over several processes, each a rank on the CPU: what tests compare with one process."""
+"""Training steps over several processes, each a rank on the CPU, for tests to compare with one process."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ import torch.distributed as dist
 Case = dict[str, Any]
 Function = Callable[[Case], Any]
 SECONDS = 500.0
-"""After which a group that has not answered is ended."""
+"""A group that has not answered after this time is ended."""
 
 HEAVY = ["torch", "deepspeed", "peft", "bitsandbytes", "transformers.models.llama.modeling_llama", "tests.tiny"]
-"""Loaded once, in the process that all ranks of all groups are forked from."""
+"""Imported once, in the process from which all ranks of all groups are forked."""
 
 
 def on_ranks(ranks: int, function: Function, cases: Sequence[Case]) -> list[list[Any]]:
-    """What `function`, at the top of a module, returns for each of `cases` on each of `ranks`: answers[case][rank].
+    """What `function`, defined at the top of a module, returns for each of `cases` on each rank: answers[case][rank].
 
-    One group of processes runs them all, one after the other. A rank that fails is an AssertionError with its trace.
+    One group of processes runs all cases, one after another. Raises AssertionError with the traceback of a rank that
+    fails.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cpu")
     context = multiprocessing.get_context("forkserver")

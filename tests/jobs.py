@@ -15,7 +15,7 @@ GIB = 1024**3
 
 
 def tiny_model(*, vocabulary: int = 512, hidden: int = 64, layers: int = 2) -> Model:
-    """A Llama with grouped queries and tied embeddings, some hundred thousand parameters."""
+    """A Llama with grouped-query attention and tied embeddings, about a hundred thousand parameters."""
     config: dict[str, Any] = {
         "model_type": "llama",
         "hidden_size": hidden,

@@ -24,7 +24,7 @@ SEQ_LEN = 16
 GLOBAL_BATCH = 4
 VOCABULARY = 512
 
-# Weights wide enough that attention is not uniform and softcaps bend the logits: with transformers' 0.02 a wrong
+# Weights large enough that attention is not uniform and softcaps bend the logits: with transformers' 0.02, a wrong
 # mask or a forgotten cap would vanish in the noise.
 _COMMON: dict[str, Any] = {
     "hidden_size": 64,
@@ -49,7 +49,7 @@ def model(model_type: str, **fields: Any) -> Model:
 
 
 LLAMA = model("llama", tie_word_embeddings=False)
-"""Grouped-query attention (4 heads, 2 of keys and values), an output head of its own."""
+"""Grouped-query attention (4 heads, 2 key-value heads), an untied output head."""
 LLAMA_TIED = model("llama", tie_word_embeddings=True)
 QWEN2 = model("qwen2", tie_word_embeddings=True)
 """Has biases on q, k and v."""
@@ -96,7 +96,7 @@ CTRL = Model(
     source="a test",
     parameters=None,
 )  # fmt: skip
-"""Its layers are none that transformers can checkpoint."""
+"""Its layers are not of a kind that transformers can checkpoint."""
 
 FAMILIES = {
     "llama": LLAMA,
@@ -108,13 +108,13 @@ FAMILIES = {
 
 
 def attention_of(model: Model) -> str:
-    """The attention kernel to test `model` with where the kernel is not what is tested."""
+    """The attention kernel for tests of `model` that are not about the kernel."""
     # SDPA cannot softcap the scores.
     return "eager" if model.config.get("attn_logit_softcapping") else "sdpa"
 
 
 def shrunk(name: str) -> Model:
-    """The catalog's model of that name, with all that is particular to it, in tiny dimensions."""
+    """The catalog's model of that name, with all its particularities, in tiny dimensions."""
     fields = dict(catalog.load(name).config)
     fields.update({k: v for k, v in _COMMON.items() if k != "head_dim" or k in fields})
     fields.update(num_hidden_layers=2)
@@ -129,7 +129,7 @@ def shrunk(name: str) -> Model:
 
 
 def one_of_each_architecture() -> list[str]:
-    """The first name in the catalog of every architecture that it has."""
+    """For every architecture in the catalog, the first model name."""
     first: dict[str, str] = {}
     for name in catalog.names():
         first.setdefault(catalog.load(name).config["model_type"], name)
@@ -167,7 +167,7 @@ def job(
 
 
 def config(**values: Value) -> Config:
-    """A complete config; what is not given is as in the plain recipe."""
+    """A complete config; axes not given are as in the plain recipe."""
     return complete(values)
 
 
@@ -183,12 +183,12 @@ def built(config: Config, model: Model = LLAMA, *, seed: int = 0, **workload: An
 
 
 def rows(count: int = GLOBAL_BATCH, *, seq_len: int = SEQ_LEN, seed: int = 1) -> torch.Tensor:
-    """Random tokens [count, seq_len], every sequence another one."""
+    """Random tokens [count, seq_len], every sequence different."""
     return torch.randint(VOCABULARY, (count, seq_len), generator=torch.Generator().manual_seed(seed))
 
 
 def stir_adapters(step: TrainingStep) -> None:
-    """Give the adapters' B random values: as long as it is zero, A has no gradient to compare."""
+    """Give the adapters' B matrices random values: while B is zero, A has no gradient to compare."""
     generator = torch.Generator().manual_seed(2)
     with torch.no_grad():
         for name, parameter in step.module.named_parameters():
@@ -197,7 +197,7 @@ def stir_adapters(step: TrainingStep) -> None:
 
 
 def accumulate(step: TrainingStep, tokens: torch.Tensor) -> float:
-    """The forwards and backwards of one optimizer step, without its update; the mean loss in nats per token."""
+    """The forward and backward passes of one optimizer step, without the update; the mean loss in nats per token."""
     micro_batches = list(step.split(tokens))
     targets = sum(int((labels >= 0).sum()) for _, labels in micro_batches)
     last = len(micro_batches) - 1
@@ -206,14 +206,14 @@ def accumulate(step: TrainingStep, tokens: torch.Tensor) -> float:
 
 
 def gradients(step: TrainingStep) -> dict[str, torch.Tensor]:
-    """Every gradient that there is, as fp32 and without the loss scale, by the parameter's name in a LossModule."""
+    """Every existing gradient, in fp32 and without the loss scale, by the parameter's name in a LossModule."""
     scale: float = step.engine._scaler.get_scale()  # type: ignore[attr-defined]
     named = step.module.named_parameters()
     return {name: p.grad.float() / scale for name, p in named if p.grad is not None}
 
 
 def relative_error(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> float:
-    """Norm of the difference over the norm of what is expected, over all tensors together."""
+    """Norm of the difference over the norm of the expected values, over all tensors together."""
     assert found.keys() == expected.keys()
     difference = sum(float((found[name] - expected[name]).square().sum()) for name in expected)
     return (difference / sum(float(t.square().sum()) for t in expected.values())) ** 0.5
@@ -221,7 +221,7 @@ def relative_error(found: Mapping[str, torch.Tensor], expected: Mapping[str, tor
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny matrix products on several threads mostly wait for one another."""
+    """One thread: tiny matrix products on several threads mostly wait for one another."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -230,7 +230,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def forgetful_bitsandbytes() -> Iterator[None]:
-    """bitsandbytes keeps overrides of optimizer states in a singleton, by the parameters' positions."""
+    """Reset bitsandbytes' singleton, which keeps overrides of optimizer states by the parameters' positions."""
     yield
     if "bitsandbytes" in sys.modules:
         sys.modules["bitsandbytes"].optim.GlobalOptimManager._instance = None

@@ -1,4 +1,4 @@
-"""Inside the child: run one request, answer with events on a pipe, and never let an exception out."""
+"""Inside the child: run one request, report events on a pipe, and let no exception escape."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class Events:
-    """Lines of JSON to the parent. Standard output is left to whatever a library prints."""
+    """JSON lines sent to the parent. Standard output is left to whatever libraries print."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self.phase = "start"
 
     def enter(self, phase: str) -> None:
-        """Say which phase begins, so that the parent knows where a killed child was."""
+        """Report that a phase begins, so that the parent knows which one a killed child was in."""
         if phase != self.phase:
             self.phase = phase
             self._send({"phase": phase, "room": process_memory.room()})
 
     def result(self, outcome: Outcome, *, recording: bool = False) -> None:
-        """Say how the trial ended, and whether a recording follows that is worth waiting for."""
+        """Report the trial's outcome, and whether a recording worth waiting for follows."""
         self._send({"result": outcome_to_json(outcome), "recording": recording})
 
     def _send(self, event: Mapping[str, Any]) -> None:
@@ -42,11 +42,11 @@ class Events:
 
 
 def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Run the request in `data`; events go to the file `descriptor`. `asked_at` is in monotonic seconds."""
+    """Run the request in `data`; events go to the file descriptor `descriptor`. `asked_at` is in monotonic seconds."""
     events = Events(descriptor)
     process_memory.prefer_as_oom_victim()
     ended = _run(TrialRequest.from_json(data), events, asked_at, data.get("listener"))
-    # The result first: what happens to a recording must not touch it.
+    # The result goes first: a failed recording must not affect it.
     events.result(ended.outcome, recording=ended.record is not None)
     if ended.record is not None:
         events.enter("recording")
@@ -56,7 +56,7 @@ def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 
 def _run(request: TrialRequest, events: Events, asked_at: float, listener: int | None = None) -> Ended:
-    """What `run_trial` says, or an outcome for what it raises."""
+    """What `run_trial` returns, or an outcome for the exception that it raises."""
     from autofit.training.ranks import NoMeeting
     from autofit.trial.measure import Ended, run_trial
 

@@ -1,4 +1,4 @@
-"""From what a child left behind to a typed outcome."""
+"""Turns what a child left behind into a typed outcome."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ _HOST_SIGNS = (
     "could not create a memory object",
     "failed to allocate memory",
 )
-"""What torch, oneDNN, glibc and Python say when a host allocation fails (lower case)."""
+"""Messages of torch, oneDNN, glibc and Python when a host allocation fails (lower case)."""
 _AMBIGUOUS_SIGNS = ("could not create a primitive", "could not execute a primitive")
-"""oneDNN says this when its own allocation fails, and also for what it does not support."""
+"""oneDNN reports this when its own allocation fails, and also for operations that it does not support."""
 NO_ROOM_BYTES = 64 * 1024**2
-"""With less than this left, an ambiguous failure is one of memory: oneDNN's scratch space is a few MiB."""
+"""With less than this left, an ambiguous failure counts as out of memory: oneDNN's scratch space is a few MiB."""
 _STDERR_SIGNS = (*_HOST_SIGNS, "memoryerror", "thread creation failed", "out of memory")
 _DRIVER_SIGNS = ("out of memory", "cublas_status_alloc_failed")
-"""What CUDA and cuBLAS say when an allocation beside torch's allocator fails (lower case)."""
+"""Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails (lower case)."""
 _HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized", "cusolver_status_not_initialized")
-"""What making a library's handle says on a full device, and for other reasons too (lower case)."""
+"""Errors when creating a library's handle on a full device, though they have other causes too (lower case)."""
 FULL_BYTES = 512 * 1024**2
-"""A device with less than this free is full: libraries ask it for handles, workspaces and kernels of that order."""
+"""A device with less than this free counts as full: libraries' handles, workspaces and kernels are of that order."""
 LATE_LOADED_BYTES = 2 * 1024**3
-"""Kernels that libraries load after the context is made take some hundred MiB; more than this is somebody else's."""
+"""Kernels that libraries load after the context is created take a few hundred MiB; more is another process's."""
 
 
 STOPPED = "stopped, because another rank had failed"
@@ -47,11 +47,11 @@ class OverLimit(Exception):
 
 
 class DeviceBusy(Exception):
-    """Other processes hold memory of the device that the trial was promised."""
+    """Other processes hold device memory that the trial was promised."""
 
 
 def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) -> OutOfMemory | Crashed | None:
-    """The outcome that `error` stands for where memory is its cause; None for any other error."""
+    """The outcome for `error` if memory is its cause; None for any other error."""
     import torch
 
     text = str(error)
@@ -81,7 +81,7 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
         device_is_full = free is None or free < FULL_BYTES
         reason = text.splitlines()[0][:500] if text else "out of memory"
         if any(sign in lowered for sign in _DRIVER_SIGNS):
-            # With room on the device, what CUDA could not get is page-locked memory of the host.
+            # With room on the device, what CUDA failed to get is page-locked host memory.
             return OutOfMemory(reason=reason, phase=phase, host=not host_is_device and not device_is_full)
         if free is not None and device_is_full and any(sign in lowered for sign in _HANDLE_SIGNS):
             return OutOfMemory(reason=reason, phase=phase)
@@ -89,7 +89,7 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
 
 
 def _device_free() -> int | None:
-    """Bytes that the driver could still give on the current device; None where it does not say."""
+    """Bytes that the driver could still allocate on the current device; None where it does not say."""
     import torch
 
     with suppress(Exception):  # an error may have left the device unusable
@@ -99,7 +99,7 @@ def _device_free() -> int | None:
 
 
 def _taken_by_others() -> int:
-    """Bytes that the allocator was allowed but the device no longer had."""
+    """Bytes that the allocator was allowed to take but the device no longer had."""
     import torch
 
     with suppress(Exception):  # as above
@@ -122,10 +122,11 @@ def ended_without_result(
 ) -> OutOfMemory | Crashed:
     """The outcome of a child that ended on its own without a result.
 
-    `status` is that of `os.waitpid`; `kernel_oom_kills` counts the kills that the kernel booked meanwhile, None where
-    it keeps no books; `room` is what was left of the memory limit when the phase began, bytes; `short_bytes` is what
-    the host lacked of the limits of all ranks when this one began, because others held it, and `siblings_bytes` what at
-    most the trial's other ranks can have held of that, which may have begun earlier.
+    `status` is the exit status, or minus the signal's number, as `os.waitstatus_to_exitcode` gives it;
+    `kernel_oom_kills` counts the processes that the kernel killed for memory meanwhile, None where it keeps no count;
+    `room` is what was left of the memory limit when the phase began, in bytes; `short_bytes` is how far the host fell
+    short of the memory limits of all ranks when this one began, because others held memory; and `siblings_bytes` is the
+    most of that shortfall that the trial's other ranks, which may have begun earlier, can have held.
     """
     tail = "\n".join(stderr.splitlines()[-20:])
     if status < 0:
@@ -152,7 +153,7 @@ def ended_without_result(
 def _killed(
     kernel_oom_kills: int | None, short_bytes: int, siblings_bytes: int, phase: str, *, host: bool
 ) -> OutOfMemory | Crashed:
-    """The outcome of a child that died of SIGKILL, which the kernel sends when memory runs out, and anybody may."""
+    """The outcome of a child that died of SIGKILL, which the kernel sends when memory runs out, as anybody may."""
     if kernel_oom_kills == 0:
         reason = "something killed the trial, and it was not the kernel for want of memory"
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
@@ -166,7 +167,7 @@ def _killed(
 
 
 def _held(short_bytes: int, siblings_bytes: int) -> str:
-    """Who held what the host lacked, as far as it is known."""
+    """Who held the memory that the host lacked, as far as is known."""
     if short_bytes <= siblings_bytes:
         return (
             f"{format_bytes(short_bytes)} of the memory limits of all ranks were taken when this one began, by ranks "
@@ -187,12 +188,13 @@ def timed_out(*, deadline_seconds: float, phase: str, phases_entered: int) -> Ti
 
 
 def stopped(phase: str) -> Crashed:
-    """The outcome of a child that was ended because another rank of its group had failed."""
+    """The outcome of a child that was stopped because another rank of its group had failed."""
     return Crashed(reason=f"{STOPPED}, in phase {phase}", phase=phase, transient=True)
 
 
 def kernel_oom_kills() -> int | None:
-    """Processes that the kernel has killed for memory in this control group so far; None where it does not say."""
+    """Processes that the kernel has killed for memory so far in this control group, or else on this machine; None where
+    it does not say."""
     for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
         try:
             for line in path.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""What the warm parent is told, line by line."""
+"""Commands to the warm parent, one per line."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 
 class Stopped(Exception):
-    """The trial that runs is not wanted any more."""
+    """The running trial is no longer wanted."""
 
 
 class Commands:
-    """The lines of JSON that come in on a descriptor."""
+    """JSON lines read from a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -30,7 +30,7 @@ class Commands:
         return data
 
     def check(self) -> None:
-        """Read what is there. Raises `Stopped` for a word to stop, the only one that comes while a trial runs, and
+        """Read what has arrived. Raises `Stopped` for a stop command, the only one that comes while a trial runs, and
         `EOFError` if the other end has closed."""
         if not self.waiting:
             chunk = os.read(self.descriptor, 1 << 16)
@@ -42,5 +42,5 @@ class Commands:
 
     @property
     def waiting(self) -> bool:
-        """Whether a line has been read that nobody has asked for: no descriptor tells of it any more."""
+        """Whether a line is already buffered: the descriptor no longer reports it as readable."""
         return b"\n" in self._pending

@@ -1,4 +1,4 @@
-"""Whether a trial trained what it should have: its losses and gradients against the plain forward and themselves."""
+"""Whether a trial trained correctly: its losses and gradients, checked against the plain forward and one another."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from autofit.lattice import Config
 from autofit.outcome import Diverged
 
 REFERENCE_TOLERANCE = {"fp32": 1e-5, "default": 2e-3}
-"""Relative difference of the first loss from the plain forward's that rounding explains: several times what the
-techniques' tests allow, which see 1e-6 in fp32 and 1e-3 in bf16."""
+"""Relative difference between the first loss and the plain forward's that rounding explains: several times what the
+techniques' tests see, which is 1e-6 in fp32 and 1e-3 in bf16."""
 FALLING_STEPS = 4
-"""Updates on one and the same batch after which its loss must have fallen."""
+"""Updates on the same batch after which its loss must have fallen."""
 
 
 def divergence(
@@ -23,10 +23,10 @@ def divergence(
     *,
     dropout: bool = False,
 ) -> Diverged | None:
-    """The outcome of a loss or gradient that is not what training gives; None if all is well.
+    """The outcome for a loss or gradient that sound training would not give; None if all is well.
 
-    `losses` and `gradient_norms` are those of every step so far; `reference` is the plain forward's loss of the first.
-    `dropout` says that the architecture has dropout of its own, so that the loss of one batch goes up and down.
+    `losses` and `gradient_norms` are those of every step so far; `reference` is the plain forward's loss on the first
+    step's batch. `dropout` says that the architecture has dropout of its own, so that the loss on one batch fluctuates.
     """
     updated = [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]
     for reason in (
@@ -71,7 +71,7 @@ def _not_the_plain_loss(config: Config, loss: float, reference: float | None) ->
 def _not_falling(config: Config, losses: Sequence[float]) -> str | None:
     """Every trial repeats one batch, so a gradient of the right sign and an update that happens must lower its loss.
 
-    `losses` are those of the steps that updated: loss scaling skips the others.
+    `losses` are those of the steps that updated the weights: loss scaling skips the others.
     """
     if len(losses) <= FALLING_STEPS or config["optimizer"] == "sgd":
         return None  # a plain gradient step this small is lost in 16-bit weights

@@ -1,4 +1,4 @@
-"""From what the ranks of one trial answer to one outcome: the cause of a failure, not its consequences."""
+"""Combines the answers of one trial's ranks into one outcome: the cause of a failure, not its consequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, Ti
 from autofit.trial.classify import STOPPED
 
 GRACE_SECONDS = 2.0
-"""How long the other ranks may go on after one has failed, to say what they met themselves."""
+"""How long the other ranks may go on after one has failed, to report failures of their own."""
 CAUSE = 2
 """A failure at this distance from the cause, or nearer, is the rank's own."""
 _OF_ANOTHER = re.compile(
@@ -20,23 +20,23 @@ _OF_ANOTHER = re.compile(
     r"|the ranks cannot meet|nccl|tcpstore|distnetworkerror|diststoreerror|distbackenderror",
     re.IGNORECASE,
 )
-"""What gloo, NCCL and torch's store say when the process at the other end is gone."""
+"""Messages of gloo, NCCL and torch's store when the process at the other end is gone."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Gathering:
-    """What the ranks of one trial have answered so far."""
+    """The answers of one trial's ranks so far."""
 
     ranks: int
     seconds: float = 0.0
-    """Of the longest of them."""
+    """The longest time that any of them took."""
     _answers: dict[int, Outcome] = field(default_factory=dict)
-    """In the order in which they came."""
+    """In order of arrival."""
     _failed_at: float | None = None
     _named: bool = False
 
     def take(self, rank: int, outcome: Outcome, seconds: float) -> None:
-        """Note how `rank` has ended."""
+        """Record how `rank` ended."""
         self._answers[rank] = outcome
         self.seconds = max(self.seconds, seconds)
         if not isinstance(outcome, Fits) and self._failed_at is None:
@@ -49,25 +49,25 @@ class Gathering:
 
     @property
     def grace_left(self) -> float | None:
-        """Seconds until ranks are overdue; None while none has failed, and once they have been named."""
+        """Seconds until the unanswered ranks are overdue; None while none has failed, and once they have been named."""
         if self._failed_at is None or self._named:
             return None
         return max(0.0, self._failed_at + GRACE_SECONDS - time.monotonic())
 
     def overdue(self) -> list[int]:
-        """The ranks to stop now, because another has failed a while ago. Each is named once."""
+        """The ranks to stop now, because another failed `GRACE_SECONDS` ago. Each is named once."""
         if self.grace_left != 0.0:
             return []
         self._named = True
         return [rank for rank in range(self.ranks) if rank not in self._answers]
 
     def outcome(self) -> Outcome:
-        """The trial's."""
+        """The trial's outcome."""
         return combined(self._answers)
 
 
 def combined(answers: Mapping[int, Outcome]) -> Outcome:
-    """One outcome of the ranks' own, by rank and in the order in which they came: all fit, or the first cause."""
+    """One outcome from those of the ranks, keyed by rank in order of arrival: `Fits` if all fit, or the first cause."""
     if len(answers) == 1:
         (only,) = answers.values()
         return only
@@ -82,14 +82,14 @@ def combined(answers: Mapping[int, Outcome]) -> Outcome:
     found = failures[cause]
     reason = f"rank {cause}: {found.reason}"
     if isinstance(found, Crashed) and _distance(found) > CAUSE:
-        return replace(found, reason=reason, transient=True)  # the connection failed, and no rank did
+        return replace(found, reason=reason, transient=True)  # the connection failed, not a rank
     return replace(found, reason=reason)
 
 
 def _distance(outcome: Outcome) -> int:
     """How far an outcome is from the cause of its group's failure.
 
-    Out of memory comes first: it may look like anything else to the others, and nothing else looks like it.
+    Out of memory comes first: it may look like anything else to the other ranks, and nothing else looks like it.
     """
     if isinstance(outcome, OutOfMemory):
         return 0
@@ -104,7 +104,7 @@ def _distance(outcome: Outcome) -> int:
 
 
 def _hung(late: Mapping[int, TimedOut], failures: Mapping[int, Outcome]) -> TimedOut:
-    """Of ranks that did not end the ones that got least far hang, and the others wait for them."""
+    """Of the ranks that timed out, those that got least far hang; the others wait for them."""
     fewest = min(outcome.phases_entered for outcome in late.values())
     hanging = sorted(rank for rank, outcome in late.items() if outcome.phases_entered == fewest)
     waiting = sorted(rank for rank in failures if rank not in hanging)

@@ -1,4 +1,4 @@
-"""Trials of several ranks on this machine: each rank by its own device's warm parent."""
+"""Trials of several ranks on this machine, each rank run by its own device's warm parent."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autofit.trial.runner import TrialRunner
 
 
 class GroupRunner:
-    """Runs trials one after the other, each on the same `ranks` devices. Used from one thread, `close` apart."""
+    """Runs trials one after another, each on the same `ranks` devices. Used from one thread, except for `close`."""
 
     def __init__(
         self, *, kind: str = "cpu", ranks: int = 1, entry: str = DEFAULT_ENTRY, spawn: bool | None = None
@@ -28,7 +28,7 @@ class GroupRunner:
             runner.start()
 
     def run(self, request: TrialRequest) -> tuple[Outcome, float]:
-        """The outcome of `request` and the trial's wall seconds. Never raises for what happens to the trial."""
+        """The outcome of `request` and the trial's wall seconds. A trial's failure never raises."""
         if len(self._runners) == 1:
             return self._runners[0].run(request)
         self.start()
@@ -54,12 +54,12 @@ class GroupRunner:
                     for rank in gathering.overdue():
                         self._runners[rank].stop()
             except BaseException:
-                self.close()  # nobody waits for the trial any more, but the threads do
+                self.close()  # nobody wants the trial any more, but the threads wait for it
                 raise
         return gathering.outcome(), gathering.seconds
 
     def close(self) -> None:
-        """End the parents and whatever trial they run."""
+        """End the parents and any trial they run."""
         for runner in self._runners:
             runner.hang_up()
         for runner in self._runners:

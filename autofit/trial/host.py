@@ -1,11 +1,11 @@
 """The warm parent: a process that never touches the device, has the heavy imports loaded, and forks a child per trial.
 
 Run as `python -m autofit.trial.host [--entry module:function]`. One JSON request per line on standard input, one JSON
-answer per line on standard output. It owns deadline and classification, kills the whole process group of a trial, and
-ends with everything it started when its standard input closes.
+answer per line on standard output. It enforces the deadline, classifies outcomes, kills a trial's whole process group,
+and ends with everything it started when its standard input closes.
 
-Two lines are no requests: `{"listen": address}` opens the port at which the next trial's ranks meet, and is answered
-with `{"port": number}` or `{"error": why}`; `{"stop": true}` ends the trial that runs, whose answer then says so.
+Two lines are not requests: `{"listen": address}` opens the port at which the next trial's ranks meet, and is answered
+with `{"port": number}` or `{"error": why}`; `{"stop": true}` ends the running trial, whose answer then says so.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from autofit.trial.swap_folder import explained, swap_folder
 
 DEFAULT_ENTRY = "autofit.trial.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
-"""Signs that this process had initialised the driver before the fork; the host then starts children anew instead."""
+"""Signs that the driver was initialised in this process before the fork; the host then spawns children instead."""
 DEVICE_BACK_SECONDS = 10.0
-"""How long a driver may take to free the memory of a process that has ended."""
+"""How long the driver may take to free the memory of a process that has ended."""
 DEVICE_BACK_BYTES = 64 * 1024**2
-"""What may stay behind and the device still count as freed: other processes' memory moves, too."""
+"""How much may stay in use while the device still counts as freed: other processes' memory fluctuates, too."""
 RECORDING_SECONDS = 600.0
-"""How long a trial that has answered may go on to write its recordings; no deadline of the trial's counts it."""
+"""How long a trial that has answered may go on writing its recordings; this does not count towards its deadline."""
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Entry = Callable[[Mapping[str, Any], int, float], None]
@@ -59,11 +59,11 @@ class _Child:
     events: int
     """Read end of the pipe."""
     output: IO[bytes]
-    """What it writes to standard output and standard error: a file without a name, which nobody need remove."""
+    """Its standard output and standard error: an unnamed file, which nobody needs to remove."""
     phase: str = "start"
     phases_entered: int = 0
     room: int | None = None
-    """Bytes that were left of the memory limit when the phase began; None without a limit."""
+    """Bytes left of the memory limit when the phase began; None without a limit."""
     result: Outcome | None = None
     recording: bool = False
     """Whether recordings follow the result."""
@@ -78,13 +78,13 @@ class Host:
         self._spawn = spawn
         self._preloaded: set[str] = set()
         self._listener: socket.socket | None = None
-        """Where the ranks of the next trial meet, if they do so here."""
+        """Where the ranks of the next trial meet, if they meet here."""
         _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
     def preload(self, model_type: str | None, *, deepspeed: bool = False) -> None:
         """Import what children need. Nothing here may start a thread pool or touch a device."""
         on_gpu = os.environ.get("AUTOFIT_DEVICE_KIND", "cpu") != "cpu"
-        # Importing bitsandbytes asks the driver for the device's capability, which no fork survives: children do it.
+        # Importing bitsandbytes queries the driver for the device's capability, which no fork survives: children do it.
         postponed = import_postponed("bitsandbytes") if on_gpu else contextlib.nullcontext()
         with warnings.catch_warnings(), postponed:
             warnings.simplefilter("ignore")
@@ -92,13 +92,13 @@ class Host:
                 if module != "peft" or importlib.util.find_spec("peft") is not None:
                     importlib.import_module(module)
             if not on_gpu:
-                # What is imported here is no part of the memory that a trial on the host takes.
+                # What is imported here does not count towards the memory of a trial on the host.
                 for module in ("bitsandbytes", *(["deepspeed"] * deepspeed)):
                     with contextlib.suppress(ImportError):
                         importlib.import_module(module)
             if model_type is not None and model_type not in self._preloaded:
                 self._preloaded.add(model_type)
-                with contextlib.suppress(Exception):  # the child's own attempt says what is wrong
+                with contextlib.suppress(Exception):  # the child's own attempt reports what is wrong
                     from transformers import AutoModelForCausalLM
                     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -106,7 +106,7 @@ class Host:
         self._spawn = self._spawn or device_is_touched()
 
     def listen(self, address: str) -> int:
-        """Open a port at `address` for the next trial, which takes it over; its number. Raises `OSError`."""
+        """Open a port at `address` for the next trial to take over; returns its number. Raises `OSError`."""
         self._stop_listening()
         self._listener = listening(address)
         return int(self._listener.getsockname()[1])
@@ -117,7 +117,7 @@ class Host:
             listener.close()
 
     def run(self, data: Mapping[str, Any], commands: Commands) -> tuple[Outcome, float]:
-        """The outcome of one request and its seconds. Raises `EOFError` if nobody is left to command it."""
+        """The outcome of one request and its seconds. Raises `EOFError` if the commands' other end has closed."""
         with swap_folder(data) as environment:
             outcome, seconds = self._run(data, commands, environment)
             outcome = explained(outcome, environment)
@@ -141,14 +141,14 @@ class Host:
             reason = f"no process for the trial can be started: {error}"
             return Crashed(reason=reason, transient=True), time.monotonic() - started
         finally:
-            self._stop_listening()  # the child listens now, and once it is dead nobody must seem to
+            self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
         deadline = float(data.get("deadline_seconds", 600.0))
         try:
             finished = self._listen(child, started + deadline, commands)
             if child.recording:
                 answered_at = time.monotonic()
                 finished = self._listen(child, answered_at + RECORDING_SECONDS, commands, to_its_end=True)
-                started += time.monotonic() - answered_at  # no part of the trial
+                started += time.monotonic() - answered_at  # not part of the trial's time
             status = self._end(child, kill=not finished)
             outcome = child.result
             if not finished and outcome is None:
@@ -210,7 +210,7 @@ class Host:
         return _Child(pid=pid, events=read_end, output=output)
 
     def _become_child(self, data: Mapping[str, Any], events: int, output: int, asked_at: float) -> NoReturn:
-        """In the forked child: a session of its own, output to a file, then the entry function."""
+        """In the forked child: start its own session, send output to a file, then call the entry function."""
         code = 1
         try:
             os.setsid()
@@ -228,12 +228,11 @@ class Host:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(code)  # no finalisers: they belong to the parent's copies
+            os._exit(code)  # skip finalisers: what they would clean up is the parent's
 
     def _listen(self, child: _Child, deadline: float, commands: Commands, *, to_its_end: bool = False) -> bool:
         """Read events until the child closes its pipe or, unless `to_its_end`, has sent a result; False once the
-        deadline has passed.
-        """
+        deadline has passed."""
         with selectors.DefaultSelector() as selector:
             selector.register(child.events, selectors.EVENT_READ)
             selector.register(commands.descriptor, selectors.EVENT_READ)
@@ -252,7 +251,7 @@ class Host:
                         return True
                     _take(child, chunk)
                 if _has_died(child.pid):
-                    # A grandchild may hold the pipe open: what the child wrote is there by now.
+                    # A grandchild may hold the pipe open, but all that the child wrote is in it by now.
                     os.set_blocking(child.events, False)
                     with contextlib.suppress(BlockingIOError):
                         while chunk := os.read(child.events, 65536):
@@ -261,7 +260,7 @@ class Host:
         return True
 
     def _end(self, child: _Child, *, kill: bool) -> int:
-        """Reap the child, killing its whole group; its exit status, or minus the signal. Safe to call twice."""
+        """Reap the child and kill its whole process group; its exit status, or minus the signal. Safe to call twice."""
         if child.pid == 0:
             return 0
         if not kill:
@@ -278,19 +277,19 @@ class Host:
 
 
 def device_is_touched() -> bool:
-    """Whether this process has initialised CUDA, so that a child forked from it cannot."""
+    """Whether this process has initialised CUDA, so that children forked from it cannot."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
 
 
 def _device_held() -> int | None:
-    """Bytes that all processes hold of the trials' device; None where the driver does not say."""
+    """Bytes of the trials' device that all processes together hold; None where the driver does not say."""
     device = nvml.first_visible()
     return device.held_bytes if device is not None else None
 
 
 def _await_device(held_before: int) -> None:
-    """Wait until the device's memory is back where it was before the trial, so that the next one meets it free."""
+    """Wait until the device's memory is back to where it was before the trial, so that the next one finds it free."""
     until = time.monotonic() + DEVICE_BACK_SECONDS
     while (held := _device_held()) is not None and held > held_before + DEVICE_BACK_BYTES:
         if time.monotonic() > until:
@@ -299,7 +298,7 @@ def _await_device(held_before: int) -> None:
 
 
 def host_shortage(data: Mapping[str, Any], available: int | None) -> tuple[int, int]:
-    """Bytes of the memory limits of all the trial's ranks that the host does not have, of which `available` are left
+    """Bytes by which the host falls short of the memory limits of all the trial's ranks, with `available` bytes left
     (None where it does not say); and how many of them the other ranks may hold by now, each up to its limit."""
     if available is None:
         return 0, 0
@@ -320,7 +319,7 @@ def _take(child: _Child, chunk: bytes) -> None:
                 child.result = outcome_from_json(event["result"])
                 child.recording = event.get("recording", False)
         except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # a broken event is no result; the exit status speaks then
+            continue  # a broken event is no result: the exit status decides
 
 
 def _has_died(pid: int) -> bool:
@@ -335,7 +334,7 @@ def _wait_a_little(pid: int) -> None:
 
 
 def _reap_orphans() -> None:
-    """Kill and reap grandchildren that left the group: as their subreaper, this process inherits them."""
+    """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them."""
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while True:
         try:
@@ -384,7 +383,7 @@ def main() -> None:
         Host(arguments.entry, spawn=False).preload("llama")
         print(json.dumps({"device_is_touched": device_is_touched()}))
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle: it closes our input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, by closing our input
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with answers
     host = Host(arguments.entry, spawn=arguments.spawn)

@@ -1,4 +1,4 @@
-"""Whether memory stays behind at every step: what a run of thousands of steps would end by."""
+"""Whether each step leaves memory behind, which would end a run of thousands of steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Sequence
 
 LEAK_STEPS = 6
-"""Of fewer, a heap that settles looks like one that grows."""
+"""With fewer steps, a heap that is settling looks like one that grows."""
 
 
 def leak(in_use: Sequence[int], noise_bytes: int) -> int:
-    """Bytes by which memory grows a step, from what was in use after each step that followed the warm-up; 0 where it
-    does not grow steadily, by no more than `noise_bytes`, or where there are too few steps to tell.
+    """Bytes by which memory grows per step, from what was in use after each step since the warm-up; 0 if the growth is
+    not steady, does not exceed `noise_bytes`, or there are too few steps to tell.
 
     The slope is the median of those between all pairs of steps (Theil and Sen: P. K. Sen, JASA 63, 1968), which an
     allocator that gives memory back once does not bend. A single jump bends it, but is no growth at the median step.

@@ -31,13 +31,13 @@ MIN_REPEATS, MAX_REPEATS = 3, 30
 STEADY_SPREAD = 0.02
 """Relative spread of step time at which timing ends before its budget is spent."""
 WARM_UP_UPDATES = 2
-"""The first creates states and caches; in the second the host's allocator grows its heap, which took a sixth longer."""
+"""The first creates states and caches; in the second the host's allocator grows its heap, so it took a sixth longer."""
 MAX_WARM_UPS = 20
-"""Steps after which a loss scale that still overflows is no longer the scale's fault."""
+"""Steps after which a gradient that still overflows is no longer the loss scale's fault."""
 HOPELESS_FACTOR = 1.25
-"""A rival that is lighter and faster by this factor after one repeat wins beyond the noise of one repeat."""
+"""A rival that is no heavier, and faster by this factor, wins beyond the noise of a single repeat."""
 PATIENCE_SECONDS = 60.0
-"""How long after its trial's deadline a collective gives up by itself: before, the parent has ended the trial."""
+"""How long after its trial's deadline a collective gives up by itself; by then the parent has ended the trial."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,16 +46,16 @@ class Ended:
 
     outcome: Outcome
     record: Callable[[], None] | None = None
-    """Makes the recordings that the request asks for; None where there are none to make."""
+    """Makes the recordings that the request asks for; None if there are none to make."""
     ranks: Ranks | None = None
-    """The group to leave when nothing is left to do."""
+    """The group to leave once nothing is left to do."""
 
 
 def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, listener: int | None = None) -> Ended:
     """Run the request in this process: `Fits` or `Diverged`. Raises what torch raises, out of memory included, and
     `NoMeeting`.
 
-    `asked_at` is the monotonic time at which the trial was asked for, `listener` the descriptor of the socket at which
+    `asked_at` is the monotonic time at which the trial was requested, `listener` the descriptor of the socket at which
     rank 0 meets the others.
     """
     job = request.job
@@ -64,7 +64,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     meter = meter_for(job.hardware, request.rendezvous.ranks if request.rendezvous is not None else 1)
     ranks = _joined(request, progress, listener)
     if ranks.size > 1:
-        # What several ranks update on their host they would else all do with all of its cores.
+        # Otherwise each rank would use all of its host's cores for the updates made there.
         torch.set_num_threads(max(1, cores() // ranks.size))
     meter.enforce(request.memory_limit_bytes)
     torch.manual_seed(job.workload.seed)
@@ -76,7 +76,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     overhead_seconds = time.monotonic() - asked_at - build_seconds
     progress("forward")
     reference = _reference_loss(step, tokens[:1], request, ranks)
-    meter.reset()  # a user's run has neither the building's temporaries nor this forward
+    meter.reset()  # a user's run has neither the build's temporaries nor this forward
 
     steps = Steps(step, tokens, accumulation, meter, progress, ranks)
     steps.warm_up(WARM_UP_UPDATES, MAX_WARM_UPS)
@@ -104,8 +104,8 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
 
 
 def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> Ranks:
-    """The group that the trial's ranks train in. Joined before the memory limit holds: the threads that serve it are no
-    part of the trial's memory."""
+    """The group that the trial's ranks train in. Joined before the memory limit applies: the threads that serve it are
+    not part of the trial's memory."""
     if request.rendezvous is None and not needs_process_group(request.config):
         return Ranks()
     progress("meet")
@@ -124,13 +124,13 @@ def _problem(request: TrialRequest, step: TrainingStep, steps: Steps, reference:
 def _recorder(
     request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, ranks: Ranks
 ) -> Callable[[], None] | None:
-    """What records one more step in the files that the request names; None if it names none. Of a group rank 0 records,
-    and the others take the step with it."""
+    """A function that records one more step in the files that the request names; None if it names none. In a group,
+    rank 0 records, and the others run the step with it."""
     if request.profile is None and request.snapshot is None:
         return None
 
     def record() -> None:
-        process_memory.lift_limit()  # it was the measured steps', and a profiler needs memory of its own
+        process_memory.lift_limit()  # it was for the measured steps, and a profiler needs memory of its own
         if ranks.rank > 0:
             for file in (request.profile, request.snapshot):
                 if file is not None:
@@ -145,12 +145,11 @@ def _recorder(
 
 
 def _batch(step: TrainingStep, request: TrialRequest) -> tuple[torch.Tensor, int]:
-    """Tokens of a few micro-batches, and the accumulation steps of the real global batch.
+    """Tokens of a few micro-batches, and the number of accumulation steps in the real global batch.
 
-    Two micro-steps show the true peak (the second runs beside the first one's gradients) and the time of each further
-    one; where ranks or a host share the work the last one differs from these, and there are three. All sequences are
-    the same random tokens, so that the mean loss is the same whatever the micro-batch, and trials can be held against
-    each other.
+    Two micro-steps show the true peak (the second runs with the first one's gradients in memory) and the time of each
+    further one; where ranks or a host share the work, the last one differs from these, so there are three. All
+    sequences are the same random tokens: the mean loss is the same whatever the micro-batch, and trials are comparable.
     """
     workload = request.job.workload
     accumulation = workload.batch_per_device // step.micro_batch
@@ -161,8 +160,8 @@ def _batch(step: TrainingStep, request: TrialRequest) -> tuple[torch.Tensor, int
 
 
 def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequest, ranks: Ranks) -> float | None:
-    """The plain forward's loss; None where dropout makes it another, or where it alone runs out of memory: of several
-    ranks none may go on without the others, which gather parameters with it."""
+    """The plain forward's loss; None where dropout would change it, or where this forward alone runs out of memory.
+    With several ranks that raises: they gather parameters together, so none may go on without the others."""
     job = request.job
     if step.dropout or job.workload.lora_dropout > 0:
         return None
@@ -175,7 +174,7 @@ def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequ
 
 
 def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks) -> bool:
-    """Timed steps until the spread is small, the budget is spent, or a rival has surely won; whether one has."""
+    """Time steps until the spread is small, the budget is spent, or a rival has surely won; returns whether one has."""
     started = time.monotonic()
     if _hopeless(request, meter, steps.timed(), ranks):
         return True
@@ -192,14 +191,14 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks) -> 
 
 
 def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: Ranks) -> bool:
-    """Whether a measured config is both no heavier and faster beyond the noise of one repeat."""
+    """Whether a measured rival is both no heavier and faster beyond the noise of one repeat."""
     speed = request.job.workload.tokens_per_step / step_seconds
     (memory,) = ranks.largest([meter.reading().device])
     return any(r.device_bytes <= memory and r.tokens_per_second >= HOPELESS_FACTOR * speed for r in request.rivals)
 
 
 def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:
-    """What the trial has shown; `known` are the fields that neither the steps nor the meter hold."""
+    """What the trial has shown; `known` are the fields that come from neither the steps nor the meter."""
     job = request.job
     memory = meter.reading()
     median = quantile(steps.seconds, 0.5)

@@ -1,4 +1,4 @@
-"""Clocks and memory counters of a device: one class per kind, the same questions to each."""
+"""Clocks and memory counters of a device: one class per kind of device, all with the same interface."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ class MemoryReading:
     device: int
     """What the driver shows at the peak."""
     setup_peak: int
-    """`device` as it was at the last reset; 0 before the first."""
+    """`device` as of the last reset; 0 before the first."""
     host_peak: int
     """Peak resident memory of the process."""
     phase_peaks: dict[str, int]
 
 
 class Meter(Protocol):
-    """What a trial asks of its device. Used from one thread, in one process, for one trial."""
+    """What a trial needs from its device. Used from one thread, in one process, for one trial."""
 
     device: torch.device
     leak_noise_bytes: int
-    """By which `in_use` may grow a step without a leak."""
+    """How much `in_use` may grow per step without counting as a leak."""
 
     def enforce(self, limit: int) -> None:
         """Make allocations beyond `limit` bytes of device memory fail, context included.
 
-        Raises `DeviceBusy` where others hold so much that the limit cannot be had.
+        Raises `DeviceBusy` where others hold so much that the limit cannot be provided.
         """
 
     def reset(self) -> None:
-        """Forget the peaks so far, and return cached memory: what comes is the step's alone."""
+        """Forget the peaks so far and release cached memory, so that what follows is the step's alone."""
 
     def phase(self, name: str) -> Any:
-        """A context in which peak memory is booked to the phase `name`."""
+        """A context manager that attributes peak memory to the phase `name`."""
 
     def mark(self) -> Any:
         """A point in the device's time."""
@@ -60,25 +60,25 @@ class Meter(Protocol):
         """Device seconds between two marks; waits for the device."""
 
     def in_use(self) -> int:
-        """Bytes in use now, for leaks."""
+        """Bytes in use now, for detecting leaks."""
 
     def reading(self) -> MemoryReading:
         """The peaks.
 
-        Raises `OverLimit` where the driver shows more than the limit all the same, and `DeviceBusy` where others took
+        Raises `OverLimit` where the driver nevertheless shows more than the limit, and `DeviceBusy` where others took
         memory meanwhile, so that no figure can be given.
         """
 
 
 class CpuMeter:
-    """The host as device: the process's own resident memory, beyond what it had when the trial began."""
+    """The host as the device: the process's own resident memory, beyond what it had when the trial began."""
 
-    leak_noise_bytes = 4 * MIB  # the heap's own: what is freed is not given back at once, nor all of it
+    leak_noise_bytes = 4 * MIB  # the heap's noise: freed memory is returned late and not in full
 
     def __init__(self, hardware: Hardware, ranks: int = 1) -> None:
         self.device = torch.device("cpu")
         torch.set_num_threads(max(1, hardware.cores // ranks))  # the ranks of a group share the machine's cores
-        # Starts the thread pools, whose stacks are no part of the trial's memory.
+        # Starts the thread pools, whose stacks are not part of the trial's memory.
         torch.ones(1 << 20).sum()
         process_memory.reset_peak()
         self._baseline = process_memory.read().anonymous
@@ -88,11 +88,11 @@ class CpuMeter:
         self._host_peak = 0
 
     def enforce(self, limit: int) -> None:
-        """Allocations beyond `limit` bytes fail."""
+        """Make allocations beyond `limit` bytes fail."""
         process_memory.limit_further(limit)
 
     def reset(self) -> None:
-        """Trim the heap and start the peaks anew."""
+        """Trim the heap and restart the peaks."""
         self._book()
         self._setup_peak, self._peak = self._peak, 0
         self._peaks = dict.fromkeys(PHASES, 0)
@@ -101,7 +101,7 @@ class CpuMeter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Book the peak inside to `name`."""
+        """Attribute the peak inside to `name`."""
         self._book()
         process_memory.reset_peak()
         yield
@@ -115,7 +115,7 @@ class CpuMeter:
         return peak
 
     def mark(self) -> float:
-        """Now, in seconds of a steady clock."""
+        """Now, in seconds on a monotonic clock."""
         return time.perf_counter()
 
     def seconds(self, start: float, end: float) -> float:
@@ -127,7 +127,7 @@ class CpuMeter:
         return process_memory.read().anonymous
 
     def reading(self) -> MemoryReading:
-        """The CPU has no caching allocator: allocated, reserved and device memory are one figure."""
+        """The CPU has no caching allocator: allocated, reserved and device memory are the same figure."""
         self._book()
         return MemoryReading(
             peak_allocated=self._peak,
@@ -140,23 +140,23 @@ class CpuMeter:
 
 
 class CudaMeter:
-    """An NVIDIA or ROCm device, by torch's caching allocator and device events."""
+    """An NVIDIA or ROCm device, measured by torch's caching allocator and device events."""
 
-    # The counter is exact. Less is a scalar that somebody keeps, which takes 512 bytes: no run ends by it.
+    # The counter is exact. Smaller growth is a scalar that something keeps, which takes 512 bytes and ends no run.
     leak_noise_bytes = 64 * 1024
 
     def __init__(self, hardware: Hardware) -> None:
         self.device = torch.device("cuda", 0)
         before = nvml.first_visible()
         self._held_by_others = before.held_bytes if before is not None else 0
-        """Where NVML does not say (ROCm), the device is taken for otherwise idle."""
+        """Where NVML does not say (ROCm), the device is assumed to be otherwise idle."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.empty(1, device=self.device)
         torch.cuda.synchronize()
         self._total = int(torch.cuda.mem_get_info()[1])
         self._capacity = min(self._total, before.memory_bytes) if before is not None else self._total
         self.context = max(0, self._beside_allocator())
-        """Bytes that the driver took for this process beside the allocator's: grows as libraries load kernels."""
+        """Bytes that the driver holds for this process outside the allocator: grows as libraries load kernels."""
         self._limit = self._capacity
         self._peaks = dict.fromkeys(PHASES, 0)
         self._allocated = 0
@@ -164,7 +164,7 @@ class CudaMeter:
         self._setup_peak = 0
 
     def _beside_allocator(self) -> int:
-        """Bytes that this process has on the device now beside torch's allocator and paged optimizer states."""
+        """Bytes that this process now has on the device outside torch's allocator and paged optimizer states."""
         now = nvml.first_visible()
         if now is not None:
             held = now.held_bytes
@@ -174,7 +174,7 @@ class CudaMeter:
         return int(held - self._held_by_others - torch.cuda.memory_reserved() - paged_bytes())
 
     def _update_context(self) -> None:
-        """Take kernels loaded since the last look into the context."""
+        """Add kernels loaded since the last check to the context."""
         beside = self._beside_allocator()
         if beside > self.context + LATE_LOADED_BYTES:
             raise DeviceBusy(
@@ -183,7 +183,7 @@ class CudaMeter:
         self.context = max(self.context, beside)
 
     def enforce(self, limit: int) -> None:
-        """Allocations fail once reserved memory and the context exceed `limit` bytes."""
+        """Make allocations fail once reserved memory and the context together exceed `limit` bytes."""
         self._limit = min(limit, self._capacity)
         free = self._capacity - self._held_by_others
         if self._limit > free + nvml.BUSY_BYTES:
@@ -198,7 +198,7 @@ class CudaMeter:
         torch.cuda.set_per_process_memory_fraction(min(1.0, room / self._total))
 
     def reset(self) -> None:
-        """Empty the caches, start the peaks anew, and let the limit bind what the context has become."""
+        """Empty the caches, restart the peaks, and re-apply the limit to what the context has grown to."""
         gc.collect()
         torch.cuda.synchronize()
         self._book()
@@ -212,7 +212,7 @@ class CudaMeter:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Book the peak inside to `name`. The counters are the allocator's own: nothing waits for the device."""
+        """Attribute the peak inside to `name`. The counters are the allocator's own: nothing waits for the device."""
         self._book()
         torch.cuda.reset_peak_memory_stats()
         yield
@@ -226,7 +226,7 @@ class CudaMeter:
         return peak
 
     def mark(self) -> torch.cuda.Event:
-        """An event in the device's stream."""
+        """An event recorded in the device's stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
@@ -243,14 +243,14 @@ class CudaMeter:
     def reading(self) -> MemoryReading:
         """Device memory is the peak reserved plus context plus paged states.
 
-        Paged states live in managed memory, which a device with room holds in full: below its capacity they count in
-        full, because nothing has been paged out then, nor has the time that this takes been measured.
+        Paged states live in managed memory, which a device with room holds in full. With a limit below the device's
+        capacity they count in full: nothing is paged out then, so the time that paging takes has not been measured.
         """
         self._book()
         self._update_context()
         device = self._reserved + self.context + paged_bytes()
         if self._limit >= self._capacity:
-            device = min(device, self._capacity)  # the device itself was the limit: what is more has been paged out
+            device = min(device, self._capacity)  # the device itself was the limit: the excess was paged out
         if device > self._limit:
             raise OverLimit(
                 f"the driver shows {format_bytes(device)} of {format_bytes(self._limit)}: "
@@ -268,7 +268,7 @@ class CudaMeter:
 
 
 def meter_for(hardware: Hardware, ranks: int = 1) -> Meter:
-    """The meter of a device kind, for one of a group of `ranks` processes; raises `ValueError` for a kind that has no
+    """The meter for a kind of device, for one of a group of `ranks` processes; raises `ValueError` for a kind without
     peak counters."""
     if hardware.kind == "cpu":
         return CpuMeter(hardware, ranks)

@@ -12,39 +12,39 @@ from autofit.errors import EnvironmentLacks
 from autofit.units import MIB
 
 BUSY_BYTES = 256 * MIB
-"""What others may hold of a device that counts as free: a display, the driver's own."""
+"""Memory that others (a display, the driver itself) may hold of a device that counts as free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvidiaDevice:
-    """A card, or the MIG instance of one."""
+    """A card, or a MIG instance of one."""
 
     uuid: str
-    """`GPU-...` or `MIG-...`: CUDA_VISIBLE_DEVICES takes it, and no order of devices can change its meaning."""
+    """`GPU-...` or `MIG-...`: CUDA_VISIBLE_DEVICES accepts it, and it does not depend on the order of devices."""
     name: str
     marketed_bytes: int
-    """All memory, the driver's own share included."""
+    """All memory, including the driver's own share."""
     memory_bytes: int
-    """What programs can reach."""
+    """Memory that programs can use."""
     held_bytes: int
-    """What programs hold now, all together."""
+    """Memory that all programs together hold now."""
     capability: str
     """Compute capability, such as `9.0`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NvidiaDevices:
-    """What one machine shows."""
+    """The NVIDIA devices of one machine."""
 
     driver: str
     installed: int
-    """Cards in the machine, hidden ones included."""
+    """Cards in the machine, including hidden ones."""
     visible: tuple[NvidiaDevice, ...]
     """In CUDA's order for this process: its device 0 first."""
 
 
 def devices() -> NvidiaDevices | None:
-    """The machine's devices; None without an NVIDIA driver. Raises `EnvironmentLacks` for one that does not answer."""
+    """The machine's devices; None without an NVIDIA driver. Raises `EnvironmentLacks` if the driver does not answer."""
     import pynvml
 
     try:
@@ -78,11 +78,11 @@ def first_visible() -> NvidiaDevice | None:
 
 
 def visible_ids(value: str | None, cards: list[str], instances: dict[str, list[str]]) -> list[str]:
-    """The ids that CUDA_VISIBLE_DEVICES=`value` leaves, in order.
+    """The ids that CUDA_VISIBLE_DEVICES=`value` leaves visible, in order.
 
-    `cards` are the cards' ids in PCI order and `instances` the MIG instances of those that are divided. As in CUDA, the
-    list ends at the first word that names no device, a device named twice leaves none, ids may be abbreviated, and a
-    divided card stands for its first instance. (CUDA programming guide, "CUDA environment variables".)
+    `cards` are the cards' ids in PCI order, and `instances` the MIG instances of the partitioned ones. As in CUDA, the
+    list ends at the first word that names no device, naming a device twice leaves none visible, ids may be abbreviated,
+    and a partitioned card stands for its first instance. (CUDA programming guide, "CUDA environment variables".)
     """
     words = [str(i) for i in range(len(cards))] if value is None else [word.strip() for word in value.split(",")]
     every = [*cards, *(instance for found in instances.values() for instance in found)]
@@ -113,7 +113,7 @@ def _session() -> Iterator[None]:
 
 
 def _visible(value: str | None) -> list[tuple[Any, Any]]:
-    """Handles of the visible devices, each with its card's."""
+    """Handles of the visible devices, each paired with its card's."""
     import pynvml
 
     handles: dict[str, tuple[Any, Any]] = {}
@@ -136,7 +136,7 @@ def _mig_instances(card: Any) -> list[Any]:
 
     try:
         enabled, _ = pynvml.nvmlDeviceGetMigMode(card)
-    except pynvml.NVMLError:  # cards that cannot be divided
+    except pynvml.NVMLError:  # cards that cannot be partitioned
         return []
     if not enabled:
         return []
@@ -144,7 +144,7 @@ def _mig_instances(card: Any) -> list[Any]:
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
         try:
             found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
-        except pynvml.NVMLError_NotFound:  # numbers have gaps
+        except pynvml.NVMLError_NotFound:  # indices have gaps
             continue
     return found
 
@@ -156,7 +156,7 @@ def _describe(device: Any, card: Any) -> NvidiaDevice:
     try:
         memory = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
         reachable = int(memory.total) - int(memory.reserved)
-    except pynvml.NVMLError:  # drivers before 510: what they reserve counts as used there
+    except pynvml.NVMLError:  # drivers before 510, which count what they reserve as used
         memory = pynvml.nvmlDeviceGetMemoryInfo(device)
         reachable = int(memory.total)
     return NvidiaDevice(

@@ -1,4 +1,4 @@
-"""Optimizer states in managed memory, which no counter of torch sees."""
+"""Optimizer states in managed memory, which none of torch's counters sees."""
 
 from __future__ import annotations
 

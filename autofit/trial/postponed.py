@@ -1,4 +1,4 @@
-"""A library that is there but must not be imported yet."""
+"""Postpones the import of a library that is installed but must not be loaded yet."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import ModuleType
 
 
 class _Refusal(MetaPathFinder, Loader):
-    """Finds the library, so that whoever asks whether it is installed hears the truth, and refuses to load it."""
+    """Finds the library, so that a check whether it is installed succeeds, but refuses to load it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -29,7 +29,7 @@ class _Refusal(MetaPathFinder, Loader):
 
 @contextmanager
 def import_postponed(name: str) -> Iterator[None]:
-    """Inside, importing `name` raises `ImportError`, while it still counts as installed."""
+    """Within this context, importing `name` raises `ImportError`, while it still counts as installed."""
     refusal = _Refusal(name)
     sys.meta_path.insert(0, refusal)
     try:

@@ -1,4 +1,4 @@
-"""Memory of the present process as Linux accounts it: what a CPU trial's peak is read from."""
+"""Memory of the current process as Linux accounts for it: the source of a CPU trial's peak."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class ProcessMemory:
     peak_resident: int
     resident: int
     anonymous: int
-    """Resident memory that no file backs, pages shared with the parent since the fork included."""
+    """Resident memory that no file backs, including pages shared with the parent since the fork."""
     file_backed: int
-    """Resident pages of libraries and other files, shared memory included."""
+    """Resident pages of libraries and other files, including shared memory."""
     data: int
     """Writable private address space: what RLIMIT_DATA limits."""
 
     @property
     def peak_anonymous(self) -> int:
-        """Peak of the anonymous memory: file-backed pages only ever grow in a trial, so those of now were there."""
+        """Peak of the anonymous memory. File-backed pages only grow in a trial; those of now are subtracted."""
         return self.peak_resident - self.file_backed
 
 
 def read() -> ProcessMemory:
-    """The present figures."""
+    """The current figures."""
     fields: dict[str, int] = {}
     for line in Path("/proc/self/status").read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -49,7 +49,7 @@ def read() -> ProcessMemory:
 
 
 def is_accounted() -> bool:
-    """Whether this system says what `read` needs and lets `reset_peak` work; macOS and some sandboxes do not."""
+    """Whether this system reports what `read` needs and lets `reset_peak` work; macOS and some sandboxes do not."""
     try:
         read()
     except (OSError, KeyError, ValueError):
@@ -58,19 +58,19 @@ def is_accounted() -> bool:
 
 
 def reset_peak() -> None:
-    """Let `peak_resident` start anew from the present resident size (Linux 4.0; proc(5), clear_refs)."""
+    """Restart `peak_resident` from the current resident size (Linux 4.0; proc(5), clear_refs)."""
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def trim() -> None:
-    """Give freed heap back to the kernel, where the C library can (malloc_trim(3), glibc)."""
+    """Return freed heap memory to the kernel, where the C library can (malloc_trim(3), glibc)."""
     gc.collect()
     with suppress(AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def host_available() -> int | None:
-    """Bytes that programs could still take on this machine (proc(5), MemAvailable); None where it does not say."""
+    """Bytes that programs could still allocate on this machine (proc(5), MemAvailable); None where it does not say."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
@@ -88,18 +88,18 @@ def limit_further(size: int) -> None:
 
 
 def lift_limit() -> None:
-    """Take `limit_further` back."""
+    """Undo `limit_further`."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
 
 
 def room() -> int | None:
-    """Bytes that this process may still get before allocations fail; None where no limit is set."""
+    """Bytes that this process may still get before allocations fail; None if no limit is set."""
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     return None if soft == resource.RLIM_INFINITY else soft - read().data
 
 
 def prefer_as_oom_victim() -> None:
-    """Ask the kernel to kill this process first when the machine runs out of memory, not the search that waits."""
+    """Ask the kernel to kill this process first when the machine runs out of memory, rather than the waiting search."""
     with suppress(OSError):  # not writable in some sandboxes: then the kernel's own choice stands
         Path("/proc/self/oom_score_adj").write_text("1000")

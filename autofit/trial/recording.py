@@ -1,6 +1,6 @@
-"""What PyTorch's own viewers read, taken from one extra step: a snapshot of the allocator's history, a profiler trace.
+"""Files for PyTorch's own viewers, from one extra step: a snapshot of the allocator's history, a profiler trace.
 
-A recording is an extra: the step and the file may fail, and the measurement stands.
+A recording is an extra: if the step or the file fails, the measurement still stands.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from autofit.errors import UsageError
 
 HISTORY_EVENTS = 200_000
-"""Allocator events that a snapshot keeps: some steps of an 8B model."""
+"""Allocator events that a snapshot keeps: a few steps of an 8B model."""
 
 
 def check_writable(path: str, option: str) -> None:
-    """Raise `UsageError` if `option`'s file cannot be written; leaves an existing one as it is."""
+    """Raise `UsageError` if `option`'s file cannot be written; an existing one is left as it is."""
     file = Path(path)
     existed = file.exists()
     try:
@@ -30,7 +30,7 @@ def check_writable(path: str, option: str) -> None:
 
 
 def modified(path: str) -> int:
-    """When the file was written, in nanoseconds; 0 where there is none."""
+    """When the file was last written, in nanoseconds; 0 if there is none."""
     return os.stat(path).st_mtime_ns if os.path.exists(path) else 0
 
 
@@ -66,6 +66,6 @@ def write_profile(path: str, run: Callable[[], object]) -> None:
 
 
 def _give_up(path: str, error: Exception) -> None:
-    """Leave no half of a file: its absence tells the user."""
+    """Leave no partial file: its absence tells the user."""
     print(f"{path} was not written: {error}", file=sys.stderr)
     Path(path).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What repeated timings of one step in one process say: the middle, the tail, and how well the middle is known."""
+"""Statistics of repeated timings of one step in one process: median, tail, and how precisely the median is known."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 STUDENT_T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
 """95 % quantile of Student's t for 1 to 15 degrees of freedom (NIST/SEMATECH e-Handbook, section 1.3.6.7.2)."""
 NORMAL_95 = 1.645
-"""The same for many."""
+"""The same for more degrees of freedom: the normal distribution's."""
 MEDIAN_INEFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a normal sample's median over that of its mean (Kendall and Stuart, volume 1, section 14.6)."""
 
@@ -24,11 +24,11 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
-    """Width of the 90 % confidence interval of the median, over the median; None for fewer than two values.
+    """Width of the 90 % confidence interval of the median, divided by the median; None for fewer than two values.
 
-    It says how well this process knows its own median, for values that vary independently; few that agree by luck still
-    give a wide interval. What another process would add, and a machine that drifts from minute to minute, is not in it:
-    `autofit.repeatability` learns that from configs that ran again.
+    It says how well this process knows its own median, assuming independent values; a few that agree by chance still
+    give a wide interval. It leaves out what another process would add, and a machine that drifts from minute to minute:
+    `autofit.repeatability` learns those from configs that ran again.
     """
     if len(values) < 2:
         return None

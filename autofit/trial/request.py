@@ -18,9 +18,9 @@ from autofit.techniques import Job
 from autofit.workload import Workload
 
 DEADLINE_SECONDS = 600.0
-"""A trial that has not ended by then is killed; compilation of a large model is the slowest thing it must allow."""
+"""A trial that has not ended by then is killed; the slowest thing it must allow for is compiling a large model."""
 TIMING_SECONDS = 20.0
-"""Time spent on repeats, beyond the least number, until they agree."""
+"""Seconds spent on repeats, beyond the minimum number, until they agree."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,18 +41,18 @@ class TrialRequest:
     deadline_seconds: float = DEADLINE_SECONDS
     timing_seconds: float = TIMING_SECONDS
     rivals: tuple[Rival, ...] = ()
-    """Configs that make this one hopeless if one of them is both lighter and much faster."""
+    """Configs that make this one hopeless if one of them is both no heavier and much faster."""
     snapshot: str | None = None
     """File for PyTorch's memory snapshot."""
     profile: str | None = None
     """File for a profiler trace of one step."""
     rendezvous: Rendezvous | None = None
-    """Of a trial of several ranks, which one this is and where it finds the others; None for a process of its own."""
+    """In a trial of several ranks, which one this is and where it meets the others; None for a process on its own."""
     asked: tuple[str, float] | None = field(default=None, compare=False)
-    """Whose clock, and seconds on it, when the trial was asked for; None until the request is first written down."""
+    """When the trial was requested: which clock, and seconds on it; None until the request is first serialised."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object. Writing it down is the asking: what passes it on keeps the first time."""
+        """As a JSON object. The first serialisation sets the time of asking; whatever passes it on keeps that."""
         return {
             "model": self.job.model.to_json(),
             "workload": self.job.workload.to_json(),
@@ -92,14 +92,14 @@ class TrialRequest:
 
 
 def seconds_since_asked(data: Mapping[str, Any]) -> float:
-    """Seconds since the request that `data` spells was asked for; 0 where another machine's clock was read."""
+    """Seconds since the request in `data` was made; 0 if its time was read from another machine's clock."""
     clock, asked_at = data.get("asked") or ("", 0.0)
     return max(0.0, time.monotonic() - asked_at) if clock == _clock() else 0.0
 
 
 @cache
 def _clock() -> str:
-    """What the steady clock belongs to: one boot of one machine."""
+    """What the monotonic clock belongs to: one boot of one machine."""
     with suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return "unknown"

@@ -1,4 +1,4 @@
-"""The other end of the warm parent: start it, send requests, get outcomes."""
+"""The other end of the warm parent's pipes: starts it, sends requests, receives outcomes."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ ALLOCATOR = "expandable_segments:True"
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
-    """Environment of the warm parent and its children, for one device of `kind`: of the visible ones the `number`th."""
+    """Environment of the warm parent and its children, for one device: the `number`th of the visible ones of `kind`."""
     device = nvml.visible(number) if kind == "cuda" else None
-    # By its id, because CUDA numbers devices by speed and the driver's library by slot.
+    # By its id, because CUDA numbers devices by speed and NVML by slot.
     chosen = {"CUDA_VISIBLE_DEVICES": device.uuid} if device is not None else {}
     return {
         **os.environ,
         **chosen,
         "AUTOFIT_DEVICE_KIND": kind,
-        # DeepSpeed would look for the device itself, whenever it is imported.
+        # Otherwise DeepSpeed probes for the device itself whenever it is imported.
         "DS_ACCELERATOR": kind,
-        # Both spellings: the first is read by torch 2.9 and later, the second by those before.
+        # Both spellings: the first is read by torch 2.9 and later, the second by earlier versions.
         "PYTORCH_ALLOC_CONF": ALLOCATOR,
         "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,
         # Lets torch see devices through NVML, without initialising the driver in the parent.
@@ -46,10 +46,7 @@ def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
 
 
 def parent_touches_device(kind: str) -> bool:
-    """Whether the warm parent's imports initialise the device here, so that every trial has to import anew.
-
-    Raises `EnvironmentLacks` if the imports fail.
-    """
+    """Whether the warm parent's imports initialise the device here, so that every trial must do its imports anew."""
     done = subprocess.run(
         [sys.executable, "-m", "autofit.trial.host", "--check"],
         env=trial_environment(kind),
@@ -63,9 +60,9 @@ def parent_touches_device(kind: str) -> bool:
 
 
 class TrialRunner:
-    """Runs trials one after the other in fresh children of one warm parent; one runner per device.
+    """Runs trials one after another in fresh children of one warm parent; one runner per device.
 
-    Used from one thread, `stop` apart. A parent that dies is started again for the next trial.
+    Used from one thread, except for `stop`. A parent that dies is restarted for the next trial.
     """
 
     def __init__(
@@ -76,7 +73,7 @@ class TrialRunner:
         entry: str = DEFAULT_ENTRY,
         spawn: bool | None = None,
     ) -> None:
-        """For the `device`th of this machine's visible devices of a kind."""
+        """For the `device`th visible device of `kind` on this machine."""
         self._environment = trial_environment(kind, device)
         start_anew = spawn if spawn is not None else os.environ.get("AUTOFIT_START") == "spawn"
         self._command = [sys.executable, "-m", "autofit.trial.host", "--entry", entry]
@@ -84,10 +81,10 @@ class TrialRunner:
             self._command.append("--spawn")
         self._process: subprocess.Popen[str] | None = None
         self._complaints: IO[bytes] | None = None
-        """Standard error of the parent: evidence if it cannot even start."""
+        """The parent's standard error: evidence if it cannot even start."""
         self._running = False
         self._speaking = threading.Lock()
-        """Held while the parent is told something, so that a word to stop meets the trial that it was meant for."""
+        """Held while a command is sent to the parent, so that a stop reaches the trial that it was meant for."""
 
     def start(self) -> None:
         """Start the parent now, so that its imports overlap with other work."""
@@ -106,7 +103,7 @@ class TrialRunner:
             )
 
     def run(self, request: TrialRequest) -> tuple[Outcome, float]:
-        """The outcome of `request` and the trial's wall seconds. Never raises for what happens to the trial."""
+        """The outcome of `request` and the trial's wall seconds. A trial's failure never raises."""
         self.start()
         process = self._process
         assert process is not None
@@ -116,7 +113,7 @@ class TrialRunner:
         return outcome_from_json(answer["outcome"]), answer["seconds"]
 
     def listen(self, address: str) -> int:
-        """Have the parent open a port at `address` for the next trial's ranks to meet. Raises `OSError`."""
+        """Have the parent open a port at `address` where the next trial's ranks meet; its number. Raises `OSError`."""
         self.start()
         process = self._process
         assert process is not None
@@ -128,14 +125,14 @@ class TrialRunner:
         return int(answer["port"])
 
     def stop(self) -> None:
-        """End the trial that runs now, if one does; `run` then says that it was stopped. For another thread."""
+        """End the running trial, if there is one; `run` then says that it was stopped. For another thread to call."""
         with self._speaking:
             process = self._process
             if self._running and process is not None:
                 self._tell(process, {"stop": True})
 
     def _asked(self, process: subprocess.Popen[str], line: dict[str, Any]) -> dict[str, Any] | None:
-        """The parent's answer; None if it has died, or `close` was called meanwhile."""
+        """The parent's answer; None if it died, or `close` was called meanwhile."""
         assert process.stdout is not None
         with self._speaking:
             self._tell(process, line)
@@ -150,7 +147,7 @@ class TrialRunner:
 
     def _tell(self, process: subprocess.Popen[str], line: dict[str, Any]) -> None:
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError, ValueError):  # it has died or was closed: no answer says so
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it died or was closed, as the missing answer will show
             process.stdin.write(json.dumps(line) + "\n")
             process.stdin.flush()
 
@@ -169,14 +166,14 @@ class TrialRunner:
         )
 
     def hang_up(self) -> None:
-        """Have the parent end itself and whatever trial it runs, without waiting for that."""
+        """Have the parent end itself and any trial it runs, without waiting for it."""
         process = self._process
         if process is not None and process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
 
     def close(self) -> None:
-        """End the parent and whatever trial it runs."""
+        """End the parent and any trial it runs."""
         self.hang_up()
         process, self._process = self._process, None
         complaints, self._complaints = self._complaints, None

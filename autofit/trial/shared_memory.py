@@ -1,4 +1,4 @@
-"""Segments of shared memory that a killed rank leaves behind: their names outlive every process that knew them."""
+"""Shared-memory segments left behind by a killed rank: their names outlive every process that knew them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 PREFIXES = ("nccl-",)
-"""NCCL removes a segment's name when all ranks have mapped it (src/misc/shmutils.cc): one that dies before leaves it.
-Gloo makes none, nor does DeepSpeed without LOCAL_SIZE in the environment."""
+"""NCCL removes a segment's name once all ranks have mapped it (src/misc/shmutils.cc): a rank that dies before that
+leaves it behind. Gloo makes none, nor does DeepSpeed without LOCAL_SIZE in the environment."""
 YOUNG_SECONDS = 1.0
-"""A segment younger than this may be another trial's that is about to be mapped."""
+"""A segment younger than this may be one that another trial is about to map."""
 
 
 def segments() -> set[Path]:
@@ -22,7 +22,7 @@ def segments() -> set[Path]:
 
 
 def remove_orphans(known: set[Path]) -> None:
-    """Remove the segments that were not there when `known` was taken and that no process has mapped."""
+    """Remove segments that were not there when `known` was taken and that no process has mapped."""
     until = time.monotonic() + YOUNG_SECONDS
     while orphans := [path for path in segments() - known if not is_mapped(path)]:
         for path in orphans:
@@ -43,7 +43,7 @@ def _found() -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def is_mapped(segment: Path) -> bool:
-    """Whether a process that this user may look into has the segment mapped, by whatever name (proc(5), maps)."""
+    """Whether any process that this user may inspect has the segment mapped, under whatever name (proc(5), maps)."""
     try:
         found = segment.stat()
     except OSError:

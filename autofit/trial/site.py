@@ -1,4 +1,4 @@
-"""What this machine is: its device and the versions of the libraries, found without initialising a driver."""
+"""This machine: its device and the versions of its libraries, found without initialising a driver."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ NATIVE_BF16 = 8.0
 """First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
-"""Of which control groups this process is a member, a line each: number, controllers, path."""
+"""The control groups that this process belongs to, one per line: number, controllers, path."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
 def detect(device: str = "auto") -> tuple[Hardware, Stack]:
-    """The device that trials would use here, and the stack.
+    """The device that trials would use here, and the software stack.
 
     Raises `UsageError` for an unknown kind and `EnvironmentLacks` for a kind that is absent or cannot be measured yet.
     """
@@ -81,7 +81,7 @@ def cpu() -> Hardware:
 def check_devices(hardware: Hardware, ranks: int) -> None:
     """Raise `EnvironmentLacks` unless this machine has a device for each of `ranks` processes, all of one kind.
 
-    A rank on the CPU takes at least one core. `hardware` is the first device, as `detect` gives it.
+    A rank on the CPU takes at least one core. `hardware` is the first device, as `detect` returns it.
     """
     on_cpu = hardware.kind == "cpu"
     there = hardware.cores if on_cpu else hardware.count
@@ -103,7 +103,7 @@ def check_devices(hardware: Hardware, ranks: int) -> None:
 
 
 def check_even(cards: Sequence[str]) -> None:
-    """Raise `EnvironmentLacks` if the cards of one group, each said in words, are not all alike."""
+    """Raise `EnvironmentLacks` if the cards of one group, each described in words, are not all alike."""
     if len(set(cards)) > 1:
         raise EnvironmentLacks(
             f"the ranks of one group need equal cards, and these differ: {', '.join(cards)}",
@@ -112,13 +112,13 @@ def check_even(cards: Sequence[str]) -> None:
 
 
 def cores() -> int:
-    """Processors that this process may use, by its affinity and its control groups' quotas; at least 1."""
+    """Processors that this process may use, given its affinity and its control groups' quotas; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(min([float(allowed), *map(_quota, _control_groups())])))
 
 
 def _control_groups() -> Iterator[Path]:
-    """The folders of the control groups that this process is in and of those above, as far as they are visible here."""
+    """The folders of this process's control groups and of the groups above them, as far as they are visible here."""
     with suppress(OSError):
         for line in OWN_GROUPS.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -133,7 +133,7 @@ def _control_groups() -> Iterator[Path]:
 
 
 def _quota(group: Path) -> float:
-    """Processors' worth of time that a control group gives; infinite without a quota."""
+    """Processors' worth of time that a control group allows; infinite without a quota."""
     with suppress(OSError, ValueError):
         quota, period = (group / "cpu.max").read_text().split()
         return float("inf") if quota == "max" else int(quota) / int(period)
@@ -174,7 +174,7 @@ def installed_stack() -> Stack:
 
 
 def version(package: str) -> str | None:
-    """Of an installed package; None where it is not."""
+    """The version of an installed package; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -185,13 +185,13 @@ def version(package: str) -> str | None:
 class _TorchBuild:
     version: str
     cuda: str | None
-    """CUDA version that it was built for."""
+    """The CUDA version that it was built for."""
     hip: str | None
-    """ROCm version that it was built for."""
+    """The ROCm version that it was built for."""
 
 
 def _torch_build() -> _TorchBuild:
-    """What torch was built for, from its version.py: a wheel's name need not say it, and an import takes seconds."""
+    """What torch was built for, from its version.py: a wheel's name need not say so, and an import takes seconds."""
     spec = importlib.util.find_spec("torch")
     assert spec is not None and spec.origin is not None, "torch is installed"
     text = Path(spec.origin).with_name("version.py").read_text()

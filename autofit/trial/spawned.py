@@ -1,4 +1,4 @@
-"""A child started anew instead of forked, for machines where forking a warm process is unsafe."""
+"""A child that is spawned instead of forked, for machines where forking a warm process is unsafe."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autofit.trial.host import die_with_parent, load_entry
 
 
 def main() -> None:
-    """`spawned ENTRY DESCRIPTOR ASKED_AT`, the request as JSON on standard input."""
+    """`spawned ENTRY DESCRIPTOR ASKED_AT`, with the request as JSON on standard input."""
     entry, descriptor, asked_at = sys.argv[1:]
     die_with_parent()
     load_entry(entry)(json.load(sys.stdin), int(descriptor), float(asked_at))

@@ -1,4 +1,4 @@
-"""The steps of one trial: run, timed between device marks, with what each has shown."""
+"""The steps of one trial: runs them, times them between device marks, and keeps what each has shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from autofit.training.step import TrainingStep
 from autofit.trial.meter import Meter
 
 Progress = Callable[[str], None]
-"""Called with the name of each phase as it begins, so that the parent knows where a killed child was."""
+"""Called with the name of each phase as it begins, so that the parent knows which one a killed child was in."""
 
 
 @dataclass(slots=True)
@@ -31,13 +31,13 @@ class _Issued:
 
 
 class Steps:
-    """Runs optimizer steps on a few micro-batches and composes their time to the whole accumulation.
+    """Runs optimizer steps on a few micro-batches and extrapolates their time to the full accumulation.
 
-    An accelerator works through a queue that training keeps filled; a timer that waited for each step would time the
-    refilling as well. So a step is read only when the next one has been issued; the host has no queue.
+    An accelerator works through a queue that training keeps filled; a timer that waited for each step would also time
+    the refilling. So a step is read only once the next one has been issued; the host has no queue.
 
-    What a step has shown is agreed on between the ranks when it is read, outside of what is timed: ranks that decide by
-    it decide alike, and none begins the next step long before the others.
+    The ranks agree on what a step has shown when it is read, outside of what is timed: they then all base the same
+    decisions on it, and none begins the next step long before the others.
     """
 
     def __init__(
@@ -60,16 +60,16 @@ class Steps:
         self.seconds: list[float] = []
         """Of each timed step, composed to the global batch: those of the slowest rank."""
         self.own_seconds: list[float] = []
-        """This rank's."""
+        """The same for this rank alone."""
         self.losses: list[float] = []
         """Of every step, in nats per token."""
         self.gradient_norms: list[float] = []
         """Of every step, before clipping."""
         self.in_use: list[int] = []
-        """Bytes that stayed in use after every step since the warm-up, which creates what then stays."""
+        """Bytes still in use after every step since the warm-up, which creates what then stays."""
 
     def warm_up(self, least: int, most: int) -> None:
-        """Run steps, memory booked by phase, until `least` of them have updated the weights; at most `most`.
+        """Run steps, attributing memory to phases, until `least` of them have updated the weights; at most `most`.
 
         Under loss scaling the first updates are skipped until the scale is small enough.
         """
@@ -92,7 +92,7 @@ class Steps:
         self.in_use.clear()
 
     def timed(self) -> float:
-        """Run one more step; composed seconds of the newest one that the device has finished."""
+        """Run one more step; returns the composed seconds of the newest one that the device has finished."""
         timed = len(self.seconds)
         while len(self.seconds) == timed:
             self._issue(self._announced)
@@ -100,7 +100,7 @@ class Steps:
         return self.seconds[-1]
 
     def finish(self) -> None:
-        """Wait for the device; a step that was issued only to keep it busy counts as any other."""
+        """Wait for the device; a step that was issued only to keep it busy counts like any other."""
         self._settle(0)
 
     def _issue(self, observe: Callable[[str], Any]) -> None:
@@ -109,7 +109,7 @@ class Steps:
         self._queue.append(_Issued(loss, self._step.gradient_norm, marks, self._meter.in_use()))
 
     def _settle(self, left: int) -> None:
-        """Read steps until `left` are in the queue."""
+        """Read steps until `left` remain in the queue."""
         while len(self._queue) > left:
             issued = self._queue.popleft()
             spans = [self._meter.seconds(a, b) for a, b in itertools.pairwise(issued.marks)]
@@ -136,8 +136,8 @@ class Steps:
 def composed(spans: Sequence[float], accumulation: int) -> float:
     """Seconds of an optimizer step of `accumulation` micro-steps, from those of fewer and of the update, in order.
 
-    The first micro-step differs from further ones, because it makes the gradients, and where ranks exchange gradients
-    only once a step the last one does: of three, the middle one stands for all between.
+    The first micro-step differs from later ones because it creates the gradients, and the last one does where ranks
+    exchange gradients only once per step: of three, the middle one stands for all in between.
     """
     *micro_steps, update = spans
     between = micro_steps[1:-1] or micro_steps[-1:]

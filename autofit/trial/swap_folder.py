@@ -1,4 +1,4 @@
-"""A folder of its own for each trial that swaps to files: DeepSpeed's have the same names in every trial, and stay."""
+"""A folder for each trial that swaps to files: DeepSpeed's have the same names in every trial and are left behind."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from autofit.training.nvme import own_prefix, remove_orphans
 from autofit.units import format_bytes
 
 FULL_BYTES = 64 * 1024**2
-"""A disk with less than this free has failed a write: DeepSpeed's are of 1 MiB, several at a time."""
+"""With less than this free, a write is taken to have failed: DeepSpeed's writes are of 1 MiB, several at a time."""
 
 
 @contextmanager
 def swap_folder(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    """What to add to the environment of the trial that `request` spells; its files are gone afterwards.
+    """What to add to the environment of the trial that `request` describes; its files are removed afterwards.
 
-    Nothing where it does not swap, or where no folder can be made: the trial itself then says what is wrong.
+    Nothing if the trial does not swap, or if no folder can be made: the trial itself then reports what is wrong.
     """
     named = os.environ.get(NVME_VARIABLE)
     if named is None or request.get("config", {}).get("offload") != "nvme":
@@ -42,8 +42,9 @@ def swap_folder(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 
 def explained(outcome: Outcome, environment: Mapping[str, str]) -> Outcome:
-    """The same, or with the full disk that a trial with this addition to its environment has crashed for, while its
-    files are still there: DeepSpeed does not look whether a write has failed, and aborts when it reads."""
+    """The outcome, with a full disk added as the reason if a trial that was given this `environment` crashed while its
+    disk was full. To be called while its files are still there. DeepSpeed does not check whether a write has failed,
+    and aborts when it reads."""
     folder = environment.get(NVME_VARIABLE)
     if folder is None or not isinstance(outcome, Crashed) or outcome.transient:
         return outcome

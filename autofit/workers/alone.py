@@ -1,4 +1,4 @@
-"""Whether another process of this user runs trials on the same cores: both would be timed wrongly."""
+"""Whether another process of this user runs trials on the same cores, which would distort the timings of both."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from pathlib import Path
 
 _log = logging.getLogger(__name__)
 _held: list[int] = []
-"""The lock that this process has; it goes with the process."""
+"""The lock that this process holds; it is released when the process ends."""
 
 
 def warn_unless_alone() -> None:
-    """Say in a line where another process has said that it runs trials on this machine's cores, or say it oneself.
+    """Warn in one line if another process has claimed this machine's cores for trials; otherwise claim them.
 
-    It is no error: memory is measured rightly beside others, and a user may know that they do not matter.
+    This is not an error: memory is measured correctly alongside others, and a user may know that they do not matter.
     """
     if _held:
         return
     try:
         lock = os.open(_file(), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError:
-        return  # no place for a lock is no reason to run no trial
+        return  # having no place for a lock is no reason not to run trials
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

@@ -22,7 +22,7 @@ class InPlacePool:
     size = 1
 
     def __init__(self, *, device: str = "auto", devices: int = 1) -> None:
-        """For trials of `devices` ranks. Raises `EnvironmentLacks` where this machine has not that many."""
+        """For trials of `devices` ranks. Raises `EnvironmentLacks` if this machine does not have that many."""
         self._site = detect(device)
         check_devices(self._site[0], devices)
         self.devices = devices
@@ -55,6 +55,6 @@ class InPlacePool:
         return completed
 
     def close(self) -> None:
-        """Kill what runs."""
+        """Kill whatever runs."""
         self._runner.close()
         self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,4 +1,4 @@
-"""What a search asks of whoever runs its trials."""
+"""The interface through which a search runs its trials."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Completed:
     request: TrialRequest
     outcome: Outcome
     seconds: float
-    """Wall time of the trial, its share of the machinery included."""
+    """Wall time of the trial, including its share of the machinery."""
 
 
 class Pool(Protocol):
@@ -31,7 +31,7 @@ class Pool(Protocol):
     size: int
     """Trials that run at the same time: one per device, or per group of devices."""
     devices: int
-    """Ranks that a trial takes, each on a device of its own."""
+    """Ranks per trial, each on a device of its own."""
 
     def site(self) -> tuple[Hardware, Stack]:
         """The device and the library versions that trials will meet."""
@@ -46,4 +46,4 @@ class Pool(Protocol):
         """The trials that ended within `timeout` seconds; possibly none."""
 
     def close(self) -> None:
-        """Kill what runs and free the workers."""
+        """Kill whatever runs and free the workers."""

@@ -1,4 +1,4 @@
-"""The way to Ray: a private one of this machine, or a cluster, and what it has."""
+"""The connection to Ray, to a private one on this machine or to a cluster, and the resources it has."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from typing import Any
 from autofit.errors import EnvironmentLacks, not_installed
 
 OBJECT_STORE_BYTES = 80 * 1024**2
-"""Ray's minimum: nothing but small JSON documents passes between driver and workers."""
+"""Ray's minimum: only small JSON documents pass between driver and workers."""
 NODES_SECONDS = 120.0
-"""How long a cluster whose nodes are still starting is waited for."""
+"""How long to wait for a cluster whose nodes are still starting."""
 
 
 def check_installed() -> None:
-    """Raise `EnvironmentLacks` where Ray is not installed. Nothing is imported: it can be asked before all else."""
+    """Raise `EnvironmentLacks` if Ray is not installed. Imports nothing, so that it can be checked before all else."""
     if importlib.util.find_spec("ray") is None:
         raise not_installed(ModuleNotFoundError(name="ray"), otherwise=", or use --in-place")
 
 
 def connect(address: str | None) -> Any:
-    """The `ray` module, connected; raises `EnvironmentLacks` where an address does not answer."""
+    """The `ray` module, connected; raises `EnvironmentLacks` if Ray is not installed or cannot be reached."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    # Ray would run its workers at nice 15, where anything else on the machine comes before the steps that are timed.
+    # By default Ray runs workers at nice 15, where anything else on the machine takes precedence over the timed steps.
     os.environ.setdefault("RAY_worker_niceness", "0")
     check_installed()
     import ray
     from ray._private import ray_constants
 
-    # Ray replaces 127.0.0.1 by an address that other machines reach, unless it takes this machine for one that cannot
-    # be in a cluster: this alone keeps every port of a private Ray on loopback. It is what the environment variable
-    # RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER sets, which is read only once, at ray's first import in the process.
+    # Ray replaces 127.0.0.1 with an address that other machines can reach, unless it believes that this machine cannot
+    # be in a cluster: only this keeps every port of a private Ray on loopback. The environment variable
+    # RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER sets the same flag, but is read only once, at ray's first import in the process.
     if address is not None:
         _check_answers(address)
     ray_constants.ENABLE_RAY_CLUSTER = address is not None and not _on_loopback_only(address)
@@ -73,10 +73,10 @@ def connect(address: str | None) -> Any:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Leave SIGTERM the meaning that it has: Ray's initialisation has it print stacks of its own, and end the program
-    with the signal's number as exit code.
+    """Keep the present handling of SIGTERM, which Ray's initialisation would replace.
 
-    One that arrives meanwhile is raised again. Only a main thread has handlers to lose.
+    Ray's handler prints stacks of its own and ends the program with the signal's number as exit code. A SIGTERM that
+    arrives meanwhile is raised again. Only the main thread has handlers to lose.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -94,12 +94,12 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 def _on_loopback_only(address: str) -> bool:
-    """Whether the cluster answers at 127.0.0.1 and not at the address that Ray would put in its place."""
+    """Whether the cluster answers at 127.0.0.1 but not at the address that Ray would put in its place."""
     host, _, port = address.rpartition(":")
     if host not in ("127.0.0.1", "localhost") or not port.isdecimal():
         return False
     try:
-        # Where this machine's packets to others leave from; nothing is sent.
+        # The address from which this machine's packets to others leave; nothing is sent.
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(("192.0.2.1", 9))
             own = probe.getsockname()[0]
@@ -127,8 +127,8 @@ def _check_answers(address: str) -> None:
 
 
 def private_folder() -> Path:
-    """Where a private Ray keeps its sockets and logs: one short path a user, because a socket's path is limited to 107
-    characters. Raises `EnvironmentLacks` if somebody else has made it first."""
+    """Where a private Ray keeps its sockets and logs: one short path per user, because a socket's path is limited to
+    107 characters. Raises `EnvironmentLacks` if another user has created it first."""
     folder = Path(tempfile.gettempdir()) / f"autofit-ray-{os.getuid()}"
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
@@ -142,14 +142,14 @@ def private_folder() -> Path:
 
 
 def wait_for_nodes(ray: Any) -> None:
-    """Return when the cluster has a machine for trials, or after a while without one."""
+    """Return once the cluster has a machine for trials, or after `NODES_SECONDS` without one."""
     until = time.monotonic() + NODES_SECONDS
     while not cpus_per_node(ray) and time.monotonic() < until:
         time.sleep(1.0)
 
 
 def gpus(ray: Any, accelerator: str | None) -> int:
-    """GPUs of the cluster; of one type, if one is named."""
+    """GPUs in the cluster; only those of one type, if one is named."""
     resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if accelerator is not None:
         resources = [r for r in resources if f"accelerator_type:{accelerator}" in r]
@@ -157,7 +157,7 @@ def gpus(ray: Any, accelerator: str | None) -> int:
 
 
 def cpus_per_node(ray: Any) -> list[float]:
-    """Of the nodes that may run trials: a cluster's head often has none."""
+    """CPUs of each node that may run trials; a cluster's head often has none."""
     return [node["Resources"]["CPU"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
 
 

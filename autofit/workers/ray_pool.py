@@ -1,4 +1,4 @@
-"""Trials on Ray actors: one per device, on this machine or on a cluster; a trial of several ranks takes a group."""
+"""Trials on Ray actors, one per device, on this machine or on a cluster; a trial of several ranks takes a group."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from autofit.workers.trial_actor import TrialActor
 from autofit.workload import Workload
 
 LOST_WORKER_RETRIES = 1
-"""A worker that is lost (a preempted node) costs its trial one more attempt, which is ours to count, not Ray's."""
+"""How often a trial is run again after its worker was lost (a preempted node); counted here, not by Ray."""
 START_SECONDS = 300.0
-"""A worker that has not started by then will not: its node is gone, or the resources it needs are."""
+"""A worker that has not started by then never will: its node is gone, or the resources it needs are."""
 GRACE_SECONDS = 60.0
-"""After its deadline a trial is killed and answered for by its worker; beyond this the worker itself is gone."""
+"""A worker kills its trial at the deadline and reports that; one that is silent for this much longer is itself gone."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Group:
-    """The workers of one trial: one, or one for each rank."""
+    """The workers of one trial: one, or one per rank."""
 
     actors: list[Any]
     placement: Any = None
-    """Ray's placement group, which holds their resources together; None for a single worker."""
+    """Ray's placement group, which reserves their resources together; None for a single worker."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Running:
-    """A request that a group has taken."""
+    """A request that a group is running."""
 
     worker: int
     """The group's number."""
     request: TrialRequest
     attempt: int
     place: Any
-    """Ray's reference to where the ranks meet; None for a single worker."""
+    """Ray's reference to the place where the ranks meet; None for a single worker."""
     answers: dict[Any, int]
-    """Ray's references to what is still to come, with the ranks whose answers they are."""
+    """Ray's references to the answers still to come, with the rank of each."""
     gathering: Gathering
     since: float = field(default_factory=time.monotonic)
 
@@ -63,7 +63,7 @@ class _Running:
 
 
 class RayPool:
-    """Workers on Ray; a private one-machine Ray without dashboard, on loopback, unless an address is given."""
+    """Workers on Ray: a private single-machine Ray without dashboard, on loopback, unless an address is given."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class RayPool:
         device: str = "auto",
         accelerator: str | None = None,
     ) -> None:
-        """For trials of `devices` ranks, `workers` of them at a time: by default as many as there is room for."""
+        """For trials of `devices` ranks, `workers` of them at a time; by default as many as there is room for."""
         self._ray = connect(address)
         self.devices = devices
         self._device = device
@@ -83,10 +83,9 @@ class RayPool:
         self._accelerator = accelerator
         self._running: list[_Running] = []
         self._lacking: dict[tuple[Workload, tuple[Value | None, ...]], str | None] = {}
-        """What the workers' machines lack, by what is asked of them."""
+        """What the workers' machines lack, keyed by what is asked of them."""
         self._starting: dict[int, tuple[Any, float]] = {}
-        """Groups that take the place of lost ones: the answers that show they are up, and since when those are awaited.
-        """
+        """Groups that replace lost ones: the answers that will show they are up, and since when those are awaited."""
         try:
             if address is not None:
                 wait_for_nodes(self._ray)
@@ -139,12 +138,12 @@ class RayPool:
         return _Group(actors=[self._new_actor(scheduling_strategy=p) for p in places], placement=placement)
 
     def _resources(self) -> dict[str, float]:
-        """What one rank takes."""
+        """The resources that one rank takes."""
         if self._uses_gpus:
-            # The type too: without it a group could be given cards of another, whose workers then wait for ever.
+            # The type too: otherwise a group could be given cards of another type, whose workers would wait for ever.
             kind = {f"accelerator_type:{self._accelerator}": 0.001} if self._accelerator is not None else {}
             return {"GPU": 1, "CPU": 1, **kind}
-        # A whole machine for a trial, so that trials do not take cores from one another.
+        # Each trial gets a whole machine, so that trials do not take cores from one another.
         return {"CPU": min(cpus_per_node(self._ray)) // self.devices}
 
     def _new_actor(self, **placed: Any) -> Any:
@@ -152,7 +151,7 @@ class RayPool:
         options: dict[str, Any] = {
             "max_restarts": 0,
             "max_task_retries": 0,
-            "max_concurrency": 2,  # a trial, and the word to stop it
+            "max_concurrency": 2,  # a trial, and the call that stops it
             "num_cpus": resources["CPU"],
         }
         if self._uses_gpus:
@@ -181,7 +180,7 @@ class RayPool:
         return self._site
 
     def cannot(self, config: Config, job: Job) -> str | None:
-        """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may come to any.
+        """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may run on any.
 
         They are asked once for all configs that ask the same of them. Raises `EnvironmentLacks` if one does not answer.
         """
@@ -194,7 +193,7 @@ class RayPool:
         return self._lacking[asked]
 
     def _of_all(self, method: str, *arguments: Any) -> list[Any]:
-        """What every worker answers; raises `EnvironmentLacks` if one does not."""
+        """The answers of all workers; raises `EnvironmentLacks` if one does not answer."""
         asked = [getattr(actor, method).remote(*arguments) for group in self._groups for actor in group.actors]
         try:
             answers: list[Any] = self._ray.get(asked, timeout=START_SECONDS)
@@ -217,7 +216,7 @@ class RayPool:
         actors = self._groups[worker].actors
         asked, ranks, place = request.to_json(), len(actors), None
         if ranks > 1:
-            # Nothing is waited for here: Ray hands on each answer as the next call's argument.
+            # Nothing blocks here: Ray passes each answer on as the next call's argument.
             place = actors[0].listen.remote(*[actor.address.remote() for actor in actors])
         answers = {actor.run.remote(asked, place, rank, ranks): rank for rank, actor in enumerate(actors)}
         self._running.append(
@@ -245,8 +244,8 @@ class RayPool:
         return [c for c in answered if c is not None] + self._given_up()
 
     def _take(self, running: _Running, reference: Any) -> Completed | None:
-        """What a worker has answered, where that ends its trial; None if other ranks go on, or if the worker was lost
-        and the trial is run again."""
+        """The trial that a worker's answer completes; None if other ranks go on, or if the worker was lost and the
+        trial is run again."""
         if running not in self._running:
             return None  # another of its workers was lost
         rank = running.answers.pop(reference)
@@ -262,7 +261,7 @@ class RayPool:
         return Completed(request=running.request, outcome=gathered.outcome(), seconds=gathered.seconds)
 
     def _lost(self, running: _Running) -> Completed | None:
-        """Run the trial of a lost worker once more, on another."""
+        """Run the trial of a lost worker once more, on another; a second loss ends it."""
         self._running.remove(running)
         self._replace(running.worker)
         if running.attempt < LOST_WORKER_RETRIES:
@@ -271,7 +270,7 @@ class RayPool:
         return _unanswered(running, "the Ray worker that ran the trial was lost, twice")
 
     def _replace(self, worker: int) -> None:
-        """Build a group anew: the ranks of one that has lost a worker cannot go on without it."""
+        """Rebuild a group: the ranks of one that has lost a worker cannot go on without it."""
         self._end(self._groups[worker])
         self._groups[worker] = group = self._new_group()
         self._starting[worker] = ([actor.site.remote() for actor in group.actors], time.monotonic())
@@ -286,8 +285,8 @@ class RayPool:
                 self._ray.util.remove_placement_group(group.placement)
 
     def _given_up(self) -> list[Completed]:
-        """The trials whose workers do not answer any more, or never started. Without this a lost node would be waited
-        for until it comes back."""
+        """The trials whose workers no longer answer, or never started. Without this, a lost node would be waited for
+        until it came back."""
         given_up = []
         for running in list(self._running):
             if running.worker in self._starting:
@@ -304,7 +303,7 @@ class RayPool:
         return given_up
 
     def _is_starting(self, worker: int) -> bool:
-        """Whether a group may still come up; one that is up and like the others is taken off the list."""
+        """Whether a group may still come up; one that is up and matches the others is taken off the list."""
         references, since = self._starting[worker]
         up, _ = self._ray.wait(references, num_returns=len(references), timeout=0)
         if len(up) == len(references):
@@ -314,19 +313,19 @@ class RayPool:
         return time.monotonic() - since < START_SECONDS
 
     def _are_as_before(self, references: Sequence[Any]) -> bool:
-        """Whether workers that have come up have the cards and versions of the first ones: trials on others would be
-        stored as theirs."""
+        """Whether workers that have come up have the cards and versions of the first ones: otherwise their trials would
+        be stored as if run on those."""
         if self._site is None:
             return True
         try:
             sites = self._ray.get(list(references))
         except self._ray.exceptions.RayError:
-            return True  # lost again, as their next call will say
+            return True  # lost again, as their next call will show
         found = {(Hardware.from_json(s["hardware"]).key, Stack.from_json(s["stack"]).key) for s in sites}
         return found == {(self._site[0].key, self._site[1].key)}
 
     def _retire(self, worker: int) -> None:
-        """Go on with one worker less."""
+        """Go on with one worker fewer."""
         del self._starting[worker]
         self._end(self._groups[worker])
         self.size -= 1
@@ -337,7 +336,7 @@ class RayPool:
             )
 
     def _answer(self, reference: Any) -> tuple[Outcome | None, float]:
-        """The outcome and seconds that a worker answered with; None for one that was lost."""
+        """The outcome and seconds that a worker answered with; None for the outcome if it was lost."""
         from autofit.outcome import outcome_from_json
 
         lost = self._ray.exceptions.RayActorError
@@ -345,14 +344,14 @@ class RayPool:
             data = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error, lost) or isinstance(error.cause, lost):
-                return None, 0.0  # what the call waited for was another worker's
+                return None, 0.0  # the call waited for another worker, which was lost
             return Crashed(reason=f"the worker failed: {cause(error)}", transient=True), 0.0
         except self._ray.exceptions.RayError:
             return None, 0.0
         return outcome_from_json(data["outcome"]), data["seconds"]
 
     def close(self) -> None:
-        """Kill the workers and leave Ray. A trial's processes end with their worker: its pipe closes."""
+        """Kill the workers and leave Ray. A trial's processes end with their worker, because its pipe closes."""
         groups, self._groups = self._groups, []
         if groups:
             for group in groups:

@@ -15,7 +15,7 @@ from autofit.trial.request import TrialRequest
 class TrialActor:
     """One device's worker. The actor's process never touches the device: trials run in children of its warm parent.
 
-    A trial runs in one call, and another may stop it.
+    A trial runs in one call, and a concurrent call may stop it.
     """
 
     def __init__(self, device: str, driver: int | None = None) -> None:
@@ -29,7 +29,7 @@ class TrialActor:
         self._runner = TrialRunner(kind=self._hardware.kind)
         self._runner.start()
         self._place: dict[str, Any] | None = None
-        """Where the ranks of the trial that runs have met: no two trials meet in the same place."""
+        """Where the ranks of the running trial met: no two trials meet in the same place."""
         self._speaking = threading.Lock()
 
     def site(self) -> dict[str, Any]:
@@ -37,27 +37,27 @@ class TrialActor:
         return {"hardware": self._hardware.to_json(), "stack": self._stack.to_json()}
 
     def address(self) -> str:
-        """Of this worker's machine, for the others of its cluster."""
+        """The address of this worker's machine, for the others in its cluster."""
         import ray
 
         return str(ray.util.get_node_ip_address())
 
     def lacks(self, config: Config, job: Job) -> str | None:
-        """What this worker's machine lacks for `config`, in one sentence."""
+        """What this worker's machine lacks for `config`, in one sentence; None if nothing."""
         from autofit.training.requirements import lacking_here
 
         lacking = lacking_here(config, job)
         return None if lacking is None else f"on {self.address()}: {lacking}"
 
     def listen(self, *addresses: str) -> dict[str, Any]:
-        """Open the place where the ranks of the next trial meet, on this machine; `addresses` are those of all."""
+        """Open the place on this machine where the next trial's ranks meet; `addresses` are those of all ranks."""
         host = LOOPBACK if len(set(addresses)) == 1 else self.address()
         return {"host": host, "port": self._runner.listen(host)}
 
     def run(
         self, request: dict[str, Any], place: dict[str, Any] | None = None, rank: int = 0, ranks: int = 1
     ) -> dict[str, Any]:
-        """Run one request, as JSON, to its outcome and seconds; of a trial of several ranks, one of them."""
+        """Run one request (in a trial of several ranks, one of them), given as JSON; its outcome and seconds."""
         from autofit.outcome import outcome_to_json
 
         asked = TrialRequest.from_json(request)
@@ -73,7 +73,7 @@ class TrialActor:
         return {"outcome": outcome_to_json(outcome), "seconds": seconds}
 
     def stop(self, place: dict[str, Any]) -> None:
-        """End the trial whose ranks have met in `place`, if it still runs here."""
+        """End the trial whose ranks met in `place`, if it still runs here."""
         with self._speaking:
             if self._place == place:
                 self._runner.stop()

@@ -1,4 +1,4 @@
-"""A worker that outlives its search would keep the device: it ends as soon as the search's process does."""
+"""Ends a worker as soon as its search's process ends: one that outlived its search would keep the device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import threading
 
 
 def end_with(process_id: int) -> None:
-    """End this process, whatever it does, when the process `process_id` of this machine ends.
+    """End this process, whatever it is doing, when the process `process_id` of this machine ends.
 
-    Where the kernel cannot say (before Linux 5.3), nothing is watched and Ray notices after a while.
+    Where the kernel cannot tell (before Linux 5.3), nothing is watched, and Ray notices after a while.
     """
     try:
         descriptor = os.pidfd_open(process_id)

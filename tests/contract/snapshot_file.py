@@ -1,4 +1,4 @@
-"""Snapshots of the faces: what is compared, how a difference is told, and how a new one is written on purpose."""
+"""Snapshots of the public interfaces: how they are compared, and how a new one is written on purpose."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "snapshots"
 UPDATE = "AUTOFIT_UPDATE_SNAPSHOTS"
-"""Environment variable that, when set, writes the snapshots anew: changing one is a decision."""
+"""Environment variable that, when set, rewrites the snapshots: changing one must be deliberate."""
 ABSENT = "absent"
 
 
 def check(name: str, found: dict[str, Any]) -> None:
-    """Fails with every difference between `found` and the snapshot `name`, one line each."""
+    """Fails with every difference between `found` and the snapshot `name`, one per line."""
     path = FOLDER / name
     if os.environ.get(UPDATE):
         path.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
@@ -24,7 +24,7 @@ def check(name: str, found: dict[str, Any]) -> None:
 
 
 def differences(before: Any, after: Any, where: str = "") -> list[str]:
-    """What differs between two JSON values, each as `path: before -> after`."""
+    """The differences between two JSON values, each as `path: before -> after`."""
     if isinstance(before, dict) and isinstance(after, dict):
         found = []
         for key in sorted(before.keys() | after.keys()):

@@ -1,7 +1,7 @@
-"""The program with real trials whose speeds are by formula, and with searches that end when every config is measured.
+"""The program with real trials whose speeds come from a formula, and searches that end once every config is measured.
 
-Real speeds differ with whatever else runs on the machine, and with them which configs are tried and which are on the
-frontier: two searches could be compared within noise only, and on a busy machine that is tenfold.
+Real speeds vary with whatever else runs on the machine, and with them the configs that are tried and those on the
+frontier: two searches could only be compared within noise, which on a busy machine is tenfold.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed, Pool
 
 EFFECTS = {("method", "lora"): 1.1, ("micro_batch", 4): 1.4, ("checkpointing", "none"): 1.2}
-"""Factors of the speed, so that what needs more memory is faster: every config may be on the frontier."""
+"""Speed factors by which configs that need more memory are faster, so that every config may be on the frontier."""
 
 
 def tokens_per_second(config: Config) -> float:
-    """The speed of a config, whatever the machine does besides."""
+    """The speed of a config, whatever else the machine does."""
     speed = 2000.0
     for (axis, value), factor in EFFECTS.items():
         speed *= factor if config[axis] == value else 1.0
@@ -29,8 +29,7 @@ def tokens_per_second(config: Config) -> float:
 
 
 class EvenPool:
-    """Workers that run trials for real, but no longer than they must be timed, and say that they were as fast as the
-    formula."""
+    """Workers that run real trials, timed no longer than necessary, and report the formula's speed for them."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -38,7 +37,7 @@ class EvenPool:
 
     @property
     def size(self) -> int:
-        """As many as there are."""
+        """The number of workers."""
         return self._pool.size
 
     def submit(self, request: TrialRequest) -> None:
@@ -51,7 +50,7 @@ class EvenPool:
 
 
 def even(done: Completed) -> Completed:
-    """What a trial has shown, at the formula's speed."""
+    """A completed trial, with the formula's speed in place of the measured one."""
     if not isinstance(done.outcome, Fits):
         return done
     speed = tokens_per_second(done.request.config)
@@ -64,6 +63,6 @@ def even(done: Completed) -> Completed:
 if __name__ == "__main__":
     open_pool = searching.open_pool
     searching.open_pool = lambda request: EvenPool(open_pool(request))
-    # No trial is too little worth.
+    # Every trial counts as worthwhile.
     advice.WORTHWHILE_GAIN = advice.LUCK = 0.0
     program.main()

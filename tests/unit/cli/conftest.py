@@ -1,4 +1,4 @@
-"""The program in this very process: its arguments in, its exit code and its two streams out."""
+"""Runs the program in this process: arguments in, exit code and both output streams out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Autofit = Callable[..., Done]
 
 @pytest.fixture
 def store_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The store that commands use which name none; it is not there yet."""
+    """The store for commands that name none; it does not exist yet."""
     path = tmp_path / "store.db"
     monkeypatch.setenv("AUTOFIT_STORE", str(path))
     return path
@@ -45,7 +45,7 @@ def store_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def filled(store_file: Path) -> Path:
-    """The same with hand-made trials in it."""
+    """The same store, with hand-made trials in it."""
     with Store.open(str(store_file)) as store:
         fill(store)
     return store_file

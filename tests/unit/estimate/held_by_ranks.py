@@ -3,7 +3,7 @@
     python held_by_ranks.py CONFIG ...
 
 For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; then
-bytes of the largest copy in fp64 that the backwards make, and of DeepSpeed's host buffer for gradients on their way.
+the bytes of the largest fp64 copy made in the backward passes, and of DeepSpeed's host buffer for gradients in transit.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from autofit.techniques import Job, complete, parse
 RANKS = 2
 MODEL = model("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=2, tie_word_embeddings=False)
 SEQUENCES = 4
-"""Of one rank in one optimizer step."""
+"""Per rank and optimizer step."""
 
 
 def shared_job() -> Job:
-    """What the ranks train."""
+    """The job that the ranks train."""
     stack = replace(STACK, deepspeed="installed")
     return job(MODEL, devices=RANKS, global_batch=SEQUENCES * RANKS, stack=stack)
 
 
 def held(config: str, rank: int) -> list[dict[str, int]]:
-    """Of one rank, before the first update and after it, and what passes."""
+    """What one rank holds before and after the first update, and what it holds in passing."""
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,7 +66,7 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
 
 
 def main(configs: list[str]) -> None:
-    """One process per rank, which have the libraries from this one."""
+    """Fork one process per rank from this one, which has already imported the libraries."""
     import deepspeed.ops.adam  # noqa: F401
     import torch
     import torch.distributed.fsdp

@@ -24,7 +24,7 @@ def sampled() -> list[Config]:
 
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
-    """Exported scripts and trl's parser set environment variables: put them back."""
+    """Restore the environment variables that exported scripts and trl's parser set."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -33,7 +33,7 @@ def same_environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Tiny matrix products on several threads mostly wait for one another."""
+    """One thread: tiny matrix products on several threads mostly wait for one another."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

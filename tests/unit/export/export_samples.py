@@ -1,4 +1,4 @@
-"""Recommendations made by hand, and a sample of the lattice that holds every pair of values."""
+"""Hand-made recommendations, and a sample of the lattice that contains every pair of values."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def make_config(**values: Value) -> Config:
 def make_recommendation(
     config: Config | None = None, *, expandable_segments: bool = False, **workload: Any
 ) -> Recommendation:
-    """What a search would give for `config`, with invented but possible figures."""
+    """What a search would recommend for `config`, with invented but plausible figures."""
     measurement = Measurement(
         tokens_per_second=12345.6,
         step_seconds=StepSeconds(median=1.25, p95=1.3, relative_spread=0.02),
@@ -108,16 +108,16 @@ def make_recommendation(
 
 
 def imported(script: str) -> dict[str, Any]:
-    """The names of an exported script after importing it. No model that is loaded afterwards is in ZeRO-3's shares."""
+    """The names of an exported script after importing it. Models loaded afterwards are not sharded by ZeRO-3."""
     module = ModuleType("exported")
-    sys.modules[module.__name__] = module  # where dataclasses look for the module of their annotations
+    sys.modules[module.__name__] = module  # where dataclasses look up the module of their annotations
     exec(compile(script, "exported.py", "exec"), module.__dict__)
     unset_hf_deepspeed_config()
     return module.__dict__
 
 
 def sample() -> list[Config]:
-    """Several hundred configs that hold every pair of values of every two axes (a pair may need an adapter)."""
+    """Several hundred configs that cover every pair of values of every two axes (a pair may need an adapter)."""
     choose = random.Random(0)
     configs: dict[Config, None] = {}
     seen: set[frozenset[tuple[str, Value]]] = set()

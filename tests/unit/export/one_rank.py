@@ -24,7 +24,7 @@ from autofit.training.engines import zero
 
 @contextmanager
 def script(file: Path) -> Iterator[dict[str, Any]]:
-    """The names of the script in `file`; what it sets in this process is put back."""
+    """The names of the script in `file`; what it sets in this process is restored afterwards."""
     module = sys.modules["exported"] = ModuleType("exported")
     with patch.dict(os.environ), ExitStack() as accelerator:
         if file.name.endswith(".gpu.py"):
@@ -39,7 +39,7 @@ def script(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def train(names: dict[str, Any], tokens: torch.Tensor, folder: Path) -> Any:
-    """The script's Trainer after as many steps as there are batches in `tokens`, [batches, sequences, SEQ_LEN]."""
+    """The script's Trainer after one step for each batch in `tokens`, [batches, sequences, SEQ_LEN]."""
     args = names["training_args"]
     args.output_dir, args.max_steps, args.save_strategy = str(folder), len(tokens), IntervalStrategy.NO
     args.logging_strategy, args.logging_steps, args.disable_tqdm = IntervalStrategy.STEPS, 1, True
@@ -50,7 +50,7 @@ def train(names: dict[str, Any], tokens: torch.Tensor, folder: Path) -> Any:
 
 
 def losses(trainer: Any) -> list[float]:
-    """Of every step."""
+    """The loss of every step."""
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
@@ -96,14 +96,14 @@ def by_deepspeed_alone(file: Path, source: Path, tokens: torch.Tensor) -> dict[s
 
 
 def trained(case: dict[str, Any]) -> dict[str, Any]:
-    """What came of the file of `case`, on this rank of a group that exists."""
+    """What came of the file of `case`, on this rank of an existing group."""
     import deepspeed
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Trainer and DeepSpeed talk
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Trainer and DeepSpeed print
     rank, ranks = str(torch.distributed.get_rank()), str(torch.distributed.get_world_size())
     os.environ |= {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
-    deepspeed.ops.__compatible_ops__ = {zero.INFERENCE_OP: False}  # which takes half a minute to compile
+    deepspeed.ops.__compatible_ops__ = {zero.INFERENCE_OP: False}  # it takes half a minute to compile
     native_ops.load_operation("cpu_adam")
     file, source, tokens = Path(case["file"]), Path(case["source"]), case["tokens"]
     if file.suffix == ".json":

@@ -1,4 +1,4 @@
-"""What tests of operations share."""
+"""Fixtures that the tests of operations share."""
 
 from __future__ import annotations
 

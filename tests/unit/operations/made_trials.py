@@ -1,4 +1,4 @@
-"""Trials made by hand, of a job that nobody runs: a model of the catalog on a card that is not here."""
+"""Hand-made trials of a job that is never run: a model of the catalog on a card that need not be there."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _SECONDS = itertools.count()
 
 
 def make_job(options: WorkloadOptions = OPTIONS, *, hardware: Hardware = HARDWARE, stack: Stack = STACK) -> Job:
-    """The job that the trials are of."""
+    """The job that the trials belong to."""
     return options.job((hardware, stack))
 
 
 def fits(gib: float, tokens_per_second: float, *, allocated: float | None = None, tokens: int = 512) -> Fits:
-    """What a trial that fits has shown: device memory and memory allocated in GiB."""
+    """The outcome of a trial that fits, with its device memory and its peak of allocated memory in GiB."""
     device = int(gib * GIB)
     peak = int((allocated if allocated is not None else 0.9 * gib) * GIB)
     median = tokens / tokens_per_second
@@ -72,7 +72,7 @@ def crashed() -> Crashed:
 def make_trial(
     values: dict[str, object] | Config, outcome: Outcome, *, job: Job | None = None, limit: int = 80 * GIB
 ) -> Trial:
-    """A trial of the config that `values` and the plain recipe give."""
+    """A trial of the config given by `values`, completed by the plain recipe."""
     job = job or make_job()
     second = next(_SECONDS)
     return Trial(
@@ -99,10 +99,10 @@ MADE: tuple[tuple[dict[str, object], Outcome], ...] = (
     ({"method": "lora", "micro_batch": 4, "rank": 64}, fits(9, 2500)),
     ({"method": "qlora", "micro_batch": 1, "checkpointing": "full"}, fits(2, 700)),
 )
-"""Two frontiers and one point: full at 10, 20 and 40 GiB, LoRA at 3 and 8, QLoRA at 2; besides
-two that others beat, one out of memory and one crash."""
+"""Two frontiers and one point: full at 10, 20 and 40 GiB, LoRA at 3 and 8, QLoRA at 2; also two
+that others dominate, one out of memory and one crash."""
 
 
 def fill(store: Store, made: Any = MADE, *, job: Job | None = None) -> list[Trial]:
-    """Adds the trials to a store; returns them with their numbers."""
+    """Add the trials to a store; returns them with their ids."""
     return [store.add(make_trial(values, outcome, job=job)) for values, outcome in made]

@@ -1,4 +1,4 @@
-"""Whole searches without a device: workers that look outcomes up in a world made by formula."""
+"""Whole searches without a device: workers look outcomes up in a world made by formula."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class World:
         self.special: Callable[[TrialRequest], Outcome | None] = lambda request: None
         self.on_wait: Callable[[], None] = lambda: None
         self.predict_all: Callable[..., dict[Config, Estimate]] = lambda *asked, **options: {}
-        """What stands in for `foreseeing.predict_all`: no prediction, which would take longer than all the rest."""
+        """Stands in for `foreseeing.predict_all`: no predictions, which would take longer than everything else."""
 
     @classmethod
     def in_place_of_workers(cls, monkeypatch: pytest.MonkeyPatch) -> World:
-        """A world in which searches run for the rest of a test."""
+        """The world in which searches run for the rest of a test."""
         made = cls()
         monkeypatch.setattr(searching, "open_pool", made.open_pool)
         monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
         return made
 
     def open_pool(self, request: SearchRequest) -> FakePool:
-        """What stands in for `searching.open_pool`."""
+        """Stands in for `searching.open_pool`."""
         job = request.workload.job(detect("cpu"))
         lattice = prepare(replace(request, memory_limit_bytes=None, hardware="auto")).narrowed.lattice
         truth = Truth(job, lattice, seed=1)

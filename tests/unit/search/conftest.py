@@ -1,4 +1,4 @@
-"""Worlds to search in: the built-in space `cpu`, of a model of the catalog, on a machine that is not here."""
+"""Worlds to search in: the built-in space `cpu`, for a model of the catalog, on an invented machine."""
 
 from __future__ import annotations
 

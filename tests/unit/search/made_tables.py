@@ -1,4 +1,4 @@
-"""Recorded tables of worlds that are made by formula, without a file."""
+"""Recorded tables of worlds made by formula, without files."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from autofit.search.replay.trace import Run, Trace
 from autofit.units import GIB
 
 LIMIT = 2 * GIB
-"""Holds some configs of each method of the worlds of tests, and not all."""
+"""Some configs of each method fit it in the tests' worlds, but not all."""
 
 
 def problem_of(truth: Truth, configs: Iterable[Config], *, limit: int = LIMIT, method: str = "full") -> Problem:
-    """The problem of these configs."""
+    """The problem that consists of these configs."""
     return Problem(
         table="made",
         method=method,
@@ -46,7 +46,7 @@ def recorded(
     keep: Callable[[Config], bool] = lambda config: True,
     seconds: Callable[[Config], float] = lambda config: 7.5,
 ) -> Recorded:
-    """The world's configs of a method, each run once."""
+    """A table of the world's configs of a method, each run once."""
     configs = [c for c in truth.lattice.configs if c["method"] == method and keep(c)]
     trials = {c: replace(truth.trial(c, limit), seconds=seconds(c)) for c in configs}
     return Recorded(problem=problem_of(truth, configs, limit=limit, method=method), trials=trials)

@@ -1,7 +1,7 @@
 """A world to search in: memory and speed of every config of a real lattice by formula, and workers that look them up.
 
-The formulas stand in for the device only. They are products of the axes' effects with something on top that no such
-product explains, and memory never contradicts the lattice's order: what a search must cope with, and may rely on.
+The formulas stand in for the device only. A speed is a product of the axes' effects, with a part that no such product
+explains, which a search must cope with; memory never contradicts the lattice's order, on which a search may rely.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from autofit.workload import METHODS, Goal, Workload
 
 PARAMETERS = 135e6
 WEIGHT_BYTES = {"qlora": 0.8, "lora": 2.1, "full": 4.0}
-"""Per parameter: weights and gradients in 16 bits; adapters next to nothing."""
+"""Per parameter: weights and gradients in 16 bits; adapters add next to nothing."""
 STATE_BYTES = {"adamw-8bit": 2.0, "adamw": 4.0}
 ACTIVATIONS = {"full": 0.25, "every-2": 0.5, "selective": 0.6, "none": 1.0}
 LOSSES = {"chunked": 0.6, "full": 1.0}
 PRECISIONS = {"bf16": (-0.1, 0.1), "bf16-mixed": (0.0, 0.3), "fp32": (0.2, 0.9)}
-"""Between which bounds a precision's effect on the logarithm of the step time is drawn."""
+"""Bounds between which a precision's effect on the logarithm of the step time is drawn."""
 WIDTHS = {"bf16": 1.0, "bf16-mixed": 1.25, "fp32": 1.9}
 WITHIN_TIES = 0.04
 """Speeds whose spreads of 2 % overlap are ties, of which the lightest or plainest wins, and each of two runs errs by
-1 %: the recommendation may be slower than the best by as much as both together."""
+1 %: the recommendation may be slower than the best by both together."""
 
 
 def make_job(hardware: Hardware, stack: Stack, *, model: Any, global_batch: int = 4) -> Job:
@@ -63,20 +63,20 @@ class Truth:
     noise: float = 0.01
     """Standard deviation of the logarithm of a measured step time."""
     surprises: Mapping[tuple[str, object], float] = field(default_factory=dict)
-    """Effects that are not what anyone would expect: (axis, value) to the logarithm of the step time's factor."""
+    """Effects that nobody would expect: (axis, value) to the logarithm of a factor on the step time."""
 
     def uncertain(self, *parts: object) -> random.Random:
-        """A generator of its own for everything that has a name."""
+        """A random generator of its own for everything that has a name."""
         text = "|".join(map(str, (self.seed, *parts)))
         return random.Random(hashlib.sha256(text.encode()).digest())
 
     def effect(self, axis: str, value: object, low: float, high: float) -> float:
-        """The logarithm by which a value changes the step time, drawn once for this world."""
+        """The logarithm of the factor by which a value changes the step time, drawn once for this world."""
         drawn = self.uncertain(axis, value).uniform(low, high)
         return self.surprises.get((axis, value), drawn)
 
     def floor(self, config: Config) -> int:
-        """Weights, gradients and states: what a search knows beforehand."""
+        """Bytes of weights, gradients and states, which a search knows beforehand."""
         wide = 1.0 if config["precision"] == "bf16" or config["method"] != "full" else 1.6
         states = STATE_BYTES[config.text("optimizer")] if config["method"] == "full" else 0.0
         return int(PARAMETERS * (WEIGHT_BYTES[config.text("method")] * wide + states))
@@ -90,7 +90,7 @@ class Truth:
         return self.floor(config) + int(0.35 * GIB * scale * share * adapters)
 
     def seconds(self, config: Config) -> float:
-        """True seconds of a step."""
+        """The true seconds of a step."""
         logarithm = self.effect("time", "all", -0.2, 0.2)
         logarithm += {"full": 0.28, "every-2": 0.15, "selective": 0.12, "none": 0.0}[config.text("checkpointing")]
         logarithm += self.effect("checkpointing", config["checkpointing"], -0.03, 0.03)
@@ -117,7 +117,7 @@ class Truth:
         return self.measured(config, attempt)
 
     def trial(self, config: Config, limit: int, attempt: int = 0) -> Trial:
-        """A run as it is stored."""
+        """A run, as a stored trial."""
         return make_trial(config, self.outcome(config, limit, attempt), job=self.job, limit=limit)
 
     def best(self, limit: int, methods: Sequence[str] = METHODS) -> Config | None:
@@ -131,7 +131,7 @@ class Truth:
 
 @dataclass
 class FakePool:
-    """Workers that look outcomes up; a trial takes no time but on the clock that is given."""
+    """Workers that look outcomes up; a trial takes no time, except on a clock that the test supplies."""
 
     truth: Truth
     size: int = 1
@@ -139,11 +139,11 @@ class FakePool:
     """An outcome other than the truth's."""
     on_wait: Callable[[], None] = lambda: None
     seconds: float = 5.0
-    """That every trial says it took."""
+    """What every trial reports to have taken."""
     found: tuple[Hardware, Stack] | None = None
-    """Another site than the job's own."""
+    """A site other than the job's own."""
     checks: list[Callable[[TrialRequest], None]] = field(default_factory=list)
-    """Called with every request, before it is taken."""
+    """Called with every request before it is accepted."""
     submitted: list[TrialRequest] = field(default_factory=list)
     returned: int = 0
     waits: int = 0
@@ -152,11 +152,11 @@ class FakePool:
     _running: list[TrialRequest] = field(default_factory=list)
 
     def site(self) -> tuple[Hardware, Stack]:
-        """The job's own, if no other is given."""
+        """The job's own site, if no other is given."""
         return self.found or (self.truth.job.hardware, self.truth.job.stack)
 
     def cannot(self, config: Config, job: Job) -> str | None:
-        """Nothing is lacking."""
+        """Only what the job itself does not support; the site lacks nothing."""
         return unsupported(config, job)
 
     def submit(self, request: TrialRequest) -> None:
@@ -170,7 +170,7 @@ class FakePool:
         self.most_at_once = max(self.most_at_once, len(self._running))
 
     def wait(self, timeout: float) -> list[Completed]:
-        """Any one of those that run, or none yet."""
+        """Any one of the running trials, or none yet."""
         self.on_wait()
         self.waits += 1
         order = self.truth.uncertain("order", self.waits)
@@ -185,13 +185,13 @@ class FakePool:
         return [Completed(request=request, outcome=outcome, seconds=self.seconds)]
 
     def close(self) -> None:
-        """Count it."""
+        """Count the calls."""
         self.closed += 1
 
 
 @dataclass
 class Run:
-    """A search over a world, with everything that it left behind."""
+    """A search over a world, with everything that it leaves behind."""
 
     truth: Truth
     limit: int
@@ -208,7 +208,7 @@ class Run:
 
     @property
     def regret(self) -> float:
-        """How much longer a step of the winner truly takes than the best config's; 0.01 is 1 %."""
+        """How much longer the winner's step truly takes than that of the best config; 0.01 is 1 %."""
         winner, best = self.search.winner(), self.truth.best(self.limit, self.search.methods)
         assert winner is not None and best is not None
         if winner.method != best["method"]:
@@ -238,7 +238,7 @@ def prepare(
     foresight: Foresight | None = None,
     thorough: bool = False,
 ) -> Run:
-    """A search that is ready to run, whose pool holds it to its promises."""
+    """A search that is ready to run, whose pool checks that it keeps its promises."""
     pool = FakePool(truth, size=size, special=special, on_wait=on_wait)
 
     def open_pool() -> FakePool:

@@ -1,6 +1,6 @@
-"""A process that adds one trial again and again: `adder.py URL COUNT`, the trial as JSON on standard input.
+"""A process that adds one trial repeatedly: `adder.py URL COUNT`, with the trial as JSON on standard input.
 
-Prints the id of each trial after the store has kept it.
+Prints the id of each trial once the store has saved it.
 """
 
 from __future__ import annotations

@@ -119,29 +119,29 @@ def make_trial() -> Callable[..., Trial]:
 
 @pytest.fixture
 def outcomes() -> tuple[Outcome, ...]:
-    """One outcome of each kind but `fits`."""
+    """One outcome of each kind except `fits`."""
     return OUTCOMES
 
 
 @pytest.fixture
 def prediction() -> Prediction:
-    """What was predicted for a trial."""
+    """The prediction for a trial."""
     return PREDICTION
 
 
 @pytest.fixture
 def fits() -> Callable[..., Fits]:
-    """Makes a fitting outcome of a throughput and a device memory."""
+    """Makes a fitting outcome from a throughput and a device memory."""
     return measured
 
 
 @pytest.fixture(scope="session")
 def postgresql_server() -> Iterator[str]:
     """The URI of a real PostgreSQL server's database `postgres`."""
-    # Not in pytest's own folder: as root the server runs as another user, whom any later pytest locks out there.
+    # Not in pytest's own folder: started by root, the server runs as another user, whom any later pytest locks out.
     folder = tempfile.mkdtemp(prefix="autofit-postgresql-")
     with warnings.catch_warnings():
-        # It asks for a runtime folder that a container does not have.
+        # It warns about a runtime folder that containers do not have.
         warnings.simplefilter("ignore")
         from pgserver.postgres_server import get_server
 
@@ -164,7 +164,7 @@ def postgresql_url(postgresql_server: str) -> Iterator[str]:
 
 @pytest.fixture
 def sqlite_url(tmp_path: Path) -> str:
-    """The URL of a SQLite file that is not there yet."""
+    """The URL of a SQLite file that does not exist yet."""
     return f"sqlite:///{tmp_path / 'store.db'}"
 
 
@@ -183,5 +183,5 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def other_hardware() -> Hardware:
-    """Hardware of the same key as the usual one, which differs in what changes neither memory nor speed."""
+    """Hardware with the same key as the usual one, differing only where neither memory nor speed is affected."""
     return replace(HARDWARE, count=8, host_memory_bytes=2**40)

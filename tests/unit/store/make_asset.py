@@ -1,7 +1,7 @@
 """Writes a store of the newest schema to `assets/`, for the tests of all later schemas.
 
-Run it once for each new revision, when that is released: `python tests/unit/store/make_asset.py`. What is
-there already stands for stores that users have, and is never written again.
+Run it once for each new revision, when that is released: `python tests/unit/store/make_asset.py`. Existing assets stand
+for stores that users have and are never rewritten.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def fill(store: Store) -> None:
 
 
 def main() -> None:
-    """Writes the dumps of both kinds of database, and the trials as lines."""
+    """Write the dumps of both kinds of database, and the trials as JSON lines."""
     ASSETS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "store.db"

@@ -1,4 +1,4 @@
-"""A SQLite store of 100,000 trials, written behind the store's back: through the store it would take minutes."""
+"""A SQLite store of 100,000 trials, written directly to the database: through the store it would take minutes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ COPY = """
 
 
 def fill(path: Path, count: int, fitting: Fits) -> dict[int, tuple[str, int, float]]:
-    """Copies the first trial `count` times with other configs and results.
+    """Copy the first trial `count` times with other configs and results.
 
-    Returns method, bytes and tokens per second of each that fits, by id.
+    Returns the method, bytes and tokens per second of each that fits, by id.
     """
     chance = random.Random(0)
     failed = json.dumps(outcome_to_json(OutOfMemory(reason="")))
@@ -32,7 +32,7 @@ def fill(path: Path, count: int, fitting: Fits) -> dict[int, tuple[str, int, flo
     rows, results = [], {}
     for number in range(2, count + 2):
         method, memory = chance.choice(METHODS), chance.randrange(2**30, 80 * 2**30)
-        # Faster with more memory up to a point, as techniques trade one for the other.
+        # Faster with more memory, up to a point, as techniques trade one for the other.
         speed = 1e4 * min(1.0, memory / 2**35) * chance.betavariate(2, 2)
         fit = chance.random() < 0.8
         config = Config.of({"method": method, "precision": chance.choice(("bf16", "fp32")), "micro_batch": number})

@@ -1,4 +1,4 @@
-"""Fixtures of all tests that train tiny models."""
+"""Fixtures for all tests that train tiny models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many bytes of tensors a training step has alive at its peak, exactly and without a device."""
+"""The exact number of tensor bytes that are live at a training step's peak, without a device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autofit.training.step import TrainingStep
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts every storage from the operation that makes it until the last tensor on it is gone."""
+    """Counts every storage from the operation that creates it until the last tensor using it is gone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class LiveBytes(TorchDispatchMode):
         self._storages: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
     def note(self, tensor: torch.Tensor) -> None:
-        """Count the storage of `tensor`, once."""
+        """Count the storage of `tensor` once."""
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
         if key in self._storages:
@@ -45,7 +45,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def peak_bytes(step: TrainingStep, tokens: torch.Tensor) -> int:
-    """The peak of a whole optimizer step on `tokens`, weights and the states of an earlier step included."""
+    """The peak of a whole optimizer step on `tokens`, including weights and the states from an earlier step."""
     with LiveBytes() as counter:
         for tensor in [*step.module.parameters(), *step.module.buffers()]:
             counter.note(tensor)

@@ -1,4 +1,4 @@
-"""One warm parent for the trials of this folder: what its children do must not keep it from running the next one."""
+"""One warm parent for the trials of this folder: nothing its children do may keep it from running the next one."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'entries:by_name';
 
 @pytest.fixture(scope="package")
 def warm() -> Iterator[TrialRunner]:
-    """The parent as it is, imports made, whose children do what a model of the name of an entry asks for, and train for
-    any other."""
+    """The real parent, its imports done. A child whose model is named after an entry function runs that function; any
+    other trains."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
         with TrialRunner() as runner:

@@ -1,4 +1,4 @@
-"""What a trial's child may do to its parent: entry functions for `TrialRunner(entry="entries:NAME")`."""
+"""Things that a trial's child may do to its parent: entry functions for `TrialRunner(entry="entries:NAME")`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def _phase(descriptor: int, name: str) -> None:
 
 
 def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """What the model is named after; training for every other name."""
+    """Runs the entry function that the model is named after; trains for any other name."""
     globals().get(data["model"]["name"], child.run)(data, descriptor, asked_at)
 
 
 def killed(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Dies as the kernel's out-of-memory killer ends a process."""
+    """Dies as if ended by the kernel's out-of-memory killer."""
     _phase(descriptor, "backward")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def hang(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Never ends, and does not listen to SIGTERM."""
+    """Never ends, and ignores SIGTERM."""
     _phase(descriptor, "forward")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:
@@ -41,7 +41,7 @@ def hang(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 
 def stubborn_grandchild(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Leaves a process behind that ignores SIGTERM, sits in a session of its own and holds the pipe open."""
+    """Leaves behind a process that ignores SIGTERM, has a session of its own and holds the pipe open."""
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, pass_fds=(descriptor,))
     print(f"grandchild {process.pid}", flush=True)
@@ -57,7 +57,7 @@ def segfault(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 
 def garbage(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Prints what looks like answers, writes broken events, then really runs."""
+    """Prints what looks like answers, writes broken events, then runs a real trial."""
     print('{"outcome": {"outcome": "fits"}, "seconds": 0}' * 1000, flush=True)
     os.write(descriptor, b'\xff\xfe not json\n{"result": {"outcome": "no such"}}\n[1, 2]\n')
     child.run(data, descriptor, asked_at)
@@ -77,7 +77,7 @@ def nan_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 
 def wrong_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Trains with a loss kernel that is wrong by a tenth."""
+    """Trains with a loss kernel that is off by a tenth."""
     from autofit.training.loss_module import LossModule
 
     original = LossModule.forward
@@ -90,7 +90,7 @@ def wrong_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> Non
 
 
 def overflowing(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Begins with a loss scale that overflows, as the usual one does for larger models."""
+    """Starts with a loss scale that overflows, as the usual one does for larger models."""
     import torch
 
     torch.amp.GradScaler = functools.partial(torch.amp.GradScaler, init_scale=2.0**32)  # type: ignore[attr-defined,misc]
@@ -106,13 +106,13 @@ def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) ->
 
 
 def dies_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Answers, and runs out of memory while it records."""
+    """Answers, then is killed while it records, as if out of memory."""
     child.Events(descriptor).result(Crashed(reason="made"), recording=True)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def greedy_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Trains, and needs more than the trial's limit to record it."""
+    """Trains, then needs more than the trial's memory limit for the recording."""
     from autofit.trial import measure
 
     def write_profile(path: str, run: Any) -> None:
@@ -125,7 +125,7 @@ def greedy_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) 
 
 
 def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Keeps 16 MiB more at every step, and takes steps enough for that to show."""
+    """Keeps 16 MiB more at every step, and takes enough steps for that to show."""
     import torch
 
     from autofit.training.step import TrainingStep
@@ -151,7 +151,7 @@ def raises(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 
 def greedy_in_a_group(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Takes more than its control group has, until the kernel ends it."""
+    """Takes more memory than its control group has, until the kernel ends it."""
     from autofit.trial import process_memory
 
     process_memory.prefer_as_oom_victim()

@@ -1,4 +1,4 @@
-"""A CUDA device that is not there: its driver's and its allocator's books, as NVML and torch.cuda show them."""
+"""A fake CUDA device: the driver's and the allocator's accounts of memory, as NVML and torch.cuda show them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from unit.trial.fake_nvml import MIB, FakeCard, install
 
 TOTAL = 24000 * MIB
 CONTEXT = 400 * MIB
-"""Of a process that has run nothing yet."""
+"""The context of a process that has run nothing yet."""
 
 
 class FakeCuda:
-    """One card of 24,000 MiB, this process's part of it and that of others."""
+    """One card of 24,000 MiB, with the memory that this process and others use."""
 
     def __init__(self, *, others: int) -> None:
         self.card = FakeCard("GPU-a", total=TOTAL + 470 * MIB, used=others)
@@ -38,13 +38,13 @@ class FakeCuda:
         self._book()
 
     def use(self, *, allocated: int, reserved: int | None = None) -> None:
-        """The step allocates; what it frees stays reserved."""
+        """The step allocates; freed memory stays reserved."""
         self.allocated = allocated
         self.reserved = max(self.reserved, reserved if reserved is not None else allocated)
         self._book()
 
     def load_kernels(self, size: int) -> None:
-        """A library loads what it needs on first use."""
+        """A library loads its kernels on first use."""
         self.context += size
         self._book()
 
@@ -75,7 +75,7 @@ class FakeCuda:
         self.fraction = fraction
 
     def page(self, monkeypatch: pytest.MonkeyPatch, size: int, *, resident: int) -> None:
-        """An optimizer of bitsandbytes keeps `size` bytes of states in managed memory, `resident` of them here."""
+        """A bitsandbytes optimizer keeps `size` bytes of states in managed memory, `resident` of them on the card."""
         functional = ModuleType("bitsandbytes.functional")
         manager = SimpleNamespace(paged_tensors=[SimpleNamespace(nbytes=size)])
         functional.GlobalPageManager = SimpleNamespace(get_instance=lambda: manager)  # type: ignore[attr-defined]
@@ -85,7 +85,7 @@ class FakeCuda:
 
 
 def install_cuda(monkeypatch: pytest.MonkeyPatch, *, others: int = 0, nvml: bool = True) -> FakeCuda:
-    """Have torch.cuda and pynvml show such a device."""
+    """Make torch.cuda and pynvml show such a device."""
     fake = FakeCuda(others=others)
     install(monkeypatch, *((fake.card,) if nvml else ()))
     monkeypatch.delitem(sys.modules, "bitsandbytes.functional", raising=False)

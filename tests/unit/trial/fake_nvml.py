@@ -1,4 +1,4 @@
-"""NVIDIA cards that are not there, as `pynvml` shows them."""
+"""Fake NVIDIA cards, as `pynvml` shows them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 1024**2
 
 
 class NVMLError(Exception):
-    """As pynvml's."""
+    """Like pynvml's."""
 
 
 class NVMLError_LibraryNotFound(NVMLError):
@@ -38,7 +38,7 @@ class FakeCard:
     used: int = 0
     capability: tuple[int, int] = (9, 0)
     divided: bool | None = False
-    """None for a card that cannot be."""
+    """Whether MIG is on; None for a card without MIG."""
     instances: list[FakeCard | None] = field(default_factory=list)
     knows_version_2: bool = True
 
@@ -111,7 +111,7 @@ class FakeNvml:
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *cards: FakeCard, failure: NVMLError | None = None) -> FakeNvml:
-    """Have `import pynvml` find these cards, all visible."""
+    """Make `import pynvml` find these cards, all visible."""
     fake = FakeNvml(*cards, failure=failure)
     monkeypatch.setitem(__import__("sys").modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

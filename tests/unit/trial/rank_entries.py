@@ -1,4 +1,4 @@
-"""What ranks may do to their group: entry functions for children, chosen by the model's name. Any other name trains."""
+"""Things that ranks may do to their group: entry functions for children, by the model's name. Other names train."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ Collective = Callable[[str], None]
 
 
 def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Does what the model is named after, in a group that has met and has been through a few collectives.
+    """Does what the model is named after, in a group that has met and been through a few collectives.
 
-    Of a model named after what each kind of sharding is to meet, the others train."""
+    If the name gives a fate to some kinds of sharding only (`FATES_OF`), the others train."""
     name = data["model"]["name"]
     fate = FATES.get(name) or FATES_OF.get(name, {}).get(data["config"]["sharding"])
     if fate is None:
@@ -44,7 +44,7 @@ def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 
 def rank_1_dies(rank: int, collective: Collective) -> None:
-    """In the middle of a collective: rank 0 waits in it."""
+    """Rank 1 dies in the middle of a collective, in which rank 0 waits."""
     if rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     collective("forward")
@@ -65,7 +65,7 @@ def rank_1_raises(rank: int, collective: Collective) -> None:
 
 
 def rank_0_is_deaf(rank: int, collective: Collective) -> None:
-    """It is in no collective, so that it does not notice what happens to the other."""
+    """Rank 0 is in no collective, so it does not notice what happens to rank 1; it also ignores SIGTERM."""
     if rank == 1:
         raise ValueError("kaboom")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -74,7 +74,7 @@ def rank_0_is_deaf(rank: int, collective: Collective) -> None:
 
 
 def leaves_segment(data: Mapping[str, Any]) -> None:
-    """Dies with a segment that it has mapped, as NCCL does before all ranks have."""
+    """Dies with a shared memory segment that only it has mapped, as with NCCL before all ranks have mapped it."""
     path = f"/dev/shm/nccl-{data['profile']}"
     with open(path, "xb+") as file:
         file.truncate(4096)
@@ -85,7 +85,7 @@ def leaves_segment(data: Mapping[str, Any]) -> None:
 
 
 def leaves_swap(data: Mapping[str, Any]) -> None:
-    """Dies with parameters in files, before its parent or with it."""
+    """Leaves parameters in files and dies, before its parent or with it."""
     with open(os.path.join(os.environ[NVME_VARIABLE], "param_0.swp"), "wb") as file:
         file.write(b"0" * 4096)
     os.kill(os.getpid() if data["profile"] == "itself" else os.getppid(), signal.SIGKILL)
@@ -93,7 +93,7 @@ def leaves_swap(data: Mapping[str, Any]) -> None:
 
 
 def uneven_clocks(data: Mapping[str, Any]) -> None:
-    """Rank 1's steps take longer, and never the same time."""
+    """Rank 1's steps take longer, and never equally long."""
     from autofit.trial.meter import CpuMeter
 
     original, chance = CpuMeter.seconds, random.Random(0)
@@ -106,7 +106,7 @@ def uneven_clocks(data: Mapping[str, Any]) -> None:
 
 
 def nan_on_rank_1(data: Mapping[str, Any]) -> None:
-    """Its loss is not a number, that of rank 0 is."""
+    """Rank 1's loss is NaN, rank 0's is not."""
     from autofit.training.step import TrainingStep
 
     original = TrainingStep.run
@@ -119,7 +119,7 @@ def nan_on_rank_1(data: Mapping[str, Any]) -> None:
 
 
 def greedy_on_rank_1(data: Mapping[str, Any]) -> None:
-    """It alone takes more than the limit, between its first backward pass and the update."""
+    """Rank 1 alone takes more than the limit, between its first backward pass and the update."""
     from autofit.training.step import TrainingStep
 
     original = TrainingStep.update

@@ -1,5 +1,5 @@
-"""Run by Python's start where this folder is on PYTHONPATH: hides the packages that AUTOFIT_TEST_WITHOUT names, and
-their metadata, as if they were not installed; in child processes, too."""
+"""Run at Python's start where this folder is on PYTHONPATH: hides the packages that AUTOFIT_TEST_WITHOUT names, and
+their metadata, as if they were not installed; in child processes too."""
 
 from __future__ import annotations
 
