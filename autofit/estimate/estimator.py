@@ -356,7 +356,7 @@ def _common(config: Config, *, without: tuple[str, ...] = (), only: tuple[str, .
 def _works(
     tape: Tape, number: str, belongs: Callable[[Place], bool], times: Callable[[int], int] = lambda layer: 1
 ) -> Works:
-    """The operations of the stages ending in `number`, at places that `belongs` accepts, counted `times` the layer."""
+    """The operations of stages ending in `number` where `belongs` accepts the place, each `times(layer)` times."""
     return Works.joined(
         [
             Works.of(found, times=times(place.layer))

@@ -162,8 +162,7 @@ class DecoderEvents:
         return self._labels[common] == HIDDEN and freed is not None and freed.layer == LOSS
 
     def _stays(self, place: Place, event: Event) -> bool:
-        """Whether an event is the decoder's own: not of what the seam allocates, nor what the loss does to a storage of
-        both.
+        """Whether an event is the decoder's own: not of what the seam allocates, nor of the loss on a shared storage.
 
         At the seam the decoder's own events are frees, of what autocast drops and of gradients.
         """

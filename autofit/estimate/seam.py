@@ -1,7 +1,7 @@
 """Where the decoder ends and the loss begins: the two are traced separately, and this is their interface.
 
 One trace of the decoder serves every micro-batch, because its sizes are proportional to it. The loss is traced for a
-given number of tokens, because the number of chunks that it computes in is not proportional.
+given number of tokens, because the number of chunks that it computes in is not proportional to that.
 """
 
 from __future__ import annotations
