@@ -84,7 +84,7 @@ def _losses(model: Model) -> tuple[float, float]:
 
 
 def _wrapped(decoder: nn.Module) -> Iterator[nn.Module]:
-    """The decoder, and what it merely wraps, as in OPT: `LossModule` calls the former, transformers maybe the latter."""
+    """The decoder, and what it merely wraps, as in OPT: `LossModule` calls the first, transformers maybe the second."""
     yield decoder
     children = list(decoder.children())
     if len(children) == 1 and not decoder._parameters:

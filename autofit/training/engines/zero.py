@@ -112,7 +112,7 @@ class ZeroEngine:
         return torch.as_tensor(self._engine.get_global_grad_norm()).detach().float()
 
     def resident(self) -> Resident:
-        """What this rank holds now. Shards are views of flat buffers: each buffer is counted once, under its first use."""
+        """What this rank holds now. Shards are views of flat buffers: each buffer is counted once, by its first use."""
         counted: set[int] = set()
         own = list(self._module.parameters())
         shards = [p.ds_tensor for p in own if hasattr(p, "ds_tensor")]
