@@ -70,8 +70,8 @@ def load(name: str) -> Model:
     """The model for a catalog name (case-insensitive), a config.json or its folder, or a hub id; tried in that order.
 
     Raises `UsageError` for an unknown name (with the nearest ones), a path without a usable config.json, and a model
-    that transformers does not know or that would need code of its own; `EnvironmentLacks` if the hub denies
-    access to a hub id or cannot be reached, unless the catalog has a model with that hub id, which is then returned.
+    that transformers does not know or that would need code of its own; `EnvironmentLacks` if the hub denies access
+    or cannot be reached, unless the catalog has a model with that hub id, which is then returned.
     """
     if name.lower() in names():
         return _of_catalog(name.lower())

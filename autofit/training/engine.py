@@ -11,8 +11,8 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """Bytes that one rank's engine holds at this moment, by what they hold: its shard, or everything where nothing is
-    sharded. Gradients exist between `backward` and `update`, optimizer states from the first update on."""
+    """Bytes that one rank's engine holds at this moment, by purpose: those of its shard, or of everything where nothing
+    is sharded. Gradients exist between `backward` and `update`, optimizer states from the first update on."""
 
     parameters: int
     """On the device, including the constants of quantised parameters; excludes what is gathered temporarily."""
@@ -46,8 +46,7 @@ class Engine(Protocol):
         """Accumulate the gradients of `loss`; `last` is the value that was passed to `prepare`."""
 
     def update(self) -> torch.Tensor:
-        """Take one optimizer step and free the gradients; returns their L2 norm over all ranks before clipping, an fp32
-        scalar.
+        """Take one optimizer step and free the gradients; their L2 norm over all ranks before clipping, fp32 scalar.
 
         The norm is not finite if loss scaling overflowed, in which case nothing was updated.
         """
