@@ -1,1 +1,1 @@
-"""What is known before anything runs: model architectures and accelerators, as data."""
+"""What is known before anything runs: model architectures and accelerators, as data files."""

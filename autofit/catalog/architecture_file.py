@@ -1,4 +1,4 @@
-"""A config.json comes from outside: here it is read, judged, and reduced to the text model's fields, or refused."""
+"""A config.json is untrusted input: it is read and checked here, and reduced to the text model's fields or refused."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 LARGEST_BYTES = 10 * 1024**2
-"""Size above which a file is no config.json: real ones are kilobytes, and the neighbours in its folder are weights."""
+"""A larger file is not a config.json: real ones take kilobytes, but their folders also contain weights."""
 
 
 def is_path(given: str) -> bool:
-    """Whether `given` means the file system: it exists there, or is written as only a path is."""
+    """Whether `given` is a file-system path: it exists, or is written as only a path can be."""
     if given.startswith((".", "/", "~")) or given.endswith(".json") or given.count("/") > 1:
         return True
     return "\0" not in given and os.path.exists(given)
 
 
 def find(path: Path) -> Path:
-    """The config.json that `path` (the file or its folder) means; raises `UsageError` if there is none."""
+    """The config.json at `path` (the file or its folder); raises `UsageError` if there is none."""
     try:
         if path.is_dir():
             path = path / "config.json"
@@ -39,7 +39,7 @@ def find(path: Path) -> Path:
 
 
 def read(file: Path) -> str:
-    """The text of `file`; raises `UsageError` if it cannot be read or is no text file of a config.json's size."""
+    """The text of `file`; raises `UsageError` if it cannot be read, is not text, or is too large for a config.json."""
     try:
         size = file.stat().st_size
         if size > LARGEST_BYTES:
@@ -54,8 +54,8 @@ def read(file: Path) -> str:
 def parse(text: str, origin: str) -> dict[str, Any]:
     """The fields of the text model that the config.json `text` describes; `origin` names it in errors.
 
-    Raises `UsageError` if it is no JSON object, lacks `model_type`, names an architecture that transformers has no
-    causal language model for, or needs code of its own (`auto_map`), which is never executed.
+    Raises `UsageError` if it is not a JSON object, lacks `model_type`, names an architecture for which transformers has
+    no causal language model, or needs code of its own (`auto_map`), which is never executed.
     """
     try:
         config = json.loads(text)
@@ -75,13 +75,13 @@ def parse(text: str, origin: str) -> dict[str, Any]:
 
 
 def built(config: Mapping[str, Any], origin: str) -> PretrainedConfig:
-    """The transformers config of these fields, `use_cache` off; raises `UsageError` if transformers refuses them."""
+    """The transformers config with these fields, `use_cache` off; raises `UsageError` if transformers refuses them."""
     from transformers import CONFIG_MAPPING
 
     try:
         made = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     except Exception as error:
-        # Each config class validates with exceptions of its own, so no list of them would be complete.
+        # Each config class raises its own exceptions on validation, so no list of them would be complete.
         raise UsageError(f"{origin}: transformers refuses the config: {_one_line(error)}") from error
     made.use_cache = False
     return made
@@ -96,7 +96,7 @@ def _refuse_code(config: Mapping[str, Any], origin: str) -> None:
 
 
 def _text_model(config: dict[str, Any], model_type: str, origin: str) -> dict[str, Any]:
-    """`config` itself, or of a model with further modalities the part that describes its language model."""
+    """`config` itself or, for a multimodal model, the part that describes its language model."""
     text = config.get("text_config")
     if not isinstance(text, dict):
         if "vision_config" in config:
@@ -106,14 +106,14 @@ def _text_model(config: dict[str, Any], model_type: str, origin: str) -> dict[st
     text.setdefault("model_type", _default_text_type(model_type))
     if not text["model_type"]:
         raise UsageError(f"{origin}: its text_config has no model_type, so the text model is not known")
-    # Whether input and output embeddings are one tensor is often said only for the whole.
+    # Whether input and output embeddings are tied is often stated only at the top level.
     if "tie_word_embeddings" in config:
         text.setdefault("tie_word_embeddings", config["tie_word_embeddings"])
     return text
 
 
 def _default_text_type(model_type: str) -> str:
-    """The text model that transformers takes for this kind of whole where the file does not say; else an empty text."""
+    """The type of text model that transformers assumes for `model_type` if the file names none; empty if unknown."""
     from transformers import CONFIG_MAPPING
 
     if model_type not in CONFIG_MAPPING:

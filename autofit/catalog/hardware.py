@@ -1,4 +1,4 @@
-"""Accelerators as data: what each has, which one a driver's device name means, and which would hold a job."""
+"""Accelerators as data: what each has, which one a driver's device name stands for, and which would hold a job."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 from autofit.errors import unknown
 
 TOLERANCE = 0.12
-"""Share by which reported memory may differ from a card's and still be that card: drivers reserve up to 9 % for error
-correction and firmware, while cards of one chip differ by half."""
+"""Relative difference up to which reported memory still counts as a card's: drivers reserve up to 9 % for error
+correction and firmware, while cards with the same chip differ by half."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """A connection of one device."""
+    """A connection of a device."""
 
     name: str
     """`NVLink 4`, `PCIe 4.0 x16`, ..."""
     bytes_per_second: float
-    """Bytes per second in one direction, all links of the device together; peak, as the vendor states it."""
+    """Peak bytes per second in one direction, all links of the device together, as stated by the vendor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """One accelerator of the catalog. Figures are peaks of data sheets; measured ones are lower."""
+    """One accelerator of the catalog. Figures are data-sheet peaks; measured ones are lower."""
 
     name: str
     """Catalog name, such as `h100-80g`."""
@@ -37,30 +37,30 @@ class Card:
     kind: str
     """Torch device type: `cuda` (NVIDIA and ROCm) or `mps`."""
     memory_bytes: int
-    """Bytes that a program can reach at most, the driver's own share deducted; what torch reports as total."""
+    """Most bytes that a program can use, after the driver's own share; what torch reports as the total."""
     marketed_memory_bytes: int
-    """Bytes that the vendor states; with unified memory those of the largest configuration sold."""
+    """Bytes stated by the vendor; with unified memory, those of the largest configuration sold."""
     unified_memory: bool
-    """Whether the device shares the host's memory, in which case machines have less than stated here, too."""
+    """Whether the device shares the host's memory, in which case some machines have less than stated here."""
     bandwidth_bytes_per_second: float
-    """Bytes per second of the device's memory."""
+    """Bandwidth of the device's memory, bytes per second."""
     peak_flops: Mapping[str, float] = field(hash=False)
-    """Dense FLOP/s per number format (`fp32`, `tf32`, `fp16`, `bf16`, `fp8`), with fp32 accumulation; a format that the
-    device does not compute in is absent."""
+    """Dense FLOP/s per number format (`fp32`, `tf32`, `fp16`, `bf16`, `fp8`), with fp32 accumulation; formats in which
+    the device cannot compute are absent."""
     capability: str
     """Compute capability (`9.0`), gfx name (`gfx942`) or Metal family (`apple9`)."""
     features: frozenset[str]
-    """Of `bf16` and `fp8` (computed natively) and `flash` (FlashAttention-2 has kernels)."""
+    """A subset of `bf16` and `fp8` (native arithmetic) and `flash` (FlashAttention-2 has kernels)."""
     interconnect: Link | None
-    """Between devices of one machine; None where a machine has but one."""
+    """Between devices of one machine; None if machines have only one."""
     host_link: Link | None
-    """Between device and host memory; None where they are the same."""
+    """Between device and host memory; None if they are the same memory."""
     ray_accelerator_type: str | None
-    """What Ray calls a node that has it (`ray.util.accelerators`); None where Ray has no name."""
+    """Ray's name for it on a node (`ray.util.accelerators`); None if Ray has none."""
     device_names: tuple[str, ...]
-    """Regular expressions for the whole of the name that the driver reports."""
+    """Regular expressions that match the whole name reported by the driver."""
     source: str
-    """The vendor's document behind the figures."""
+    """The vendor's document that the figures come from."""
 
     @property
     def bf16(self) -> bool:
@@ -89,7 +89,7 @@ class Card:
 
 @cache
 def cards() -> tuple[Card, ...]:
-    """Every card of the catalog, in its order."""
+    """Every card of the catalog, in file order."""
     import yaml
 
     text = resources.files("autofit.catalog").joinpath("hardware.yaml").read_text(encoding="utf-8")
@@ -97,7 +97,7 @@ def cards() -> tuple[Card, ...]:
 
 
 def card(name: str) -> Card:
-    """The card of a catalog name, in any case; raises `UsageError` with the nearest names for an unknown one."""
+    """The card with that catalog name, in any case; raises `UsageError` with the nearest names if there is none."""
     for known in cards():
         if known.name == name.lower():
             return known
@@ -105,8 +105,8 @@ def card(name: str) -> Card:
 
 
 def match(device_name: str, memory_bytes: int) -> Card | None:
-    """The card that a driver reports as `device_name` with `memory_bytes` in total; None for one not in the catalog,
-    which a slice of a card (MIG, vGPU) is not either.
+    """The card that a driver reports as `device_name` with `memory_bytes` in total; None if it is not in the catalog,
+    as no slice of a card (MIG, vGPU) is.
     """
     named = [known for known in cards() if _is_called(known, device_name.strip())]
     sized = [known for known in named if _has_memory(known, memory_bytes)]
@@ -114,7 +114,7 @@ def match(device_name: str, memory_bytes: int) -> Card | None:
 
 
 def fitting(bytes_needed: int) -> tuple[Card, ...]:
-    """The cards whose memory holds `bytes_needed`, the smallest first, of equal ones the slowest memory first."""
+    """The cards whose memory holds `bytes_needed`, smallest first; among equals, slowest memory first."""
     enough = [known for known in cards() if known.memory_bytes >= bytes_needed]
     return tuple(sorted(enough, key=lambda known: (known.memory_bytes, known.bandwidth_bytes_per_second)))
 

@@ -1,4 +1,4 @@
-"""The one place that asks the model hub for something: the config.json of a hub id."""
+"""The only place that contacts the model hub: to get the config.json of a hub id."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ TIMEOUT_SECONDS = 5.0
 
 
 def config_text(hub_id: str) -> str:
-    """The text of the config.json of `hub_id`, `owner/name`; from the local cache where the hub cannot be reached.
+    """The text of the config.json of `hub_id` (`owner/name`); from the local cache if the hub cannot be reached.
 
-    Raises `UsageError` if the hub has no such model or it has no config.json, `EnvironmentLacks` if access to the
-    model must be granted first, or the hub cannot be reached and the cache has no copy.
+    Raises `UsageError` if the hub has no such model or the model has no config.json; `EnvironmentLacks` if access to
+    the model must be granted first, or if the hub cannot be reached and the cache has no copy.
     """
     from huggingface_hub import errors
 
@@ -33,7 +33,7 @@ def config_text(hub_id: str) -> str:
     except errors.RemoteEntryNotFoundError as error:
         raise UsageError(f"{hub_id} has no config.json on the hub") from error
     except Exception as error:
-        # The transport's exceptions belong to whichever HTTP library the hub's client uses in its version.
+        # Transport exceptions depend on the HTTP library that this version of the hub's client uses.
         file = _cached(hub_id, error)
     return architecture_file.read(file)
 
@@ -41,7 +41,7 @@ def config_text(hub_id: str) -> str:
 def _downloaded(hub_id: str) -> Path:
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-    # The download retries an unreachable hub for half a minute; this question is asked once.
+    # The download would retry an unreachable hub for half a minute; this request is made only once.
     get_hf_file_metadata(hf_hub_url(hub_id, "config.json"), timeout=TIMEOUT_SECONDS)
     return Path(hf_hub_download(hub_id, "config.json", etag_timeout=TIMEOUT_SECONDS))
 

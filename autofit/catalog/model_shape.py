@@ -1,4 +1,4 @@
-"""What an architecture amounts to in numbers: the counts that memory floors and FLOP formulas need."""
+"""An architecture in numbers: the counts that memory lower bounds and FLOP formulas need."""
 
 from __future__ import annotations
 
@@ -14,54 +14,55 @@ if TYPE_CHECKING:
 _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _EXPERTS_PER_TOKEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "top_k_experts")
 MOST_LAYERS = 10_000
-"""Ten times as many as any published model has: building more would take minutes, for nothing but a slip."""
+"""Ten times as many as any published model has: more can only be a mistake, and would take minutes to build."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """Counts of one architecture. Parameters are counted as numbers, not bytes, and shared ones once."""
+    """Counts of one architecture. Parameters are counted in elements, not bytes, and shared ones only once."""
 
     layers: int
     """Decoder layers."""
     hidden_size: int
     """Width of the residual stream."""
     attention_width: int
-    """Query heads times head dimension: the width of attention's inner products; often, not always, `hidden_size`.
-    Where it differs between layers (Gemma 4), their mean, rounded down; 0 for a model without attention."""
+    """Query heads times head dimension: the width of attention's inner products; often, but not always, `hidden_size`.
+    The mean over layers, rounded down, where they differ (Gemma 4); 0 for a model without attention."""
     vocabulary_size: int
     """Rows of the input embedding."""
     parameters: int
     """All distinct parameters."""
     embedding_parameters: int
-    """Those of the input embedding."""
+    """Parameters of the input embedding."""
     tied_embeddings: bool
     """Whether the output head is the input embedding."""
     head_bias: bool
     """Whether the output head has a bias."""
     sdpa: bool
-    """Whether torch's fused attention computes this architecture's attention."""
+    """Whether torch's fused attention kernels can compute this architecture's attention."""
     linear_parameters: int
     """Weights (not biases) of all `nn.Linear` inside decoder layers: what 4-bit quantisation replaces. The output
-    head is not among them, nor are experts, which transformers keeps as stacked tensors."""
+    head is not included, nor are experts, which transformers keeps as stacked tensors."""
     experts: int
     """Routed experts per mixture-of-experts layer; 0 for a dense model."""
     experts_per_token: int
-    """Routed experts that work on one token; 0 for a dense model."""
+    """Routed experts that process each token; 0 for a dense model."""
     expert_parameters: int
-    """Those of all routed experts of all layers; 0 for a dense model."""
+    """Parameters of all routed experts of all layers; 0 for a dense model."""
     active_matmul_parameters: int
-    """Weights that one token is multiplied with: every matrix, the output head among them, of the routed experts only
-    the chosen share; not the look-up in the input embedding, norms or biases. The N of 6N in FLOP formulas."""
+    """Weights by which each token is multiplied: every matrix, including the output head, but only the chosen share of
+    the routed experts; not the input embedding's look-up, norms or biases. The N of 6N in FLOP formulas."""
     checkpointable: bool = True
-    """Whether transformers can recompute the activations of its layers in the backward pass."""
+    """Whether transformers can recompute its layers' activations in the backward pass."""
     dropout: bool = False
-    """Whether it drops activations at random in training, by itself (`drops_out`)."""
+    """Whether the architecture itself drops activations at random in training (`drops_out`)."""
 
 
 def drops_out(config: Any) -> bool:
-    """Whether the text model of a transformers config drops activations at random in training, or jitters them, so that
-    its loss is not that of evaluation: GPT-2's `attn_pdrop`, OPT's `dropout`, PhiMoE's `router_jitter_noise`. Not what
-    heads for other tasks would: GPT-NeoX's `classifier_dropout`, GPT-2's `summary_first_dropout`."""
+    """Whether the text model of a transformers config drops or jitters activations at random in training, so that its
+    training loss differs from that in evaluation: GPT-2's `attn_pdrop`, OPT's `dropout`, PhiMoE's
+    `router_jitter_noise`. Dropout in heads for other tasks does not count: GPT-NeoX's `classifier_dropout`, GPT-2's
+    `summary_first_dropout`."""
     fields = config.get_text_config().to_dict().items()
     random, other_heads = ("drop", "jitter"), ("classif", "summary")
     return any(
@@ -71,7 +72,7 @@ def drops_out(config: Any) -> bool:
 
 
 def measure(config: PretrainedConfig, origin: str) -> ModelShape:
-    """The shape of the causal language model of `config`, built on the meta device: no memory, a fraction of a second.
+    """The shape of `config`'s causal language model, built on the meta device: no memory, a fraction of a second.
 
     Raises `UsageError`, naming `origin`, if no model can be built from `config`.
     """
@@ -87,8 +88,8 @@ def measure(config: PretrainedConfig, origin: str) -> ModelShape:
             model = factory.from_config(config)
         return _counted(model, config)
     except Exception as error:
-        # Inconsistent fields surface anywhere in a model's constructor, as whatever exception arises there; and some
-        # architectures lack what others all have (BLT's config has no hidden_size).
+        # Inconsistent fields surface anywhere in a model's constructor, as any kind of exception; and some
+        # architectures lack what all others have (BLT's config has no hidden_size).
         raise UsageError(f"{origin}: no model can be built from it: {' '.join(str(error).split())}") from error
 
 
@@ -118,7 +119,7 @@ def _counted(model: Any, config: Any) -> ModelShape:
         embedding_parameters=embedding.numel(),
         tied_embeddings=tied,
         head_bias=getattr(head, "bias", None) is not None,
-        # Fused kernels have no softcap; releases of transformers before 5.23 would leave it out in silence.
+        # Fused kernels have no softcap; transformers before 5.23 would silently leave it out.
         sdpa=bool(getattr(model, "_supports_sdpa", False)) and not getattr(text, "attn_logit_softcapping", None),
         linear_parameters=_linear_weights(model, text.num_hidden_layers),
         experts=experts,
@@ -131,19 +132,19 @@ def _counted(model: Any, config: Any) -> ModelShape:
 
 
 def _attention_width(text: Any) -> int:
-    """Query heads times head dimension, the mean over layers where transformers says that they differ."""
+    """Query heads times head dimension; the mean over layers if transformers says that they differ."""
 
     def width(layer: Any) -> int:
         heads = int(getattr(layer, "num_attention_heads", None) or 0)
         return heads * int(getattr(layer, "head_dim", None) or text.hidden_size // max(heads, 1))
 
-    # A config whose layers differ refuses to name what differs.
+    # A config whose layers differ refuses to give the fields that differ.
     layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
     return sum(width(layer) for layer in layers) // len(layers)
 
 
 def _linear_weights(model: nn.Module, layers: int) -> int:
-    """Weights of `nn.Linear` in the stack of decoder layers, which is the list with one module per layer."""
+    """Weights of `nn.Linear` in the stack of decoder layers: the `ModuleList` with one module per layer."""
     from torch import nn
 
     stack = next((m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == layers), nn.ModuleList())
@@ -151,5 +152,5 @@ def _linear_weights(model: nn.Module, layers: int) -> int:
 
 
 def _first(config: Any, keys: tuple[str, ...]) -> int:
-    """The first of `keys` that `config` has a number for; 0 if none."""
+    """The value of the first of `keys` for which `config` has an integer; 0 if there is none."""
     return next((int(value) for key in keys if isinstance(value := getattr(config, key, None), int)), 0)

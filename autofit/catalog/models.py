@@ -1,4 +1,4 @@
-"""Names become architectures here: from the catalog, a config.json, or the hub; no weights are ever read."""
+"""From names to architectures: from the catalog, a config.json, or the hub; no weights are ever read."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ STORAGE_KEYS = frozenset(
         "quantization_config", "torch_dtype", "transformers_version", "use_cache",
     }
 )  # fmt: skip
-"""Keys of a config.json that say how weights were stored or loaded: no part of the architecture that is built."""
+"""Keys of a config.json that say how weights were stored or loaded; not part of the architecture that is built."""
 VOLATILE_KEYS = STORAGE_KEYS | {"bos_token_id", "cache_implementation", "eos_token_id"}
-"""Keys on which no shape of a training step depends, so that they are no part of the digest: the above, and those of
-text generation."""
+"""Keys on which no shape in a training step depends, and which the digest therefore leaves out: the above, and those
+for text generation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A causal language model's architecture. A value: equal configs have equal digests, wherever they come from."""
+    """A causal language model's architecture. A value: equal configs have equal digests, whatever their source."""
 
     name: str
     """Catalog name, hub id, or the name of the folder or file that held the config.json."""
     config: Mapping[str, Any] = field(hash=False)
-    """The architecture's fields as in config.json, `model_type` among them; not to be altered."""
+    """The architecture's fields as in config.json, including `model_type`; must not be modified."""
     source: str
     """Where the fields come from: `<hub id or folder>, <file name>`."""
     parameters: int | None
-    """Published total of distinct parameters, a tied embedding counted once; None where nothing is published."""
+    """Published number of distinct parameters, a tied embedding counted once; None if none is published."""
     digest: str = field(init=False, compare=False)
-    """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys. Worked out once: what
-    is known of a model is looked up by it, many times for every config of a lattice."""
+    """First 16 hex digits of the SHA-256 of the canonical JSON of `config` without volatile keys. Computed once, as
+    whatever is known about a model is looked up by it, many times for every config of a lattice."""
 
     def __post_init__(self) -> None:
         stable = {key: _canonical(value) for key, value in self.config.items() if key not in VOLATILE_KEYS}
@@ -67,11 +67,11 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Model:
-    """The model of a catalog name (in any case), a folder or file with a config.json, or a hub id; tried in that order.
+    """The model for a catalog name (case-insensitive), a config.json or its folder, or a hub id; tried in that order.
 
-    Raises `UsageError` for an unknown name (with the nearest), a path without a usable config.json, and a model that
-    transformers does not know or that would need code of its own; `EnvironmentLacks` where a hub id needs the hub and
-    the hub cannot be reached. A hub id that the catalog has is answered from the catalog then.
+    Raises `UsageError` for an unknown name (with the nearest ones), a path without a usable config.json, and a model
+    that transformers does not know or that would need code of its own; `EnvironmentLacks` if the hub denies access
+    or cannot be reached, unless the catalog has a model with that hub id, which is then returned.
     """
     if name.lower() in names():
         return _of_catalog(name.lower())
@@ -92,19 +92,19 @@ def architecture(model: Model) -> PretrainedConfig:
 
 
 def positions(model: Model) -> int | None:
-    """The longest sequence that the architecture is made for, in tokens; None where it sets no limit.
+    """The longest sequence that the architecture supports, in tokens; None if it sets no limit.
 
-    Configs write it under many names (`max_position_embeddings`, `n_positions`, `n_ctx`), or leave it to the default of
-    their class: transformers' class knows. Raises `UsageError` if transformers refuses the fields.
+    Configs store it under many names (`max_position_embeddings`, `n_positions`, `n_ctx`) or rely on their class's
+    default; transformers' config class resolves both. Raises `UsageError` if transformers refuses the fields.
     """
     written = model.config.get("max_position_embeddings")
-    # Transformers takes seconds to import, which an answer from the store need not wait for.
+    # transformers takes seconds to import, and an answer from the store need not wait for that.
     longest = written if written is not None else getattr(architecture(model), "max_position_embeddings", None)
     return longest if isinstance(longest, int) else None
 
 
 def shape(model: Model) -> ModelShape:
-    """What the model's architecture amounts to. The catalog's models bring it along; for any other, the first call
+    """The model's architecture in numbers. For models in the catalog it is stored there; for any other, the first call
     imports torch and transformers and builds the model on the meta device, and later calls are answered from memory.
 
     Raises `UsageError` if the model cannot be built from its fields.
@@ -117,12 +117,12 @@ def shape(model: Model) -> ModelShape:
 
 
 def in_catalog(model: Model) -> bool:
-    """Whether the model is just as the catalog has it under its name."""
+    """Whether the model is exactly the one in the catalog under its name."""
     return model.name in names() and _of_catalog(model.name).digest == model.digest
 
 
 def _catalog_shape(model: Model) -> ModelShape | None:
-    """The shape in the catalog's file; None for a model that is not just as it is there."""
+    """The shape in the catalog's file; None for a model that is not exactly the catalog's."""
     if not in_catalog(model):
         return None
     return ModelShape(**json.loads(_catalog_text(model.name))["shape"])
@@ -144,7 +144,7 @@ def _catalog_text(name: str) -> str:
 def _of_path(path: Path) -> Model:
     file = architecture_file.find(path)
     config = architecture_file.parse(architecture_file.read(file), str(file))
-    # A file called config.json says nothing; its folder is named after the model.
+    # The name config.json says nothing about the model; its folder is named after it.
     holder = file.resolve()
     name = holder.parent.name if holder.name == "config.json" else holder.stem
     return Model(name=name or str(path), config=config, source=f"{file.parent}, {file.name}", parameters=None)
@@ -163,7 +163,7 @@ def _of_hub(hub_id: str) -> Model:
 
 
 def _canonical(value: Any) -> Any:
-    """`value` with whole floats as integers: 10000.0 and 10000 are one number, and configs write both."""
+    """`value` with integral floats as integers: 10000.0 and 10000 are the same number, and configs use both."""
     if isinstance(value, Mapping):
         return {key: _canonical(item) for key, item in value.items()}
     if isinstance(value, list):

@@ -1,1 +1,1 @@
-"""What can be said about a config without running it."""
+"""Predicts a config's memory and speed without running it."""

@@ -1,7 +1,7 @@
 """PyTorch's CUDA caching allocator, simulated: what a sequence of allocations and frees makes it reserve.
 
 The rules and constants are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11 to 2.13) for one stream, with its
-default settings. Sizes are bytes.
+default settings. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ MIB = 1024**2
 MIN_BLOCK = 512
 """Every size is rounded up to a multiple of this."""
 SMALL_SIZE = 1 * MIB
-"""Up to here a request is served by the small pool."""
+"""Requests up to this size are served by the small pool."""
 SMALL_BUFFER, LARGE_BUFFER = 2 * MIB, 20 * MIB
 """What the small pool takes from the driver at a time, and the large pool for requests under MIN_LARGE_ALLOC; also
 the pages of expandable segments."""
 MIN_LARGE_ALLOC = 10 * MIB
 ROUND_LARGE = 2 * MIB
-"""Larger requests are taken from the driver rounded up to this."""
+"""Larger requests to the driver are rounded up to a multiple of this."""
 
 
 class OutOfDeviceMemory(Exception):
-    """The driver has no more, also after every unused segment was given back."""
+    """The driver has no more memory, even after every unused segment was given back."""
 
     def __init__(self, requested: int, reserved: int) -> None:
         super().__init__(f"{requested} bytes requested with {reserved} reserved")
@@ -44,7 +44,7 @@ class Block:
 
 
 class _Pool:
-    """The free blocks of one size class, smallest first and lowest address first among equals."""
+    """The free blocks of one size class, smallest first and, among equals, lowest address first."""
 
     def __init__(self, *, small: bool) -> None:
         self.small = small
@@ -62,9 +62,9 @@ class _Pool:
         del self._blocks[key]
 
     def best_fit(self, size: int, tail: Block | None) -> Block | None:
-        """The smallest free block that holds `size`, taken out of the pool.
+        """The smallest free block that holds `size`, removed from the pool.
 
-        `tail`, the end of an expandable segment, counts as endless: any other block that is large enough goes first.
+        `tail`, the end of an expandable segment, counts as infinite: any other block that is large enough goes first.
         """
         place = bisect_left(self._keys, (size, -1))
         if place == len(self._keys):
@@ -74,18 +74,18 @@ class _Pool:
         return self._blocks.pop(self._keys.pop(place))
 
     def whole_segments(self) -> list[Block]:
-        """Free blocks that are a segment each."""
+        """Free blocks that each make up a whole segment."""
         return [b for b in self._blocks.values() if b.before is None and b.after is None]
 
 
 class CachingAllocator:
-    """One device's allocator. `limit` is what the driver can give to it; None for no end."""
+    """One device's allocator. `limit` is what the driver can give it; None for no limit."""
 
     def __init__(self, *, expandable_segments: bool, limit: int | None = None) -> None:
         self.expandable_segments = expandable_segments
         self.limit = limit
         self.allocated = 0
-        """In blocks that are in use, what rounding and unsplit rests add included."""
+        """In blocks in use, including rounding and remainders that are not split off."""
         self.reserved = 0
         """Taken from the driver."""
         self.peak_allocated = 0
@@ -119,7 +119,7 @@ class CachingAllocator:
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give what is unused back to the driver: whole free segments, or the free end of an expandable one."""
+        """Give unused memory back to the driver: whole free segments, or the free end of an expandable one."""
         for pool in self._pools.values():
             for block in pool.whole_segments():
                 if not self.expandable_segments:
@@ -144,7 +144,7 @@ class CachingAllocator:
         return block
 
     def _expand(self, pool: _Pool, size: int) -> Block:
-        """Map pages at the end of the pool's segment, behind what is free there."""
+        """Map pages at the end of the pool's segment, extending a free block there."""
         page = SMALL_BUFFER if pool.small else LARGE_BUFFER
         tail = self._tails[pool.small]
         room = tail.size if tail is not None and tail.free else 0
@@ -205,7 +205,7 @@ class CachingAllocator:
         block.pool.add(remainder)
 
     def _merge(self, block: Block, neighbour: Block) -> None:
-        """`block` takes over the place of a free neighbour."""
+        """Let `block` absorb a free neighbour."""
         if self._tails[block.pool.small] is neighbour:
             self._tails[block.pool.small] = block
         if neighbour is block.before:

@@ -1,7 +1,7 @@
-"""Sizes as functions of the micro-batch and the rank, read off from one trace at prime numbers of both.
+"""Sizes as functions of the micro-batch and the adapter rank, read off one trace at prime values of both.
 
 A trace is made with `MICRO_BATCH` sequences and adapters of rank `RANK`, primes larger than any dimension of a model.
-A size that either divides is proportional to it; so one trace serves every micro-batch and every rank, exactly.
+A size divisible by either is proportional to it, so one trace serves every micro-batch and every rank, exactly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Amounts:
 
     @classmethod
     def of(cls, traced: Iterable[int]) -> Amounts:
-        """From the sizes that a trace at the primes has shown."""
+        """From the sizes seen in a trace at the primes."""
         constants, of_micro_batch, of_rank = [], [], []
         for size in traced:
             by_micro_batch, by_rank = size % MICRO_BATCH == 0, size % RANK == 0
@@ -48,7 +48,7 @@ class Amounts:
 
     @classmethod
     def joined(cls, parts: Sequence[Amounts]) -> Amounts:
-        """One after the other."""
+        """All parts, in order."""
         return cls(
             np.concatenate([p.constants for p in parts]),
             np.concatenate([p.of_micro_batch for p in parts]),
@@ -56,11 +56,11 @@ class Amounts:
         )
 
     def over(self, shares: Sequence[int]) -> Amounts:
-        """Each divided by its number of shares."""
+        """Each size divided by its number of shares."""
         return Amounts(self.constants / np.array(shares, dtype=np.float64), self.of_micro_batch, self.of_rank)
 
     def at(self, micro_batch: int, rank: int) -> NDArray[np.float64]:
-        """The sizes with this micro-batch and rank."""
+        """The sizes at this micro-batch and rank."""
         return np.asarray(
             self.constants * np.where(self.of_micro_batch, micro_batch, 1) * np.where(self.of_rank, rank, 1)
         )

@@ -6,8 +6,8 @@ from autofit.lattice import Config
 from autofit.techniques import Job
 
 COMPILE_ERROR = 0.41
-"""Relative error that compilation adds to a predicted time: its speedup in training is 1.41 in the geometric mean
-(Ansel et al. 2024, "PyTorch 2": over 180 models on an A100), and none of it is predicted."""
+"""Relative error that compilation adds to a predicted time: its speedup in training has a geometric mean of 1.41 (Ansel
+et al. 2024, "PyTorch 2": over 180 models on an A100), and none of it is predicted."""
 
 
 def assumptions(config: Config, job: Job) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Memory by formula, for models whose code the tracer cannot follow: it says so, and how far it may be off."""
+"""Memory by formula, for models whose code the tracer cannot follow; it says so, and how far off it may be."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from autofit.lattice import Config
 from autofit.techniques import Job
 
 LAYER_BYTES = 34
-"""Saved activations of a layer in 16 bits, per token and unit of width, attention's scores apart (Korthikanti et al.
+"""Saved activations of a layer in 16 bits, per token and unit of width, without attention scores (Korthikanti et al.
 2022, arXiv:2205.05198, equation 1)."""
 CHECKPOINT_BYTES = 2
-"""Of a checkpointed layer only its input is kept (there, section 5)."""
+"""Of a checkpointed layer only its input is kept (ibid., section 5)."""
 LOGIT_BYTES = 12
 """Per token and entry of the vocabulary: fp32 log-probabilities, their gradient, and that of the logits."""
 MEMORY_ERROR = 0.5
-"""What the formula is taken to err by. It was made for GPT-2's layers; a test holds it against traces of others."""
+"""Assumed relative error of the formula. It was made for GPT-2's layers; a test checks it against traces of others."""
 
 
 def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -> Estimate:

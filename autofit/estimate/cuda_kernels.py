@@ -1,7 +1,7 @@
-"""What CUDA kernels hold beyond their results while they run, and which of them runs: none of it shows on a fake CPU.
+"""Which CUDA kernels run, and what they hold beyond their results while they run: a fake CPU shows neither.
 
-The trace sees the operations of the CPU; each function here names the kernel that runs in its place on an NVIDIA GPU,
-and the source that allocates.
+The trace sees the CPU's operations; each function here names the kernel that runs in their place on an NVIDIA GPU, and
+the source file that allocates.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 FP32_BYTES = 4
 SEQUENCE_TILE = 128
-"""Rows to which flash attention rounds sequences (seqlen_q_rounded in aten/src/ATen/native/transformers/cuda/
-flash_attn/flash_api.cpp)."""
+"""Flash attention rounds sequences up to a multiple of this many rows (seqlen_q_rounded in aten/src/ATen/native/
+transformers/cuda/flash_attn/flash_api.cpp)."""
 EFFICIENT_TILE = 64
 """Rows and columns of the tiles in which efficient attention sums the query's gradient (kBlockSizeI and kBlockSizeJ of
 most kernels in aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/cutlassB.h)."""
 CUSTOM_GEMM_ROWS = 4
-"""Up to here bitsandbytes multiplies without dequantising the weight (_GEMM_4BIT_CUSTOM_FLOOR_M in
+"""Up to this many rows bitsandbytes multiplies without dequantising the weight (_GEMM_4BIT_CUSTOM_FLOOR_M in
 bitsandbytes/backends/cuda/ops.py)."""
 NF4_BLOCK = 64
 
@@ -32,10 +32,10 @@ NF4_BLOCK = 64
 class Attention(Enum):
     """A kernel of torch's scaled_dot_product_attention.
 
-    What each keeps for the backward beside query, key and value: `FLASH` and `EFFICIENT` the result and the logarithm
-    of every row's sum (fp32 [batch, heads, tokens]; efficient attention rounds tokens up to 32), as the CPU's own
-    kernel does, which is what is traced for both; `MATH` the scores [batch, heads, tokens, tokens], once or twice, in
-    fp32 also where the operands are in 16 bits.
+    Besides query, key and value, each keeps the following for the backward. `FLASH` and `EFFICIENT`: the result and
+    every row's log-sum-exp (fp32 [batch, heads, tokens]; efficient attention rounds tokens up to a multiple of 32), as
+    does the CPU's own kernel, which is traced for both. `MATH`: the scores [batch, heads, tokens, tokens], once or
+    twice, in fp32 even where the operands are in 16 bits.
     """
 
     FLASH = "flash"
@@ -46,22 +46,22 @@ class Attention(Enum):
 def attention_kernel(
     *, dtype: torch.dtype, width: int, value_width: int, grouped: bool, masked: bool, capability: str | None
 ) -> Attention:
-    """The kernel that torch 2.11 to 2.13 takes for a training step without dropout.
+    """The kernel that torch 2.11 to 2.13 picks for a training step without dropout.
 
-    `dtype` is that of the product, autocast included; `width` and `value_width` are those of one head; `grouped` says
-    whether several query heads share a key; `masked` whether there is a mask tensor beside causality; `capability` of
-    None is a recent card's.
+    `dtype` is that of the product, autocast included; `width` and `value_width` are per head; `grouped` says whether
+    several query heads share a key head; `masked` whether there is a mask tensor besides causality; a `capability` of
+    None is taken as a recent card's.
 
     | kernel    | 16 bits           | fp32 | mask | grouped | head width                                          |
     |-----------|-------------------|------|------|---------|-----------------------------------------------------|
-    | flash     | from 8.0 on       | no   | no   | yes     | up to 256; 193 to 224 not on 8.6 to 8.9 and on 12   |
-    | efficient | bf16 from 8.0 on  | yes  | yes  | no      | a multiple of what the tensor cores' loads align to |
+    | flash     | from 8.0 on       | no   | no   | yes     | up to 256, but not 193 to 224 on 8.6 to 8.9 and 12  |
+    | efficient | bf16 from 8.0 on  | yes  | yes  | no      | a multiple of the alignment of tensor-core loads    |
     | math      | yes               | yes  | yes  | yes     | any                                                 |
 
     Source: can_use_flash_attention, can_use_mem_efficient_attention and select_sdp_backend in
-    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; efficient attention learns grouped heads after 2.13 (pull
-    request 191085). cuDNN's kernel, which is preferred on 9.0 and 10.x, keeps what flash attention keeps; its workspace
-    is not documented and taken to be as large.
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; efficient attention supports grouped heads only after 2.13
+    (pull request 191085). cuDNN's kernel, which is preferred on 9.0 and 10.x, keeps what flash attention keeps; its
+    workspace is undocumented and taken to be as large.
     """
     version = _version(capability)
     half = dtype.itemsize == 2
@@ -82,7 +82,7 @@ def attention_kernel(
 
 
 def has_ampere(capability: str | None) -> bool:
-    """Whether a compute capability is 8.0 or more, as that of None is taken to be."""
+    """Whether a compute capability is 8.0 or higher; None counts as such."""
     return _version(capability) >= (8, 0)
 
 
@@ -94,7 +94,8 @@ def _version(capability: str | None) -> tuple[int, int]:
 
 
 def _alignment(half: bool, version: tuple[int, int]) -> int:
-    """Elements to which efficient attention needs heads aligned (minimum_gemm_alignment of sdp_utils.cpp)."""
+    """Elements of which efficient attention needs the head width to be a multiple (minimum_gemm_alignment of
+    sdp_utils.cpp)."""
     if version >= (8, 0):
         return 8 if half else 4
     return 8 if half and version >= (7, 0) else 1
@@ -103,7 +104,7 @@ def _alignment(half: bool, version: tuple[int, int]) -> int:
 def cuda_scratch(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, capability: str | None = None
 ) -> int:
-    """Bytes that the CUDA kernel of an operation allocates and frees within it."""
+    """Bytes that the CUDA kernel of an operation allocates and frees internally."""
     name = str(func)
     if name == "aten._scaled_dot_product_flash_attention_for_cpu_backward.default":
         return _attention_backward(args, kwargs, capability)
@@ -127,8 +128,8 @@ def _attention_backward(args: tuple[Any, ...], kwargs: dict[str, Any], capabilit
 
 
 def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> int:
-    """mha_bwd of flash_api.cpp, and of the flash-attn package's: fp32 sums of the query's gradient, and with grouped
-    queries the keys' and values' gradients for every query head."""
+    """mha_bwd of flash_api.cpp, and of the flash-attn package's own: fp32 accumulators of the query's gradient, and
+    with grouped queries the keys' and values' gradients for every query head."""
     batch, heads, tokens, width = query.shape
     rows = _up(tokens, SEQUENCE_TILE)
     columns = _up(width, 32 if width <= 128 else 64)
@@ -141,7 +142,7 @@ def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> int:
 def _efficient_backward(query: torch.Tensor) -> int:
     """_efficient_attention_backward of attention_backward.cu: `delta`, one fp32 per row, and the workspace in which
     tiles of the query's gradient are summed in fp32 (workspace_elements_gq in mem_eff_attention/kernel_backward.h),
-    each with four words that tell how far it is. Staging tiles of heads wider than 128 are left out."""
+    each with four words that track its progress. Staging tiles of heads wider than 128 are left out."""
     batch, heads, tokens, width = query.shape
     tiles = -(-tokens // EFFICIENT_TILE) * -(-width // EFFICIENT_TILE)
     return batch * heads * (tiles * (EFFICIENT_TILE**2 + 4) + tokens) * FP32_BYTES
@@ -173,6 +174,6 @@ aten/src/ATen/cuda/CublasHandlePool.cpp): ":4096:2:16:8" is 8,519,680 bytes; Hop
 
 
 def cublas_workspace_bytes(capability: str | None) -> int:
-    """What one cuBLAS handle holds. The forward's thread and autograd's have one each."""
+    """Workspace that one cuBLAS handle holds. The forward's thread and autograd's have a handle each."""
     major = (capability or "").partition(".")[0]
     return CUBLAS_WORKSPACE_BYTES.get(major, CUBLAS_WORKSPACE_BYTES["default"])

@@ -1,4 +1,4 @@
-"""Memory that a step takes beside the device's allocator: activations on the host, paged optimizer states."""
+"""Memory that a step takes outside the device's allocator: activations on the host, paged optimizer states."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ class PinnedCopies:
 
     sizes: Amounts
     times: NDArray[np.float64]
-    """For how many layers each stands."""
+    """How many layers each stands for."""
 
     @classmethod
     def of(cls, tape: Tape, counts: Mapping[int, int]) -> PinnedCopies:
-        """From a decoder's trace, whose layers stand for `counts` of the full stack each (1 where not named)."""
+        """From a decoder's trace; `counts` is how many layers each of its layers stands for (1 where not named)."""
         found = [
             (size, counts.get(place.layer, 1))
             for place, sizes in tape.elsewhere.items()
@@ -32,18 +32,18 @@ class PinnedCopies:
         return cls(Amounts.of(size for size, _ in found), np.array([times for _, times in found], dtype=np.float64))
 
     def bytes_at(self, micro_batch: int, rank: int) -> int:
-        """What is copied in one forward."""
+        """Bytes that are copied in one forward."""
         return int(self.times @ self.sizes.at(micro_batch, rank))
 
     def blocks_at(self, micro_batch: int, rank: int) -> int:
-        """Bytes of host memory at the end of a forward, in blocks that the next one uses again.
+        """Bytes of host memory at the end of a forward, in blocks that the next one reuses.
 
-        A block is the next power of two (CachingHostAllocatorImpl::allocate in aten/src/ATen/core/
+        A block's size is the next power of two (CachingHostAllocatorImpl::allocate in aten/src/ATen/core/
         CachingHostAllocator.h).
         """
         return int(self.times @ 2 ** np.ceil(np.log2(self.sizes.at(micro_batch, rank))))
 
 
 def paged_bytes(tape: Tape) -> int:
-    """Optimizer states in managed memory: in full, as a trial counts them, because a device with room holds them."""
+    """Bytes of optimizer states in managed memory: in full, as in a trial, because a device with room holds them."""
     return sum(size for sizes in tape.elsewhere.values() for size in sizes)

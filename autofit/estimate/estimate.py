@@ -1,4 +1,4 @@
-"""A prediction as a value: what a config would take and give, and the cheapest change to it."""
+"""A prediction as a value: a config's memory and speed, and the cheapest change that helps."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Estimate:
     device_bytes: int
     """What the driver would show: reserved memory and the context."""
     host_bytes: int
-    """Of host memory that one rank's training takes. Not in it is what the rank's process has before it trains:
-    Python, the libraries and on CUDA the context's part on the host. That was measured with CPU builds alone (0.31 GiB,
+    """Host memory that one rank's training takes. It excludes what the rank's process holds before it trains: Python,
+    the libraries and, on CUDA, the context's part on the host. That was measured with CPU builds alone (0.31 GiB,
     `host_baseline_bytes` of benchmarks/recorded), whose libraries are not those for CUDA; a trial stores its own.
     """
     breakdown: dict[str, int] = field(hash=False)
@@ -36,61 +36,61 @@ class Estimate:
     phase_peaks: dict[str, int] = field(hash=False)
     seconds_to_estimate: float
     work: StepWork | None = None
-    """What the time follows from; None where the step was not traced, and where nothing is known of the hardware."""
+    """What the time is computed from; None where the step was not traced, or nothing is known of the hardware."""
     step_seconds: float | None = None
-    """Of one optimizer step of the whole global batch; None where it was not asked for, or the work is not known."""
+    """Of one optimizer step over the whole global batch; None where it was not asked for, or the work is unknown."""
     tokens_per_second: float | None = None
     mfu: float | None = None
     calibrated_on: int = 0
-    """Measured trials that the time was fitted to; 0 for a guess."""
+    """Number of measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None = None
     """Of the predicted time."""
     memory_error: float = 0.0
-    """Relative error of the memory that a limit must hold, too: of a formula that stands in for a trace."""
+    """Relative error of the memory, for which the limit must leave room: that of a formula in place of a trace."""
     assumptions: tuple[str, ...] = ()
     """What no trace can show, one sentence each."""
     advice: Change | None = None
     """The cheapest change; None where none helps, or none was asked for."""
     lightest: Lightest | None = None
-    """Where nothing near it would fit either: what would need least."""
+    """Set where nothing near the config would fit either: the config that would need least."""
     ranks_per_host: int = 1
     """Ranks that share one host's memory."""
     host_memory_bytes: int | None = None
-    """Of one host; None where it is not known, as that of a card of the catalog."""
+    """Of one host; None where it is unknown, as for a card of the catalog."""
 
     @property
     def fits(self) -> bool:
-        """Whether the device holds it, and the host what it has to hold."""
+        """Whether both the device's and the host's memory are enough."""
         return self.fits_device and not self.host_short_bytes
 
     @property
     def fits_device(self) -> bool:
-        """Whether the limit holds it, and what its memory may be off."""
+        """Whether it stays within the limit even if its memory is off by `memory_error`."""
         return self.device_bytes * (1.0 + self.memory_error) <= self.memory_limit_bytes
 
     @property
     def machine_host_bytes(self) -> int:
-        """Of host memory that all ranks of one machine take."""
+        """Host memory that all ranks of one machine take."""
         return self.host_bytes * self.ranks_per_host
 
     @property
     def host_short_bytes(self) -> int:
-        """What the host's memory lacks; 0 where it is enough, or not known."""
+        """By how much the host's memory falls short; 0 where it is enough, or unknown."""
         return 0 if self.host_memory_bytes is None else max(0, self.machine_host_bytes - self.host_memory_bytes)
 
     @property
     def peak_phase(self) -> str:
-        """`forward`, `backward` or `optimizer`: where the most is allocated."""
+        """`forward`, `backward` or `optimizer`: the phase in which most is allocated."""
         return max(self.phase_peaks, key=lambda phase: self.phase_peaks[phase])
 
     @property
     def headroom_bytes(self) -> int:
-        """What the limit leaves; negative where it does not hold it."""
+        """What the limit leaves free; negative where it is exceeded."""
         return self.memory_limit_bytes - self.device_bytes
 
     @property
     def prediction(self) -> Prediction:
-        """What a trial keeps of it."""
+        """The part of it that a trial stores."""
         return Prediction(
             peak_allocated_bytes=self.peak_allocated_bytes,
             device_bytes=self.device_bytes,
@@ -102,9 +102,9 @@ class Estimate:
         )
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
-        """The same on the job's hosts, with the time that its work takes at other rates; without them with none."""
+        """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""
         hardware, ranks = job.hardware, job.workload.devices
-        # A worker of a cluster sees the one device that it was given: how many share its host is not known.
+        # A cluster's worker sees only the device that it was given: how many ranks share its host is unknown.
         unknown = hardware.kind != "cpu" and hardware.count < ranks
         here = replace(
             self,
@@ -162,14 +162,14 @@ class Estimate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
-        """The inverse of `to_json`, but for the advice, and the hosts, which `timed` knows; other keys are left out."""
+        """The inverse of `to_json`, except for the advice and the hosts, which `timed` sets; other keys are ignored."""
         other = ("config", "assumptions", "advice", "lightest", "work", "ranks_per_host", "host_memory_bytes")
         own = {f.name: data[f.name] for f in fields(cls) if f.name not in other}
         work = None if data["work"] is None else StepWork(**data["work"])
         return cls(config=Config.from_json(data["config"]), assumptions=tuple(data["assumptions"]), work=work, **own)
 
     def short_json(self) -> dict[str, Any]:
-        """What it comes to, as a JSON object: for an estimate beside another one."""
+        """Its main figures as a JSON object, for an estimate that is part of another."""
         return {
             "config": self.config.to_json(),
             "fits": self.fits,
@@ -183,7 +183,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One or two axes of an estimated config that take other values, with what is predicted then."""
+    """New values for one or two axes of an estimated config, and the resulting estimate."""
 
     values: Mapping[str, Value] = field(hash=False)
     """The axes that change, with their new values."""
@@ -202,11 +202,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lightest:
-    """The config with the lightest value of every axis, with the smallest card that would hold it."""
+    """The config with the lightest value of every axis, and the smallest card that would hold it."""
 
     estimate: Estimate
     card: str | None
-    """A name of the catalog; None where no card holds it, and for a processor."""
+    """Its name in the catalog; None where no card holds the config, and for a CPU."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

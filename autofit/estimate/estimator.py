@@ -1,4 +1,4 @@
-"""What a config would take and give, predicted from its own training step, without a device."""
+"""Predicts a config's memory and speed from its own training step, without a device."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from autofit.techniques.technique import LossKernel
 
 SELECTIVE_OPERATION = 1.8
-"""What the host spends on an operation, because selective checkpointing sees each from Python, over what it spends with
-full checkpointing: 31 and 17 microseconds on one core of an AMD EPYC (torch 2.13), on tensors too small to count."""
+"""Host time per operation with selective checkpointing, which sees every operation from Python, over that with full
+checkpointing: 31 and 17 microseconds on one core of an AMD EPYC (torch 2.13), on tensors too small to matter."""
 HOST_ALIGNMENT = 64
 """Bytes to which PyTorch aligns host memory (c10/core/alignment.h)."""
 
@@ -56,15 +56,15 @@ class Traced:
     costs: tuple[Costs, ...]
     """Of one optimizer step of the whole global batch."""
     pinned_bytes: int
-    """Of host memory that offloaded activations take."""
+    """Host memory that offloaded activations take."""
     moved_bytes: int
     """To the host and back in one optimizer step."""
     paged_bytes: int
     """Of optimizer states in managed memory."""
     hosted_bytes: int = 0
-    """Of host memory that offloaded weights, gradients and states of one rank take."""
+    """Host memory that one rank's offloaded weights, gradients and states take."""
     traffic: Traffic | None = None
-    """Of one rank in one optimizer step; None where there is but one, with everything on its device."""
+    """Of one rank in one optimizer step; None for a single rank with everything on its device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,13 +77,13 @@ class _Stack:
     copies: PinnedCopies
 
     def decoder(self, tape: Tape) -> _Decoder:
-        """With this tape's events."""
+        """The decoder with the events of `tape`."""
         return _Decoder(DecoderEvents(tape), self.head, self.works, self.copies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Decoder:
-    """The decoder of one method, precision and checkpointing at every micro-batch and rank."""
+    """The decoder for one method, precision and checkpointing, at every micro-batch and rank."""
 
     events: DecoderEvents
     head: HeadShape
@@ -103,7 +103,7 @@ class _Loss:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Update:
-    """One optimizer of one set of parameters."""
+    """One optimizer on one set of parameters."""
 
     tape: Tape
     events: Updates
@@ -117,12 +117,12 @@ class _Update:
 
 
 class Estimator:
-    """Predicts configs of one job. What configs have in common is traced once."""
+    """Predicts configs of one job. What configs have in common is traced only once."""
 
     def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False) -> None:
         """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few.
 
-        What bounds an operation is decided by the data sheet, and by `rates` for hardware that has none.
+        What bounds an operation is decided by the data sheet, or by `rates` for hardware without one.
         """
         self.job = job
         self.rates = rates
@@ -141,7 +141,7 @@ class Estimator:
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
         """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
 
-        Without `replayed` the allocator's part is that of the first config with the same decoder: for whole lattices.
+        Without `replayed`, fragmentation is taken from the first config with the same decoder: for whole lattices.
         """
         started = time.monotonic()
         # Compiled or not, it is the eager step that is traced.
@@ -176,7 +176,7 @@ class Estimator:
         work = step_work(
             traced.costs, self._sheet, moved_bytes=traced.moved_bytes, operation=slower, transfers=transfers
         )
-        # The rates are those of all cores, which the ranks on a processor share.
+        # The rates are those of all cores together, which the ranks on a CPU share.
         return found, work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
 
     def _memory(self, config: Config, line: Timeline, *, replayed: bool) -> Memory:
@@ -199,7 +199,7 @@ class Estimator:
         decoder = self._decoder(config, spread, accumulates=accumulation > 1)
         alone = config if spread is None else spread.traced(config)
         loss = self._loss(alone, decoder.head, micro_batch * self.job.workload.seq_len)
-        if self._latest is not decoder:  # of a large model every loss takes megabytes beside every decoder
+        if self._latest is not decoder:  # for a large model every pair of decoder and loss takes megabytes
             self._latest = decoder
             self._micro_steps.clear()
         steps = _cached(self._micro_steps, loss, lambda: decoder.events.with_loss(loss.tape))
@@ -233,7 +233,7 @@ class Estimator:
         )
 
     def _decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> _Decoder:
-        # A library decides by sizes what it shares, and gradients of one micro-batch take another way.
+        # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
         of_ranks = (False, None) if spread is None else (accumulates, config.get("rank"))
         key = (_common(at_primes(config), without=("optimizer", "loss", "compile")), *of_ranks)
         found = _cached(self._decoders, key, lambda: _followed(lambda: self._made(config, spread, accumulates)))
@@ -249,7 +249,7 @@ class Estimator:
         return stack.decoder(spread.micro_steps(stack.tape, accumulates=accumulates))
 
     def _stack(self, config: Config) -> _Stack:
-        """A tape of one device that several values of `sharding` and `offload` are made from."""
+        """A single-device tape from which those for several values of `sharding` and `offload` are made."""
         key = _common(at_primes(config), without=("optimizer", "loss", "compile"))
         return _cached(self._stacks, key, lambda: self._trace_stack(config))
 
@@ -262,7 +262,7 @@ class Estimator:
             try:
                 spliced = splice(small, representative)
             except NotUniform:
-                pass  # layers of one kind differ after all: every one of them is run
+                pass  # layers of one kind differ after all: run every one of them
             else:
                 counts = {place: representative.count(place) for place in range(len(layers))}
                 return _Stack(spliced, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
@@ -270,14 +270,14 @@ class Estimator:
         return _Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
 
     def holdings(self, config: Config) -> Holdings:
-        """What the model has over all ranks together, as `config` trains it. Raises `NotTraced`."""
+        """The model's sizes over all ranks together, as `config` trains it. Raises `NotTraced`."""
         spread = library(config, self.job)
         alone = config if spread is None else spread.traced(config)
         with _without_collections():
             return self._holdings(config, alone, int(config.get("rank") or 1), self._update(config))
 
     def _holdings(self, config: Config, alone: Config, rank: int, update: _Update) -> Holdings:
-        """What the model of `config` has, as it is on one device at `alone`."""
+        """The sizes of `config`'s model, from its single-device config `alone`."""
         parameters = [s for s in self._stack(alone).tape.storages if s.trained is not None and s.allocated is None]
         of_trained, of_frozen = (
             Amounts.of(s.bytes for s in parameters if s.trained is is_trained).at(1, rank)
@@ -315,7 +315,7 @@ class Estimator:
 
 @contextmanager
 def _without_collections() -> Iterator[None]:
-    """Garbage waits: looking for it among what a trace and the libraries hold takes as long as some layers' trace."""
+    """Suspend garbage collection: scanning what a trace and the libraries hold takes as long as tracing some layers."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -326,16 +326,16 @@ def _without_collections() -> Iterator[None]:
 
 
 def _followed(trace: Callable[[], _Decoder]) -> _Decoder | NotTraced:
-    """A model's own code raises whatever it likes where it looks for data: no lattice asks for that twice."""
+    """Run a trace; any error is returned, so that no lattice repeats it. Model code may raise anything without data."""
     try:
         return trace()
     except NotTraced as error:
-        return NotTraced(str(error))  # the error itself would hold on to all that was traced
+        return NotTraced(str(error))  # the error itself would keep everything traced alive
     except Exception as error:
         return NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
-# bitsandbytes warns, when it is imported, of kernels that it could fetch: no trace runs them.
+# On import, bitsandbytes warns about kernels that it could fetch: no trace runs them.
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 K = TypeVar("K")
@@ -349,14 +349,14 @@ def _cached(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
 
 
 def _common(config: Config, *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None) -> Config:
-    """`config` cut down to what the trace of a part depends on."""
+    """`config` reduced to what the trace of a part depends on."""
     return Config(items=tuple((k, v) for k, v in config.items if k not in without and (only is None or k in only)))
 
 
 def _works(
     tape: Tape, number: str, belongs: Callable[[Place], bool], times: Callable[[int], int] = lambda layer: 1
 ) -> Works:
-    """The operations of the stages with a number at the places that belong, each as often as its layer stands."""
+    """The operations of stages ending in `number` where `belongs` accepts the place, each `times(layer)` times."""
     return Works.joined(
         [
             Works.of(found, times=times(place.layer))
@@ -367,7 +367,7 @@ def _works(
 
 
 def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
-    """Of each micro-step; a layer's operations count for all layers that it stands for."""
+    """Of the first and of a further micro-step; a layer's operations count for all layers that it stands for."""
     first, further = (
         _works(tape, number, lambda place: place.layer != LOSS, lambda layer: counts.get(layer, 1)) for number in "12"
     )
@@ -375,9 +375,9 @@ def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
 
 
 def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
-    """With what lies beside the allocator: paged states count as a trial counts them, on the device and in full.
+    """Add the memory outside the allocator: paged states count as in a trial, on the device and in full.
 
-    A processor's own memory is that of its host.
+    A CPU's device memory is that of its host.
     """
     here = 0 if _cuda(job) else traced.hosted_bytes
     beside = traced.paged_bytes + here

@@ -1,4 +1,4 @@
-"""Tapes as arrays: the decoder's with the loss put in where it belongs, and the optimizer's."""
+"""Tapes as arrays: the decoder's, with the loss inserted where it belongs, and the optimizer's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Events:
 
     @classmethod
     def joined(cls, parts: Iterable[Events]) -> Events:
-        """One after the other."""
+        """All parts, in order."""
         every = list(parts)
         return cls(
             np.concatenate([p.storages for p in every]),
@@ -61,11 +61,11 @@ class MicroSteps:
     sizes: Amounts
     categories: NDArray[np.int8]
     residents: Integers
-    """The storages that are there before the step."""
+    """The storages that exist before the step."""
     first: Events
     second: Events
     streams: NDArray[np.int8]
-    """Of the device, on which each storage is allocated."""
+    """Stream of the device on which each storage is allocated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class DecoderEvents:
         self._stages = {stage: self._around_loss(stage) for stage in STAGES}
 
     def with_loss(self, loss: Tape) -> MicroSteps:
-        """Both together. Storages of the loss are numbered after the decoder's, but for those that both name alike."""
+        """Both together. Storages of the loss are numbered after the decoder's, except those that both label alike."""
         common = {index: self._tape.labels[name] for name, index in loss.labels.items() if name in self._tape.labels}
         stages = {
             stage: [before, self._of_loss(loss, stage, common), after]
@@ -132,7 +132,7 @@ class DecoderEvents:
         return Category.ACTIVATIONS if self._labels.get(index) == HIDDEN else micro_step_category(storage)
 
     def _around_loss(self, stage: str) -> tuple[Events, Events]:
-        """The events of one stage before those of the loss, and after: what else the decoder does there is after."""
+        """The events of one stage before those of the loss, and after; what else the decoder does there comes after."""
         before: list[tuple[Place, int, bool]] = []
         after: list[tuple[Place, int, bool]] = []
         found = before
@@ -155,16 +155,16 @@ class DecoderEvents:
         )
 
     def _loss_frees(self, storage: Storage, common: int | None) -> bool:
-        """Whether the loss frees it: not the gradients that it hands on, nor hidden states that the decoder keeps."""
+        """Whether the loss frees it: not the gradients that it passes on, nor hidden states that the decoder keeps."""
         if common is None:
             return storage.freed is not None
         freed = self._tape.storages[common].freed
         return self._labels[common] == HIDDEN and freed is not None and freed.layer == LOSS
 
     def _stays(self, place: Place, event: Event) -> bool:
-        """Whether an event is the decoder's own: not of what the seam allocates, nor what the loss does to the common.
+        """Whether an event is the decoder's own: not of what the seam allocates, nor of the loss on a shared storage.
 
-        At the seam the decoder's own are what autocast drops and the ends of gradients.
+        At the seam the decoder's own events are frees, of what autocast drops and of gradients.
         """
         label = self._labels.get(event.storage)
         if label is None:
@@ -174,7 +174,7 @@ class DecoderEvents:
 
 
 def micro_step_category(storage: Storage) -> Category:
-    """What a storage of a forward or backward holds, told by when it comes and goes."""
+    """What a storage of a forward or backward holds, inferred from when it comes and goes."""
     if storage.holds is not None:
         return storage.holds
     if storage.allocated is None:
@@ -189,7 +189,7 @@ def micro_step_category(storage: Storage) -> Category:
 
 
 def update_category(storage: Storage) -> Category:
-    """What a storage of an update holds: a state is there after it, if only until the next one replaces it."""
+    """What a storage of an update holds: a state outlives the update, if only until the next one replaces it."""
     if storage.holds is not None:
         return storage.holds
     lasts = storage.freed is None or storage.allocated is None or storage.freed.stage != storage.allocated.stage

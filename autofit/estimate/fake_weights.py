@@ -1,4 +1,4 @@
-"""Fake weights for a model that was laid out on the meta device: every format and size, no data."""
+"""Fake weights for a model that was built on the meta device: every format and size, no data."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _like(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _four_bit(layer: Any) -> None:
-    """bitsandbytes' own packing and state, so that its own forward and backward are what is traced."""
+    """bitsandbytes' own packing and state, so that its own forward and backward are traced."""
     from bitsandbytes.functional import QuantState
 
     weights = layer.out_features * layer.in_features
@@ -62,6 +62,6 @@ def _four_bit(layer: Any) -> None:
 
 
 def quantised_tensors(layer: Any) -> list[torch.Tensor]:
-    """The tensors beside the parameters that a 4-bit layer keeps."""
+    """The tensors that a 4-bit layer keeps besides its parameters."""
     state = layer.weight.quant_state
     return [state.absmax, state.code, state.offset, state.state2.absmax, state.state2.code]

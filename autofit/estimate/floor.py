@@ -1,4 +1,4 @@
-"""The least memory that a config can need: what its weights, gradients and optimizer states take, and nothing else."""
+"""The least memory that a config can need: that of its weights, gradients and optimizer states alone."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from autofit.lattice import Config
 from autofit.techniques import Job
 
 NF4_BYTES = 0.5 + (1.0 + 4.0 / 256) / 64
-"""Per weight: 4 bits, and per 64 weights one 8-bit scale, doubly quantised with one fp32 per 256 scales
-(Dettmers et al. 2023, section 3)."""
+"""Per weight: 4 bits, plus one 8-bit scale per 64 weights, itself quantised with one fp32 per 256 scales (Dettmers et
+al. 2023, section 3)."""
 STATE_BYTES = {
     "sgd": 0.0,
     "adafactor": 0.0,
@@ -17,8 +17,8 @@ STATE_BYTES = {
     "paged-adamw-8bit": 0.0,
     "lion": 4.0,
 }
-"""Optimizer state per trained parameter. AdamW keeps two states in the parameters' own format. Factored, paged and
-small per-block figures are left out: this is a floor."""
+"""Optimizer state per trained parameter. AdamW keeps two states in the parameters' own format. Factored and paged
+states and small per-block figures are left out: this is a floor."""
 
 
 def floor_parts(config: Config, job: Job) -> dict[str, int]:
@@ -44,8 +44,8 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
 
 
 def _left(config: Config, devices: int) -> dict[str, float]:
-    """Which share of each part a device is left with. Libraries that share convert to 16 bits by themselves: so they
-    may halve what is fp32 elsewhere."""
+    """The share of each part that remains on a device. Sharding libraries convert to 16 bits themselves, so they may
+    halve what is fp32 elsewhere."""
     sharding, offload = config.text("sharding"), config.text("offload")
     if sharding in ("none", "ddp") and offload == "none":
         return {"weights": 1.0, "gradients": 1.0, "optimizer": 1.0}
@@ -63,5 +63,5 @@ def _left(config: Config, devices: int) -> dict[str, float]:
 
 
 def floor_bytes(config: Config, job: Job) -> int:
-    """Bytes that are alive together at the first update: weights, gradients, states. A lower bound of the peak."""
+    """Bytes that are alive together at the first update: weights, gradients, states. A lower bound on the peak."""
     return sum(floor_parts(config, job).values())

@@ -1,4 +1,4 @@
-"""What a processor's kernels allocate within one operation, which no trace of fake tensors shows."""
+"""Memory that a CPU's kernels allocate within one operation, which no trace of fake tensors shows."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ FP32_BYTES = 4
 
 
 def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Bytes that the kernel of an operation allocates and frees within it.
+    """Bytes that the kernel of an operation allocates and frees internally.
 
-    bitsandbytes has no 4-bit product of its own for a processor: the weight is dequantised whole, its scales first
+    bitsandbytes has no 4-bit product of its own for CPUs: the weight is dequantised whole, its scales first
     (`_gemm_4bit_default_impl` of backends/default/ops.py). Arguments: (activations, packed weight, shape, ...).
     """
     name = str(func)

@@ -1,4 +1,4 @@
-"""What an estimate depends on, as a key under which it can be kept."""
+"""What an estimate depends on, as a key under which it can be stored."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from autofit.techniques import Job
 
 
 class EstimateKeys:
-    """Keys of the estimates of one job: equal exactly where every figure of the estimates is, but for the fragmentation
+    """Keys of one job's estimates: equal exactly where every figure of the estimates is, except for the fragmentation
     of those that are not replayed, which is that of whichever config with the same decoder came first.
 
-    The memory limit is no part of them, because it is the asker's; nor are the model's name, the seed, the bytes of
-    memory that are there, and the rates, because a kept estimate is timed when it is read.
+    The memory limit is not part of them, because it is the caller's; nor are the model's name, the seed, the amount of
+    memory present, and the rates, because a stored estimate is timed when it is read.
     """
 
     def __init__(self, job: Job, *, replayed: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What PyTorch's kernels allocate within one operation on every device, which no trace of fake tensors shows."""
+"""Memory that PyTorch's kernels allocate within one operation on every device, invisible to a trace of fake tensors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 
 
 def common_scratch(name: str, args: tuple[Any, ...]) -> int:
-    """Bytes that an operation of this name allocates and frees within it, on a processor as on an accelerator.
+    """Bytes that an operation of this name allocates and frees internally, on a CPU as on an accelerator.
 
-    `logsumexp` is made of others: it holds the exponentials of all its operand at once before it adds them up
-    (`logsumexp_out_impl` of aten/src/ATen/native/ReduceOps.cpp). Measured on a processor: 48.0 MiB for 48.0 MiB (torch
-    2.13). Products, norms, softmax, look-ups and updates were measured there, too, and take 2.5 MiB at most.
+    `logsumexp` is a composite: it holds the exponentials of its whole operand at once before it sums them
+    (`logsumexp_out_impl` of aten/src/ATen/native/ReduceOps.cpp). Measured on a CPU: 48.0 MiB for an operand of 48.0 MiB
+    (torch 2.13). Products, norms, softmax, look-ups and updates were measured there, too, and take at most 2.5 MiB.
     """
     if name != "aten.logsumexp.default":
         return 0

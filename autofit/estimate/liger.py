@@ -1,8 +1,8 @@
 """Liger's fused linear cross-entropy without Liger: an operation that allocates what its kernel allocates.
 
-The kernel itself is Triton's and runs on a device only. This does what fused_linear_cross_entropy_forward and _backward
-of liger_kernel/ops/fused_linear_cross_entropy.py (0.8.5) do on CUDA, so that every tensor lives from and to where it
-lives there; what a Triton kernel does in place is an operation in place that moves as many bytes.
+The kernel itself is written in Triton and runs on a device only. This does what fused_linear_cross_entropy_forward and
+_backward of liger_kernel/ops/fused_linear_cross_entropy.py (0.8.5) do on CUDA, so that every tensor has the same
+lifetime as there; what a Triton kernel does in place is an in-place operation that moves as many bytes.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import torch
 
 
 def chunk_rows(tokens: int, hidden_size: int, vocabulary: int) -> int:
-    """Rows of logits at a time: a power of two that makes them about as large as all hidden states."""
+    """Rows of logits per chunk: a power of two that makes a chunk about as large as all hidden states."""
     logits_per_hidden = -(-vocabulary // hidden_size)
     rows = -(-tokens // logits_per_hidden)
     return min(tokens, 1 << (rows - 1).bit_length())
 
 
 class FusedLinearCrossEntropy:
-    """Stands for liger_fused_linear_cross_entropy."""
+    """Stands in for liger_fused_linear_cross_entropy."""
 
     def __init__(self, *, adds_products: bool) -> None:
-        """`adds_products` says whether products in 16 bits are added to the head's gradient as they are computed, as
-        from compute capability 8.0 on: otherwise they are a tensor first, which is widened to fp32."""
+        """`adds_products` says whether 16-bit products are added to the head's gradient as they are computed, as from
+        compute capability 8.0 on: otherwise each is first a tensor of its own, which is widened to fp32."""
         self._adds_products = adds_products
 
     def __call__(
@@ -38,7 +38,7 @@ class FusedLinearCrossEntropy:
         reduction: str,
         softcap: float | None,
     ) -> torch.Tensor:
-        """A fp32 scalar without meaning. hidden [tokens, hidden_size], weight [vocabulary, hidden_size], labels
+        """An fp32 scalar without meaning. hidden [tokens, hidden_size], weight [vocabulary, hidden_size], labels
         [tokens]."""
         in_place = self._adds_products and weight.dtype.itemsize == 2
         loss: torch.Tensor = _Function.apply(hidden, weight, labels, bias, in_place)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""From the timeline of a step to what the device shows: the allocator's part, and what lies outside of it."""
+"""From the timeline of a step to what the device reports: what the allocator reserves, and what lies outside it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from autofit.estimate.timeline import Timeline
 from autofit.hardware import Hardware
 
 CONTEXT_BYTES = 400 * 1024**2
-"""What a CUDA context and its loaded kernels take outside of the allocator. Not measured yet: reports speak of 300 MB
-and more, growing with the kernels that are used."""
+"""What a CUDA context and its loaded kernels take outside the allocator. Not measured yet: reports speak of 300 MB and
+more, growing with the kernels in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class Memory:
 def memory(line: Timeline, hardware: Hardware, fragmentation: float | None = None, *, wide: bool = False) -> Memory:
     """The memory of two optimizer steps. A known `fragmentation`, as a share of what is allocated, saves the replay.
 
-    `wide` says that matrix products are in fp32: a processor's heap keeps more then.
+    `wide` says that matrix products are in fp32: a CPU's heap then keeps more.
     """
     if hardware.kind == "cuda":
         return _cuda_memory(line, hardware.capability, fragmentation)
@@ -64,12 +64,12 @@ def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | 
 
 
 def _host_memory(line: Timeline, *, wide: bool) -> Memory:
-    """The heap at its largest so far and what is mapped, and what malloc keeps beside them."""
+    """The heap at its largest so far, what is mapped, and what malloc keeps on top of both."""
     totals = heap.resident(line) + heap.kept(line, wide=wide)
     at = int(totals.argmax())
     peak, alive = int(totals[at]), int(line.totals[at])
     return Memory(
-        peak_allocated_bytes=peak,  # a trial there has one figure for all three
+        peak_allocated_bytes=peak,  # a trial on a CPU has one figure for all three
         peak_reserved_bytes=peak,
         device_bytes=peak,
         host_bytes=peak,
@@ -83,7 +83,7 @@ def _parts(line: Timeline, at: int | None = None) -> dict[str, int]:
 
 
 def replay(line: Timeline, workspace: int, *, expandable_segments: bool = True) -> int:
-    """The most that the caching allocator reserves over the whole timeline; each stream has blocks of its own.
+    """The most that the caching allocator reserves over the whole timeline; each stream has its own blocks.
 
     cuBLAS takes a workspace at the first product of each thread.
     """
@@ -101,4 +101,4 @@ def replay(line: Timeline, workspace: int, *, expandable_segments: bool = True) 
             blocks[storage] = streams[stream].allocate(size)
         elif size < 0:
             streams[stream].release(blocks.pop(storage))
-    return sum(allocator.peak_reserved for allocator in streams.values())  # nothing is given back on the way
+    return sum(allocator.peak_reserved for allocator in streams.values())  # nothing is given back in between

@@ -1,4 +1,4 @@
-"""The smallest stack of decoder layers that shows every layer of a model between the neighbours that it has."""
+"""The smallest stack of decoder layers in which every layer of a model occurs between its actual neighbours."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections.abc import Hashable, Sequence
 
 Kinds = Sequence[Hashable]
 _Context = tuple[Hashable, Hashable, Hashable]
-"""The kinds of the layer before, of a layer, and of the one after it."""
+"""The kinds of the preceding layer, of the layer itself, and of the following one."""
 
 
 def representatives(kinds: Kinds) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(layers of the full stack that make up the small one, for every full layer its place in the small one).
 
-    Two layers behave alike if they and both their neighbours are of the same kinds; the ends of the stack are
+    Two layers behave alike if they and both their neighbours are of the same kinds; the ends of the stack count as
     neighbours of a kind of their own. The small stack is found by cutting out, largest first, every stretch without
-    which all such contexts are still there: three layers for a uniform stack, four where two kinds alternate.
+    which all such contexts remain: three layers for a uniform stack, four where two kinds alternate.
     """
     wanted = set(_contexts(kinds, range(len(kinds))))
     kept = list(range(len(kinds)))
@@ -39,7 +39,7 @@ _END = object()
 
 
 def _may_cut(kinds: Kinds, kept: list[int], start: int, length: int, wanted: set[_Context]) -> bool:
-    """Whether `kept` without `length` layers from `start` on has the same contexts."""
+    """Whether `kept` without the `length` layers from `start` on has the same contexts."""
     stop = start + length
     if kinds[kept[start - 1]] != kinds[kept[stop - 1]] or (
         stop < len(kept) and kinds[kept[start]] != kinds[kept[stop]]

@@ -1,4 +1,4 @@
-"""Records what the operations of a training step allocate and free, from fake tensors that hold no data."""
+"""Records what the operations of a training step allocate and free, on fake tensors that hold no data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 
 
 def without_data() -> FakeTensorMode:
-    """The mode in which a step is traced: an operation that needs data fails, and is not run on real tensors."""
+    """The mode in which a step is traced: an operation that needs data fails instead of running on real tensors."""
     return FakeTensorMode(allow_fallback_kernels=False)
 
 
@@ -29,10 +29,10 @@ class NotTraced(UsageError):
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode that sees every operation above fake tensors, and every storage that they create.
+    """A dispatch mode that sees every operation on fake tensors, and every storage that these create.
 
     A storage counts from the operation that returns it until Python and autograd have let go of it, as it does in
-    the allocator. Entered after the fake mode, so that it stands above it.
+    the allocator. Entered after the fake mode, so that it is above that on the mode stack.
     """
 
     def __init__(self, scratch: Scratch) -> None:
@@ -49,17 +49,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """No compiled code runs under it, from which each of its calls would have to be kept."""
+        """False: no compiled code runs under this mode, so Dynamo need not be kept out of each of its calls."""
         return False
 
     @contextmanager
     def at(self, stage: str, layer: int) -> Iterator[None]:
-        """What happens inside happens at this place, until `move` says otherwise."""
+        """Attribute what happens inside to this place, until `move` says otherwise."""
         self.move(stage, layer)
         yield
 
     def move(self, stage: str, layer: int) -> None:
-        """The next operations belong to another place."""
+        """Attribute the next operations to another place."""
         place = Place(stage, layer)
         if place != self.place:
             self.place = place
@@ -67,15 +67,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.tape.segments.append((place, self._events))
 
     def move_with_next_operation(self, stage: str, layer: int) -> None:
-        """The next operation belongs to another place; what Python frees until then still belongs here."""
+        """Move to another place at the next operation; what Python frees until then still belongs here."""
         self._next = Place(stage, layer)
 
     def close(self) -> None:
-        """What is freed from now on outlives the trace."""
+        """Treat what is freed from now on as outliving the trace."""
         self._closed = True
 
     def resident(self, tensor: torch.Tensor, layer: int | None) -> None:
-        """Register what is there before the step, and the decoder layer that it belongs to."""
+        """Register a tensor that exists before the step, and the decoder layer that it belongs to."""
         storage = self.tape.storages[self._add(tensor.untyped_storage(), None)]
         storage.layer = layer
         if isinstance(tensor, torch.nn.Parameter):
@@ -87,13 +87,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """What is allocated inside is none of the device's allocator: it counts as memory elsewhere."""
+        """Count what is allocated inside as memory outside the device's allocator."""
         self._is_elsewhere = True
         yield
         self._is_elsewhere = False
 
     def label(self, tensor: torch.Tensor, label: str) -> None:
-        """Name the storage of `tensor` in this stage."""
+        """Name the storage of `tensor` in the current stage."""
         self.tape.labels[self.place.stage, label] = self._known[tensor.untyped_storage()._cdata]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -124,11 +124,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The operation on fake tensors. Raises `NotTraced` for one that has no implementation for them."""
+        """Run the operation on fake tensors. Raises `NotTraced` for one that has no implementation for them."""
         if func is _GROUPED:
             return _grouped_product(args, kwargs)
         if func is _FUSED_SGD:
-            return None  # updates in place, and has no shape rule that could say so
+            return None  # updates in place, but has no shape rule to say so
         try:
             return func(*args, **kwargs)
         except UnsupportedOperatorException as error:
@@ -145,7 +145,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _ignore(self, storage: torch.UntypedStorage) -> None:
         self._ignored.add(storage._cdata)
-        weakref.finalize(storage, self._ignored.discard, storage._cdata)  # the next one there is another
+        weakref.finalize(storage, self._ignored.discard, storage._cdata)  # the next at this address is a different one
 
     def _add(self, storage: torch.UntypedStorage, place: Place | None) -> int:
         key = storage._cdata
@@ -174,13 +174,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _RESHAPE = torch.ops.aten._unsafe_view.default
-"""A view in all but what autograd makes of it: nothing is computed or moved."""
+"""A view in all but autograd's treatment of it: nothing is computed or moved."""
 _FUSED_SGD = torch.ops.aten._fused_sgd_.default
 _GROUPED = torch.ops.aten._grouped_mm.default
 
 
 def _grouped_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-    """The experts' product in the dtype of its operands: the shape rule knows bf16 only, kernels know others, too."""
+    """The experts' product in the dtype of its operands: the shape rule knows only bf16, kernels know others, too."""
     a, b, *rest = args
     narrow = [torch.empty_like(operand, dtype=torch.bfloat16) for operand in (a, b)]
     result: torch.Tensor = _GROUPED(*narrow, *rest, **kwargs)
@@ -188,7 +188,7 @@ def _grouped_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Ten
 
 
 def _plain_value(tensor: torch.Tensor) -> bool | int | float:
-    """What a read of a fake scalar gives: a batch of whole sequences, and an optimizer that has made one step."""
+    """What reading a fake scalar gives: that of a batch of whole sequences and an optimizer that has made one step."""
     if tensor.dtype == torch.bool:
         return True
     return 1.0 if tensor.dtype.is_floating_point else 0

@@ -1,4 +1,4 @@
-"""Remembers what an operation gives for operands without data: PyTorch works it out anew at five times the cost."""
+"""Caches what an operation returns for operands without data: PyTorch would recompute it at five times the cost."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from autofit.estimate.work import Work, work
 Key = tuple[Any, ...]
 Shape = tuple[int, ...]
 Recipe = Callable[[list[FakeTensor]], Any]
-"""A result like the one before, from an operation's tensors."""
+"""Makes a result like the one before, from an operation's tensors."""
 
 _NAMESPACES = ("aten", "prims", "bitsandbytes")
-"""Libraries whose results depend on nothing but the formats of the operands and the other arguments."""
+"""Libraries whose results depend only on the formats of the operands and the other arguments."""
 _OF_DATA = (torch.Tag.data_dependent_output, torch.Tag.inplace_view)
 _MASKS = (torch.bool, torch.uint8, torch.int8)
-"""What `index` takes for masks: how many elements they select is data."""
+"""Dtypes that `index` treats as masks: how many elements these select depends on data."""
 
 
 class Operands:
-    """The arguments of an operation: its tensors, and a key that is equal where results are of one format."""
+    """The arguments of an operation: its tensors, and a key that is equal where results have the same format."""
 
     __slots__ = ("key", "known", "tensors")
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tensors: list[FakeTensor] = []
         self.known = True
-        """Whether the key tells all."""
+        """Whether the key determines the result's format."""
         parts: list[Any] = [func]
         self._describe(args, parts)
         for name, value in kwargs.items():
@@ -54,7 +54,7 @@ class Operands:
             elif isinstance(value, torch.Tensor):
                 self.known = False
             else:
-                parts.append((kind, value))  # the type tells 1 from 1.0 and True
+                parts.append((kind, value))  # the type distinguishes 1 from 1.0 and True
 
 
 def _format(tensor: FakeTensor) -> Key:
@@ -70,9 +70,9 @@ def _format(tensor: FakeTensor) -> Key:
 
 
 def remembered(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[[], Any]) -> tuple[Any, Work]:
-    """What `run`, which runs the operation on fake tensors, gives, and its cost; run once for operands of one format.
+    """The result of an operation and its cost; `run`, which runs it on fake tensors, is called once per operand format.
 
-    Called in a dispatch mode above the fake one, where autograd has done its part.
+    Called in a dispatch mode above the fake one, after autograd has done its part.
     """
     operands = Operands(func, args, kwargs)
     found = _KNOWN.get(operands.key) if operands.known else None
@@ -92,7 +92,7 @@ _KNOWN: dict[Key, tuple[Recipe, Work]] = {}
 
 
 def _repeats(func: Any, operands: list[FakeTensor]) -> bool:
-    """Whether operands of this format always give results of one format."""
+    """Whether operands of this format always give results of the same format."""
     if func.namespace not in _NAMESPACES or any(tag in func.tags for tag in _OF_DATA):
         return False
     if not all(_is_plain(operand) for operand in operands):
@@ -125,7 +125,7 @@ def _recipe(result: Any, operands: list[FakeTensor]) -> Recipe | None:
 
 
 def _of_tensor(result: FakeTensor, operands: list[FakeTensor]) -> Recipe | None:
-    """One of the operands itself, a view of one, or a tensor with a storage of its own."""
+    """A recipe for one of the operands itself, a view of one, or a tensor with a storage of its own."""
     for index, operand in enumerate(operands):
         if result is operand:
             return lambda tensors: tensors[index]
@@ -158,7 +158,7 @@ def _view(of: FakeTensor, dtype: torch.dtype, offset: int, shape: Shape, stride:
 
 
 def _mode() -> FakeTensorMode:
-    """The mode that is in force."""
+    """The fake mode in force."""
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     assert isinstance(mode, FakeTensorMode)
     return mode

@@ -1,7 +1,7 @@
-"""Where the decoder ends and the loss begins: both are traced apart, and this is what they have in common.
+"""Where the decoder ends and the loss begins: the two are traced separately, and this is their interface.
 
-The decoder's trace serves every micro-batch, because its sizes are proportional to it. The loss is traced for one
-number of tokens: how many chunks it computes in is no such proportion.
+One trace of the decoder serves every micro-batch, because its sizes are proportional to it. The loss is traced for a
+given number of tokens, because the number of chunks that it computes in is not proportional to that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HIDDEN, HIDDEN_GRADIENT, HEAD_GRADIENT = "hidden", "gradient of hidden", "gradie
 
 @dataclass(frozen=True, slots=True)
 class HeadShape:
-    """What the loss is computed from: a projection of hidden states, without data."""
+    """The projection of hidden states from which the loss is computed: formats and sizes, without data."""
 
     hidden: torch.dtype
     weight: torch.dtype
@@ -41,7 +41,7 @@ class HeadShape:
 
 
 class Seam:
-    """A loss kernel that computes nothing: it stands where the loss belongs in the decoder's trace."""
+    """A loss kernel that computes nothing: it takes the place of the loss in the decoder's trace."""
 
     def __init__(self, autocast: torch.dtype | None) -> None:
         self.recorder: Recorder | None = None
@@ -49,7 +49,7 @@ class Seam:
         self._autocast = autocast
 
     def __call__(self, hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
-        """A scalar whose backward gives the hidden states and a trained head gradients of their own size."""
+        """A scalar whose backward gives the hidden states, and a trained head, gradients of their own size."""
         recorder = self.recorder
         assert recorder is not None
         self.shape = HeadShape(
@@ -72,7 +72,7 @@ class Seam:
 
 
 def enter(recorder: Recorder, hidden: torch.Tensor) -> None:
-    """What follows belongs to the loss, until its backward hands a gradient to `hidden`."""
+    """Attribute what follows to the loss, until its backward hands a gradient to `hidden`."""
     recorder.move(recorder.place.stage, LOSS)
     recorder.label(hidden, HIDDEN)
 
@@ -110,10 +110,10 @@ def trace_loss(
     *,
     capability: str | None = None,
 ) -> Tape:
-    """The tape of `micro_steps` forwards and backwards of the loss alone, of which the events at LOSS count.
+    """The tape of `micro_steps` forwards and backwards of the loss alone, of which only the events at LOSS count.
 
-    The gradients are held: what becomes of them is the decoder's to say. For Liger's kernel stands what allocates
-    alike on a device of this compute capability.
+    The gradients are kept alive: when they are freed is up to the decoder. Liger's kernel is replaced by a stand-in
+    that allocates as it does on a device of this compute capability.
     """
     if kernel is fused_cross_entropy:
         kernel = partial(fused_by, FusedLinearCrossEntropy(adds_products=has_ampere(capability)))
@@ -143,7 +143,7 @@ def _micro_step(
     operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor],
     shape: HeadShape,
 ) -> list[torch.Tensor]:
-    """One forward and backward; the gradients."""
+    """Run one forward and backward; returns the gradients."""
     from autofit.techniques.technique import Head
 
     leaf, weight, bias, labels = operands
@@ -160,7 +160,7 @@ def _micro_step(
 
 
 def _loss(recorder: Recorder, kernel: LossKernel, leaf: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
-    """The loss of hidden states that nobody else holds."""
+    """The loss of hidden states that nothing else keeps alive."""
     hidden = leaf.clone()
     enter(recorder, hidden)
     return kernel(hidden, head, labels)

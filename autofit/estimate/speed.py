@@ -23,56 +23,55 @@ MATMUL_EFFICIENCY = 0.65
 BANDWIDTH_EFFICIENCY = 0.8
 """Share of a data sheet's bandwidth that elementwise kernels reach; a guess that calibration replaces."""
 OPERATION_SECONDS = 6e-6
-"""What PyTorch spends on the host to start one operation; a guess that calibration replaces."""
+"""Host time that PyTorch takes to launch one operation; a guess that calibration replaces."""
 HOST_BYTES_PER_SECOND = 25e9
-"""Between pinned memory and the device: a guess, that packets leave 25 of the 31.5 GB/s that PCIe 4.0 x16 has each way.
-"""
+"""Between pinned memory and the device; a guess: packet overhead leaves 25 of PCIe 4.0 x16's 31.5 GB/s each way."""
 CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e9, 6.4e9, 25e-6
-"""Of a core of whatever processor: FLOP/s of matrix products in 16 bits and in fp32, bytes/s between its caches and
-memory; and seconds per operation, the threads' meeting included. What calibration on the configs of
-benchmarks/recorded/cpu-2c-every-axis.jsonl gives for an AMD EPYC with bf16 arithmetic: of another orders of magnitude
-only, which calibration replaces."""
+"""Per core of any CPU: FLOP/s of matrix products in 16 bits and in fp32, bytes/s between its caches and memory; and
+seconds per operation, thread synchronisation included. Calibration on the configs of
+benchmarks/recorded/cpu-2c-every-axis.jsonl gives these for an AMD EPYC with bf16 arithmetic: for any other they are
+orders of magnitude only, which calibration replaces."""
 CORE_ERROR = 1.0
-"""Relative error of a time that was guessed from nothing but the number of cores."""
+"""Relative error of a time guessed from the number of cores alone."""
 ATTENTION_FACTOR = 4.0
-"""How many FLOPs of an fp32 matrix product take a processor as long as one of PyTorch's fused attention, whatever the
+"""How many FLOPs of an fp32 matrix product take a CPU as long as one FLOP of PyTorch's fused attention, whatever the
 format: 17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13, 128 and 512 tokens, width 64)."""
 BLOCKWISE_FACTOR = 7.0
-"""How many ordinary bytes take a processor as long as a byte of bitsandbytes' quantisation, which looks every value up
-in a table: 1.0 GB/s against 6.8 of a product with a number on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
+"""How many ordinary bytes take a CPU as long as one byte of bitsandbytes' quantisation, which looks every value up in a
+table: 1.0 GB/s against 6.8 of a multiplication by a scalar on 2 cores of an AMD EPYC (bitsandbytes 0.50)."""
 DEQUANTISED_FACTOR = 2.0
-"""The same of bitsandbytes' way back, which looks up codes: between 1 and 4 the configs of every-axis show no
+"""The same for bitsandbytes' dequantisation, which looks up codes: between 1 and 4 the configs of every-axis show no
 difference."""
 CACHED_BYTES, CACHED_FACTOR = 32 * 1024**2, 0.5
-"""An operation that moves no more than this finds the most of it in the processor's caches (the last level of an AMD
-EPYC: 32 MiB for the cores that share it), and takes this share of the time per byte, with which the configs of
-every-axis are ranked better than without (Kendall's tau 0.81 and 0.79)."""
+"""An operation that moves no more than this finds most of it in the CPU's caches (the last level of an AMD EPYC: 32 MiB
+for the cores that share it), and takes this share of the time per byte, which ranks the configs of every-axis better
+than doing without it (Kendall's tau 0.81 and 0.79)."""
 PRIOR_WEIGHT = 0.3
-"""How much a rate's relative distance from the scaled guess counts against a trial's relative error."""
+"""Weight of a rate's relative distance from the scaled guess against a trial's relative error."""
 LEAST_RATIO = 0.1
-"""No rate falls below this share of the scaled guess, however few trials say so."""
+"""No rate falls below this share of the scaled guess, whatever a few trials suggest."""
 ROUNDS = 5
-"""In which the fit may still change its mind about which trials the host bounds."""
+"""Iterations in which the fit may revise which trials are host-bound."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rates:
-    """What a device does in a second, as seconds per unit."""
+    """A device's speed, as seconds per unit of work."""
 
     per_flop: float
     """Of matrix products in 16 bits."""
     per_wide_flop: float
     """Of matrix products in fp32."""
     per_byte: float
-    """Of operations that memory bounds; on a processor, of what does not stay in its caches."""
+    """Of memory-bound operations; on a CPU, of what does not stay in its caches."""
     per_operation: float
-    """Of the host, per operation."""
+    """Of host time."""
     processor: bool = False
-    """Whether the device is its own host, so that nothing hides what starting an operation takes."""
+    """Whether the device is its own host, so that nothing hides the time it takes to launch an operation."""
     calibrated_on: int = 0
-    """Trials that the rates were fitted to; 0 for a guess."""
+    """Number of trials that the rates were fitted to; 0 for a guess."""
     relative_error: float = 0.5
-    """Median relative error on trials that they were not fitted to, or the uncertainty of the guess."""
+    """Median relative error on held-out trials, or the uncertainty of the guess."""
 
     def as_array(self) -> Features:
         """The four rates, in the order of `features`."""
@@ -85,7 +84,7 @@ class Rates:
 
 
 def prior(hardware: Hardware) -> Rates | None:
-    """What a data sheet says of a device's speed, or the number of cores of a processor's.
+    """Rates from an accelerator's data sheet, or from a CPU's number of cores.
 
     None for an accelerator that is not in the catalog, or whose peak is not.
     """
@@ -124,11 +123,12 @@ def step_work(
     operation: float = 1.0,
     transfers: tuple[float, float] = (0.0, 0.0),
 ) -> StepWork:
-    """The sum of operations. On an accelerator each counts by its arithmetic or by its bytes, whichever `prior` says
-    takes longer; on a processor by both.
+    """The sum of operations. On an accelerator each counts by its arithmetic or by its bytes, whichever takes longer
+    according to `prior`; on a CPU by both.
 
-    The guess decides that, and never fitted rates, so that a step's work stays what it is whatever the trials show.
-    `operation` is how many usual ones each takes the host as long as; `transfers` are the seconds (beside, waiting).
+    The guess decides that, never fitted rates, so that a step's work does not depend on what the trials show.
+    `operation` is each operation's host time in units of a usual one's; `transfers` are the seconds that transfers take
+    (overlapped with the arithmetic, while it waits).
     """
     total = np.zeros(4)
     for cost in costs:
@@ -149,7 +149,7 @@ def step_work(
 
 
 def _roofline(cost: Costs, prior: Rates) -> tuple[Features, Features, Features]:
-    """FLOPs in 16 bits, in fp32, and bytes of every operation: the one of them that bounds it."""
+    """FLOPs in 16 bits, FLOPs in fp32, and bytes of every operation: only the one that bounds it is not 0."""
     from autofit.estimate.work import Kind
 
     wide = cost.kinds & Kind.WIDE > 0
@@ -162,8 +162,8 @@ def _roofline(cost: Costs, prior: Rates) -> tuple[Features, Features, Features]:
 
 
 def _processor(cost: Costs) -> tuple[Features, Features, Features]:
-    """The same of a processor: a matrix product first copies its operands into blocks of its own order (Goto and van de
-    Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"), behind which no arithmetic of its cores hides."""
+    """The same for a CPU, where both count: a matrix product first packs its operands into blocks (Goto and van de
+    Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"), which no arithmetic of its cores hides."""
     from autofit.estimate.work import Kind
 
     attention = cost.kinds & Kind.ATTENTION > 0
@@ -178,19 +178,19 @@ def _processor(cost: Costs) -> tuple[Features, Features, Features]:
 
 
 def features(work: StepWork) -> Features:
-    """What the four rates are applied to, in their order."""
+    """The amounts of work that the four rates apply to, in the order of the rates."""
     return np.array([work.flops, work.wide_flops, work.bytes, work.operations])
 
 
 def seconds(work: StepWork, rates: Rates) -> float:
-    """Time of the work: an accelerator hides the host's part behind its own unless the host is slower; what goes on
-    beside both counts where it takes longer."""
+    """Time of the work: an accelerator hides the host's part behind its own unless the host is slower; transfers that
+    overlap with both count only where they take longer."""
     own = float(_parts(work, rates).sum()) + work.moved_bytes / HOST_BYTES_PER_SECOND
     return max(own, work.beside_seconds) + work.waiting_seconds
 
 
 def _parts(work: StepWork, rates: Rates) -> Features:
-    """Seconds that each rate has in the time; 0 for what is hidden."""
+    """Seconds that each rate contributes to the time; 0 for what is hidden."""
     parts = features(work) * rates.as_array()
     if not rates.processor:
         parts[:3] *= parts[:3].sum() >= parts[3]
@@ -199,12 +199,12 @@ def _parts(work: StepWork, rates: Rates) -> Features:
 
 
 def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]], groups: Sequence[str] = ()) -> Rates:
-    """Rates fitted to measured (work, seconds), with the error that they have on trials which they were not fitted to.
+    """Rates fitted to measured (work, seconds), with their relative error on held-out trials.
 
-    That error is the median over the trials of what the fit to all others misses each by. One more is counted that errs
-    as the worst of them or the guess does, so that no two or three trials make it look exact. `groups`, the group of
-    each trial, are given where the rates are for a group that is not among them, as another model is: the error is then
-    what the fit to all other groups misses each group's trials by, of a single group what the guess misses them by.
+    That error is the median of the leave-one-out errors: how far the fit to all other trials misses each one. It counts
+    one more error, the larger of the worst of them and the guess's own, so that two or three trials cannot make the fit
+    look exact. `groups`, the group of each trial, are given where the rates are for a group not among them, such as
+    another model: each group is then left out as a whole; a single group's errors are those of the guess.
     """
     if not measured:
         return prior
@@ -219,8 +219,9 @@ def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]], groups:
 
 
 def _fitted(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
-    """First one factor for all rates, the median of what the trials say, so that one trial moves every rate; then least
-    squares of relative errors, held near that: ridge regression (Hoerl and Kennard 1970) on each rate's ratio to it."""
+    """First one factor for all rates, the median over the trials, so that even one trial moves every rate; then least
+    squares of relative errors, shrunk towards that: ridge regression (Hoerl and Kennard 1970) on each rate's ratio to
+    the scaled guess."""
     if not measured:
         return prior
     copying = [work.moved_bytes / HOST_BYTES_PER_SECOND + work.waiting_seconds for work, _ in measured]

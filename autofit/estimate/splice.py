@@ -1,4 +1,4 @@
-"""From the tape of a small stack of layers to that of the full one, by repeating what repeats."""
+"""From the tape of a small stack of layers to that of the full one, by repeating layers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class NotUniform(Exception):
 
 
 def splice(small: Tape, representative: tuple[int, ...]) -> Tape:
-    """The tape of `len(representative)` layers, the i-th of which behaves as layer `representative[i]` of `small`.
+    """The tape of `len(representative)` layers, the i-th of which behaves like layer `representative[i]` of `small`.
 
-    A layer's own storages get a copy for every layer that it stands for. What it frees of a neighbour is the
-    neighbour's copy, found by the order of its allocation; raises `NotUniform` if sizes there disagree.
+    A layer's own storages get a copy for every layer that it stands for. Where it frees a neighbour's storage, the
+    neighbour's copy is found by its order of allocation; raises `NotUniform` if sizes there disagree.
     """
     return _Splice(small, representative).run()
 
@@ -58,7 +58,7 @@ class _Splice:
         return runs
 
     def _repeat(self, stage: str, segments: list[tuple[Place, list[Event]]]) -> None:
-        """Write one stage: what surrounds the layers once, and every layer of the full stack as its stand-in."""
+        """Write one stage: what surrounds the layers once, and every layer of the full stack like its stand-in."""
         by_layer: dict[int, list[Event]] = defaultdict(list)
         outside: list[tuple[bool, Place, list[Event]]] = []
         seen_layers = False
@@ -96,10 +96,10 @@ class _Splice:
         self._full.segments.append((place, written))
 
     def _freed(self, index: int, storage: Storage, stage: str, layer: int | None) -> list[int]:
-        """The copies that an event frees: one, or outside of the layers those of all of them."""
+        """The copies that an event frees: one, or for an event outside the layers those of all layers."""
         home = storage.allocated.layer if storage.allocated is not None else storage.layer
         if home is None or home in OUTSIDE:
-            # What all layers share goes with the last of them that runs, whichever stood for it.
+            # What layers share is freed by the last of them to run, whichever stood for it.
             if layer is not None:
                 alike = self._images[self._representative[layer]]
                 if layer != (alike[0] if stage.startswith("backward") else alike[-1]):
@@ -131,7 +131,7 @@ class _Splice:
 
 
 def _ranks(tape: Tape) -> tuple[dict[int, tuple[Place, int]], dict[Place, list[int]]]:
-    """Of every storage its place and rank there; of every place its storages in the order of allocation."""
+    """For every storage its place and rank there; for every place its storages in the order of allocation."""
     ranks: dict[int, tuple[Place, int]] = {}
     order: dict[Place, list[int]] = defaultdict(list)
     for place, event in tape.events():

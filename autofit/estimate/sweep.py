@@ -1,4 +1,4 @@
-"""Many configs of one job at once, over all cores."""
+"""Predicts many configs of one job at once, on all cores."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autofit.lattice import Config
 from autofit.techniques import Job
 
 WORTH_PROCESSES = 100
-"""Configs from which on further processes are worth their start, which takes seconds."""
+"""Number of configs from which on further processes are worth their start-up, which takes seconds."""
 
 
 def sweep(
@@ -25,10 +25,10 @@ def sweep(
     report: Callable[[int], None] = lambda done: None,
     processes: int | None = None,
 ) -> dict[Config, Estimate]:
-    """Predict every config, each of which must be supported, in the order given; their times are left out.
+    """Predict every config, each of which must be supported, without its time; the result is in the order given.
 
-    `report` is told how many are done. The allocator's part is replayed for one config of each decoder only; predict a
-    config by itself for its own. `processes` of None takes a process per core.
+    `report` is told how many are done. The allocator is replayed for one config of each decoder only; predict a config
+    by itself to get its own replay. `processes` of None uses one process per core.
     """
     groups = _groups(configs)
     workers = workers_for(configs, processes)
@@ -44,14 +44,14 @@ def sweep(
 
 
 def workers_for(configs: Sequence[Config], processes: int | None = None) -> int:
-    """How many processes `sweep` takes: one for a few configs, and no more than there are groups that share traces."""
+    """How many processes `sweep` uses: one for a few configs, and no more than there are groups that share traces."""
     if len(configs) < WORTH_PROCESSES:
         return 1
     return min(len(_groups(configs)), processes or len(os.sched_getaffinity(0)))
 
 
 def _groups(configs: Sequence[Config]) -> list[list[Config]]:
-    """Configs that share traces, the largest group first; within a group those of one decoder follow each other."""
+    """Configs that share traces, the largest group first; within a group those of one decoder are adjacent."""
     groups: dict[tuple[object, ...], list[Config]] = defaultdict(list)
     for config in sorted(configs, key=lambda c: (c.text("checkpointing"), c.text("attention"))):
         groups[tuple(config.get(axis) for axis in ("method", "precision", "targets"))].append(config)
@@ -71,10 +71,10 @@ def _predicted(job: Job, configs: list[Config], limit: int) -> list[Estimate]:
 
 
 def _in_processes(job: Job, groups: list[list[Config]], limit: int, workers: int) -> Iterator[list[Estimate]]:
-    # A server that forks processes which have the libraries loaded: this process itself may have threads.
+    # A server forks processes with the libraries already loaded: this process itself may have threads.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["autofit.estimate.estimator"])
-    # The libraries are no garbage: collections need not look at them.
+    # The libraries are not garbage: collections need not scan them.
     with ProcessPoolExecutor(workers, mp_context=context, initializer=gc.freeze) as pool:
         pending = [pool.submit(_predicted, job, group, limit) for group in groups]
         for done in as_completed(pending):

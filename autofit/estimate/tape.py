@@ -37,33 +37,33 @@ class Place(NamedTuple):
 
 BEFORE, AFTER, LOSS = -1, 1 << 20, 1 << 21
 OUTSIDE = (BEFORE, AFTER, LOSS)
-"""Places that no layer is at."""
+"""Places that are not at a layer."""
 
 
 @dataclass(slots=True)
 class Storage:
-    """One block of memory over its life."""
+    """One block of memory over its lifetime."""
 
     bytes: int
     """At the micro-batch and rank of the trace."""
     allocated: Place | None
-    """None for what is there before the step: weights and buffers."""
+    """None for what exists before the step: weights and buffers."""
     freed: Place | None = None
     """None for what outlives the trace."""
     layer: int | None = None
-    """The decoder layer that a weight belongs to; None outside of the layers, and for what is allocated in the step."""
+    """The decoder layer that a weight belongs to; None outside the layers, and for what is allocated in the step."""
     recomputed: bool = False
     """Whether a checkpoint's recomputation allocated it."""
     trained: bool | None = None
-    """Of a parameter, whether it is trained; None for all else."""
+    """Of a parameter, whether it is trained; None for everything else."""
     item_bytes: int = 1
     """Of a parameter, the bytes of an element."""
     shares: int = 1
-    """Over how many ranks it is spread: each holds so much less."""
+    """Number of ranks that it is divided among: each holds an equal share."""
     holds: Category | None = None
-    """What it holds; None for what its life tells."""
+    """What it holds; None where its lifetime tells."""
     stream: int = 0
-    """Of the device, on which it is allocated: the allocator keeps the blocks of each apart."""
+    """Stream of the device on which it is allocated: the allocator keeps the blocks of each stream apart."""
 
 
 class Event(NamedTuple):
@@ -75,7 +75,7 @@ class Event(NamedTuple):
 
 @dataclass(slots=True)
 class Tape:
-    """Storages and their events, by place in the order in which the places were visited."""
+    """Storages and their events, grouped by place, in the order in which the places were visited."""
 
     storages: list[Storage] = field(default_factory=list)
     segments: list[tuple[Place, list[Event]]] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Tape:
     labels: dict[tuple[str, str], int] = field(default_factory=dict)
     """Storages that two tapes have in common: (stage, label) to the storage."""
     elsewhere: dict[Place, list[int]] = field(default_factory=dict)
-    """Bytes of what each place puts beside the device's allocator: in pinned or managed memory."""
+    """Bytes of what each place allocates outside the device's allocator: in pinned or managed memory."""
 
     def events(self) -> list[tuple[Place, Event]]:
         """All events in order."""

@@ -18,12 +18,12 @@ class Timeline:
     sizes: Integers
     """Bytes, as the allocator rounds them; negative where a storage is freed."""
     storages: Integers
-    """Which storage; a number of its own for each life."""
+    """Which storage; each lifetime has its own number."""
     categories: NDArray[np.int8]
     phases: Integers
     """Index in PHASES."""
     streams: NDArray[np.int8]
-    """Of the device, on which each storage is allocated."""
+    """Stream of the device on which each storage is allocated."""
 
     @property
     def totals(self) -> Integers:
@@ -43,7 +43,7 @@ class Timeline:
         return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(PHASES)}
 
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
-        """Bytes of each category after the event `at`; without one at the moment of the peak."""
+        """Bytes of each category after the event `at`; by default at the moment of the peak."""
         until = (int(self.totals.argmax()) if at is None else at) + 1
         found = np.bincount(self.categories[:until], weights=self.sizes[:until], minlength=len(Category))
         return {category: int(found[category]) for category in Category}
@@ -52,10 +52,10 @@ class Timeline:
 def timeline(
     steps: MicroSteps, updates: Updates, *, micro_batch: int, rank: int, accumulates: bool, rounding: int
 ) -> Timeline:
-    """Two optimizer steps: the micro-steps, one or if it `accumulates` two, then the update, which frees the gradients.
+    """Two optimizer steps: one micro-step, or two if it `accumulates`, then the update, which frees the gradients.
 
-    The first creates the optimizer's states, the second runs beside them. Every size is rounded up to a multiple of
-    `rounding` bytes, as the device's allocator does.
+    The first step creates the optimizer's states, the second runs with them present. Every size is rounded up to a
+    multiple of `rounding` bytes, as the device's allocator does.
     """
     sizes = np.concatenate([_rounded(steps.sizes.at(micro_batch, rank), rounding), _rounded(updates.sizes, rounding)])
     offset = len(steps.sizes.constants)
@@ -63,7 +63,7 @@ def timeline(
     micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
     alive = np.flatnonzero(np.bincount(micro.storages, weights=micro.signs, minlength=offset) > 0)
     streams = np.concatenate([steps.streams, np.zeros(len(updates.sizes), dtype=np.int8)])
-    # Every other storage is another one in the second step; what has no end, the weights and states, is there once.
+    # In the second step storages are new ones, except for those that persist, the weights and states.
     lives = len(sizes)
     parts = [_there(steps.residents)]
     for step, update in enumerate((updates.first, updates.second)):
@@ -92,7 +92,7 @@ def _there(storages: Integers) -> Events:
 
 
 def _freed(storages: Integers) -> Events:
-    """What an update frees at its end: gradients."""
+    """What an update frees at its end: the gradients."""
     return Events(storages, -np.ones_like(storages), np.full_like(storages, PHASES.index("optimizer")))
 
 
@@ -101,6 +101,6 @@ def _shifted(events: Events, by: int) -> Events:
 
 
 def _states_shared(events: Events, offset: int, updates: Updates, by: int) -> Events:
-    """An update's events; the states keep their number, so that a later update may free what an earlier created."""
+    """An update's events; states keep their numbers, so that a later update may free what an earlier one created."""
     own = updates.categories[events.storages] != Category.OPTIMIZER
     return Events(events.storages + offset + np.where(own, by, 0), events.signs, events.phases)

@@ -1,4 +1,4 @@
-"""Runs the very training step on fake tensors, over as few decoder layers as show all there is to see."""
+"""Runs the actual training step on fake tensors, with only as many decoder layers as it takes to show them all."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from autofit.training.step import TrainingStep
 
 HOST = torch.device("cpu")
 MICRO_STEPS = 2
-"""The first of an accumulation leaves its gradients, the second runs beside them; all further ones are as that."""
+"""The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it."""
 
 
 def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
-    """What tells each decoder layer from the others: its architecture, whether it is checkpointed, and with frozen
-    weights the first, whose input needs no gradient."""
+    """What distinguishes the decoder layers: architecture, whether a layer is checkpointed, and with frozen weights
+    whether it is the first, whose input needs no gradient."""
     kinds = architecture_kinds(job.model)
     value = config.text("checkpointing")
     every = 0 if value == "none" else int(value.removeprefix("every-")) if value.startswith("every-") else 1
@@ -41,7 +41,7 @@ def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
 
 
 def architecture_kinds(model: Model) -> tuple[Hashable, ...]:
-    """One number per decoder layer; layers of one kind have the same."""
+    """One number per decoder layer, the same for layers of the same kind."""
     known = _KINDS.get(model.digest)
     if known is None:
         from transformers import AutoModelForCausalLM
@@ -57,9 +57,9 @@ _KINDS: dict[str, tuple[Hashable, ...]] = {}
 
 
 def at_primes(config: Config) -> Config:
-    """`config` with the micro-batch and rank that its trace is made with.
+    """`config` with the micro-batch and rank at which it is traced.
 
-    Eager attention of a single sequence is another program: where its heads are laid out anew, one needs no copy.
+    Eager attention on a single sequence is a different program: rearranging the heads needs no copy there.
     """
     values = dict(config.items)
     if not (config["attention"] == "eager" and config["micro_batch"] == 1):
@@ -70,9 +70,9 @@ def at_primes(config: Config) -> Config:
 
 
 def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch) -> tuple[Tape, HeadShape]:
-    """The tape of two forwards and backwards of the model cut down to `layers`, with a seam where the loss belongs.
+    """The tape of two forwards and backwards of the model cut down to `layers`, with a seam in place of the loss.
 
-    For the flash-attn package, whose kernel runs on a device only, stands torch's own build of it, which keeps and
+    The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
     """
     config = at_primes(config)
@@ -107,7 +107,7 @@ def _give_fake_weights(model: nn.Module, config: Config, plan: Plan) -> None:
 
 
 def _checkpoint_as_in_full(layers: list[Any], kinds: list[Any]) -> None:
-    """Checkpoint those layers that are checkpointed in the full stack, where they have other indices."""
+    """Checkpoint the layers that are checkpointed in the full stack, where their indices differ."""
     functions = [vars(layer)["_gradient_checkpointing_func"] for layer in layers if layer.gradient_checkpointing]
     for layer, (_, checkpointed, _) in zip(layers, kinds, strict=True):
         layer.gradient_checkpointing = checkpointed
@@ -130,7 +130,7 @@ def _step(model: nn.Module, plan: Plan) -> TrainingStep:
 
 
 class _Backward:
-    """An engine that leaves the update out: it is traced apart, over all parameters."""
+    """An engine without the update, which is traced separately, over all parameters."""
 
     ranks = 1
 
@@ -168,7 +168,7 @@ def _stage(recorder: Recorder, micro_step: int, phase: str) -> AbstractContextMa
 
 @contextmanager
 def _as_with_data() -> Iterator[None]:
-    """Have transformers look into fake tensors as it does into others: it would build masks to be on the safe side."""
+    """Have transformers inspect fake tensors like real ones: otherwise it builds masks to be on the safe side."""
     from transformers import masking_utils
 
     module: Any = masking_utils
@@ -182,7 +182,7 @@ def _as_with_data() -> Iterator[None]:
 
 @contextmanager
 def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
-    """On CUDA: have torch choose the attention kernel of the device, and move activations to a host apart from it."""
+    """On CUDA: have torch choose the device's attention kernel, and offload activations to a separate host."""
     if job.hardware.kind != "cuda":
         yield
         return
@@ -206,7 +206,7 @@ def _attention(
     attn_mask: torch.Tensor | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention that is fused only where it would be on the device."""
+    """scaled_dot_product_attention, fused only where it would be on the device."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     kernel = cuda_kernels.attention_kernel(
@@ -224,26 +224,26 @@ def _attention(
 
 
 def _save_on_host(recorder: Recorder, pin_memory: bool = False) -> AbstractContextManager[None]:
-    """torch.autograd.graph.save_on_cpu as it is between a device and its host; on the host alone it does nothing."""
+    """torch.autograd.graph.save_on_cpu as it works between a device and its host; on the host alone it does nothing."""
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         with recorder.elsewhere():
             return torch.empty(tensor.shape, dtype=tensor.dtype)
 
     def unpack(copy: torch.Tensor) -> torch.Tensor:
-        with torch.enable_grad():  # as the recomputation that it is for: it counts among the activations
+        with torch.enable_grad():  # like the recomputation that it serves, so that it counts as an activation
             return torch.empty_like(copy)
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _traceable(attention: str) -> str:
-    """transformers' name of an attention that can be traced in place of `attention`."""
+    """transformers' name for an attention that can be traced in place of `attention`."""
     if attention != "flash_attention_2":
         return attention
     from transformers.modeling_utils import AttentionInterface
 
-    # Under a name for which transformers knows no mask it builds none, as for flash-attn.
+    # For an attention to which transformers assigns no mask function it builds no mask, as for flash-attn.
     AttentionInterface.register(UNMASKED, _unmasked_attention)
     return UNMASKED
 
@@ -259,7 +259,7 @@ def _unmasked_attention(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention; windows and caps on the scores, which flash-attn applies in place, take no memory."""
+    """Causal attention without windows and caps on the scores: flash-attn applies these in place, without memory."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
     known = {name: options[name] for name in ("dropout", "scaling", "is_causal") if name in options}
@@ -268,7 +268,7 @@ def _unmasked_attention(
 
 @contextmanager
 def _layer_marks(recorder: Recorder, layers: list[Any]) -> Iterator[None]:
-    """Tell the recorder which layer is at work: by module hooks in the forward, by tensor hooks in the backward."""
+    """Tell the recorder which layer is running: by module hooks in the forward, by tensor hooks in the backward."""
 
     def backward_reaches(layer: int) -> Any:
         def hook(gradient: torch.Tensor) -> None:

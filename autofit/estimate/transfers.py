@@ -10,19 +10,19 @@ LINK_EFFICIENCY = 0.75
 """Share of a link's data-sheet bandwidth that collectives and copies of many megabytes reach; a guess."""
 PCIE_BYTES_PER_SECOND = 32e9
 """Of PCIe 4.0 x16 one way (PCI-SIG, PCI Express Base Specification 4.0: 16 GT/s times 16 lanes), for a device whose
-links are not known."""
+links are unknown."""
 DISK_READ, DISK_WRITE = 7.0e9, 5.0e9
 """Bytes per second of one NVMe drive on PCIe 4.0 x4 (Samsung PM9A3 data sheet: 6.9 GB/s read, 4.1 to 4.0 GB/s written;
-Samsung 990 PRO: 7.45 and 6.9); a round figure, as the drive is not known."""
+Samsung 990 PRO: 7.45 and 6.9); round figures, as the drive is unknown."""
 HOST_BYTES_PER_SECOND = 50e9
-"""Of a processor's memory, to one rank's optimizer; a guess: half of what eight channels of DDR4-3200 have together
-(JEDEC JESD79-4: 25.6 GB/s each) with two ranks or more on a socket."""
+"""Of a CPU's memory, to one rank's optimizer; a guess: half of what eight channels of DDR4-3200 have together (JEDEC
+JESD79-4: 25.6 GB/s each), with two ranks or more on a socket."""
 LOOPBACK_BYTES_PER_SECOND = 2e9
-"""Between two processes of one processor through gloo; an order of magnitude."""
+"""Between two processes on one CPU through gloo; an order of magnitude."""
 
 
 def seconds(traffic: Traffic, hardware: Hardware) -> tuple[float, float]:
-    """(seconds that go by beside the arithmetic, seconds that it waits for)."""
+    """(seconds overlapped with the arithmetic, seconds that the arithmetic waits for)."""
     link, host = bandwidths(hardware)
     collectives = traffic.linked / link
     beside = collectives if traffic.overlapped else 0.0
@@ -34,8 +34,8 @@ def seconds(traffic: Traffic, hardware: Hardware) -> tuple[float, float]:
 
 
 def bandwidths(hardware: Hardware) -> tuple[float, float]:
-    """Bytes per second one way (between ranks, between a device and its host), as the data sheets have them less what
-    is lost. A card without a link to others goes through its host."""
+    """Bytes per second one way (between ranks, between a device and its host): the data sheets' figures less losses. A
+    card without a link to others goes through its host."""
     if hardware.kind == "cpu":
         return LOOPBACK_BYTES_PER_SECOND, HOST_BYTES_PER_SECOND
     card = next((known for known in cards() if known.name == hardware.name), None)

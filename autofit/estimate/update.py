@@ -22,17 +22,17 @@ from autofit.training.engines.local import LocalEngine
 
 HOST = torch.device("cpu")
 UPDATES = 2
-"""The first update creates the states, the second is as all others."""
+"""The first update creates the states, the second is like all later ones."""
 
 
 def trace_updates(config: Config, job: Job, scratch: Scratch, *, exact: bool = False) -> Tape:
     """The tape of two updates, at stages `optimizer-1` and `optimizer-2`.
 
-    Weights and gradients are there before; of the gradients nothing is recorded, as it is the backward that allocates
-    them. Of the decoder layers of a kind only the first is built, and stands for the others, unless `exact`.
+    Weights and gradients exist beforehand and are not recorded; it is the backward that allocates the gradients. Of the
+    decoder layers of a kind only the first is built, and stands for the others, unless `exact`.
     """
     plan = make_plan(config, job, HOST)
-    plan.attention = "eager"  # what an update does not touch need not be there
+    plan.attention = "eager"  # no update runs attention, so its package need not be installed
     kinds = architecture_kinds(job.model)
     first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
     built = range(len(kinds)) if exact else sorted(first.values())
@@ -43,7 +43,7 @@ def trace_updates(config: Config, job: Job, scratch: Scratch, *, exact: bool = F
         if not exact:
             _repeat_layers(model, [built.index(first[kind]) for kind in kinds])
     assert plan.optimizer is not None
-    # Outside of the fake mode: bitsandbytes computes its quantisation maps from numbers. Loss scaling needs no memory.
+    # Outside the fake mode: bitsandbytes computes its quantisation maps from numbers. Loss scaling needs no memory.
     engine = LocalEngine(model, plan.optimizer, loss_scaling=False)
     recorder = Recorder(scratch)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -63,9 +63,9 @@ def trace_updates(config: Config, job: Job, scratch: Scratch, *, exact: bool = F
 
 
 def _repeat_layers(model: nn.Module, stand_ins: list[int]) -> None:
-    """Put as many layers into `model` as there are `stand_ins`, each with what its own, by place, has to be trained.
+    """Give `model` as many layers as there are `stand_ins`, places of layers whose trained parameters each one copies.
 
-    A layer with embeddings is copied as a whole: bitsandbytes keeps their states in another format.
+    A layer with embeddings is copied whole: bitsandbytes keeps their states in another format.
     """
     layers = decoder_layers(model)
     replace_layers(model, [_alike(layers[place]) for place in stand_ins])
@@ -81,7 +81,7 @@ def _alike(layer: nn.Module) -> nn.Module:
 
 
 def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:
-    """Fake maps of the same size in place of bitsandbytes' own, which hold data."""
+    """Replace bitsandbytes' own maps, which hold data, with fake ones of the same size."""
     maps = getattr(cast(Any, optimizer), "name2qmap", None)
     if maps is not None:
         maps.update(dynamic=torch.empty(256), udynamic=torch.empty(256))
@@ -89,9 +89,9 @@ def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:
 
 @contextmanager
 def _as_on_host(job: Job) -> Iterator[None]:
-    """On a processor: have bitsandbytes' update run as what it is there, some operations of torch on fp32 copies.
+    """On a CPU: have bitsandbytes' update run as what it is there, several torch operations on fp32 copies.
 
-    Its shape rule takes the whole update for one kernel, which it is on a device.
+    Its shape rule treats the whole update as one kernel, which it is on a device.
     """
     if job.hardware.kind != "cpu" or job.stack.bitsandbytes is None:
         yield
@@ -99,7 +99,7 @@ def _as_on_host(job: Job) -> Iterator[None]:
     from bitsandbytes.backends.cpu import ops
 
     operators: Any = torch.ops.bitsandbytes
-    # Private, and so in some versions only: in others the shape rule stands.
+    # Private, and so present in some versions only: in others the shape rule stays in force.
     named = {
         name: getattr(ops, f"_{name}_cpu", None)
         for name in ("optimizer_update_8bit_blockwise", "optimizer_update_32bit")
@@ -116,12 +116,12 @@ def _as_on_host(job: Job) -> Iterator[None]:
 
 
 PAGED_FROM = 100_000
-"""Elements from which on bitsandbytes puts a state into managed memory (Optimizer8bit.get_state_buffer of
+"""From this many elements on, bitsandbytes puts a state into managed memory (Optimizer8bit.get_state_buffer of
 bitsandbytes/optim/optimizer.py)."""
 
 
 def _page_states(optimizer: Any, recorder: Recorder) -> None:
-    """Have a paged optimizer page as on a device: on the host bitsandbytes warns and does not."""
+    """Have a paged optimizer page as it does on a device: on the host bitsandbytes warns and does not."""
     if not getattr(optimizer, "is_paged", False):
         return
 

@@ -1,5 +1,5 @@
-"""Which estimator made an estimate."""
+"""Identifies which estimator made an estimate."""
 
 ESTIMATOR_VERSION = 6
-"""Counted up whenever a config comes to be estimated otherwise: what was kept before is then made anew, and trials that
-were predicted before calibrate nothing."""
+"""Incremented whenever a config's estimate changes: estimates stored before are then recomputed, and trials predicted
+before calibrate nothing."""

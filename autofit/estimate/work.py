@@ -1,4 +1,4 @@
-"""What the operations of a step cost: arithmetic, bytes moved, and how many there are."""
+"""What a step's operations cost: arithmetic, bytes moved, and how many operations there are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ATEN = torch.ops.aten
 
 
 class Kind(IntFlag):
-    """What an operation's speed depends on beside its amount."""
+    """What an operation's speed depends on besides the amount of work."""
 
     PLAIN = 0
     WIDE = 1
@@ -26,9 +26,9 @@ class Kind(IntFlag):
     ATTENTION = 2
     """PyTorch's fused attention."""
     BLOCKWISE = 4
-    """bitsandbytes' quantisation by blocks, as of 8-bit optimizer states."""
+    """bitsandbytes' blockwise quantisation, as of 8-bit optimizer states."""
     DEQUANTISED = 8
-    """Values looked up by their codes: bitsandbytes' 4-bit weights and 8-bit states made wide again."""
+    """Values looked up by their codes: bitsandbytes' dequantisation of 4-bit weights and 8-bit states."""
 
 
 class Work(NamedTuple):
@@ -37,19 +37,19 @@ class Work(NamedTuple):
     flops: int
     """Multiplications and additions of matrix products and attention; 0 for everything else."""
     moved: tuple[int, ...]
-    """Bytes read and written, of each operand."""
+    """Bytes read and written, per operand."""
     kind: Kind
 
 
 @dataclass(frozen=True, slots=True)
 class Works:
-    """Many operations as arrays, as functions of micro-batch and rank."""
+    """The costs of many operations as arrays, as functions of micro-batch and rank."""
 
     flops: Amounts
     moved: Amounts
     """Bytes of every operand of every operation."""
     owners: NDArray[np.int64]
-    """Of every operand, the operation that moves it."""
+    """For every operand, the operation that moves it."""
     kinds: NDArray[np.int64]
     times: NDArray[np.float64]
     """How often each operation runs."""
@@ -67,7 +67,7 @@ class Works:
 
     @classmethod
     def joined(cls, parts: Sequence[Works]) -> Works:
-        """One after the other."""
+        """All parts, in order."""
         starts = np.cumsum([0, *(len(p.kinds) for p in parts)])
         return cls(
             Amounts.joined([p.flops for p in parts]),
@@ -78,7 +78,7 @@ class Works:
         )
 
     def at(self, micro_batch: int, rank: int) -> Costs:
-        """The operations with this micro-batch and rank."""
+        """The costs at this micro-batch and rank."""
         moved = np.zeros(len(self.kinds))
         np.add.at(moved, self.owners, self.moved.at(micro_batch, rank))
         return Costs(self.flops.at(micro_batch, rank), moved, self.kinds, self.times)
@@ -86,7 +86,7 @@ class Works:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Many operations as arrays."""
+    """The costs of many operations as arrays."""
 
     flops: NDArray[np.float64]
     bytes: NDArray[np.float64]
@@ -96,13 +96,13 @@ class Costs:
     """How often each operation runs."""
 
     def shared(self, ranks: int) -> Costs:
-        """The same operations on an equal share of the data; with 0 ranks none."""
+        """The same operations on an equal share of the data; none with 0 ranks."""
         if not ranks:
             return Costs(self.flops, self.bytes, self.kinds, 0.0 * self.times)
         return Costs(self.flops / ranks, self.bytes / ranks, self.kinds, self.times)
 
     def repeated(self, times: int) -> Costs:
-        """The same, so many times."""
+        """The same operations, run this many times."""
         return Costs(self.flops, self.bytes, self.kinds, self.times * times)
 
 
@@ -118,7 +118,7 @@ def work(func: Any, args: tuple[Any, ...], result: Any) -> Work:
     rule = _FLOPS.get(name)
     if rule is None:
         return Work(0, moved, kind)
-    if name == _FOUR_BIT_PRODUCT:  # the weight is dequantised first, but by kernels for a few tokens
+    if name == _FOUR_BIT_PRODUCT:  # the weight is dequantised first, except by the kernels for a few tokens
         moved += (math.prod(args[2]) * args[0].element_size(),)
     return Work(rule(args), moved, kind | Kind.WIDE if args[0].dtype == torch.float32 else kind)
 
@@ -165,7 +165,7 @@ _TABLES = {
     "aten.scatter_add_.default": 0,
     "aten.nll_loss_forward.default": 0,
 }
-"""Operations that touch but a few entries of one operand, whose place among the arguments this is."""
+"""Operations that touch only a few entries of one operand, with that operand's place among the arguments."""
 _FLOPS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "aten.mm.default": lambda args: _product(args[0], args[1]),
     "aten.bmm.default": lambda args: _product(args[0], args[1]),
@@ -174,7 +174,7 @@ _FLOPS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "aten.baddbmm.default": lambda args: _product(args[1], args[2]),
     "aten._grouped_mm.default": lambda args: _product(args[0], args[1]),
     "aten._scaled_dot_product_flash_attention_for_cpu.default": lambda args: _attention(args[0], args[1]),
-    # Five products against two: the scores are computed again (Dao 2023, section 3.2).
+    # Five products against two: the scores are recomputed (Dao 2023, section 3.2).
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": lambda args: (
         5 * _attention(args[1], args[2]) // 2
     ),

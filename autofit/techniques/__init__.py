@@ -36,13 +36,13 @@ TECHNIQUES: tuple[Technique, ...] = (
     Offload(),
     Sharding(),
 )
-"""In the order in which they take part in a build."""
+"""In the order in which they are applied in a build."""
 
 AXES: tuple[Axis, ...] = tuple(t.axis for t in TECHNIQUES)
 
 
 def unsupported(config: Config, job: Job) -> str | None:
-    """Why `config` cannot work for `job`; None where it can. Nothing is run to find out."""
+    """Why `config` cannot work for `job`; None if it can. Determined without running anything."""
     for technique in TECHNIQUES:
         if technique.applies(config):
             reason = technique.unsupported(config, job)
@@ -52,7 +52,7 @@ def unsupported(config: Config, job: Job) -> str | None:
 
 
 def holds(job: Job) -> Callable[[Config, Config], bool]:
-    """For a `Lattice`: whether what the axes claim of two configs, the lighter one first, holds for `job`."""
+    """For a `Lattice`: a test of whether the axes' claims about two configs, the lighter one first, hold for `job`."""
 
     def every_technique_agrees(lighter: Config, heavier: Config) -> bool:
         return all(
@@ -63,7 +63,7 @@ def holds(job: Job) -> Callable[[Config, Config], bool]:
 
 
 def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None = None) -> Config:
-    """A full config from the given values; absent axes take `defaults`, then the plain recipe.
+    """A full config from the given values; absent axes are filled from `defaults`, then from the plain recipe.
 
     Raises `UsageError` for an unknown axis or value, and for `rank` or `targets` with method `full`.
     """
@@ -103,18 +103,19 @@ def parse(text: str) -> dict[str, object]:
 
 
 def family(config: Config) -> str:
-    """What configs must share to train alike: the values of every axis that changes more than rounding order.
+    """What configs must share to train identically up to rounding order: the value of every axis that can change more.
 
-    Within a family, a config that is dominated is of no use to anyone, whatever the user allows.
+    Within a family a dominated config is useless, whatever the user allows.
     """
     axes = [axis for axis in AXES if axis.numeric or any(e is not Effect.EXACT for e in axis.effects.values())]
     return ",".join(f"{a.name}={config[a.name]}" for a in axes if a.name in config and a.name != "micro_batch")
 
 
 def changes(config: Config, goal: Goal | None = None) -> tuple[str, ...]:
-    """What `config` changes against the plain recipe of `goal` beyond rounding order, one sentence each.
+    """How `config` departs from the plain recipe of `goal` by more than rounding order, one sentence per axis.
 
-    Without a goal against the plain recipe itself: full fine-tuning, or else adapters of the lowest usual rank.
+    Without a goal, the comparison is with the default recipe: full fine-tuning, or else adapters of the lowest usual
+    rank.
     """
     goal = goal or Goal()
     found = []

@@ -1,4 +1,4 @@
-"""LoRA adapters, added by peft to a model that is still on the meta device."""
+"""LoRA adapters, which peft adds to a model that is still on the meta device."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def alpha(rank: int) -> int:
-    """LoRA's scaling numerator. Twice the rank, a common choice; it changes neither memory nor speed."""
+    """LoRA's scaling numerator: twice the rank, a common choice that affects neither memory nor speed."""
     return 2 * rank
 
 
 def attention_projections(model: Any) -> list[str]:
-    """Last name components of the Linear layers inside attention modules: q_proj, k_proj, v_proj, o_proj in Llama."""
+    """Last components of the names of Linear layers in attention modules: q_proj, k_proj, v_proj, o_proj in Llama."""
     from torch import nn
 
     names = {
@@ -69,37 +69,38 @@ def add(model: Any, plan: Plan) -> Any:
 
 @cache
 def why_not(model: Model, targets: str, lora_dropout: float) -> str | None:
-    """Why peft has no adapters for `model`, in its own words and one line; None where it has.
+    """Why peft cannot add adapters to `model`, in its own words, on one line; None if it can.
 
-    Found by laying them out on the meta device: peft refuses by its own list of architectures (0.21: some of Mamba's
-    projections), which changes from version to version. None, too, where it is not installed: who trains has it.
+    Found by adding them on the meta device: peft goes by its own list of architectures (0.21 refuses some of Mamba's
+    projections), which changes from version to version. Also None if peft is not installed here: a machine that trains
+    has it.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
-    # Peft imports bitsandbytes, which warns then of kernels that it could fetch: nothing is computed here.
+    # peft imports bitsandbytes, which then warns about kernels that it could fetch; nothing is computed here.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
     plan = Plan(device=torch.device("meta"), trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
     plan.rank, plan.targets, plan.lora_dropout = 8, targets, lora_dropout
     factory: Any = AutoModelForCausalLM
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the build that counts is the trial's
+            warnings.simplefilter("ignore")  # only the trial's build matters
             with torch.device("meta"):
                 skeleton = factory.from_config(architecture(model), dtype=plan.compute_dtype)
             add(skeleton, plan)
     except ImportError:
         return None
     except Exception as error:
-        # The adapters' constructors raise whatever they please.
+        # The adapters' constructors may raise anything.
         return " ".join(str(error).split()) or type(error).__name__
     return None
 
 
 def initialise(model: Any, whole: Callable[[Iterable[nn.Module]], AbstractContextManager[None]]) -> None:
-    """Give adapters their usual start, A random and B zero: peft could not, on the meta device.
+    """Initialise adapters as usual, A random and B zero, which peft could not do on the meta device.
 
-    Inside of `whole`, what modules hold is whole, where it is sharded.
+    `whole` returns a context in which the given modules' sharded parameters are whole.
     """
     from peft.tuners.lora import LoraLayer
 

@@ -8,11 +8,11 @@ from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
 
 _IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
-"""transformers' names."""
+"""transformers' names for them."""
 
 
 class Attention(Technique):
-    """`sdpa`: torch's choice of fused kernel. `flash`: the flash-attn package. `eager`: scores as a tensor."""
+    """`sdpa`: torch's choice of fused kernel. `flash`: the flash-attn package. `eager`: scores materialised."""
 
     axis = Axis(
         name="attention",
@@ -41,5 +41,5 @@ class Attention(Technique):
 
 
 def _is_older(capability: str | None, first: float) -> bool:
-    """Whether an NVIDIA compute capability is below `first`; a gfx name, as AMD's devices have, is not."""
+    """Whether `capability` is an NVIDIA compute capability below `first`; AMD's gfx names never are."""
     return capability is not None and capability[0].isdecimal() and float(capability) < first

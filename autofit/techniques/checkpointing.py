@@ -17,7 +17,7 @@ class Checkpointing(Technique):
     """Decoder layers whose activations are recomputed (Chen et al. 2016), through transformers' own layer hook.
 
     `full`: every layer. `every-N`: every N-th layer. `selective`: every layer, but the outputs of attention and of
-    every second product with a weight are kept. `offload`: every layer, its saved input in pinned host memory.
+    every second product with a weight are kept. `offload`: every layer, with its saved input in pinned host memory.
     `none`: no recomputation.
     """
 
@@ -25,7 +25,7 @@ class Checkpointing(Technique):
         name="checkpointing",
         values=("offload", "full", "every-2", "every-4", "selective", "none"),
         recipe="none",
-        # Whether every-4 or selective is lighter depends on the architecture: no claim.
+        # No claim between every-4 and selective: which is lighter depends on the architecture.
         lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
     )
 
@@ -38,7 +38,7 @@ class Checkpointing(Technique):
         return None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
-        """Not of `selective` against `none` where compilation chooses what `none` keeps, which may be less."""
+        """False for `selective` against `none` under compilation, which chooses what `none` keeps and may keep less."""
         return not (
             lighter["checkpointing"] == "selective" and heavier["checkpointing"] == "none" and lighter["compile"]
         )
@@ -51,9 +51,9 @@ class Checkpointing(Technique):
 
 
 def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> None:
-    """Checkpoint every `every_n_layers`-th decoder layer, the first included.
+    """Checkpoint every `every_n_layers`-th decoder layer, starting with the first.
 
-    The flag and function are those that transformers' layers read, in every version since 4.53.
+    The flag and the function are those that transformers' layers have read in every version since 4.53.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -67,7 +67,7 @@ def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> 
 
 
 def checkpoint_function(value: str, *, rank: int | None = None) -> Callable[..., Any]:
-    """What a checkpointed layer's forward is called through; `rank` is that of the adapters, if there are."""
+    """The function through which a checkpointed layer's forward is called; `rank` is the adapters' rank, if any."""
     from torch.utils.checkpoint import checkpoint
 
     if value == "selective":
@@ -78,7 +78,7 @@ def checkpoint_function(value: str, *, rank: int | None = None) -> Callable[...,
 
 
 def _offloaded_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """A checkpoint whose saved input waits in pinned host memory."""
+    """A checkpoint whose saved input is kept in pinned host memory."""
     import torch
     from torch.autograd.graph import save_on_cpu
     from torch.utils.checkpoint import checkpoint

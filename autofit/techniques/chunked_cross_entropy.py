@@ -1,8 +1,8 @@
 """Cross-entropy over the vocabulary that never holds all logits, on any device torch runs on.
 
-The gradient is computed with the loss, chunk by chunk, so that a chunk's logits are dropped before the next one's
-exist. The algorithm is that of Liger's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989, section 3.2),
-written in plain torch operations.
+The gradient is computed together with the loss, chunk by chunk, so that one chunk's logits are freed before the next
+chunk's are created. The algorithm is that of Liger's fused linear cross-entropy (Hsu et al. 2024, arXiv:2410.10989,
+section 3.2), written in plain torch operations.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from autofit.techniques.technique import Head
 
 STRIPE = 16_384
-"""Rows of the head whose gradient is widened at a time, where its sum is wider than its summands."""
+"""Rows of the head's gradient that are widened at a time, where the sum has a wider dtype than its terms."""
 
 
 def saves_memory(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether chunks need less than all logits. hidden [tokens, hidden_size], weight [vocabulary, hidden_size]."""
+    """Whether chunks need less than all logits. hidden [tokens, hidden_size]; weight [vocabulary, hidden_size]."""
     tokens, hidden_size = hidden.shape
     early_bytes = hidden.nbytes + (weight.nbytes if weight.requires_grad else 0)
     return chunks_save(tokens, hidden_size, weight.shape[0], early_bytes)
@@ -32,7 +32,7 @@ def saves_memory(hidden: torch.Tensor, weight: torch.Tensor) -> bool:
 def chunked_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
     """Sum of the cross-entropy in nats, fp32 scalar. hidden [tokens, hidden_size], labels [tokens].
 
-    The head's bias gets no gradient here: the call is refused if it needs one.
+    The head's bias gets no gradient here; raises `ValueError` if it needs one.
     """
     if head.bias is not None and head.bias.requires_grad and torch.is_grad_enabled():
         raise ValueError("loss=chunked does not train the bias of an output head: use loss=full")
@@ -81,7 +81,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         # In place: the buffers belong to this node alone, and a copy of the head's gradient would double its memory.
-        # The fp32 scalar is not rounded to the buffers' format first: that would be an error in all of the gradient.
+        # The fp32 scalar is not first rounded to the buffers' dtype: the error would affect the whole gradient.
         grads = ctx.saved_tensors
         for grad in grads:
             if grad is not None:
@@ -90,7 +90,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _loss_and_gradient(logits: torch.Tensor, labels: torch.Tensor, softcap: float | None, scale: float) -> torch.Tensor:
-    """The chunk's summed loss; `logits` (fp32, before scale and softcap) is overwritten by its gradient."""
+    """The chunk's summed loss; `logits` (fp32, before scale and softcap) is overwritten with its gradient."""
     slope: torch.Tensor | None = None
     if scale != 1.0:
         logits.mul_(scale)

@@ -14,18 +14,18 @@ from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
 
 KEEPS_POLICY = (2, 13)
-"""The first version of torch whose source was seen to have that mended."""
+"""First version of torch whose source is known to have the fix described in `_forgets_what_is_kept`."""
 
 
 class Compilation(Technique):
-    """Fusion of elementwise operations. Setting it up takes minutes: a trial counts that beside the speed.
+    """Fusion of elementwise operations. Setting it up takes minutes, which a trial reports alongside the speed.
 
-    With ddp, zero1 and zero2 the decoder is one graph, as on one device. Where a library gathers parameters in hooks of
-    modules, these divide it: with fsdp into layers; in ZeRO's stage 3 into pieces of layers, and no part of a layer
-    that is checkpointed. All train as they do without it; whether it is worth it a trial shows.
+    With ddp, zero1 and zero2 the decoder is one graph, as on one device. Where a library gathers parameters in module
+    hooks, these split the graph: with fsdp into layers; in ZeRO stage 3 into pieces of layers, with no part of a
+    checkpointed layer compiled. All of them train as they do without it; whether it pays off, a trial shows.
     """
 
-    # No claim on memory: fused graphs keep fewer activations, and need workspace of their own.
+    # No claim about memory: fused graphs keep fewer activations, but need workspace of their own.
     axis = Axis(name="compile", values=(False, True), recipe=False)
 
     def unsupported(self, config: Config, job: Job) -> str | None:
@@ -44,8 +44,8 @@ class Compilation(Technique):
 
 
 def _forgets_what_is_kept(job: Job) -> bool:
-    """Whether torch compiles a checkpoint that is told what to keep as one that keeps nothing, under DDP: until
-    pytorch/pytorch#179496 its DDPOptimizer overwrote a subgraph's policy when it split the graph."""
+    """Whether, under DDP, torch compiles a checkpoint with a policy on what to keep as one that keeps nothing: until
+    pytorch/pytorch#179496 its DDPOptimizer overwrote a subgraph's policy when splitting the graph."""
     found = re.match(r"(\d+)\.(\d+)", job.stack.torch)
     return found is not None and (int(found[1]), int(found[2])) < KEEPS_POLICY
 
@@ -54,7 +54,7 @@ def _forgets_what_is_kept(job: Job) -> bool:
 def missing_tool(kind: str) -> str | None:
     """What torch.compile lacks on this machine to build kernels for a device of `kind`; None if nothing.
 
-    Inductor writes C++ for the CPU, Triton a launcher in C for accelerators; both include Python's headers.
+    Inductor generates C++ for the CPU, Triton a launcher in C for accelerators; both include Python's headers.
     """
     variable, usual = ("CXX", ("g++", "clang++")) if kind in ("cpu", "mps") else ("CC", ("gcc", "clang", "cc"))
     named = os.environ.get(variable)

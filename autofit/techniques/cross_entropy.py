@@ -1,4 +1,4 @@
-"""The loss kernels: cross-entropy over the vocabulary from hidden states, with or without all logits at once."""
+"""The loss kernels: cross-entropy over the vocabulary from hidden states, with all logits at once or without."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def full_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -
 
 
 def lighter_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
-    """The same, a few rows of logits at a time wherever that needs less memory than all of them."""
+    """The same, with a few rows of logits at a time if that needs less memory than all of them."""
     if saves_memory(hidden, head.weight):
         return chunked_cross_entropy(hidden, head, labels)
     return full_cross_entropy(hidden, head, labels)
 
 
 def fused_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
-    """The same by Liger's fused linear cross-entropy (Hsu et al. 2024), which never holds all logits."""
+    """The same with Liger's fused linear cross-entropy (Hsu et al. 2024), which never holds all logits."""
     from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
     return fused_by(liger_fused_linear_cross_entropy, hidden, head, labels)
@@ -43,10 +43,10 @@ def fused_cross_entropy(hidden: torch.Tensor, head: Head, labels: torch.Tensor) 
 def fused_by(
     kernel: Callable[..., torch.Tensor], hidden: torch.Tensor, head: Head, labels: torch.Tensor
 ) -> torch.Tensor:
-    """The same by `kernel`, which is Liger's or, where there is no device, what stands for it in an estimate."""
+    """The same with `kernel`: Liger's or, in an estimate, which has no device, its stand-in."""
     weight, bias = head.weight, head.bias
     if torch.is_autocast_enabled(hidden.device.type):
-        # The kernel's own autocast handling casts the inputs but not the gradient buffers it allocates.
+        # The kernel's own autocast handling casts the inputs but not the gradient buffers that it allocates.
         dtype = torch.get_autocast_dtype(hidden.device.type)
         hidden, weight = hidden.to(dtype), weight.to(dtype)
         bias = bias.to(dtype) if bias is not None else None

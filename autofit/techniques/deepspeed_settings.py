@@ -1,4 +1,4 @@
-"""The DeepSpeed configuration of a config: what trials run with, and what exports write."""
+"""The DeepSpeed configuration for a config, as used by trials and written by exports."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from autofit.techniques.job import Job
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
-"""ZeRO's stage by the value of `sharding`."""
+"""ZeRO stage for each value of `sharding`."""
 ALONE = {"optimizer": 2, "params": 3, "nvme": 3}
-"""ZeRO's stage by the value of `offload`, on one device: the lowest that can offload it."""
+"""ZeRO stage for each value of `offload` on one device: the lowest that supports it."""
 OPTIMIZER_BUFFERS = 4
-"""Buffers for an Adam's states in files: parameter, gradient, momentum, variance."""
+"""Buffers for Adam's states in files: parameter, gradient, momentum, variance."""
 PARAMETER_BUFFERS = 8
-"""Buffers for parameters in files: those of a module that runs, and what DeepSpeed reads ahead, which takes only those
-that are free."""
+"""Buffers for parameters in files: those of the module being run, and those that DeepSpeed prefetches, for which it
+takes only free buffers."""
 GROUP = 2**22
-"""Trained parameters whose states are read and written together, once that many have come together."""
+"""Trained elements whose states are read and written as a group; a group is closed once it has this many."""
 
 
 def deepspeed_stage(config: Config) -> int:
-    """ZeRO's stage for a config that DeepSpeed trains."""
+    """The ZeRO stage of a config that DeepSpeed trains."""
     sharding = config.text("sharding")
     return STAGES[sharding] if sharding in STAGES else ALONE[config.text("offload")]
 
 
 def deepspeed_settings(config: Config, job: Job, *, folder: str | None = None) -> dict[str, Any]:
-    """DeepSpeed's JSON for `config`, whose optimizer is passed to it as an object. `folder` is for offload=nvme.
+    """DeepSpeed's JSON for `config`; the optimizer is passed to DeepSpeed as an object. `folder` is for offload=nvme.
 
-    Buffers: reduce and all-gather buckets of hidden_size ** 2 elements, a prefetch of nine tenths of that, parameters
-    of up to 10 * hidden_size elements kept whole. These are what transformers writes for "auto"
+    Buffers: reduce and all-gather buckets of hidden_size ** 2 elements, a prefetch bucket of nine tenths of that, and
+    parameters of up to 10 * hidden_size elements kept whole. These are the values that transformers writes for "auto"
     (HfTrainerDeepSpeedConfig.trainer_config_finalize); DeepSpeed's own defaults, 5e8 elements, outweigh a small model.
-    ZeRO-3 frees what it has gathered beyond an eighth of the model's parameters (at most 1e9, DeepSpeed's default,
-    which would keep the whole of a model of up to 1e9), and no earlier than that.
+    ZeRO-3 frees gathered parameters beyond an eighth of the model's parameters, and no earlier. That limit is at most
+    1e9, DeepSpeed's default, which by itself would keep the whole of a model of up to 1e9 parameters.
     """
     model = shape(job.model)
     bucket = model.hidden_size**2
@@ -80,12 +80,12 @@ def _offload(config: Config, job: Job, folder: str | None) -> dict[str, Any]:
 
 
 def _in_files(job: Job, parameters: dict[str, Any]) -> dict[str, Any]:
-    """Sizes that hang on the model where DeepSpeed's defaults are fixed: a parameter of more than 1e8 elements would
-    not fit a buffer, and states of up to 1e9 parameters would have buffers at a time. What stays to be used again would
-    keep its buffer, of which there are few.
+    """Sizes that depend on the model, where DeepSpeed's defaults are fixed: with those, a parameter of more than 1e8
+    elements would not fit in a buffer, and the states of up to 1e9 parameters would be buffered at once. A parameter
+    kept for reuse would hold on to its buffer, of which there are few.
 
-    Of the trained parameters DeepSpeed keeps 1e9 in memory. On one processor that is all of them: there a gathered
-    parameter is the buffer itself, which another has by the time that a checkpointed layer looks at it again.
+    DeepSpeed keeps 1e9 of the trained parameters in memory. On a single CPU it keeps all of them: there a gathered
+    parameter is the buffer itself, which another parameter has by the time a checkpointed layer uses it again.
     """
     model = shape(job.model)
     alone = job.hardware.kind == "cpu" and job.workload.devices == 1
@@ -99,31 +99,31 @@ def _in_files(job: Job, parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def locked_elements(job: Job) -> tuple[int, int]:
-    """Of the buffers for what is in files: those of parameters, and at most those of an Adam's states."""
+    """Elements of the buffers for data in files: those for parameters, and at most those for Adam's states."""
     model, devices = shape(job.model), job.workload.devices
     largest = -(-largest_parameter(model) // devices)
     return PARAMETER_BUFFERS * largest, OPTIMIZER_BUFFERS * min(largest + GROUP, -(-model.parameters // devices))
 
 
 def largest_parameter(model: ModelShape) -> int:
-    """Elements that no single parameter exceeds: those of the input embedding, or of a layer, whichever is larger."""
+    """Upper bound on the elements of one parameter: those of the input embedding or of a layer, whichever is larger."""
     return max(model.embedding_parameters, (model.parameters - model.embedding_parameters) // model.layers)
 
 
 def sums_in_fp32(config: Config) -> bool:
     """Whether gradients of 16-bit weights are summed over micro-batches in fp32, as autocast over fp32 weights does.
 
-    Not in stages 1 and 2 with the optimizer on the host, where they are summed as well: asked for fp32, DeepSpeed
-    keeps a rank's share of them on the device all the same (`_get_compact_grad_partition_buffer` of
-    stage_1_and_2.py), which outweighs the weights.
+    Not in stages 1 and 2 with the optimizer on the host, where the summing also takes place: asked for fp32, DeepSpeed
+    still keeps a rank's share of the sums on the device (`_get_compact_grad_partition_buffer` of stage_1_and_2.py),
+    which outweighs the weights.
     """
     summed_on_host = config["offload"] == "optimizer" and deepspeed_stage(config) < 3
     return config.text("precision").endswith("-mixed") and not summed_on_host
 
 
 def _precision(config: Config) -> dict[str, Any]:
-    """Mixed precision is DeepSpeed's own: weights in 16 bits, fp32 master copies with the optimizer. Its
-    `torch_autocast` would keep both formats of every weight on the device. The loss scale is that of torch's
+    """Mixed precision is DeepSpeed's own: 16-bit weights, with fp32 master copies in the optimizer. Its
+    `torch_autocast` would keep both formats of every weight on the device. Loss scaling has the settings of torch's
     GradScaler."""
     summed: dict[str, Any] = {"data_types": {"grad_accum_dtype": "fp32"}} if sums_in_fp32(config) else {}
     match config["precision"]:

@@ -1,4 +1,4 @@
-"""What a config is judged and built for: a model's architecture, the workload, and the site that runs it."""
+"""What a config is judged and built for: a model's architecture, the workload, and the machine that runs it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from autofit.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Everything about a training run but its config."""
+    """Everything about a training run except its config."""
 
     model: Model
     workload: Workload

@@ -10,9 +10,9 @@ from autofit.techniques.technique import Plan, Technique
 
 
 def chunks_are_one(config: Config, job: Job) -> bool:
-    """Whether loss=chunked would surely hold all logits of a micro-batch at once: it is the program of loss=full then.
+    """Whether loss=chunked is sure to hold all logits of a micro-batch at once, which makes it the same as loss=full.
 
-    Hidden states are counted at 16 bits: where they are wider it may be so without being seen here.
+    Hidden states are counted at 16 bits: where they are wider, this may be the case without being detected here.
     """
     counts = shape(job.model)
     tokens = int(config["micro_batch"]) * job.workload.seq_len
@@ -22,8 +22,8 @@ def chunks_are_one(config: Config, job: Job) -> bool:
 
 
 class Loss(Technique):
-    """`full`: all logits at once, as transformers does. `chunked`: a few rows at a time, where that needs
-    less. `fused`: Liger's kernel."""
+    """`full`: all logits at once, as in transformers. `chunked`: a few rows at a time, where that needs less memory.
+    `fused`: Liger's kernel."""
 
     axis = Axis(
         name="loss",
@@ -46,8 +46,9 @@ class Loss(Technique):
         return None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
-        """With adapters always. Otherwise the head's gradient is there before the backward pass: `chunked` weighs that
-        against the logits, but not the 16-bit copies of all weights that autocast holds until then; `fused` neither."""
+        """Always with adapters. Otherwise the head's gradient exists before the backward pass: `chunked` weighs it
+        against the logits, but ignores the 16-bit copies of all weights that autocast holds until then; `fused` weighs
+        neither."""
         if lighter["method"] != "full":
             return True
         return lighter["loss"] == "chunked" and lighter["precision"] in ("bf16", "fp32")

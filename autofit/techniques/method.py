@@ -20,7 +20,7 @@ class Method(Technique):
         values=("qlora", "lora", "full"),
         effects={"qlora": Effect.TRAINING, "lora": Effect.TRAINING, "full": Effect.EXACT},
         recipe="full",
-        # LoRA against full is no claim: with small models and large batches the adapters' activations outweigh
+        # No claim between lora and full: with small models and large batches the adapters' activations outweigh
         # the gradients and states that they save.
         lighter=frozenset({("qlora", "lora")}),
     )

@@ -1,4 +1,4 @@
-"""Sequences per forward; accumulation makes up the fixed global batch."""
+"""Sequences per forward; gradient accumulation makes up the rest of the fixed global batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autofit.techniques.technique import Plan, Technique
 
 
 class MicroBatch(Technique):
-    """A divisor of the device's share of the global batch; the gradient is the same whichever is taken."""
+    """A divisor of the device's share of the global batch; the gradient is the same for every choice."""
 
     axis = Axis(name="micro_batch", values=(), recipe=1)
 
@@ -20,12 +20,12 @@ class MicroBatch(Technique):
         return None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
-        """Whether gradients do not upset the order.
+        """Whether the order still holds once gradients are counted.
 
-        Where the micro-batch is the whole batch, gradients grow as activations are freed. Where there is accumulation,
-        all of them are alive beside a micro-step's activations: with all weights trained that may be more. Adapters'
-        gradients of each layer, fp32, are no more than the smallest thing that is kept of a larger batch, the layer's
-        input in 16 bits, unless tokens are few.
+        Where the micro-batch is the whole batch, gradients grow as activations are freed. With accumulation, all
+        gradients are alive alongside a micro-step's activations, which may be more if all weights are trained. With
+        adapters, a layer's fp32 gradients are no larger than the least that a larger batch adds per layer, the layer's
+        16-bit input, unless tokens are few.
         """
         whole = job.workload.batch_per_device
         if heavier.number("micro_batch") < whole:
@@ -34,7 +34,7 @@ class MicroBatch(Technique):
         if lighter["method"] == "full" or heavier["checkpointing"] == "offload" or model.experts or not model.layers:
             return False
         # A pair of adapter matrices has rank x (inputs + outputs) parameters. One of the two is the hidden size, so
-        # n Linear layers with w weights in all have a sum of n x hidden_size + w / hidden_size; n is at most 8.
+        # inputs + outputs of n Linear layers with w weights in all sum to n x hidden_size + w / hidden_size; n <= 8.
         per_layer = 8 * model.hidden_size + model.linear_parameters / model.layers / model.hidden_size
         gradients = 4 * lighter.number("rank") * per_layer
         tokens = (whole - lighter.number("micro_batch")) * job.workload.seq_len

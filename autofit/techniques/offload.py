@@ -12,14 +12,15 @@ WITH = {
     "params": ("none", "zero3", "fsdp", "fsdp-no-reshard"),
     "nvme": ("none", "zero3"),
 }
-"""The values of `sharding` that a value of `offload` goes with: `none` is one device, where DeepSpeed offloads."""
+"""The values of `sharding` that each value of `offload` supports; with `none`, one device, DeepSpeed offloads."""
 LARGEST_EMBEDDING = 0.25
-"""Share of the parameters above which the fp32 part of the embedding's gradient, which ZeRO-3 has beside the gradient,
-may take what the weights on the host have saved: 4 bytes and fragments against 2 of each other parameter."""
+"""If the embedding has more than this share of the parameters, the fp32 part of its gradient, which ZeRO-3 holds
+alongside the gradient, may use up what moving the weights to the host saves: 4 bytes plus fragmentation, against 2 for
+each other parameter."""
 
 
 class Offload(Technique):
-    """`none` keeps everything on the device. `optimizer`: states and update on the host (ZeRO-Offload, Ren et al.
+    """`none`: everything stays on the device. `optimizer`: states and update on the host (ZeRO-Offload, Ren et al.
     2021). `params`: parameters there too, fetched layer by layer. `nvme`: both in files (ZeRO-Infinity, Rajbhandari et
     al. 2021)."""
 
@@ -45,8 +46,8 @@ class Offload(Technique):
         return _not_in_files(config) if value == "nvme" else None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
-        """Where all weights are trained on an accelerator, in the same way of sharding. Adapters' states can be less
-        than DeepSpeed's buffers, and what leaves a processor goes to the very memory it has left."""
+        """Only where all weights are trained, on an accelerator, with the same sharding. Adapters' states can be
+        smaller than DeepSpeed's buffers, and what is offloaded from a CPU goes to the very memory it came from."""
         if heavier["offload"] == "optimizer":
             counts = shape(job.model)
             if counts.embedding_parameters > LARGEST_EMBEDDING * counts.parameters:
@@ -58,7 +59,7 @@ class Offload(Technique):
 
 
 def _not_in_files(config: Config) -> str | None:
-    """Seen with deepspeed 0.19.8, whose files are of parameters that are trained."""
+    """Why DeepSpeed's files, made for trained parameters, do not work for `config`. Observed with deepspeed 0.19.8."""
     if config["method"] == "qlora":
         return (
             "offload=nvme cannot work with method=qlora: DeepSpeed's files have one number format, and packed 4-bit "

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 LEARNING_RATE = 3e-5
 """Small enough that thirty steps on one batch stay finite with every optimizer, large enough that five of them lower
-its loss beyond 16-bit rounding, which every trial checks. It changes no memory or time."""
+its loss by more than 16-bit rounding, which every trial checks. It affects neither memory nor time."""
 
 
 class Optimizer(Technique):
-    """Fused implementations where there are; 8-bit states and Lion from bitsandbytes; Adafactor from transformers."""
+    """Fused implementations where available; 8-bit states and Lion from bitsandbytes; Adafactor from transformers."""
 
     axis = Axis(
         name="optimizer",
@@ -45,8 +45,8 @@ class Optimizer(Technique):
         },
         recipe="adamw",
         # Bytes of state per parameter: sgd 0, lion-8bit 1, adamw-8bit 2, lion 4, adamw 8 (4 in pure bf16). No claim
-        # where that is not the whole story: 8-bit states of embeddings stay in fp32 and updating 8-bit states
-        # dequantises them, Adafactor has temporaries, paged states leave as far as there is need.
+        # where that is not the whole story: with 8-bit optimizers the embeddings' states stay in fp32 and updates
+        # dequantise the states, Adafactor has temporaries, and paged states leave the device only as far as needed.
         lighter=frozenset(
             {("sgd", other) for other in ("adafactor", "lion-8bit", "adamw-8bit", "lion", "adamw", "adamw-foreach")}
             | {("lion-8bit", "adamw-8bit"), ("lion", "adamw"), ("lion", "adamw-foreach"), ("adamw", "adamw-foreach")}
@@ -103,12 +103,12 @@ def _bitsandbytes(name: str) -> OptimizerFactory:
         from torch import nn
 
         made = getattr(bnb.optim, name)(_trainable(module), lr=LEARNING_RATE)
-        # A manager of its own: the library's global one would keep this model alive and apply its exceptions, which
-        # it counts by position, to the next one.
+        # A manager of its own: the library's global one would keep this model alive and apply its overrides, which it
+        # keys by position, to the next model.
         made.mng = bnb.optim.GlobalOptimManager.__new__(bnb.optim.GlobalOptimManager)
         made.mng.initialize()
         if name.endswith("8bit"):
-            # As transformers' Trainer does: the states of embeddings stay in 32 bits, for stability.
+            # As in transformers' Trainer, the states of embeddings stay in 32 bits, for stability.
             for child in module.modules():
                 if isinstance(child, nn.Embedding):
                     made.mng.register_module_override(child, "weight", {"optim_bits": 32})

@@ -12,7 +12,7 @@ from autofit.workload import Effect
 class Precision(Technique):
     """`bf16`: all in bf16. `bf16-mixed`, `fp16-mixed`: fp32 master weights under autocast; frozen weights in 16 bits.
 
-    Mixed precision after Micikevicius et al. 2017. Frozen weights need no master copy, so adapters alone are fp32.
+    Mixed precision follows Micikevicius et al. 2017. Frozen weights need no master copy, so only adapters are fp32.
     """
 
     axis = Axis(
@@ -20,8 +20,8 @@ class Precision(Technique):
         values=("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
         effects={"bf16": Effect.NUMERICS, "fp16-mixed": Effect.NUMERICS, "fp32": Effect.NUMERICS},
         recipe="bf16-mixed",
-        # Mixed against fp32 is no claim: autocast keeps 16-bit copies of all weights, which at a small batch
-        # outweigh the halved activations.
+        # No claim between mixed precision and fp32: autocast keeps 16-bit copies of all weights, which with a small
+        # batch outweigh what halving the activations saves.
         lighter=frozenset({("bf16", "bf16-mixed"), ("bf16", "fp16-mixed"), ("bf16", "fp32")}),
     )
 
@@ -42,5 +42,5 @@ class Precision(Technique):
 
 
 def has_bf16(hardware: Hardware) -> bool:
-    """Whether bf16 is worth its name there. A CPU may emulate it too, but has nothing better for 16 bits."""
+    """Whether bf16 is worth using on `hardware`. A CPU may emulate it too, but has no better 16-bit format."""
     return hardware.bf16 or hardware.kind != "cuda"

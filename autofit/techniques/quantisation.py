@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 
 def replace_linears(model: Any, *, compute_dtype: torch.dtype) -> None:
-    """Replace, on the meta device, every Linear layer but the output head; nf4 with double quantisation.
+    """Replace, on the meta device, every Linear layer except the output head; nf4 with double quantisation.
 
-    The head stays in 16 bits, as transformers' own quantiser keeps it.
+    The head stays in 16 bits, as in transformers' own quantiser.
     """
     import bitsandbytes as bnb
     import torch
@@ -33,14 +33,14 @@ def replace_linears(model: Any, *, compute_dtype: torch.dtype) -> None:
                 )
             if child.bias is not None:
                 four_bit.bias = child.bias
-            # Otherwise the first forward in eval mode repacks the weights for inference, for good: on CPUs with
+            # Otherwise the first forward in eval mode permanently repacks the weights for inference: on CPUs with
             # avx512_bf16 that format has no backward, and gradients would silently stop here.
             four_bit.support_avx512bf16_for_cpu = False
             setattr(parent, name, four_bit)
 
 
 def materialise(layer: Any, *, device: torch.device, dtype: torch.dtype, std: float) -> None:
-    """Quantise random weights into `layer`, one layer at a time, so that the 16-bit base never exists as a whole."""
+    """Quantise random weights into `layer`. With one layer at a time, the 16-bit base never exists as a whole."""
     import bitsandbytes as bnb
     import torch
 

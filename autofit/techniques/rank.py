@@ -11,7 +11,7 @@ from autofit.workload import Effect, Goal
 
 
 class Rank(Technique):
-    """Columns of each adapter's first matrix. The floor is the user's; higher ranks only cost memory and time."""
+    """Inner dimension of an adapter's matrices. The user sets the minimum; higher ranks only cost memory and time."""
 
     axis = Axis(name="rank", values=(), recipe=8)
 
@@ -30,9 +30,9 @@ class Rank(Technique):
 
 
 def nearest(configs: Iterable[Config], goal: Goal) -> dict[str, int]:
-    """Of each method the lowest rank among `configs` that `goal` accepts.
+    """For each method, the lowest rank among `configs` that `goal` accepts.
 
-    A space, or a store, need not have the very rank that was asked for: this comes nearest to it.
+    A space or a store need not contain the exact rank that was asked for; this is the nearest to it.
     """
     found: dict[str, int] = {}
     for config in configs:

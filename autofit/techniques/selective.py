@@ -1,4 +1,4 @@
-"""Selective checkpointing: which results of a layer are kept. Exported scripts print this function as it stands."""
+"""Selective checkpointing: which results of a layer are kept. Exported scripts contain this function verbatim."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 
 def selective_contexts(rank: int | None = None) -> Any:
-    """Contexts of a checkpoint that keeps attention's output and every second product with a weight.
+    """Contexts for a checkpoint that keeps the output of attention and of every second product with a weight.
 
-    That is torchtitan's policy: about half of the arithmetic for a third of the memory. What has the adapters' `rank`
-    as a dimension is neither kept nor counted: it is cheap to compute again, and as large as what the base computes.
+    This is torchtitan's policy: about half of the arithmetic for a third of the memory. Products with a weight that has
+    the adapters' `rank` as a dimension are neither kept nor counted: they are cheap to recompute, and their outputs
+    can be as large as the base's.
     """
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -21,9 +22,9 @@ def selective_contexts(rank: int | None = None) -> Any:
         "flash_attn::_flash_attn_forward",
         "flash_attn::_flash_attn_varlen_forward",
     }
-    # Of each product, the weight's position among the arguments.
+    # The position of the weight among each product's arguments.
     weight_of = {"aten::mm": 1, "aten::addmm": 2, "aten::_grouped_mm": 1, "bitsandbytes::gemm_4bit": 1}
-    products = {False: 0, True: 0}  # in the forward pass, and in its repetition
+    products = {False: 0, True: 0}  # in the forward pass, and in its recomputation
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> Any:
         name = operation.name()

@@ -11,22 +11,22 @@ from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
 
 NVME_VARIABLE = "AUTOFIT_NVME_DIR"
-"""Environment variable that names the folder for offload=nvme."""
+"""Environment variable with the path of the folder for offload=nvme."""
 OF_TORCH = ("adamw", "adamw-foreach")
-"""Optimizers whose update torch runs on shards."""
+"""Optimizers whose update torch can run on FSDP's sharded tensors."""
 
 
 class Sharding(Technique):
-    """`none` is one device. `ddp`: everything on each, gradients summed. `zero1`, `zero2`, `zero3` (DeepSpeed;
-    Rajbhandari et al. 2020): states, gradients too, parameters too are shared out. `fsdp`: torch's `fully_shard`, all
-    three too; `fsdp-no-reshard` keeps gathered parameters from the forward pass to the backward pass."""
+    """`none`: one device. `ddp`: everything on every device, gradients summed. `zero1`, `zero2`, `zero3` (DeepSpeed;
+    Rajbhandari et al. 2020): states are sharded, then gradients too, then parameters too. `fsdp`: all three sharded by
+    torch's `fully_shard`; `fsdp-no-reshard` keeps gathered parameters from the forward pass to the backward pass."""
 
     axis = Axis(
         name="sharding",
         values=("zero3", "fsdp", "fsdp-no-reshard", "zero2", "zero1", "ddp", "none"),
         recipe="none",
-        # No claim between libraries, nor between ZeRO's stages: each has buffers of its own, which outweigh what it
-        # saves where little is trained.
+        # No claim between libraries, nor between ZeRO stages: each has buffers of its own, which outweigh what it
+        # saves if few parameters are trained.
         lighter=frozenset({("fsdp", "fsdp-no-reshard")}),
     )
 
@@ -49,7 +49,7 @@ class Sharding(Technique):
 
 
 def needs_process_group(config: Config) -> bool:
-    """Whether training `config` needs torch.distributed: several ranks, or DeepSpeed, which wants it for one too."""
+    """Whether training `config` needs torch.distributed: for several ranks, or for DeepSpeed, even with one rank."""
     return config["sharding"] != "none" or config["offload"] != "none"
 
 
@@ -59,7 +59,7 @@ def has_own_mixed_precision(config: Config) -> bool:
 
 
 def uses_deepspeed(config: Config) -> bool:
-    """Whether DeepSpeed trains `config`: its ZeRO stages, and all that one device offloads."""
+    """Whether DeepSpeed trains `config`: in its ZeRO stages, and with any offloading on one device."""
     sharding = config.text("sharding")
     return sharding.startswith("zero") or (sharding == "none" and config["offload"] != "none")
 

@@ -11,8 +11,8 @@ from autofit.workload import Effect
 
 
 class Targets(Technique):
-    """`attention`: the q, k, v and o projections; `all-linear`: every Linear layer but the head, and what peft counts
-    as one: in a mixture of experts the router and the stacked experts."""
+    """`attention`: the q, k, v and o projections. `all-linear`: every Linear layer except the head, plus what peft
+    treats as one: in a mixture of experts, the router and the stacked experts."""
 
     axis = Axis(
         name="targets",
@@ -26,7 +26,7 @@ class Targets(Technique):
         if config["targets"] == "all-linear" and job.workload.lora_dropout > 0 and shape(job.model).experts:
             return "peft has no lora-dropout on stacked experts: use targets=attention or --lora-dropout 0"
         if in_catalog(job.model):
-            return None  # tests lay its adapters out: nobody need wait for that
+            return None  # tests already build its adapters: no need to wait for that here
         reason = adapters.why_not(job.model, config.text("targets"), job.workload.lora_dropout)
         if reason is not None:
             return f"targets={config['targets']} cannot work for {job.model.name}: {reason}"

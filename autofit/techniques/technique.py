@@ -1,4 +1,4 @@
-"""What every technique is: one axis, when its values are valid, and how they alter the build of a training step."""
+"""The base of every technique: one axis, when its values are valid, and how they alter a training step's build."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     LossKernel = Callable[[torch.Tensor, "Head", torch.Tensor], torch.Tensor]
     """(hidden [tokens, hidden_size], head, labels [tokens]) -> sum of the cross-entropy in nats, fp32 scalar."""
     OptimizerFactory = Callable[[nn.Module], torch.optim.Optimizer]
-    """From the module to the optimizer of its trainable parameters."""
+    """Module -> optimizer of its trainable parameters."""
 
 MAX_GRADIENT_NORM = 1.0
-"""Gradients are clipped to this norm, as trainers do by default: it is part of a step's time."""
+"""Gradients are clipped to this norm, as trainers do by default; clipping is part of a step's time."""
 IGNORE_INDEX = -100
 """The label of a position without a target, as in torch.nn.CrossEntropyLoss."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Head:
-    """The projection from hidden states to logits, with what some architectures do to the logits."""
+    """The projection from hidden states to logits, with the transformations that some architectures apply to them."""
 
     weight: torch.Tensor
     """[vocabulary, hidden_size]."""
@@ -45,15 +45,15 @@ class Plan:
 
     device: torch.device
     trained_dtype: torch.dtype
-    """Of the parameters that the optimizer updates: the master weights."""
+    """Dtype of the parameters that the optimizer updates: the master weights."""
     compute_dtype: torch.dtype
-    """Of matrix products, and of parameters that are frozen."""
+    """Dtype of matrix products and of frozen parameters."""
     autocast: bool = False
-    """Whether compute_dtype is reached by autocast because the trained weights are wider."""
+    """Whether autocast provides compute_dtype, because the trained weights are wider."""
     loss_scaling: bool = False
-    """Whether gradients are scaled against fp16 underflow."""
+    """Whether the loss is scaled to keep fp16 gradients from underflowing."""
     attention: str = "sdpa"
-    """transformers' name of the attention implementation."""
+    """transformers' name for the attention implementation."""
     micro_batch: int = 1
     """Sequences per forward on one device."""
     rank: int | None = None
@@ -65,17 +65,17 @@ class Plan:
     sharding: str = "none"
     offload: str = "none"
     deepspeed: dict[str, Any] | None = None
-    """DeepSpeed's own configuration, where it is the library."""
+    """DeepSpeed's own configuration, where DeepSpeed trains."""
     narrowed: bool = False
-    """Whether a sharding library hands trained weights to the forward pass in compute_dtype, keeping the wider ones to
-    itself: what autocast does elsewhere."""
+    """Whether a sharding library gives the forward pass the trained weights in compute_dtype and keeps the wider ones
+    itself; elsewhere autocast converts them."""
 
 
 class Technique:
-    """One axis. A subclass overrides only the stages it takes part in; they run in this order.
+    """One axis. A subclass overrides only the stages it takes part in, which run in this order.
 
     1. `plan`: set fields of the plan. 2. `on_skeleton`: alter the model while it is on the meta device.
-    3. `on_model`: alter the model when its weights exist.
+    3. `on_model`: alter the model once its weights exist.
     """
 
     axis: ClassVar[Axis]
@@ -85,28 +85,28 @@ class Technique:
         return True
 
     def plain(self, goal: Goal) -> Value | None:
-        """The value of the plain recipe: the user's own, where `goal` names one."""
+        """The value in the plain recipe; the user's own if `goal` gives one."""
         return self.axis.recipe
 
     def effect(self, config: Config, goal: Goal) -> Effect:
-        """What the config's value changes against the plain recipe of `goal`."""
+        """What the config's value changes relative to the plain recipe of `goal`."""
         value = config[self.axis.name]
         return Effect.EXACT if value == self.plain(goal) else self.axis.effect(value)
 
     def unsupported(self, config: Config, job: Job) -> str | None:
-        """Why this axis's value cannot work in `config` for `job`, in one sentence; None where it can."""
+        """Why this axis's value cannot work in `config` for `job`, in one sentence; None if it can."""
         return None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
-        """Whether what the axis claims of the two configs, on which it differs, holds for `job`."""
+        """Whether the axis's claim about two configs that differ on it holds for `job`."""
         return True
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
-        """Set what this axis decides."""
+        """Set the plan's fields that this axis decides."""
 
     def on_skeleton(self, config: Config, plan: Plan, model: Any) -> Any:
         """The model (meta device) with this technique applied."""
         return model
 
     def on_model(self, config: Config, plan: Plan, model: Any) -> None:
-        """Alter the model, whose parameters now hold values on the device."""
+        """Alter the model, whose parameters now have values on the device."""

@@ -1,1 +1,1 @@
-"""The training step, built from a config: the one definition that trials run and estimates trace."""
+"""The training step, built from a config: a single definition, run by trials and traced by estimates."""

@@ -1,4 +1,4 @@
-"""Builds a training step from a config: the techniques decide, this file carries it out."""
+"""Builds a training step from a config: the techniques make the decisions, this file carries them out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def make_plan(config: Config, job: Job, device: torch.device) -> Plan:
-    """What the config's techniques decide, for a step on `device`."""
+    """The decisions of the config's techniques for a step on `device`."""
     plan = Plan(device=device, trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
     for technique in TECHNIQUES:
         if technique.applies(config):
@@ -37,7 +37,7 @@ def make_plan(config: Config, job: Job, device: torch.device) -> Plan:
 def make_skeleton(config: Config, plan: Plan, model: Model, layers: Sequence[int] | None = None) -> nn.Module:
     """The model on the meta device: every shape and dtype is final, nothing has storage.
 
-    `layers` keeps only those decoder layers of it.
+    With `layers`, only the decoder layers at those indices are kept.
     """
     from transformers import AutoModelForCausalLM
 
@@ -57,12 +57,12 @@ def make_skeleton(config: Config, plan: Plan, model: Model, layers: Sequence[int
 
 
 def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
-    """The training step of `config`, with random weights on `device`; seed torch before for repeatable weights.
+    """The training step of `config`, with random weights on `device`; seed torch first for reproducible weights.
 
-    Sharded or not, the same seed gives the same weights; where `techniques.needs_process_group`, every rank must call
-    this, in the default process group of torch.distributed. The config must be supported (`techniques.unsupported`
-    says so); raises `EnvironmentLacks` for what offloading needs of this machine and is not there, and what torch
-    raises when memory runs out.
+    The same seed gives the same weights whether or not they are sharded. Where `techniques.needs_process_group` is
+    true, every rank must call this, within torch.distributed's default process group. The config must be supported
+    (see `techniques.unsupported`). Raises `EnvironmentLacks` if this machine lacks something that offloading needs, and
+    whatever torch raises when memory runs out.
     """
     native_ops.require(config)
     native_ops.load(config)

@@ -1,4 +1,4 @@
-"""The stack of decoder layers of a model: which there are, what tells them apart, and a model with fewer of them."""
+"""A model's stack of decoder layers: listing them, telling their kinds apart, and keeping only some of them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 from autofit.errors import UsageError
 
 _OF_POSITION = frozenset({"layer_idx", "training"})
-"""Attributes that differ between layers of one kind."""
+"""Attributes that may differ between layers of the same kind."""
 
 
 def decoder_layers(model: nn.Module) -> list[Any]:
@@ -19,7 +19,7 @@ def decoder_layers(model: nn.Module) -> list[Any]:
 
 
 def kind(layer: nn.Module) -> Hashable:
-    """What makes a layer behave as it does: its parameters' shapes and its modules' plain settings."""
+    """What determines a layer's behaviour: its parameters' shapes and dtypes, and its modules' scalar settings."""
     settings = tuple(
         (name, type(module).__name__, attribute, value)
         for name, module in layer.named_modules()
@@ -30,7 +30,7 @@ def kind(layer: nn.Module) -> Hashable:
 
 
 def keep_layers(model: nn.Module, kept: Sequence[int]) -> None:
-    """Drop all decoder layers of `model` (a transformers model on the meta device) but `kept`."""
+    """Drop all decoder layers of `model` (a transformers model on the meta device) except those at indices `kept`."""
     stack = _stack(model)
     replace_layers(model, [stack[index] for index in kept])
     config = cast(Any, model).config.get_text_config()
@@ -40,7 +40,7 @@ def keep_layers(model: nn.Module, kept: Sequence[int]) -> None:
 
 
 def replace_layers(model: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """Have `layers` in place of all decoder layers of `model`."""
+    """Replace all decoder layers of `model` by `layers`."""
     _stack(model)._modules = {str(place): layer for place, layer in enumerate(layers)}
 
 

@@ -1,4 +1,4 @@
-"""Who owns gradients and the update: torch itself on one device, a sharding library on several."""
+"""What owns the gradients and the update: torch itself on one device, a sharding library on several."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import nn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resident:
-    """Bytes that one rank's engine holds at this moment, whatever their purpose: a shard, or all where nothing is
-    sharded. Gradients are there between `backward` and `update`, states from the first update on."""
+    """Bytes that one rank's engine holds at this moment, by purpose: those of its shard, or of everything where nothing
+    is sharded. Gradients exist between `backward` and `update`, optimizer states from the first update on."""
 
     parameters: int
-    """On the device, with the constants of quantised ones; not what is gathered for a moment."""
+    """On the device, including the constants of quantised parameters; excludes what is gathered temporarily."""
     gradients: int
     """On the device."""
     optimizer: int
-    """States and, where the library keeps the parameters a second time, the master copies; on the device."""
+    """On the device: states, plus the master copies where the library keeps a second copy of the parameters."""
     host_parameters: int = 0
     host_gradients: int = 0
     host_optimizer: int = 0
@@ -28,28 +28,28 @@ class Resident:
 class Engine(Protocol):
     """The part of a training step that a sharding library replaces.
 
-    Gradients are summed over ranks, not averaged: the loss is already divided by the targets of all of them. A
-    DeepSpeed engine wraps `root` itself, synchronises gradients in `backward` and partitions states in `update`;
-    one rank's engine is used from one thread.
+    Gradients are summed over ranks, not averaged: the loss is already divided by the number of targets on all ranks. A
+    DeepSpeed engine wraps `root` itself, synchronises gradients in `backward` and partitions states in `update`. Each
+    rank's engine is used from a single thread.
     """
 
     root: nn.Module
-    """What forward is called on."""
+    """The module whose forward is called."""
     ranks: int
-    """Data-parallel ranks that share a global batch."""
+    """Number of data-parallel ranks that share a global batch."""
 
     def prepare(self, *, last: bool) -> None:
-        """Called before the forward pass of every micro-batch; `last` says that the update follows its backward pass,
-        so that ranks synchronise only then: some libraries decide that in the forward pass."""
+        """Called before the forward pass of every micro-batch. `last` says that the update follows this micro-batch's
+        backward pass, so that ranks synchronise only then; some libraries decide this in the forward pass."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of `loss`; `last` is what `prepare` was told."""
+        """Accumulate the gradients of `loss`; `last` is the value that was passed to `prepare`."""
 
     def update(self) -> torch.Tensor:
-        """One optimizer step; frees the gradients. Their L2 norm over all ranks before clipping, fp32 scalar.
+        """Take one optimizer step and free the gradients; their L2 norm over all ranks before clipping, fp32 scalar.
 
-        Not finite where loss scaling overflowed: then nothing was updated.
+        The norm is not finite if loss scaling overflowed, in which case nothing was updated.
         """
 
     def resident(self) -> Resident:
-        """What this rank holds now."""
+        """What this rank holds at this moment."""

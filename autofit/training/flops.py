@@ -1,4 +1,4 @@
-"""Arithmetic of a training step, for model FLOP utilisation."""
+"""FLOPs of a training step, and model FLOP utilisation."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from autofit.techniques import Job
 
 
 def flops_per_token(model: ModelShape, *, seq_len: int, full: bool) -> float:
-    """Floating-point operations per trained token that the mathematics needs, recomputation not counted.
+    """Floating-point operations per trained token that the mathematics requires; recomputation is not counted.
 
-    Matrix products: 2 per weight forward, 2 for the gradient of the inputs, 2 for that of the weights where they are
-    trained (with adapters the base's weights need none; the adapters' own products are below 2 % and left out).
-    Attention: 12 * layers * width * seq_len, halved for the causal mask. After Chowdhery et al. 2022 (PaLM),
-    appendix B, whose 6N is this for full training.
+    Matrix products: per weight, 2 for the forward pass, 2 for the gradient of the inputs, and 2 for the gradient of the
+    weight where it is trained (with adapters the base weights need none; the adapters' own products are below 2 % and
+    left out). Attention: 12 * layers * width * seq_len, halved for the causal mask. Follows Chowdhery et al. 2022
+    (PaLM), appendix B; the matrix products of full training are its 6N.
     """
     per_weight = 6.0 if full else 4.0
     attention = 12.0 * model.layers * model.attention_width * seq_len / 2.0
@@ -21,7 +21,7 @@ def flops_per_token(model: ModelShape, *, seq_len: int, full: bool) -> float:
 
 
 def mfu(job: Job, config: Config, tokens_per_second: float) -> float | None:
-    """Model FLOP utilisation in 0..1 against the device's dense peak; None where the peak is not known."""
+    """Model FLOP utilisation (0 to 1) relative to the devices' dense peak; None if the peak is unknown."""
     peak = job.hardware.peak_flops
     if peak is None:
         return None

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 class LossModule(nn.Module):
-    """A causal language model with its loss.
+    """A causal language model together with its loss.
 
-    It is the root that a sharding engine wraps, so that all parameters, the head's included, are used inside one
+    It is the root that a sharding engine wraps, so that all parameters, including the head's, are used within a single
     forward.
     """
 
@@ -27,26 +27,26 @@ class LossModule(nn.Module):
         self._loss = loss
         causal_lm = unwrap(model)
         decoder = getattr(causal_lm, causal_lm.base_model_prefix, None) or causal_lm.model
-        self._decoder = [decoder]  # in a list: registered once, as a part of `model`
+        self._decoder = [decoder]  # in a list, so that it is registered only once, within `model`
         self._config = causal_lm.config.get_text_config()
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor, plain: LossKernel | None = None) -> torch.Tensor:
-        """Summed cross-entropy in nats, fp32 scalar. tokens and labels [sequences, seq_len]; labels are shifted.
+        """Summed cross-entropy in nats, fp32 scalar. tokens, labels [sequences, seq_len]; labels are already shifted.
 
-        With `plain` by that kernel in place of this module's own, and without compilation, for comparison.
+        If `plain` is given, that kernel replaces this module's own and the decoder runs uncompiled, for comparison.
         """
         decoder = self._decoder[0] if plain is None else self._decoder[0].forward
-        decoded = decoder(input_ids=tokens, use_cache=False)  # held until the loss is there, as transformers holds it
+        decoded = decoder(input_ids=tokens, use_cache=False)  # held until the loss is computed, as in transformers
         hidden: torch.Tensor = decoded.last_hidden_state
         return (plain or self._loss)(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
 
     @property
     def decoder(self) -> Any:
-        """The part of the model that gives the hidden states."""
+        """The part of the model that produces the hidden states."""
         return self._decoder[0]
 
     def head(self) -> Head:
-        """The projection to logits, with the scale and softcap that the architecture's config names."""
+        """The projection to logits, with the scale and softcap given in the architecture's config."""
         projection: Any = unwrap(self.model).get_output_embeddings()
         scale = float(getattr(self._config, "logit_scale", None) or 1.0)
         divisor = float(getattr(self._config, "logits_scaling", None) or 1.0)
@@ -58,5 +58,5 @@ class LossModule(nn.Module):
         )
 
     def compile_decoder(self) -> None:
-        """Compile the decoder in place; the loss kernel stays as it is written."""
+        """Compile the decoder in place; the loss kernel stays eager."""
         self._decoder[0].compile()

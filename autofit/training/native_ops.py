@@ -1,8 +1,9 @@
-"""DeepSpeed's native operations: which a config needs, whether they are compiled, and compiling them.
+"""DeepSpeed's native operations: which ones a config needs, whether they are compiled, and compiling them.
 
-They are compiled once per machine and version of torch and DeepSpeed, which takes a minute each. A trial never does it:
-the time would be taken from its deadline. It also loads them without DeepSpeed, which takes torch's lock on an
-operation's folder for that: whoever is killed meanwhile leaves the lock behind, and everyone after waits without end.
+They are compiled once per machine and per version of torch and DeepSpeed, about a minute each. A trial never compiles
+them, since that would count against its deadline. A trial also loads them without DeepSpeed's own loader, which takes
+torch's lock on the operation's folder: a process killed while holding it leaves the lock behind, and every later one
+waits forever.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ from autofit.techniques.compilation import missing_tool
 from autofit.techniques.sharding import uses_deepspeed
 
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "async_io": "AsyncIOBuilder"}
-"""DeepSpeed's classes by the name of the operation: Adam on a processor, asynchronous files."""
+"""DeepSpeed's builder class for each operation: Adam on the CPU, asynchronous file I/O."""
 COMMAND = "autofit doctor --build-ops"
 STAMP = "autofit-versions"
-"""Beside a compiled operation: what it was compiled against, without which it may not load."""
+"""Name of the file next to a compiled operation that records the versions it was compiled against; with others it may
+not load."""
 LOCK = "lock"
-"""torch's, in the folder of an operation, while `torch.utils.cpp_extension` compiles or loads it."""
+"""Name of torch's lock file, in an operation's folder while `torch.utils.cpp_extension` compiles or loads it."""
 
 
 def needed(config: Config) -> tuple[str, ...]:
-    """The operations that training `config` calls."""
+    """The operations that training `config` uses."""
     if not uses_deepspeed(config) or config["offload"] == "none":
         return ()
     return ("cpu_adam", "async_io") if config["offload"] == "nvme" else ("cpu_adam",)
@@ -47,7 +49,7 @@ def is_built(name: str) -> bool:
 
 
 def require(config: Config) -> None:
-    """Raise `EnvironmentLacks`, with the command, for what `config` needs and is not compiled yet, or cannot be."""
+    """Raise `EnvironmentLacks`, with its remedy, if an operation that `config` needs is not or cannot be compiled."""
     for name in needed(config):
         if not is_built(name):
             raise obstacle(name) or EnvironmentLacks(
@@ -56,14 +58,14 @@ def require(config: Config) -> None:
 
 
 def load(config: Config) -> None:
-    """Load the operations that `config` calls, all of them compiled, so that DeepSpeed finds them. Raises
-    `EnvironmentLacks` for one that does not load."""
+    """Load the operations that `config` uses, which must be compiled, so that DeepSpeed finds them. Raises
+    `EnvironmentLacks` if one does not load."""
     for name in needed(config):
         load_operation(name)
 
 
 def load_operation(name: str) -> None:
-    """Load the compiled operation for DeepSpeed, unless it is loaded. Raises `EnvironmentLacks` if it does not load."""
+    """Load the compiled operation for DeepSpeed unless it already is. Raises `EnvironmentLacks` if it does not load."""
     from deepspeed.ops.op_builder.builder import OpBuilder
 
     if name in OpBuilder._loaded_ops:
@@ -73,13 +75,13 @@ def load_operation(name: str) -> None:
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-    except ImportError as error:  # a library that it was linked to is gone
+    except ImportError as error:  # a library it was linked against is gone
         raise EnvironmentLacks(f"DeepSpeed's {name} is compiled, but does not load: {error}", remedy=COMMAND) from error
     OpBuilder._loaded_ops[name] = module
 
 
 def obstacle(name: str) -> EnvironmentLacks | None:
-    """Why the operation cannot be compiled here; None where nothing is in the way."""
+    """Why the operation cannot be compiled here; None if it can be."""
     tool = missing_tool("cpu") or (None if shutil.which("ninja") else "ninja")
     if tool is not None:
         remedy = "pip install ninja" if tool == "ninja" else "apt-get install build-essential python3-dev"
@@ -94,8 +96,8 @@ def obstacle(name: str) -> EnvironmentLacks | None:
 
 @cache
 def _has_libaio() -> bool:
-    """Whether a program can be compiled and linked against it, which is tried. DeepSpeed calls `io_pgetevents`, which
-    libaio has since 0.3.112."""
+    """Whether libaio can be compiled and linked against, found by trying. DeepSpeed calls `io_pgetevents`, which libaio
+    has had since 0.3.112."""
     compiler = os.environ.get("CXX", "").split() or [shutil.which("g++") or "clang++"]
     tried = subprocess.run(
         [*compiler, "-x", "c++", "-", "-shared", "-fPIC", "-o", os.devnull, "-laio"],
@@ -106,8 +108,8 @@ def _has_libaio() -> bool:
 
 
 def build(name: str) -> None:
-    """Compile the operation, unless it is; takes a minute. Raises `EnvironmentLacks` if it cannot be."""
-    from filelock import FileLock  # which the system gives back, whoever is killed
+    """Compile the operation unless it already is; takes about a minute. Raises `EnvironmentLacks` if that fails."""
+    from filelock import FileLock  # released by the system if its holder is killed
 
     with FileLock(_folder(name) / "autofit-lock"):
         if is_built(name):
@@ -119,7 +121,7 @@ def build(name: str) -> None:
         try:
             with redirect_stdout(sys.stderr):
                 _builder(name).load(verbose=False)
-        except Exception as error:  # whatever the compiler, the linker or the loader says
+        except Exception as error:  # whatever the compiler, linker or loader raises
             raise EnvironmentLacks(
                 f"DeepSpeed's {name} could not be compiled: {_complaint(error)}",
                 remedy="the message says what is missing",
@@ -128,9 +130,10 @@ def build(name: str) -> None:
 
 
 def remove_lock_of_the_dead(name: str) -> None:
-    """Remove torch's lock on the operation's folder if no process of this machine has it open: who took it was killed.
+    """Remove torch's lock on the operation's folder if no process on this machine has it open: its holder was killed.
 
-    torch never does (`torch.utils.file_baton`: it waits until the file is gone), and keeps it open while it holds it.
+    torch keeps the file open while it holds the lock (`torch.utils.file_baton`), never removes a stale one, and waits
+    until the file is gone.
     """
     lock = _folder(name) / LOCK
     if lock.exists() and not any(_is_open(lock, descriptors) for descriptors in Path("/proc").glob("[0-9]*/fd")):
@@ -138,7 +141,7 @@ def remove_lock_of_the_dead(name: str) -> None:
 
 
 def _is_open(file: Path, descriptors: Path) -> bool:
-    """Whether one of a process's `descriptors` is `file`; False where it has ended, or is not ours to look at."""
+    """Whether `file` is among a process's `descriptors`; False if the process has ended or may not be inspected."""
     try:
         return any(os.path.realpath(descriptor) == str(file.resolve()) for descriptor in descriptors.iterdir())
     except OSError:
@@ -146,7 +149,7 @@ def _is_open(file: Path, descriptors: Path) -> bool:
 
 
 def _complaint(error: Exception) -> str:
-    """The compiler's first error where it has said one: ninja's own last line only counts them."""
+    """The compiler's first error if it reported one, else the last line: ninja's last line only counts errors."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return next((line for line in lines if ": error:" in line or "fatal error:" in line), lines[-1])[:300]
 

@@ -1,4 +1,4 @@
-"""The folder for offload=nvme: whether it is there, writable and large enough; each trial has one of its own in it."""
+"""The folder for offload=nvme: checks that it exists, is writable and has room; each trial has its own subfolder."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.units import format_bytes
 
 ADAM_COPIES = 4
-"""Of every trained parameter: the master copy, the gradient, momentum and variance."""
+"""Tensors stored per trained parameter: the master copy, the gradient, momentum and variance."""
 PREFIX = "autofit-trial-"
-"""Of trials' folders."""
+"""Prefix of the trials' folders."""
 LOCKS_ALL = 14
-"""The bit of the capability to lock memory without limit, CAP_IPC_LOCK (capabilities(7))."""
+"""Bit number of CAP_IPC_LOCK, the capability to lock memory without limit (capabilities(7))."""
 
 
 def needed_bytes(config: Config, job: Job) -> int:
-    """What DeepSpeed writes for `config`, all ranks together, as if one disk held it all: parameters, and an Adam's
-    four tensors of those that are trained. An adapter counts as one of a square matrix: 2 * rank / hidden_size of a
-    layer's weights."""
+    """Bytes that DeepSpeed writes for `config`, all ranks together, as if on a single disk: the parameters, and Adam's
+    four tensors for each trained parameter. Every adapter is counted as if its layer's matrix were square: 2 * rank /
+    hidden_size of the layer's weights."""
     kept, used = _widths(config)
     model = shape(job.model)
     trained = float(model.parameters)
@@ -39,20 +39,21 @@ def needed_bytes(config: Config, job: Job) -> int:
 
 
 def locked_bytes(config: Config, job: Job) -> int:
-    """Of a rank's buffers for files, at most."""
+    """Upper bound on the bytes of locked memory in one rank's file buffers."""
     kept, used = _widths(config)
     of_parameters, of_states = locked_elements(job)
     return of_parameters * used + of_states * kept
 
 
 def _widths(config: Config) -> tuple[int, int]:
-    """Bytes of a number in the optimizer, and of one in the weights."""
+    """Bytes per element of the optimizer's tensors, and of the weights."""
     return {"bf16": (2, 2), "fp32": (4, 4)}.get(config.text("precision"), (4, 2))
 
 
 def require(config: Config, job: Job) -> Path:
-    """The folder that the user named; raises `EnvironmentLacks` if there is none that `config` can be written to, or if
-    its buffers cannot be locked in memory, which would abort the process. What killed trials have left is removed."""
+    """The folder that the user named. Raises `EnvironmentLacks` if there is none, if it cannot be written to or has too
+    little room for `config`, or if the buffers cannot be locked in memory, which would abort the process. Removes what
+    killed trials have left behind."""
     most = lockable_bytes()
     if most is not None and most < (locked := locked_bytes(config, job)):
         raise EnvironmentLacks(
@@ -84,7 +85,7 @@ def require(config: Config, job: Job) -> Path:
 
 
 def lockable_bytes() -> int | None:
-    """How much memory this process may lock; None without a limit."""
+    """Bytes of memory that this process may lock; None if there is no limit."""
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     with suppress(OSError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
@@ -95,26 +96,27 @@ def lockable_bytes() -> int | None:
 
 
 def require_on_all_ranks(config: Config, job: Job) -> Path:
-    """`require` on every rank of the default process group before any of them goes on. All must call this.
+    """`require` on every rank of the default process group before any of them proceeds; all ranks must call this.
 
-    Each looks for itself, because which ranks share a host, and a disk, none of them knows; so each asks for the room
-    of all. None writes before all have looked: its files would be missing from the room that the others find.
+    Each rank checks for itself, and for the space that all ranks need together, because no rank knows which others
+    share its host and disk. None writes before all have checked: its files would reduce the free space that the others
+    find.
     """
     import torch
 
     folder = require(config, job)
-    torch.distributed.all_reduce(torch.zeros(()))  # in host memory, hence gloo's
+    torch.distributed.all_reduce(torch.zeros(()))  # in host memory, so reduced by gloo
     return folder
 
 
 def own_prefix() -> str:
-    """Of the folders of this machine, or of this container, whose processes have numbers of their own: the disk may be
-    shared."""
+    """Prefix of the folders of this machine, or of this container where process ids are its own: the disk may be
+    shared with others."""
     return f"{PREFIX}{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
 
 
 def remove_orphans() -> None:
-    """Remove what processes of this machine have left in the folder that were killed before they could."""
+    """Remove the subfolders of this machine's processes that were killed before they could remove them."""
     named = os.environ.get(NVME_VARIABLE)
     if not named:
         return

@@ -1,4 +1,4 @@
-"""Whether our loss is the model's own, for architectures that no test has seen: asked of transformers before a run."""
+"""Checks, before a run, that our loss equals that of transformers' own logits, for architectures no test covers."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from autofit.techniques.cross_entropy import full_cross_entropy
 from autofit.training.loss_module import LossModule
 
 ROWS = 64
-"""Tokens of the vocabulary here: what becomes of the logits does not depend on how many there are."""
+"""Vocabulary size in this check: how logits are post-processed does not depend on it."""
 SPREAD = 5.0
-"""Standard deviation of the logits: wide enough for softcaps, which are at 15 and more, to bend them."""
+"""Standard deviation of the logits: wide enough for softcaps, which are 15 or more, to have an effect."""
 TOLERANCE = 1e-4
-"""Relative difference that the order of sums may make, in fp32. A softcap at 50 makes ten times as much."""
+"""Relative difference that summation order may cause in fp32. A softcap of 50 causes ten times as much."""
 
 
 @cache
 def why_another_loss(model: Model) -> str | None:
-    """Why the loss of a training step is not that of the model's own logits, in a sentence; None where it is.
+    """Why a training step's loss is not that of the model's own logits, in one sentence; None if it is.
 
-    The same random hidden states go through what transformers has behind the decoder and through `LossModule`. The
-    decoder itself stays on the meta device: no weights are made but those behind it, for few tokens.
+    The same random hidden states go through `LossModule` and through whatever transformers applies after the decoder.
+    The decoder itself stays on the meta device: only the weights after it are created, for a small vocabulary.
     """
     try:
         ours, theirs = _losses(model)
     except Exception as error:
-        # Whatever is not built as the others are may fail anywhere, with any exception.
+        # An unusual architecture may fail anywhere, with any exception.
         found = f"they cannot be compared, {type(error).__name__}: {' '.join(str(error).split())}"
     else:
         if abs(ours - theirs) <= TOLERANCE * abs(theirs):
@@ -46,7 +46,7 @@ def why_another_loss(model: Model) -> str | None:
 
 
 class _Decoded:
-    """What a decoder returns, but for the hidden states with nothing in it."""
+    """Stands in for a decoder's output: only the hidden states are set, every other attribute is None."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -61,7 +61,7 @@ class _Decoded:
 
 @torch.no_grad()
 def _losses(model: Model) -> tuple[float, float]:
-    """The mean loss that `LossModule` computes, and that of the logits of transformers."""
+    """The mean loss that `LossModule` computes, and that of transformers' logits."""
     generator = torch.Generator().manual_seed(0)
     causal_lm = _laid_out(model)
     module = LossModule(causal_lm, full_cross_entropy)
@@ -84,7 +84,7 @@ def _losses(model: Model) -> tuple[float, float]:
 
 
 def _wrapped(decoder: nn.Module) -> Iterator[nn.Module]:
-    """The decoder, and what it only wraps, as OPT's does: `LossModule` calls the one, transformers may the other."""
+    """The decoder, and what it merely wraps, as in OPT: `LossModule` calls the first, transformers maybe the second."""
     yield decoder
     children = list(decoder.children())
     if len(children) == 1 and not decoder._parameters:
@@ -92,7 +92,7 @@ def _wrapped(decoder: nn.Module) -> Iterator[nn.Module]:
 
 
 def _laid_out(model: Model) -> Any:
-    """The causal language model with few tokens, on the meta device."""
+    """The causal language model with a small vocabulary, on the meta device."""
     from transformers import AutoModelForCausalLM
 
     config = architecture(model)
@@ -103,7 +103,7 @@ def _laid_out(model: Model) -> Any:
 
 
 def _fill(causal_lm: nn.Module, generator: torch.Generator, *, but: nn.Module) -> None:
-    """Random values for all tensors of `causal_lm` on the CPU, except for those in its part `but`."""
+    """Give all tensors of `causal_lm` random values on the CPU, except those in its submodule `but`."""
     inside = set(but.modules())
     for module in causal_lm.modules():
         if module not in inside:

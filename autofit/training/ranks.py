@@ -1,4 +1,4 @@
-"""The processes that train together: how each finds the others, and what all of them must decide alike."""
+"""The processes that train together: how they find each other, and how they agree on decisions."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
 _SIOCGIFADDR = 0x8915
-"""Asks for an interface's IPv4 address (netdevice(7))."""
+"""The ioctl request for an interface's IPv4 address (netdevice(7))."""
 
 
 class NoMeeting(Exception):
-    """The ranks could not find each other: no fault of what they were to train."""
+    """The ranks could not find each other; not the fault of the config to be trained."""
 
 
 class Ranks:
-    """The group that this process trains in; by default it trains alone. Used from one thread.
+    """The group in which this process trains; by default it trains alone. Used from one thread.
 
-    All ranks call the same methods in the same order.
+    All ranks must call the same methods in the same order.
     """
 
     def __init__(self, rank: int = 0, size: int = 1) -> None:
@@ -38,33 +38,33 @@ class Ranks:
         self.size = size
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """The element-wise maximum over ranks, equal on all of them; what is not a number counts as infinite.
+        """The element-wise maximum over ranks, the same on all of them; NaN counts as infinite.
 
-        Waits for the slowest rank, and communicates nothing where there is but one.
+        Waits for the slowest rank; with a single rank nothing is communicated.
         """
         known = [math.inf if math.isnan(value) else float(value) for value in values]
         if self.size == 1:
             return known
-        agreed = torch.tensor(known, dtype=torch.float64)  # in host memory: nothing queues behind the device's work
+        agreed = torch.tensor(known, dtype=torch.float64)  # in host memory: does not queue behind the device's work
         torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
         return [float(value) for value in agreed]
 
     def close(self) -> None:
-        """Leave the process group once all ranks are done: whoever left earlier would look like a rank that died."""
+        """Leave the process group once all ranks are done: a rank that left earlier would look as if it had died."""
         if not torch.distributed.is_initialized():
             return
-        with suppress(RuntimeError):  # the others are done, too, and may be gone
+        with suppress(RuntimeError):  # the others are done as well, and may be gone
             self.largest([0.0])
             torch.distributed.destroy_process_group()
 
 
 def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, listener: int | None = None) -> Ranks:
-    """Make this process's default process group: NCCL for tensors on `cuda`, gloo for those in host memory, which FSDP
-    has where parameters are offloaded.
+    """Create this process's default process group: NCCL for tensors on `cuda`, gloo for those in host memory, which
+    FSDP has when parameters are offloaded.
 
-    Without a rendezvous it is a group of this process alone, which DeepSpeed needs, too, and nothing listens.
-    `listener` is the descriptor of the socket that listens at the rendezvous, where rank 0 was given one. Nothing waits
-    longer than `timeout_seconds`, here or in a collective. Raises `NoMeeting`.
+    Without a rendezvous the group consists of this process alone, which DeepSpeed needs too, and no socket is opened.
+    `listener` is the descriptor of the socket listening at the rendezvous, if rank 0 was given one. Nothing waits
+    longer than `timeout_seconds`, here or in a collective. Raises `NoMeeting` if the ranks cannot find each other.
     """
     import torch.distributed as dist
 
@@ -91,24 +91,24 @@ def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, li
 
 
 def _settle(rendezvous: Rendezvous | None) -> None:
-    """Say in the environment what libraries look for there, as torchrun does."""
+    """Set the environment variables that libraries look for, as torchrun does."""
     rank, size = (rendezvous.rank, rendezvous.ranks) if rendezvous is not None else (0, 1)
     os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
-    os.environ["LOCAL_RANK"] = "0"  # every rank sees its own device only
+    os.environ["LOCAL_RANK"] = "0"  # every rank sees only its own device
     os.environ["MASTER_ADDR"] = rendezvous.host if rendezvous is not None else LOOPBACK
     os.environ["MASTER_PORT"] = str(rendezvous.port if rendezvous is not None else 0)
-    # With it DeepSpeed makes a segment of shared memory for each rank, which no training uses and nobody removes.
+    # If set, DeepSpeed creates a shared-memory segment per rank, which training never uses and nothing removes.
     os.environ.pop("LOCAL_SIZE", None)
     own = _own_address(rendezvous)
     interface = _interface(own)
     if interface is not None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
-        if own == LOOPBACK:  # between machines NCCL itself finds the fastest way
+        if own == LOOPBACK:  # between machines NCCL finds the fastest route by itself
             os.environ["NCCL_SOCKET_IFNAME"] = interface
 
 
 def _own_address(rendezvous: Rendezvous | None) -> str:
-    """This machine's address on the way to rank 0; nothing is sent."""
+    """This machine's address on the route to rank 0; nothing is sent."""
     if rendezvous is None:
         return LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -128,7 +128,7 @@ def _interface(address: str) -> str | None:
 
 
 def _store(rendezvous: Rendezvous, timeout: timedelta, listener: int | None) -> Store:
-    """Where the ranks find each other. Rank 0's listens at the rendezvous alone: left to itself it would everywhere."""
+    """Where the ranks find each other. Rank 0 listens at the rendezvous address only; by default it would on all."""
     serves = rendezvous.rank == 0
     if serves and listener is None:
         listener = listening(rendezvous.host, rendezvous.port).detach()

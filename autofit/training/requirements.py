@@ -1,4 +1,4 @@
-"""What training a config needs of the machine that runs it, beside packages: known before a trial starts."""
+"""What training a config requires of the machine, apart from packages; checked before a trial starts."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from autofit.training import native_ops, nvme
 
 
 def cannot_here(config: Config, job: Job) -> str | None:
-    """Why `config` cannot be trained for `job` on this machine, in one sentence; None where it can."""
+    """Why `config` cannot be trained for `job` on this machine, in one sentence; None if it can."""
     return unsupported(config, job) or lacking_here(config, job)
 
 
 def lacking_here(config: Config, job: Job) -> str | None:
-    """What this machine lacks for `config`, which is supported for `job`, in one sentence; None where nothing."""
+    """What this machine lacks for `config`, which must be supported for `job`, in one sentence; None if nothing."""
     try:
         native_ops.require(config)
         if config["offload"] == "nvme":
@@ -25,8 +25,8 @@ def lacking_here(config: Config, job: Job) -> str | None:
 
 
 def asks(config: Config) -> tuple[Value | None, ...]:
-    """What decides over `lacking_here`: configs in which it is equal lack the same. Empty for one that needs nothing of
-    a machine."""
+    """The values on which `lacking_here` depends: configs for which they are equal lack the same things. Empty for a
+    config with no requirements on the machine."""
     if not native_ops.needed(config):
         return ()
     return tuple(config.get(axis) for axis in ("offload", "precision", "method", "rank"))

@@ -1,4 +1,4 @@
-"""One optimizer step: forwards and backwards over the micro-batches, then the update."""
+"""One optimizer step: forward and backward over the micro-batches, then the update."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from autofit.training.engine import Engine
 from autofit.training.loss_module import LossModule
 
 PhaseObserver = Callable[[str], AbstractContextManager[None]]
-"""Called with the name of a phase (`forward`, `backward`, `optimizer`); the phase runs inside what it returns."""
+"""Called with the name of a phase (`forward`, `backward`, `optimizer`), which runs inside the context it returns."""
 
 
 Mark = Callable[[], None]
-"""Called at the borders of what can be timed: at the start, after each micro-batch, and after the update."""
+"""Called at the boundaries of what can be timed: at the start, after each micro-batch, and after the update."""
 
 
 def unobserved(phase: str) -> AbstractContextManager[None]:
@@ -32,8 +32,8 @@ def unmarked() -> None:
 class TrainingStep:
     """A training step built from a config.
 
-    The loss is normalised by the targets of the whole optimizer step over all ranks, so that neither accumulation
-    nor uneven padding changes the gradient.
+    The loss is normalised by the number of targets in the whole optimizer step over all ranks, so that neither
+    accumulation nor uneven padding changes the gradient.
     """
 
     def __init__(
@@ -53,15 +53,15 @@ class TrainingStep:
         self.micro_batch = micro_batch
         self.vocabulary = vocabulary
         self.dropout = dropout
-        """Whether the architecture drops activations at random in training, by itself."""
+        """Whether the architecture itself drops activations at random in training."""
         self._autocast = autocast
         self.gradient_norm = torch.zeros(())
         """L2 norm of the last update's gradients before clipping, fp32 scalar."""
 
     def run(self, tokens: torch.Tensor, observe: PhaseObserver = unobserved, mark: Mark = unmarked) -> torch.Tensor:
-        """One optimizer step on `tokens` [sequences, seq_len]; the mean loss in nats per token, before the update.
+        """Take one optimizer step on `tokens` [sequences, seq_len]; returns the mean loss before it, in nats per token.
 
-        Over several ranks each has its own sequences and returns its share: the mean is the sum over ranks. The number
+        With several ranks, each has its own sequences and returns its share: the mean is the sum over ranks. The number
         of sequences must be a multiple of the micro-batch. Nothing here waits for the device.
         """
         micro_batches = list(self.split(tokens))
@@ -84,9 +84,9 @@ class TrainingStep:
         last: bool,
         observe: PhaseObserver = unobserved,
     ) -> torch.Tensor:
-        """Forward and backward of one micro-batch; its share of the step's mean loss, detached.
+        """Forward and backward of one micro-batch; returns its share of the step's mean loss, detached.
 
-        `targets` is the number of targets of the whole optimizer step.
+        `targets` is the number of targets in the whole optimizer step.
         """
         self.engine.prepare(last=last)
         with observe("forward"), self.precision():
@@ -96,7 +96,7 @@ class TrainingStep:
         return loss.detach()
 
     def update(self, observe: PhaseObserver = unobserved) -> None:
-        """The optimizer's part alone."""
+        """The optimizer's update only."""
         with observe("optimizer"):
             self.gradient_norm = self.engine.update()
 
@@ -109,10 +109,10 @@ class TrainingStep:
 
     @torch.no_grad()
     def reference_loss(self, tokens: torch.Tensor) -> float:
-        """Mean loss in nats per token by the plain forward: no compilation, no checkpointing, no custom kernel.
+        """Mean loss in nats per token of the plain forward: no compilation, no checkpointing, no custom kernel.
 
-        The logits are taken a few rows at a time, so that the reference never needs more memory than training does.
-        Through the engine, which gathers what is sharded: all ranks must call this.
+        Logits are computed a few rows at a time, so that the reference never needs more memory than training does.
+        Runs through the engine, which gathers sharded parameters: all ranks must call this.
         """
         total, targets = 0.0, 0
         training = self.module.training

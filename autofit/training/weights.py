@@ -1,4 +1,4 @@
-"""Random weights on the device, in their final format, for a model that was laid out on the meta device."""
+"""Random weights on the device, in their final format, for a model built on the meta device."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ STD = 0.02
 """Standard deviation of quantised random weights: transformers' default initializer_range."""
 
 Created = WeakValueDictionary[int, nn.Parameter]
-"""Parameters by the identity of what stood for them on the meta device; those that are sharded by now are gone."""
+"""Parameters by the id of their meta-device counterpart; those that have been sharded by now are gone."""
 
 
 class Sharder(Protocol):
-    """Keeps a rank's share of weights as they come to be, so that no rank ever holds the whole model."""
+    """Keeps only a rank's share of the weights as they are created, so that no rank ever holds the whole model."""
 
     def shard(self, module: nn.Module) -> None:
-        """Called when all parameters of `module` have their values, on the device."""
+        """Called once all parameters of `module` have their values, on the device."""
 
     def whole(self, modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
-        """Inside, the parameters that sharded `modules` themselves hold are whole; what is written is kept."""
+        """A context in which the parameters that `modules` hold directly are whole; what is written to them is kept."""
 
 
 def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | None = None) -> None:
-    """Give every parameter and buffer of `model` storage on `device`, and its architecture's own initial values.
+    """Give every parameter and buffer of `model` storage on `device` and the initial values of its architecture.
 
-    Each tensor is created on `device` in the dtype it has on the meta device: nothing passes through host memory or
-    through fp32, and 4-bit layers are quantised one at a time. A decoder layer is sharded as soon as it has its
-    values, what is outside of the layers when the engine is made. The values are drawn in the same order either way.
+    Each tensor is created on `device` in its meta-device dtype: nothing passes through host memory or fp32, and 4-bit
+    layers are quantised one at a time. With a `sharder`, a decoder layer is sharded as soon as it has its values, and
+    everything outside the layers when the engine is made. The values are drawn in the same order either way.
     """
     causal_lm = unwrap(model)
     causal_lm.tie_weights()
@@ -64,7 +64,7 @@ def materialise(model: nn.Module, *, device: torch.device, sharder: Sharder | No
 
 
 def nullcontext_of(modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
-    """What stands for `Sharder.whole` where nothing is sharded."""
+    """Takes the place of `Sharder.whole` where nothing is sharded."""
     return nullcontext()
 
 
@@ -77,8 +77,8 @@ def unwrap(model: Any) -> Any:
 def _in_place_of_initialisation(
     causal_lm: nn.Module, initialise: Callable[[Callable[[nn.Module], None], nn.Module], None]
 ) -> Iterator[None]:
-    """Have transformers call `initialise(original, module)` where it would call `original(module)`: for each module,
-    after those inside it."""
+    """Make transformers call `initialise(original, module)` where it would call `original(module)`: for each module,
+    after its submodules."""
     from transformers import PreTrainedModel
 
     models = [module for module in causal_lm.modules() if isinstance(module, PreTrainedModel)]
@@ -102,7 +102,7 @@ def _quantise(layer: Any, device: torch.device) -> None:
 
 
 def _allocate(module: nn.Module, device: torch.device, created: Created) -> None:
-    """Storage for the tensors that `module` itself holds; those that share a parameter find it in `created`."""
+    """Allocate the tensors that `module` holds directly; modules that share a parameter find it in `created`."""
     for name, parameter in module._parameters.items():
         if parameter is not None and parameter.is_meta:
             shared = created.get(id(parameter))
@@ -113,12 +113,12 @@ def _allocate(module: nn.Module, device: torch.device, created: Created) -> None
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.is_meta:
             storage = torch.empty_like(buffer, device=device)
-            # What is still NaN after the initialisation was not initialised.
+            # Still NaN after initialisation means never initialised.
             module._buffers[name] = storage.fill_(math.nan) if buffer.is_floating_point() else storage
 
 
 def _check_buffers(model: nn.Module) -> None:
-    """Raise `UsageError` for constants that transformers does not restore: wrong ones would train something else."""
+    """Raise `UsageError` for constants that transformers does not restore: wrong values would train another model."""
     for name, buffer in model.named_buffers():
         if buffer.is_floating_point() and buffer.isnan().all():
             raise UsageError(

@@ -1,4 +1,4 @@
-"""What the sharding libraries do to a step: one object for each, which rewrites the tape of one device."""
+"""What the sharding libraries do to a step: one object per library, which rewrites the tape of one device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from autofit.techniques.sharding import uses_deepspeed
 
 
 def library(config: Config, job: Job) -> Library | None:
-    """What runs the ranks of `config`; None where torch alone runs one device."""
+    """The library that runs the ranks of `config`; None where torch alone runs one device."""
     if not needs_process_group(config):
         return None
     ranks, sharding, offload = job.workload.devices, config.text("sharding"), config.text("offload")

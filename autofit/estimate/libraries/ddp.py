@@ -1,9 +1,9 @@
-"""`DistributedDataParallel` of torch: every rank has the whole model, and gradients are summed in buckets.
+"""PyTorch's `DistributedDataParallel`: every rank has the whole model, and gradients are summed in buckets.
 
-With `gradient_as_bucket_view` the buckets are where gradients live (torch/csrc/distributed/c10d/reducer.cpp,
-`mark_variable_ready_dense`): they are there from the start, `set_to_none` frees none of them, and a gradient that
-autograd has made beside them, as it does wherever there is none yet, is copied in and dropped. Micro-batches before the
-last one add to gradients of their own.
+With `gradient_as_bucket_view` gradients live in the buckets (torch/csrc/distributed/c10d/reducer.cpp,
+`mark_variable_ready_dense`): these exist from the start, `set_to_none` frees none of them, and a gradient that autograd
+has allocated outside them, as it does wherever there is none yet, is copied in and dropped. Micro-batches before the
+last one accumulate into gradients of their own.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ddp:
         return plain(config)
 
     def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
-        """The buckets beside it, into which the last micro-step moves the gradients as they come."""
+        """The tape with the buckets added, into which the last micro-step moves the gradients as they come."""
         edit = Edit(tape)
         trained = [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
         edit.allocate(trained, None, holds=Category.GRADIENTS)
@@ -54,7 +54,7 @@ class Ddp:
 
 
 def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
-    """Every gradient is copied into a bucket as soon as autograd is done with it, and dropped."""
+    """Copy every gradient into a bucket, and drop it, as soon as autograd is done with it."""
     for place, events in edit.tape.segments:
         if place.stage != stage:
             continue

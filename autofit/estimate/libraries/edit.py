@@ -1,4 +1,4 @@
-"""A decoder's tape that is being rewritten into that of one rank of several."""
+"""A decoder's tape, to be rewritten into that of one rank of several."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from autofit.estimate.tape import AFTER, OUTSIDE, Category, Event, Place, Storag
 from autofit.lattice import Config
 
 ROOT = None
-"""What is outside of the decoder layers: embeddings, last norm, head."""
+"""What is outside the decoder layers: embeddings, final norm, head."""
 Unit = int | None
 """A decoder layer's index, or ROOT."""
 Events = list[Event]
 
 
 class Edit:
-    """A copy of a tape, with the places where a sharding library acts: the borders of layers and stages."""
+    """A copy of a tape, with the places where a sharding library acts: the boundaries of layers and stages."""
 
     def __init__(self, tape: Tape) -> None:
         self.tape = Tape(
@@ -31,7 +31,7 @@ class Edit:
         self.layers = range(max(layers, default=-1) + 1)
 
     def parameters(self, unit: Unit, *, trained: bool | None = None) -> list[Storage]:
-        """The parameters of a unit; only those that are trained, or are not, where it is given."""
+        """The parameters of a unit; where `trained` is given, only those that are, or are not."""
         return [
             s
             for s in self.tape.storages
@@ -54,9 +54,9 @@ class Edit:
         holds: Category = Category.TEMPORARIES,
         stream: int = 0,
     ) -> Sequence[int]:
-        """A buffer that holds so many bytes (at the rank of the trace); no event is written yet.
+        """A buffer that holds these bytes (at the adapter rank of the trace); no event is written yet.
 
-        It is kept as two storages: what is proportional to the rank, and the rest.
+        It is kept as two storages: the part proportional to the adapter rank, and the remainder.
         """
         sizes = list(bytes_)
         parts = (sum(s for s in sizes if s % RANK), sum(s for s in sizes if s % RANK == 0))
@@ -67,28 +67,28 @@ class Edit:
         return found
 
     def at_start(self, place: Place) -> Events:
-        """Where events before all others of a layer's place are written: a list that goes before them."""
+        """A list for events that precede all others of a layer's place."""
         return self._inserted(place, 0)
 
     def at_end(self, place: Place) -> Events:
-        """Where events after all others of a layer's place are written."""
+        """A list for events that follow all others of a layer's place."""
         events = next((e for p, e in reversed(self.tape.segments) if p == place), None)
         return self._inserted(place, 1) if events is None else events
 
     def before_stage(self, stage: str) -> Events:
-        """Where events before all others of a stage are written: those of the loss included."""
+        """A list for events that precede all others of a stage, including those of the loss."""
         first = next(i for i, (place, _) in enumerate(self.tape.segments) if place.stage == stage)
         events: Events = []
         self.tape.segments.insert(first, (Place(stage, AFTER), events))
         return events
 
     def after_stage(self, stage: str) -> Events:
-        """Where events after all others of a stage are written."""
+        """A list for events that follow all others of a stage."""
         last = max(i for i, (place, _) in enumerate(self.tape.segments) if place.stage == stage)
         return self.tape.segments[last][1]
 
     def gradients(self, stage: str) -> dict[Unit, list[int]]:
-        """What a backward leaves behind, by the unit that it belongs to: gradients of parameters."""
+        """The parameters' gradients that a backward leaves behind, by the unit that they belong to."""
         found: dict[Unit, list[int]] = {unit: [] for unit in (ROOT, *self.layers)}
         for index, storage in enumerate(self.tape.storages):
             if storage.allocated is not None and storage.allocated.stage == stage and storage.freed is None:
@@ -97,7 +97,7 @@ class Edit:
         return found
 
     def free(self, events: Events, storages: Iterable[int]) -> None:
-        """Write that `storages` are freed."""
+        """Add to `events` that `storages` are freed."""
         freed = [Event(index, False) for index in storages]
         events += freed
 
@@ -109,9 +109,9 @@ class Edit:
 
 
 def alike(tape: Tape) -> Tape:
-    """`tape` with a second micro-step that is as the first: one that finds no gradients to add to.
+    """`tape` with a second micro-step that is like the first, which finds no gradients to add to.
 
-    So it is where a library takes every micro-batch's gradients away as they come.
+    This is the case where a library takes every micro-batch's gradients away as they come.
     """
     edit = Edit(tape)
     found = edit.tape
@@ -148,13 +148,13 @@ def _in_second(storage: Storage) -> Storage:
 
 
 def shared(tape: Tape, ranks: int) -> Tape:
-    """An update's tape where every rank updates an equal share of each parameter."""
+    """An update's tape if every rank updates an equal share of each parameter."""
     storages = [replace(storage, shares=storage.shares * ranks) for storage in tape.storages]
     return replace(tape, storages=storages)
 
 
 def beside(tape: Tape, size: int) -> Tape:
-    """An update's tape with a buffer that is there while it runs."""
+    """An update's tape with a buffer of `size` bytes that exists while it runs."""
     storages, segments = list(tape.storages), []
     for place, events in tape.segments:
         storages.append(Storage(size, place, place, holds=Category.TEMPORARIES))

@@ -1,8 +1,8 @@
-"""`fully_shard` of torch: a layer's parameters are gathered while it runs, its gradients scattered when it has run.
+"""PyTorch's `fully_shard`: a layer's parameters are gathered while it runs, its gradients scattered once it has run.
 
-Which buffer comes and goes when is read off torch/distributed/fsdp/_fully_shard (torch 2.13): `FSDPParamGroup`
-gathers into one flat buffer and copies out of it into the parameters (`wait_for_unshard`); forward frees the flat
-buffer with the next layer's, backward at once, and gathers the layer before in the meantime (`_backward_prefetch`).
+When each buffer comes and goes is taken from torch/distributed/fsdp/_fully_shard (torch 2.13): `FSDPParamGroup` gathers
+into one flat buffer and copies out of it into the parameters (`wait_for_unshard`); the forward frees the flat buffer
+once the next layer's is there, the backward at once, and gathers the preceding layer meanwhile (`_backward_prefetch`).
 `foreach_reduce` copies a layer's gradients into the input of its reduce-scatter, which is kept until the next layer's.
 """
 
@@ -17,8 +17,8 @@ from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
 from autofit.lattice import Config
 
 GATHERING, REDUCING = 1, 2
-"""Streams of their own, `all_gather_copy_in_stream` and `reduce_scatter_stream`; whole parameters are on the device's
-main one."""
+"""Separate streams, `all_gather_copy_in_stream` and `reduce_scatter_stream`; whole parameters are on the device's main
+stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class Fsdp:
     reshards: bool
     """Whether a layer is sharded again between its forward and its backward."""
     mixed: bool
-    """Whether shards are fp32, what is gathered 16 bits, and what is reduced fp32 again."""
+    """Whether shards are fp32, gathered parameters 16-bit, and reduced gradients fp32 again."""
     offloads: bool
     """Whether shards, gradients and states live in host memory (CPUOffloadPolicy)."""
 
@@ -38,11 +38,11 @@ class Fsdp:
         return 0 if self.offloads else self.ranks
 
     def traced(self, config: Config) -> Config:
-        """With mixed precision matrix products and gradients are in 16 bits throughout: no autocast is left."""
+        """With mixed precision matrix products and gradients are in 16 bits throughout: no autocast remains."""
         return plain(config).replace(precision="bf16") if self.mixed else plain(config)
 
     def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
-        """Gradients are scattered at every micro-step, and the shards added up."""
+        """Gradients are scattered at every micro-step, and their shards accumulated."""
         edit = Edit(alike(tape))
         for number in (1, 2):
             _MicroStep(edit, number, self).write()
@@ -52,7 +52,7 @@ class Fsdp:
         return edit.tape
 
     def update(self, tape: Tape, holdings: Holdings) -> Tape:
-        """Every parameter's share is updated by itself."""
+        """The rank's share of each parameter is updated separately."""
         return Tape() if self.offloads else shared(tape, self.ranks)
 
     def host_bytes(self, holdings: Holdings) -> int:
@@ -76,7 +76,7 @@ class Fsdp:
 
     @property
     def widened(self) -> int:
-        """How often the bytes of a gathered parameter are in a kept one."""
+        """Size of a stored parameter, as a multiple of the gathered one's."""
         return 2 if self.mixed else 1
 
     def _shard(self, storage: Storage) -> None:
@@ -95,14 +95,14 @@ class _MicroStep:
         self._number = number
         self._forward, self._backward = f"forward-{number}", f"backward-{number}"
         self._flat: Sequence[int] = ()
-        """What collects the shards of all ranks."""
+        """The buffer that collects the shards of all ranks."""
         self._whole: dict[Unit, Sequence[int]] = {}
         """The gathered parameters."""
         self._reduced: Sequence[int] = ()
         """The input of the latest reduce-scatter."""
 
     def write(self) -> None:
-        """Forward, then backward."""
+        """Write the forward, then the backward."""
         gradients = self._edit.gradients(self._backward)
         self._write_forward()
         events = self._edit.before_stage(self._backward)
@@ -111,7 +111,7 @@ class _MicroStep:
             self._gather(ROOT, events)
         for layer in reversed(self._edit.layers):
             if self._of.reshards:
-                self._collect(layer, events)  # while what comes before it is at work
+                self._collect(layer, events)  # while what precedes it in the backward is running
             place = Place(self._backward, layer)
             events = self._edit.at_start(place)
             if self._of.reshards:
@@ -134,7 +134,7 @@ class _MicroStep:
             self._edit.free(after, self._whole.pop(ROOT))
 
     def _gather(self, unit: Unit, events: list[Event], *, keeps: bool = False) -> None:
-        """Forward keeps the flat buffer until the next one is there."""
+        """The forward `keeps` the flat buffer until the next one is there."""
         previous = self._flat
         self._collect(unit, events)
         self._edit.free(events, previous)
@@ -143,7 +143,7 @@ class _MicroStep:
             self._drop_flat(events)
 
     def _collect(self, unit: Unit, events: list[Event]) -> None:
-        """Into one flat buffer; the own share is copied before it if it is cast, or comes from the host."""
+        """Gather into one flat buffer; the rank's own share is copied first if it is cast, or comes from the host."""
         trained = None if self._of.offloads else True
         own = self._edit.parameters(unit, trained=trained) if self._of.offloads or self._of.mixed else []
         sent = self._allocate((p.bytes for p in own), events, shares=self._of.ranks, stream=GATHERING)
@@ -158,7 +158,7 @@ class _MicroStep:
         self._flat = ()
 
     def _scatter(self, unit: Unit, gradients: Sequence[int], events: list[Event]) -> None:
-        """The unit is sharded again; what it has of gradients is copied, reduced, and added to the shards' own."""
+        """The unit is sharded again; its gradients are copied, reduced, and added to those of the shards."""
         self._edit.free(events, self._whole.pop(unit))
         trained = [p.bytes * self._of.widened for p in self._edit.parameters(unit, trained=True)]
         if not trained:

@@ -1,4 +1,4 @@
-"""What every sharding library changes in a step, seen from one rank."""
+"""What every sharding library changes in a step, as seen by one rank."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from autofit.lattice import Config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holdings:
-    """What a model has, over all ranks together."""
+    """The sizes of a model's parameters and states, over all ranks together."""
 
     trained: float
-    """Parameters that the optimizer updates."""
+    """Number of parameters that the optimizer updates."""
     trained_bytes: int
     """Of those, in the format that matrix products take."""
     largest_bytes: int
@@ -29,18 +29,18 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes that one rank moves in an optimizer step, beside what its own kernels read and write."""
+    """Bytes that one rank moves in an optimizer step, apart from what its own kernels read and write."""
 
     linked: float = 0.0
     """To other ranks."""
     overlapped: bool = False
-    """Whether arithmetic goes on meanwhile."""
+    """Whether arithmetic continues meanwhile."""
     hosted: float = 0.0
     """Between device and host memory."""
     disk_read: float = 0.0
     disk_written: float = 0.0
     updated_on_host: float = 0.0
-    """Read and written by an optimizer that runs on the processor."""
+    """Read and written by an optimizer that runs on the CPU."""
 
 
 class Library(Protocol):
@@ -48,25 +48,25 @@ class Library(Protocol):
 
     @property
     def updaters(self) -> int:
-        """Over how many devices the update's work is spread; 0 where it is done on the host."""
+        """Number of devices that share the update's work; 0 where it is done on the host."""
 
     def traced(self, config: Config) -> Config:
-        """The config of one device whose step a rank runs between its collectives."""
+        """The single-device config whose step a rank runs between its collectives."""
 
     def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
-        """The decoder's tape on one rank; `accumulates` says that the second micro-step follows the first."""
+        """The decoder's tape on one rank; `accumulates` says whether a second micro-step follows the first."""
 
     def update(self, tape: Tape, holdings: Holdings) -> Tape:
         """The optimizer's tape on one rank."""
 
     def host_bytes(self, holdings: Holdings) -> int:
-        """Of one rank's share in host memory."""
+        """Bytes of host memory that one rank's share takes."""
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
-        """Of one optimizer step of so many micro-steps."""
+        """The traffic of one optimizer step with this many micro-steps."""
 
 
 def passes(holdings: Holdings, ranks: int) -> float:
-    """Bytes that an update on the processor reads and writes of a rank's share: weights and states both ways, gradients
+    """Bytes that an update on the CPU reads and writes for a rank's share: weights and states both ways, gradients
     once."""
     return (2.0 * (holdings.stored_bytes + holdings.states_bytes) + holdings.stored_bytes) / ranks

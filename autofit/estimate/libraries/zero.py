@@ -1,14 +1,14 @@
 """DeepSpeed's ZeRO: flat partitions of master weights and states, gradients reduced through buckets of fixed size.
 
-Which buffer comes and goes when is read off deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py,
-and for stage 1 with 16-bit weights runtime/bf16_optimizer.py, which keeps the whole model's fp32 gradients
-(`_setup_for_real_optimizer`). Trained weights lie in one flat buffer, of which stage 3 keeps its part. `setup_buckets`
-allocates a bucket in full however small the model is. Gradients are summed over micro-batches in fp32 where weights
-are 16 bits and their masters fp32 (`sums_in_fp32` of techniques/deepspeed_settings.py): stage 2 has a flat partition
-for that from the first reduction on (`_get_compact_grad_partition_buffer`), stage 3 from the start
-(`grad_partitions_flat_buffer`, on the host where the optimizer is). Without masters of another format stage 2 copies
-its part out of the bucket at every micro-batch (`copy_grads_in_partition`), and `step` makes one more flat copy; with
-the optimizer on the host what is summed is there, too (`async_accumulate_grad_in_cpu_via_gpu`).
+When each buffer comes and goes is taken from deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py,
+and for stage 1 with 16-bit weights runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model
+(`_setup_for_real_optimizer`). Trained weights lie in one flat buffer, of which stage 3 keeps its own part.
+`setup_buckets` allocates a bucket in full however small the model is. Gradients are summed over micro-batches in fp32
+where weights are 16-bit and their masters fp32 (`sums_in_fp32` of techniques/deepspeed_settings.py): stage 2 has a flat
+partition for that from the first reduction on (`_get_compact_grad_partition_buffer`), stage 3 from the start
+(`grad_partitions_flat_buffer`, on the host if the optimizer is). Where masters have the weights' own format, stage 2
+copies its part out of the bucket at every micro-batch (`copy_grads_in_partition`), and `step` makes one more flat copy;
+with the optimizer on the host the sums are there, too (`async_accumulate_grad_in_cpu_via_gpu`).
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SUB_GROUP = 1_000_000_000
 
 
 NORM_BYTES = 8
-"""Of an element of a gradient while its norm is computed (`get_norm_dtype` of runtime/zero/utils.py)."""
+"""Per element of a gradient while its norm is computed (`get_norm_dtype` of runtime/zero/utils.py)."""
 NORM_ELEMENTS = 250_000_000
-"""Of a gradient that stage 3 makes so wide at a time, where the optimizer is on the host (`buffer_size` of
-`_constant_buffered_norm2`)."""
+"""Elements of a gradient that stage 3 widens to NORM_BYTES at a time, where the optimizer is on the host (`buffer_size`
+of `_constant_buffered_norm2`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +46,21 @@ class Buckets:
     prefetch: int = 0
     """`stage3_prefetch_bucket_size`."""
     reuse: int = 0
-    """`stage3_max_reuse_distance`: what is used again within so many parameters stays."""
+    """`stage3_max_reuse_distance`: what is used again within this many parameters stays gathered."""
     persists: int = 0
-    """`stage3_param_persistence_threshold`: smaller parameters are whole on every rank."""
+    """`stage3_param_persistence_threshold`: parameters no larger than this are kept whole on every rank."""
     overlaps: bool = False
-    """`overlap_comm`: stages 1 and 2 have two buckets then."""
+    """`overlap_comm`: stages 1 and 2 then have two buckets."""
     group: int = 0
-    """`sub_group_size`, where states are in files: the next parameter is added to a group of fewer."""
+    """`sub_group_size`, where states are in files: a group with fewer elements takes the next parameter, too."""
     parameter: int = 0
-    """`buffer_size` of a parameter in files: no parameter is larger."""
+    """`buffer_size` of parameters in files: no parameter is larger."""
     parameters: int = 0
-    """`buffer_count` of those."""
+    """`buffer_count` of parameters in files."""
     states: int = 0
-    """`buffer_count` of states in files, each as large as the largest group."""
+    """`buffer_count` of states in files; each buffer is as large as the largest group."""
     in_memory: int = 0
-    """`max_in_cpu`: so many of the trained parameters are in host memory, too."""
+    """`max_in_cpu`: this many of the trained parameters are in host memory, too."""
 
     @classmethod
     def of(cls, settings: dict[str, Any]) -> Buckets:
@@ -88,24 +88,24 @@ class Zero:
     stage: int
     ranks: int
     offload: str
-    """Value of the axis."""
+    """Value of the `offload` axis."""
     mixed: bool
-    """Whether weights are 16 bits and their masters fp32."""
+    """Whether weights are 16-bit and their masters fp32."""
     wide: bool
     """Whether weights are fp32."""
     pinned: bool
-    """Whether host buffers are page-locked: PyTorch's allocator takes the next power of two then
+    """Whether host buffers are page-locked: PyTorch's allocator then rounds them up to the next power of two
     (aten/src/ATen/core/CachingHostAllocator.h)."""
     buckets: Buckets
     rank: int = 1
-    """Of the adapters."""
+    """Rank of the adapters."""
 
     @property
     def updaters(self) -> int:
         return 0 if self.offload != "none" else self.ranks
 
     def traced(self, config: Config) -> Config:
-        """With mixed precision the model itself is in 16 bits: no autocast is left."""
+        """With mixed precision the model itself is in 16 bits: no autocast remains."""
         return plain(config).replace(precision="bf16") if self.mixed else plain(config)
 
     def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
@@ -125,7 +125,7 @@ class Zero:
         return edit.tape
 
     def update(self, tape: Tape, holdings: Holdings) -> Tape:
-        """Of the flat partition; where gradients are not in the masters' format already, beside a flat copy of them."""
+        """The flat partition's update, with a flat copy of the gradients except in mixed precision below stage 3."""
         if not self.updaters:
             return Tape()
         found = shared(tape, self.ranks)
@@ -135,7 +135,7 @@ class Zero:
         return found if self.mixed and self.stage < 3 else beside(found, share)
 
     def host_bytes(self, holdings: Holdings) -> int:
-        """Masters, states and gradients of a rank, the 16-bit copy on its way to the device, and what is summed up."""
+        """A rank's masters, states and gradients, the 16-bit copy on its way to the device, and the gradient sums."""
         if self.offload == "none":
             return 0
         trained = holdings.trained_bytes / self.ranks
@@ -147,16 +147,17 @@ class Zero:
             if self.offload != "optimizer":
                 kept += [trained, holdings.frozen_bytes / self.ranks]
         else:
-            # What goes back to the device, and gradients of the micro-batches so far (accumulated_grads_in_cpu).
-            # In pure bf16 those are summed in the masters' own gradients.
-            # What is copied there passes through a buffer (temp_grad_buffer_for_cpu_offload).
+            # What goes back to the device, and the gradients of the micro-batches so far (accumulated_grads_in_cpu),
+            # which pure bf16 sums in the masters' own gradients.
+            # Copies to the host pass through a buffer (temp_grad_buffer_for_cpu_offload).
             kept = [trained, trained if self.mixed or self.wide else 0.0, holdings.largest_bytes]
         return int(sum(map(self._block, [*kept, masters, masters])) + states)  # the masters and their gradients
 
     def _beside_files(self, trained: float) -> int:
-        """What is in host memory all the same, `trained` being a rank's share of such parameters in bytes: gradients
-        while they are summed up, parameters, and the buffers through which both go to the files and back, locked from
-        the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files only."""
+        """What stays in host memory all the same, `trained` being a rank's share of the trained parameters in bytes:
+        gradients while they are summed, some parameters, and the buffers through which parameters and states go to the
+        files and back, locked from the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files
+        only."""
         group = min(trained, (self.buckets.parameter + self.buckets.group) * self._width)
         kept = (self._masters * trained, min(trained, self.buckets.in_memory * self._width))
         buffers = self.buckets.parameters * self.buckets.parameter * self._width
@@ -169,7 +170,7 @@ class Zero:
         if self.stage == 3:
             linked = micro_steps * away * (2 * everything + trained)
         else:
-            linked = away * trained * (2 * reductions + 1)  # all-reduced, although each rank keeps its own part only
+            linked = away * trained * (2 * reductions + 1)  # all-reduced, although each rank keeps only its own part
         hosted = disk_read = disk_written = 0.0
         if self.offload != "none":
             hosted = (self._sums_moved(micro_steps) + self._masters + 1.0) * trained / self.ranks
@@ -189,15 +190,15 @@ class Zero:
         )
 
     def _sums_moved(self, micro_steps: int) -> float:
-        """How often the bytes of a trained weight go to the host and back while micro-batches are summed up there: out
-        at each, and in for the next."""
+        """How often the bytes of a trained weight go to the host or back while micro-batches are summed there: out at
+        each one, and back in for the next."""
         if self.stage == 3:
             return self._masters * (2.0 * micro_steps - 1.0)
         return 2.0 * micro_steps - 1.0 if micro_steps > 1 else 0.0
 
     @property
     def _masters(self) -> int:
-        """How often the bytes of a trained weight are in its master."""
+        """Size of a master weight, as a multiple of the trained weight's."""
         return 2 if self.mixed else 1
 
     @property
@@ -216,14 +217,14 @@ class Zero:
         return edit.allocate([self.buckets.reduce * self._width * count], Place(stage, AFTER))
 
     def _partition(self, edit: Edit, trained: Sequence[int], stage: str) -> Sequence[int]:
-        """A rank's gradients: its flat part, or where they are copied out of the bucket all that it reaches into."""
+        """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
         if not self.mixed:
             return edit.allocate([self._reached(edit)], Place(stage, AFTER), holds=Category.GRADIENTS)
         wide = (self._masters * b for b in trained)
         return edit.allocate(wide, Place(stage, AFTER), shares=self.ranks, holds=Category.GRADIENTS)
 
     def _reached(self, edit: Edit) -> int:
-        """Bytes of the parameters that a rank's part of the flat buffer has anything of, at the rank with most."""
+        """Bytes of the parameters that overlap a rank's part of the flat buffer, at the rank with the most."""
         sizes = [self._bytes(p) for p in edit.in_order() if p.trained]
         ends = list(itertools.accumulate(sizes))
         share = sum(sizes) / self.ranks
@@ -234,11 +235,11 @@ class Zero:
         )
 
     def _bytes(self, parameter: Storage) -> int:
-        """At the adapters' own rank."""
+        """At the adapters' actual rank."""
         return parameter.bytes if parameter.bytes % RANK else parameter.bytes // RANK * self.rank
 
     def _second(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
-        """Gradients go through the bucket into the own partition."""
+        """Gradients go through the bucket into the rank's own partition."""
         edit = Edit(alike(tape))
         trained = self._trained(edit)
         for number in (1, 2):
@@ -260,8 +261,8 @@ class Zero:
         return edit, trained
 
     def _norm(self, edit: Edit, stage: str) -> None:
-        """The norm of each gradient in turn, of a copy in fp64: stages 1 and 2 have whole gradients, of what reaches
-        into a rank's part of the flat buffer."""
+        """The norm of each gradient in turn, computed on an fp64 copy: in stages 1 and 2 of every whole gradient that
+        reaches into a rank's part of the flat buffer."""
         widest = max((p for p in edit.in_order() if p.trained), key=self._bytes, default=None)
         if widest is None or not self.updaters:
             return
@@ -273,9 +274,9 @@ class Zero:
 
     def _last_reduction(self, edit: Edit, stage: str, *, ends: bool) -> None:
         """The gradient of an input embedding comes last and waits for the end of the backward (`...reduce_epilogue`,
-        `independent_gradient_partition_epilogue`); no gradient is larger. Beside it is what its way out takes on the
-        device: in stage 3 its part in the format of the sums (`__avg_scatter_grads`), which are added up there
-        (`partition_grads`), and as the accumulation `ends` with the optimizer on the host, a norm
+        `independent_gradient_partition_epilogue`); no gradient is larger. Handing it on takes more of the device: in
+        stage 3 its part in the format of the sums (`__avg_scatter_grads`), which are accumulated there
+        (`partition_grads`), and when the accumulation `ends` with the optimizer on the host, a norm
         (`set_norm_for_param_grad_in_gpu`, `_offload_grad_partition_at_boundary`).
         """
         widest = max((p for p in edit.in_order() if p.trained), key=self._bytes, default=None)
@@ -293,14 +294,14 @@ class Zero:
         edit.free(end, passing)
 
     def _in_fp64(self, gradient: Storage) -> int:
-        """Bytes of a copy of it for a norm; stage 3 takes so many elements of a rank's part at a time."""
+        """Bytes of a gradient's fp64 copy for a norm; stage 3 copies NORM_ELEMENTS of a rank's part at a time."""
         most = NORM_ELEMENTS * self.ranks
         if self.stage == 3 and self._bytes(gradient) // self._width > most:
             return most * NORM_BYTES
         return gradient.bytes * NORM_BYTES // self._width
 
     def _first_mixed(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
-        """The whole model's fp32 gradients are there from the start, beside those in 16 bits, which each backward adds
+        """fp32 gradients of the whole model exist from the start, alongside the 16-bit ones, which each backward adds
         to them and zeroes; the last one's sum is reduced in 16 bits."""
         edit = Edit(tape)
         trained = self._trained(edit)
@@ -312,7 +313,7 @@ class Zero:
         return edit, trained
 
     def _first(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
-        """Gradients are whole until the last micro-step has reduced them."""
+        """Gradients stay whole until the last micro-step has reduced them."""
         edit = Edit(tape)
         trained = self._trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]
@@ -342,7 +343,7 @@ class Zero:
             if not self._persists(storage):
                 storage.shares = self.ranks
                 storage.bytes = 0 if away else storage.bytes
-        if not away:  # their part of the flat buffer is there all the same
+        if not away:  # their part of the flat buffer exists all the same
             edit.allocate(persisting, None, shares=self.ranks, holds=Category.WEIGHTS)
         edit.allocate([self.buckets.reduce * self._width], None)
         if self.updaters:
@@ -355,11 +356,11 @@ class Zero:
         return self._bytes(storage) // storage.item_bytes <= self.buckets.persists
 
     def _gather(self, edit: Edit, number: int) -> None:
-        """Modules are whole while they run, with what is fetched ahead; what is soon used again stays.
+        """Modules are whole while they run, along with what is prefetched; what is soon used again stays.
 
-        Forward goes module by module, backward recomputes a layer and then needs it again. The root itself reads the
-        head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py): that is whole from the start of the forward to
-        the end of the backward.
+        The forward goes module by module, the backward recomputes a layer and then needs it again. The root itself
+        reads the head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py), which is therefore whole from the start
+        of the forward to the end of the backward.
         """
         forward, backward = f"forward-{number}", f"backward-{number}"
         first, last = edit.at_start(Place(forward, 0)), edit.at_end(Place(backward, 0))
@@ -393,7 +394,10 @@ class Zero:
         edit.free(end, (*embedded, *head))
 
     def _around(self, edit: Edit) -> tuple[list[int], list[int]]:
-        """(what only the start of a forward needs, everything else outside of the layers); a tied head is in both."""
+        """Bytes of (what only the start of a forward needs, everything else outside the layers).
+
+        With nothing after the layers, as with a tied head, all of it is in the latter.
+        """
         first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, edit.in_order())}
         outside = [p for p in edit.parameters(ROOT) if not self._persists(p)]
         lead = [p.bytes for p in outside if id(p) in first]
@@ -404,13 +408,13 @@ class Zero:
         return self._fetch(edit, [self.buckets.prefetch * self._width], events)
 
     def _fetch(self, edit: Edit, sizes: Sequence[int], events: list[Event]) -> Sequence[int]:
-        # `__allgather_stream` of runtime/zero/partitioned_param_coordinator.py is the main one without overlap.
+        # Without overlap, `__allgather_stream` of runtime/zero/partitioned_param_coordinator.py is the main stream.
         found = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
         events += [Event(index, True) for index in found]
         return found
 
     def _reused(self, edit: Edit) -> set[Unit]:
-        """The units that backward needs again before so many other parameters have been used."""
+        """The layers that the backward needs again before `reuse` other parameters have been used."""
         between, found = 0, set[Unit]()
         for layer in reversed(edit.layers):
             if between > self.buckets.reuse * self._width:
@@ -421,7 +425,7 @@ class Zero:
 
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:
-    """Write `events` after the first of `storages` has been allocated in a stage."""
+    """Insert `events` after the first allocation of any of `storages` in a stage."""
     for place, found in edit.tape.segments:
         if place.stage == stage:
             for at, event in enumerate(found):

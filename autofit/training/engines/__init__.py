@@ -1,4 +1,4 @@
-"""One file per library that may own gradients and the update; this one chooses."""
+"""One file per library that can own the gradients and the update; this one chooses among them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def sharder(plan: Plan) -> Sharder | None:
-    """What shards a model while it is built; None where every rank holds all of it."""
+    """The sharder used while a model is built; None where every rank holds all of it."""
     if plan.sharding.startswith("fsdp"):
         from autofit.training.engines.fsdp import FsdpSharder
 
@@ -27,7 +27,7 @@ def sharder(plan: Plan) -> Sharder | None:
 
 
 def make(module: nn.Module, plan: Plan) -> Engine:
-    """The engine of `plan` for `module`, whose weights exist."""
+    """The engine that `plan` calls for, for `module`, whose weights already exist."""
     make_optimizer = cast("OptimizerFactory", plan.optimizer)
     if plan.sharding.startswith("fsdp"):
         from autofit.training.engines.fsdp import FsdpEngine

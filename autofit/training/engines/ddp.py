@@ -1,4 +1,4 @@
-"""Every rank holds all of the model; gradients are summed over the ranks (torch's DistributedDataParallel)."""
+"""Every rank holds the whole model; gradients are summed over the ranks (torch's DistributedDataParallel)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 
 class DdpEngine(LocalEngine):
-    """Gradients live in the buckets that are reduced (`gradient_as_bucket_view`), so that they exist once.
+    """Gradients are views of the reduction buckets (`gradient_as_bucket_view`), so that they exist only once.
 
-    All ranks have the same gradients after the reduction, hence the same norm and the same verdict of the loss scale.
+    All ranks have the same gradients after the reduction, hence the same norm and the same overflow decision of the
+    gradient scaler.
     """
 
     def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, *, loss_scaling: bool) -> None:
@@ -28,11 +29,11 @@ class DdpEngine(LocalEngine):
         self.root = self._wrapped
 
     def prepare(self, *, last: bool) -> None:
-        """Reduce the gradients in the backward pass of the last micro-batch only: what `no_sync` sets, which would
-        have to enclose the forward pass as well."""
+        """Reduce the gradients in the backward pass of the last micro-batch only. This sets the flag that `no_sync`
+        sets, which would have to enclose the forward pass as well."""
         self._wrapped.require_backward_grad_sync = last
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of `loss`. The library averages over ranks: the factor makes it a sum, and as transformers'
-        Trainer has it."""
+        """Accumulate the gradients of `loss`. DDP averages over ranks; the factor turns that into a sum, as in
+        transformers' Trainer."""
         super().backward(loss * self.ranks, last=last)

@@ -1,11 +1,11 @@
 """Every rank holds a share of each parameter, its gradient and its states; a layer is gathered while it is used.
 
-torch's `fully_shard` (FSDP 2) on every decoder layer, then on the root, which has what is left: embeddings, last norm
-and head.
+torch's `fully_shard` (FSDP 2) is applied to every decoder layer, then to the root, which holds the rest: embeddings,
+final norm and head.
 
-Mixed precision is the library's own: fp32 shards, gathered and used in 16 bits, gradients reduced in fp32. Autocast
-over fp32 weights would gather twice the bytes, and keep both formats of a layer. So the residual stream is in 16 bits
-here, where autocast keeps it in fp32: the losses agree within 16-bit rounding.
+Mixed precision is the library's own: fp32 shards, gathered and used in 16 bits, with gradients reduced in fp32.
+Autocast over fp32 weights would gather twice the bytes and keep both formats of a layer. As a result the residual
+stream is in 16 bits here, where autocast keeps it in fp32; the losses agree within 16-bit rounding.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class FsdpSharder:
-    """Shards a model while it is built: a decoder layer as soon as it has its weights."""
+    """Shards a model while it is built: each decoder layer as soon as it has its weights."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -49,7 +49,7 @@ class FsdpSharder:
 
     @contextmanager
     def whole(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Let the parameters that `modules` hold be whole, empty tensors; what is written is sharded afterwards."""
+        """Replace the parameters that `modules` hold by whole, empty tensors; what is written is sharded afterwards."""
         swapped = [(m, name, p) for m in modules for name, p in m._parameters.items() if p is not None]
         for module, name, parameter in swapped:
             empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=self._plan.device)
@@ -66,8 +66,8 @@ class FsdpSharder:
 
 
 class FsdpEngine(LocalEngine):
-    """Gradients are reduced in the backward pass of every micro-batch: to wait for the last one would keep them whole,
-    which is what sharding is there to avoid."""
+    """Gradients are reduced in the backward pass of every micro-batch: waiting for the last one would mean keeping them
+    whole, which sharding is there to avoid."""
 
     def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, plan: Plan) -> None:
         from torch.distributed.fsdp import FSDPModule
@@ -78,18 +78,18 @@ class FsdpEngine(LocalEngine):
         self._offloaded = plan.offload == "params"
         for module in root.modules():
             if isinstance(module, FSDPModule):
-                # A plain sum: what gloo has, and what the loss is divided for.
+                # A plain sum: gloo supports it, and the loss is divided accordingly.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
     def update(self) -> torch.Tensor:
-        """One optimizer step on the shards; frees the gradients. Their L2 norm over all ranks, fp32 scalar."""
+        """Take one optimizer step on the shards and free the gradients; their L2 norm over all ranks, fp32 scalar."""
         norm: Any = super().update()
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
 
     def resident(self) -> Resident:
-        """What this rank holds now."""
+        """What this rank holds at this moment."""
         parameters = held(self.root.parameters())
         constants = quantisation_bytes(self.root)
         gradients = held(p.grad for p in self._trainable if p.grad is not None)
@@ -107,7 +107,7 @@ class FsdpEngine(LocalEngine):
 
 
 def mixed_precision(plan: Plan) -> MixedPrecisionPolicy:
-    """The formats in which parameters are gathered and gradients reduced."""
+    """The dtypes in which parameters are gathered and gradients reduced."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
     if not plan.narrowed:
@@ -116,7 +116,7 @@ def mixed_precision(plan: Plan) -> MixedPrecisionPolicy:
 
 
 def offload(plan: Plan) -> CPUOffloadPolicy | OffloadPolicy:
-    """Where the shards wait: on the device, or in host memory, pinned where there is a device to copy to."""
+    """Where shards are kept: on the device, or in host memory, pinned if there is a GPU to copy to."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
     return CPUOffloadPolicy(pin_memory=plan.device.type == "cuda") if plan.offload == "params" else OffloadPolicy()

@@ -1,4 +1,4 @@
-"""One device, torch's own optimizers."""
+"""One device, updated by torch's ordinary optimizers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LocalEngine:
-    """What torch does by itself; the engines that keep torch's optimizers add the ranks."""
+    """Plain torch; the engines that keep torch's optimizers build on it and add the ranks."""
 
     ranks = 1
 
@@ -28,14 +28,14 @@ class LocalEngine:
         self._scaler = torch.amp.GradScaler(device, enabled=loss_scaling)
 
     def prepare(self, *, last: bool) -> None:
-        """Nothing to prepare: there is nobody to wait for."""
+        """Nothing to do: there are no other ranks to wait for."""
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of `loss`."""
+        """Accumulate the gradients of `loss`."""
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def update(self) -> torch.Tensor:
-        """One optimizer step; frees the gradients. Their L2 norm before clipping, fp32 scalar."""
+        """Take one optimizer step and free the gradients; returns their L2 norm before clipping, fp32 scalar."""
         self._scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.clip_grad_norm_(self._trainable, MAX_GRADIENT_NORM)
         self._scaler.step(self.optimizer)
@@ -44,7 +44,7 @@ class LocalEngine:
         return norm.detach().float()
 
     def resident(self) -> Resident:
-        """What this device holds now."""
+        """What this device holds at this moment."""
         return Resident(
             parameters=held(self.root.parameters()) + quantisation_bytes(self.root),
             gradients=held(p.grad for p in self._trainable if p.grad is not None),
@@ -53,7 +53,7 @@ class LocalEngine:
 
 
 def held(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of `tensors` on this rank: of a sharded one its shard."""
+    """Bytes of `tensors` on this rank; a sharded tensor counts with its local shard only."""
     return sum(local(tensor).nbytes for tensor in tensors)
 
 
@@ -64,13 +64,13 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The states of all parameters, without the counts of steps, which are a number each."""
+    """The states of all parameters, without the step counts, which are scalars."""
     found = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
     return [t for t in found if t.dim() > 0]
 
 
 def quantisation_bytes(model: nn.Module) -> int:
-    """Of the constants that turn the 4-bit weights of `model` back into numbers; every rank has them all."""
+    """Bytes of the constants that dequantise the 4-bit weights of `model`; every rank holds all of them."""
     return sum(_constants(module.quant_state) for module in model.modules() if getattr(module, "quant_state", None))
 
 

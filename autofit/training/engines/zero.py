@@ -1,4 +1,4 @@
-"""DeepSpeed: ZeRO's stages over the ranks, and what waits on the host or in files."""
+"""DeepSpeed: ZeRO's stages over the ranks, and offloading to host memory or to files."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from autofit.techniques.technique import OptimizerFactory, Plan
 
 INFERENCE_OP = "deepspeed_shm_comm"
-"""DeepSpeed's sum over ranks in shared memory, for inference on a CPU: training never calls it, but DeepSpeed would
-compile it, give it 130 MiB and leave named segments behind when killed."""
+"""DeepSpeed's shared-memory all-reduce for CPU inference. Training never calls it, but DeepSpeed would compile it,
+allocate 130 MiB for it and leave named segments behind when killed."""
 MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
 """Where DeepSpeed's optimizers keep master copies: stages 1 and 2, stage 3, stage 1 with 16-bit weights."""
 GRADIENTS = ("grad_partitions_flat_buffer", "fp32_groups_gradients_flat")
@@ -30,7 +30,7 @@ GRADIENTS = ("grad_partitions_flat_buffer", "fp32_groups_gradients_flat")
 
 
 def deepspeed(plan: Plan) -> Any:
-    """The library, set up for the device and quiet: only warnings, and those on standard error."""
+    """The library, set up for the device and kept quiet: it logs only errors, on standard error."""
     os.environ.setdefault("DS_ACCELERATOR", plan.device.type)
     os.environ["LOCAL_RANK"] = str(plan.device.index or 0)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
@@ -41,15 +41,15 @@ def deepspeed(plan: Plan) -> Any:
     for handler in logger.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
-    # Its collectives go by names that torch will drop, which torch says again at every call.
+    # Its collectives use names that torch has deprecated, and torch warns at every call.
     warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed", category=FutureWarning)
-    deepspeed.ops.__compatible_ops__ = {INFERENCE_OP: False}  # else every op is probed, compilers run
+    deepspeed.ops.__compatible_ops__ = {INFERENCE_OP: False}  # else every op is probed, running compilers
     deepspeed.init_distributed(verbose=False, dist_init_required=False if deepspeed.comm.is_initialized() else None)
     return deepspeed
 
 
 class ZeroSharder:
-    """Turns weights into the format that DeepSpeed keeps on the device; in stage 3 also shares them out at once."""
+    """Converts weights to the format that DeepSpeed keeps on the device; in stage 3 it also partitions them at once."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -57,16 +57,16 @@ class ZeroSharder:
         self._settings = plan.deepspeed or {}
         self._partitions = self._settings["zero_optimization"]["stage"] == 3
         self._swapper: Any = None
-        """Writes parameters to files; None where they have none, or before the first."""
+        """Writes parameters to files; None if they are not kept in files, or before the first is written."""
 
     def shard(self, module: nn.Module) -> None:
-        """Keep this rank's share of every parameter of `module`."""
+        """Convert the parameters of `module`; in stage 3, keep only this rank's share of each."""
         if self._plan.narrowed:
             for parameter in module.parameters():
                 if parameter.is_floating_point() and not hasattr(parameter, "ds_id"):
                     parameter.data = parameter.data.to(self._plan.compute_dtype)
         if self._partitions:
-            # A second one would begin by deleting the first one's files.
+            # A second swapper would begin by deleting the first one's files.
             own: Iterable[Any] = module.parameters()
             known = self._swapper or next((p.nvme_swapper for p in own if hasattr(p, "nvme_swapper")), None)
             made = self._library.zero.Init(
@@ -75,7 +75,7 @@ class ZeroSharder:
             self._swapper = made.param_swapper
 
     def whole(self, modules: Iterable[nn.Module]) -> AbstractContextManager[None]:
-        """Let the parameters that `modules` hold be whole; what is written is shared out afterwards."""
+        """Gather the parameters that `modules` hold; what is written to them is partitioned afterwards."""
         if not self._partitions:
             return nullcontext()
         held_here = [p for module in modules for p in module.parameters(recurse=False)]
@@ -84,13 +84,13 @@ class ZeroSharder:
 
 
 class ZeroEngine:
-    """A DeepSpeed engine. It reduces gradients in the backward pass of every micro-batch in stages 2 and 3, which keep
-    their shares only, and of the last one in stage 1."""
+    """A DeepSpeed engine. In stages 2 and 3, which keep only a rank's share of the gradients, it reduces them in the
+    backward pass of every micro-batch; in stage 1, only in that of the last."""
 
     def __init__(self, module: nn.Module, make_optimizer: OptimizerFactory, plan: Plan) -> None:
         ZeroSharder(plan).shard(module)
         optimizer = _adam_on_host(module, plan) if plan.offload != "none" else make_optimizer(module)
-        with redirect_stdout(sys.stderr):  # it reports memory there, whatever the level of its log
+        with redirect_stdout(sys.stderr):  # it prints memory reports whatever its log level
             self._engine, *_ = deepspeed(plan).initialize(model=module, optimizer=optimizer, config=plan.deepspeed)
         self._module = module
         self._offload = plan.offload
@@ -102,17 +102,17 @@ class ZeroEngine:
         self._engine.set_gradient_accumulation_boundary(last)
 
     def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        """Add the gradients of `loss`. DeepSpeed averages over ranks: the factor makes it a sum. It does not average
-        over micro-batches, for which the loss is divided already."""
+        """Accumulate the gradients of `loss`. DeepSpeed averages over ranks; the factor turns that into a sum. It is
+        told not to average over micro-batches, for which the loss is already divided."""
         self._engine.backward(loss * self.ranks, scale_wrt_gas=False)
 
     def update(self) -> torch.Tensor:
-        """One optimizer step; frees the gradients. Their L2 norm over all ranks before clipping, fp32 scalar."""
+        """Take one optimizer step and free the gradients; their L2 norm over all ranks before clipping, fp32 scalar."""
         self._engine.step()
         return torch.as_tensor(self._engine.get_global_grad_norm()).detach().float()
 
     def resident(self) -> Resident:
-        """What this rank holds now. Shards are views of flat buffers: each is counted once, by what it is first."""
+        """What this rank holds now. Shards are views of flat buffers: each buffer is counted once, by its first use."""
         counted: set[int] = set()
         own = list(self._module.parameters())
         shards = [p.ds_tensor for p in own if hasattr(p, "ds_tensor")]
@@ -131,14 +131,14 @@ class ZeroEngine:
         )
 
     def _states(self) -> list[torch.Tensor]:
-        """Master copies and the states of the optimizer that works on them."""
+        """The master copies, and the states of the optimizer that updates them."""
         zero = self._engine.optimizer
         masters = [t for name in MASTERS for t in getattr(zero, name, [])]
         return [*masters, *states(zero.optimizer)]
 
     def _gradients(self) -> list[torch.Tensor]:
-        """Wherever DeepSpeed keeps gradients: at the parameters, in partitions, at the master copies, summed on the
-        host."""
+        """Gradients wherever DeepSpeed keeps them: on the parameters, in partitions, on the master copies, or summed on
+        the host."""
         zero = self._engine.optimizer
         summed = getattr(zero, "accumulated_grads_in_cpu", {}).values()
         partitions = [t for group in getattr(zero, "averaged_gradients", {}).values() for t in group or []]
@@ -152,7 +152,7 @@ def _listed(value: Any) -> list[torch.Tensor]:
 
 
 def _storages(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
-    """Bytes of the distinct storages behind `tensors` that are not `counted` yet; adds them."""
+    """Bytes of the distinct storages behind `tensors` that are not yet in `counted`; adds these to it."""
     total = 0
     for tensor in tensors:
         storage = tensor.untyped_storage()
@@ -163,7 +163,7 @@ def _storages(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
 
 
 def _adam_on_host(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
-    """DeepSpeed's Adam for processors, with the settings of torch's AdamW."""
+    """DeepSpeed's CPU Adam, with the settings of torch's AdamW."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     from autofit.techniques.optimizer import LEARNING_RATE
