@@ -150,7 +150,7 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
 
 
 def find_hardware(name: str, store: Store) -> Hardware:
-    """Stored hardware by name, ignoring case. `auto` is this machine's, unless the store has only another one.
+    """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
     Raises `UsageError` for an unknown name, `EnvironmentLacks` for a catalog card that no trial has run on.
     """

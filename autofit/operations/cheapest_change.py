@@ -85,7 +85,7 @@ class _Neighbourhood:
         self._grant_traces()
 
     def that_fits(self) -> Change | None:
-        """Of the changes that make it fit, the most faithful, then that of fewest values, then the fastest."""
+        """The most faithful change that makes it fit; of several, the one with the fewest values, then the fastest."""
         for effect in Effect:
             self._grant_traces()
             for changes in (1, 2):

@@ -267,7 +267,7 @@ def _differences(before: Estimate, after: Estimate) -> list[str]:
 
 
 def _phase(before: Estimate, after: Estimate) -> list[str]:
-    """A sentence for a peak that moves to another phase: not all that the old phase saves counts then."""
+    """A sentence on a peak that has moved to another phase: what the old phase saves does not count in full then."""
     if before.peak_phase == after.peak_phase:
         return []
     there = before.peak_phase

@@ -23,7 +23,7 @@ took half of this (benchmarks/estimator_time.py). In a small lattice each takes 
 ESTIMATING_SHARE = 0.2
 """Share of a time budget: if estimating might take more, the budget is better spent on trials."""
 COMPARED = 1000
-"""Number of trials, the latest ones, whose predictions are compared with their outcomes: more would show no more."""
+"""Number of trials, the latest ones, whose predictions are compared with their outcomes; more would add nothing."""
 
 _log = logging.getLogger(__name__)
 

@@ -51,8 +51,8 @@ def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
     """A predicate that says whether a config stays within the user's training goal; it judges all configs of a family
     alike.
 
-    The method is the user's choice, so that it changes the training does not count. Nor does the lowest rank that the
-    goal accepts; if `configs`, all that there are, do not have it, the next higher one stands in for it.
+    The method is the user's choice, so its effect on the training is not judged. Nor is that of the lowest rank that
+    the goal accepts; if `configs`, which are all there are, do not have it, the next higher one stands in for it.
     """
     ranks = nearest(configs, goal)
 
@@ -101,7 +101,7 @@ def narrow(
 
 
 def _one_name(config: Config, job: Job) -> Config:
-    """The config under its program's one name: a chunked loss whose tokens all fit one chunk is the full loss."""
+    """The config under the one name of its program: a chunked loss whose tokens all fit one chunk is the full loss."""
     one = config["loss"] == "chunked" and chunks_are_one(config, job)
     return config.replace(loss="full") if one else config
 

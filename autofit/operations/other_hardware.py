@@ -28,7 +28,7 @@ def learned_elsewhere(
     """`foresight` with the errors that predictions had on other hardware of the same kind: those on GPUs say nothing
     about CPUs.
 
-    The errors of time are used unless trials on this hardware have calibrated it; those of memory if `memory` is set.
+    Errors in time are used unless trials on this hardware have calibrated it; errors in memory only if `memory` is set.
     """
     from autofit.search.elsewhere import effects_factor, memory_error_by
     from autofit.search.surrogate import TIME

@@ -22,8 +22,8 @@ from autofit.workers.pool import Pool
 from autofit.workload import Goal
 
 BEYOND_FLOOR = 1.15
-"""How many times the weights, gradients and states a card must hold for its allocator to work at all: fragmentation is
-rarely less. Activations are not included: with checkpointing and short sequences they can be small."""
+"""Memory that a card needs for its allocator to work at all, as a multiple of weights, gradients and states:
+fragmentation is rarely less. Activations are not included: with checkpointing and short sequences they can be small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

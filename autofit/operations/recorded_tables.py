@@ -151,7 +151,7 @@ def _pass(file: Path, number: int, row: dict[str, Any]) -> int:
 
 
 def _impossible(outcome: Outcome, seconds: Any, limit: int) -> str | None:
-    """Why no trial can have had this outcome; None if one can."""
+    """Why no trial can have given these values; None if one can."""
     if isinstance(outcome, Crashed) and outcome.transient:
         return "a failure of the machinery says nothing of its config"
     above_zero: dict[str, Any] = {"seconds": seconds}

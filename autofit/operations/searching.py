@@ -47,8 +47,8 @@ class SearchResult:
     seconds: float
     stopped_because: str
     regret_bound: float | None = None
-    """How much slower than the best of its method the recommended config is at most, as a share of the best's speed,
-    with 95 % confidence; None if the search that found it did not say."""
+    """Upper bound, with 95 % confidence, on how much slower the recommended config is than the best of its method, as a
+    share of the best's speed; None if the search that found it did not say."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -118,7 +118,7 @@ def _run(
     keeper = Keeper(store, search_id)
 
     def shown(progress: Progress) -> None:
-        # Checked only after every trial of a batch is kept: an error on one worker's must not lose another's.
+        # Raises only after every trial of a batch is kept, so that no other worker's measurement is lost.
         keeper.check()
         report(progress)
 

@@ -22,7 +22,7 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
     Trials of a single timed step are left out: they have no spread of their own that could be subtracted.
     """
     config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
-    # From the last row backwards: no index may lead the database through everything that the hardware ever ran.
+    # From the last row backwards, so that no index leads the database through everything that the hardware ever ran.
     latest = (
         select(*config, TrialRow.outcome, TrialRow.stopped_early).order_by(TrialRow.id.desc()).limit(LATEST).subquery()
     )

@@ -187,7 +187,7 @@ def _value(
     read: Callable[[Mapping[str, Any]], V],
 ) -> V:
     if key not in known:
-        # Built only if it is needed: building a statement takes longer than reading a trial, which looks up three values.
+        # Built only if it is needed: building a statement takes longer than reading a trial, which needs three values.
         found = connection.scalar(select(body).where(column == key))
         try:
             known[key] = read(found or {})

@@ -53,7 +53,7 @@ class StoreReport:
     counts: dict[str, int]
     """Rows of each table."""
     contradictions: tuple[Contradiction, ...] = ()
-    """Configs whose trials contradict each other: this is no damage, and the cautious reading is used."""
+    """Configs whose trials contradict each other: this is not damage; the cautious reading is used."""
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""

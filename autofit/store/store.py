@@ -192,10 +192,10 @@ class Store:
         memory_limit_bytes: int | None = None,
         allowed: Callable[[Config], bool] = lambda config: True,
     ) -> Frontier | None:
-        """The frontier of the trials that stand for the configs; None if nothing was tried.
+        """The frontier, with each config represented by one trial; None if nothing was tried.
 
-        A config's is its latest attempt that fits, unless a later one failed under the same or a higher memory limit or
-        any contradicts it (`autofit.contradiction`); one timed in full takes precedence over one stopped early. With
+        That is its latest attempt that fits, unless a later one failed under the same or a higher memory limit or any
+        contradicts it (`autofit.contradiction`); one timed in full takes precedence over one stopped early. With
         `memory_limit_bytes`, configs are judged as a search under that limit judges them. `allowed` must give the same
         answer for all configs of a family (`techniques.family`). The frontier's `considered` points are those that no
         other of their family beats. Its `trials` and `out_of_memory` count all attempts, its `contradictory` configs.
