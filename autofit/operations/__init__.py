@@ -1,6 +1,6 @@
 """The Python API: one function per thing a user can do. The command line and the server only call these.
 
-Each is imported when it is first asked for: a recommendation out of the store must not wait for what trains.
+Each is imported on first use, so that a recommendation from the store does not wait for the training libraries.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    globals()[name] = value  # found without this function from now on
+    globals()[name] = value  # later look-ups bypass this function
     return value
 
 

@@ -1,4 +1,4 @@
-"""Answers from the store: the frontier, and the recommendation that is read off it."""
+"""Answers from the store: the frontier, and the recommendation read off it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from autofit.units import format_bytes
 from autofit.workload import METHODS, Goal, Workload
 
 Asked = WorkloadOptions | Workload
-"""What is asked about: options that name a model, or a workload that a store has."""
+"""What a question is about: options that name a model, or a workload already in the store."""
 
 
 def frontier(
@@ -32,10 +32,10 @@ def frontier(
     memory_limit_bytes: int | None = None,
     store: Store,
 ) -> Frontier:
-    """The frontier of the newest stack that has measured this workload on this hardware.
+    """The frontier of this workload on this hardware, for the most recently used stack that it was measured under.
 
-    With `memory_limit_bytes`, configs are judged as a search under that limit judges them. Raises `EnvironmentLacks`
-    if nothing is measured yet, naming the search that would.
+    With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
+    `EnvironmentLacks`, naming the search to run, if nothing has been measured yet.
     """
     device = find_hardware(hardware, store)
     return _frontier(asked, device, goal or Goal(), memory_limit_bytes, store)
@@ -51,14 +51,14 @@ def recommend(
 ) -> Recommendation:
     """The fastest measured config of the most faithful method that fits.
 
-    Without a limit it is the device's memory (of a host a share), whatever other programs hold of it now: a search
-    leaves them theirs. Raises `NothingFits` if nothing fits, `EnvironmentLacks` if nothing within the goal was tried,
-    naming the search that would.
+    The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other programs
+    hold of it now, although a search leaves them their part. Raises `NothingFits` if nothing fits, and
+    `EnvironmentLacks`, naming the search to run, if nothing within the goal was tried.
     """
     goal = goal or Goal()
     device = find_hardware(hardware, store)
     limit = memory_limit_bytes or memory_limit(None, device, asked.devices)
-    # All methods, so that what other methods give can stand beside the answer, or take its place.
+    # All methods: those outside the goal are listed as alternatives, or suggested if nothing within it fits.
     found = _frontier(asked, device, replace(goal, method="any"), limit, store)
     return recommendation(
         found, memory_limit_bytes=limit, goal=goal, tried=lambda: _tried_within(goal, asked, found, store)
@@ -72,9 +72,10 @@ def recommendation(
     goal: Goal,
     tried: Callable[[], Sequence[Trial]] = tuple,
 ) -> Recommendation:
-    """The recommendation that a frontier gives under a limit. Raises `NothingFits` if it has none.
+    """The recommendation read off a frontier under a limit. Raises `NothingFits` if there is none.
 
-    `tried` gives the trials within the goal, for what came closest; it is asked only if nothing has fitted at all.
+    `tried` returns the trials within the goal, among which to find the one that came closest to fitting; it is called
+    only if nothing has fitted at all.
     """
     chosen = choose(
         found.considered,
@@ -128,7 +129,7 @@ def _tried_within(goal: Goal, asked: Asked, found: Frontier, store: Store) -> li
 
 
 def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequence[Trial]]) -> Shortfall:
-    """What came closest to the limit, and which levers would help."""
+    """The error to raise: what came closest to the limit, and which options would help."""
     points = [p for p in found.points if p.method in goal.methods]
     if points:
         closest = lightest(points[0], limit)
@@ -149,9 +150,9 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
 
 
 def find_hardware(name: str, store: Store) -> Hardware:
-    """Stored hardware by name, in any case; `auto` is this machine's, or the only one stored.
+    """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
-    Raises `UsageError` for a name that does not exist, `EnvironmentLacks` for a card that no trial has run on.
+    Raises `UsageError` for an unknown name, `EnvironmentLacks` for a catalog card that no trial has run on.
     """
     stored = store.hardware()
     if name == "auto":
@@ -170,7 +171,7 @@ def find_hardware(name: str, store: Store) -> Hardware:
 
 
 def _what_is(store: Store, model: str, device: Hardware) -> str:
-    """What the store has of this model, for a question that misses it."""
+    """What the store does have for this model, to append to the message that the question has no answer."""
     here = store.workloads(model=model, hardware_key=device.key)
     if here:
         rows = ", ".join(f"seq-len {w.seq_len} global-batch {w.global_batch}" for w in here[:5])
@@ -180,7 +181,7 @@ def _what_is(store: Store, model: str, device: Hardware) -> str:
 
 
 def search_command(options: Asked, goal: Goal | None = None) -> str:
-    """The command whose trials would answer for these options."""
+    """The search command whose trials would answer a question with these options."""
     goal, usual = goal or Goal(), Goal()
     words = [
         f"autofit search --model {quote(options.model)}",

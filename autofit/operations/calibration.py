@@ -1,4 +1,4 @@
-"""How fast a device is, as the store's trials on it have shown."""
+"""How fast a device is, as shown by the store's trials on it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ if TYPE_CHECKING:
     from autofit.estimate.speed import Rates
 
 LATEST = 50
-"""Trials that are looked at: they say what a handful of rates can say, and the error of each is that of a fit without
-it, which takes their number squared."""
+"""Number of trials used: enough to fit a handful of rates. Each trial's error is that of a fit without it, so the cost
+grows with the square of this number."""
 
 _log = logging.getLogger(__name__)
 
 
 def rates_for(hardware: Hardware, stack: Stack, store: Store | None, workload_key: str) -> Rates | None:
-    """The rates of this hardware under this stack, fitted to the store's trials of any model and workload, with the
-    error that they have on the workload of this key.
+    """The rates of this hardware under this stack, fitted to the store's trials of any model and workload, with their
+    expected error on the workload with this key.
 
-    A card of the catalog that is not here stands for all of its name, under the stack of their latest trial. A guess
-    (`calibrated_on` 0) where no trial shows anything or the store fails; None for a device of which nothing is known.
+    A catalog card that is not in this machine uses the trials of all stored cards of that name, under the stack of the
+    latest of these trials. Returns a guess (`calibrated_on` 0) where no trial is usable or the store fails, and None
+    for a device about which nothing is known.
     """
     from autofit.estimate.speed import prior
 
@@ -46,7 +47,8 @@ def rates_for(hardware: Hardware, stack: Stack, store: Store | None, workload_ke
 
 
 def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial]) -> Rates:
-    """`guess` fitted to trials: what they say of a workload that is none of theirs is as sure as of one another's."""
+    """`guess` fitted to trials. The error on a workload that none of them has is estimated by leaving out one of their
+    workloads at a time."""
     from autofit.estimate.speed import calibrated
 
     shown = measured(newest_first)
@@ -61,12 +63,12 @@ def measured(newest_first: Iterable[Trial]) -> list[tuple[str, tuple[StepWork, f
 
 
 def latest_of_each(newest_first: Iterable[Trial]) -> dict[tuple[str, Config], tuple[StepWork, float]]:
-    """Work and seconds of the latest measurement of each config and workload, one in full before one stopped early, by
-    the workload's key and the config.
+    """Work and seconds of the latest measurement of each config and workload, by workload key and config; a full
+    measurement is preferred to one that was stopped early.
 
-    Trials that were not predicted by this version of the estimator show nothing, nor do compiled ones, whose work the
-    compiler changed. Those in which one device trains alone tell what it can do; what several exchange, or a host does,
-    takes time of its own, so the others count only where there is nothing else.
+    Trials that were not predicted by this version of the estimator are skipped, as are compiled ones, whose work the
+    compiler has changed. Trials in which one device trains alone show what it can do; communication between devices
+    and work on the host take time of their own, so trials with either count only if there are no others.
     """
     found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
     for trial in newest_first:
@@ -82,8 +84,8 @@ def latest_of_each(newest_first: Iterable[Trial]) -> dict[tuple[str, Config], tu
 
 
 def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
-    """The latest that fit, newest first."""
-    if hardware.device_name != hardware.name:  # a device that was found, by the name that its driver reports
+    """The latest trials that fitted, newest first."""
+    if hardware.device_name != hardware.name:  # a device detected here, under the name that its driver reports
         return store.trials(
             hardware_key=hardware.key, stack_key=stack.key, outcome=Fits.kind, limit=LATEST, newest_first=True
         )

@@ -1,4 +1,4 @@
-"""The cheapest change to a config: the most faithful one that makes it fit, or where it fits makes it faster."""
+"""The cheapest change to a config: the most faithful one that makes it fit or, if it fits already, makes it faster."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
 
 GAIN = 0.03
-"""Share of predicted speed below which a difference is not worth naming."""
+"""Relative difference in predicted speed below which it does not count."""
 MAX_TRACES = 5
-"""Decoders that are traced for changes of one effect; for an 8B model each takes about a second."""
+"""Decoders traced when looking for changes of one effect; for an 8B model each takes about a second."""
 WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
-"""Axes that are varied without tracing the decoder again (`Estimator`)."""
+"""Axes that can be varied without tracing the decoder again (`Estimator`)."""
 
 
 def advised(
     found: Estimate, estimator: Estimator, refused: Callable[[Config], str | None], report: Callable[[int], None]
 ) -> Estimate:
-    """`found` with the cheapest change to it, or where nothing near it fits with what the lightest config needs.
+    """`found` with the cheapest change to it or, if nothing near it fits, with what the lightest config needs.
 
-    `refused` says why a config cannot be estimated for the estimator's job, `report` is told the number of configs
-    predicted so far.
+    `refused` says why a config cannot be estimated for the estimator's job (None if it can); `report` is called with
+    the number of configs predicted so far.
     """
     near = _Neighbourhood(found, estimator, refused, report)
     if found.fits:
@@ -43,7 +43,7 @@ def advised(
 
 
 def effect_of(before: Config, after: Config) -> Effect:
-    """The strongest of what the differences between two configs change: nothing, numerics, or the training."""
+    """The strongest effect of the differences between two configs: none, on the numerics, or on the training."""
     differ = (axis for axis in AXES if before.get(axis.name) != after.get(axis.name))
     return max((_strongest(axis, before, after) for axis in differ), default=Effect.EXACT)
 
@@ -55,7 +55,7 @@ def _strongest(axis: Axis, before: Config, after: Config) -> Effect:
 
 
 def lightness(config: Config) -> tuple[int, ...]:
-    """Orders configs so that none comes before one that is claimed to need less."""
+    """A sort key under which no config precedes one that is claimed to need less memory."""
     return tuple(-1 if axis.name not in config else _place(axis, config[axis.name]) for axis in AXES)
 
 
@@ -64,7 +64,8 @@ def _place(axis: Axis, value: Value) -> int:
 
 
 class _Neighbourhood:
-    """Configs that differ from one in a value or two of the default space, each predicted once at most."""
+    """The configs that differ from a given one in one or two values of the default space, each predicted at most
+    once."""
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class _Neighbourhood:
         self._grant_traces()
 
     def that_fits(self) -> Change | None:
-        """Of what fits, the most faithful, then the one with the fewest changes, then the fastest."""
+        """The most faithful change that makes it fit; of several, the one with the fewest values, then the fastest."""
         for effect in Effect:
             self._grant_traces()
             for changes in (1, 2):
@@ -94,7 +95,8 @@ class _Neighbourhood:
         return None
 
     def faster(self) -> Change | None:
-        """The fastest single change that fits, an exact one if it gains enough; what is trained stays the user's."""
+        """The fastest single change that fits: an exact one if it gains enough, else one in numerics. The training
+        itself stays as the user chose it."""
         speed = self._found.tokens_per_second
         if speed is None:
             return None
@@ -107,7 +109,7 @@ class _Neighbourhood:
         return None
 
     def lightest(self) -> Lightest:
-        """Every axis at the lightest value that can be estimated here."""
+        """The config with every axis at the lightest value that can be estimated here."""
         config = self._found.config
         for axis in AXES:
             if axis.name in config:
@@ -117,13 +119,13 @@ class _Neighbourhood:
         return Lightest(estimate=estimate, card=self._card(estimate))
 
     def _lighter(self, effect: Effect, changes: int) -> list[Config]:
-        """The configs with that many lighter values whose strongest change is `effect`."""
+        """The configs with `changes` lighter values whose strongest effect is `effect`."""
         moves = [(a.name, v) for a, present in self._present() for v in self._values(a, below=present)]
         chosen = [dict(some) for some in itertools.combinations(moves, changes)]
         return self._near((values for values in chosen if len(values) == changes), effect)
 
     def _not_sure_to_be_slower(self, effect: Effect) -> list[Config]:
-        """The configs that differ in one value, but for what only recomputes more or starts more operations."""
+        """The configs that differ in one value, except those that merely recompute more or launch more operations."""
         moves = [
             (axis, value)
             for axis, present in self._present()
@@ -137,7 +139,7 @@ class _Neighbourhood:
         return [(axis, config[axis.name]) for axis in AXES if axis.name in config]
 
     def _values(self, axis: Axis, *, below: Value | None = None) -> list[Value]:
-        """What the default space has on an axis, lightest first; only what comes before `below` where it is given."""
+        """The default space's values of an axis, lightest first; with `below`, only those before it."""
         listed: Iterable[Value] = self._space.axes.get(axis.name, ())
         if axis.name == "micro_batch":
             batch = self._estimator.job.workload.batch_per_device
@@ -153,14 +155,15 @@ class _Neighbourhood:
         return [c for c in near if c != here and effect_of(here, c) is effect and self._possible(c)]
 
     def _possible(self, config: Config) -> bool:
-        """Whether it can be estimated, and the space's rules leave out none of its new values."""
+        """Whether `config` can be estimated and the space's rules exclude none of its new values."""
         here, values = self._found.config, config.to_json()
         changed = {axis for axis in config if config[axis] != here.get(axis)}
         ruled_out = (r.excludes(values) and not changed.isdisjoint({*r.only, *r.never}) for r in self._space.rules)
         return not any(ruled_out) and self._refused(config) is None
 
     def _fitting(self, configs: Iterable[Config]) -> list[Estimate]:
-        """The estimates of those that fit, lighter ones made first: what is above one that does not fit is left out."""
+        """The estimates that fit. Lighter configs are estimated first, so that any above one that does not fit can be
+        skipped."""
         found = []
         for config in sorted(configs, key=lightness):
             if config in self._known or (not self._too_heavy(config) and self._affordable(config)):
@@ -197,7 +200,7 @@ class _Neighbourhood:
         return Change(values=values, effect=effect_of(before, after), estimate=estimate)
 
     def _card(self, estimate: Estimate) -> str | None:
-        """The smallest card that would hold it, of those that estimates are for."""
+        """The smallest card that would hold it, among those that the estimator covers."""
         if self._estimator.job.hardware.kind != "cuda":
             return None
         bf16 = estimate.config.text("precision").startswith("bf16")
@@ -206,7 +209,8 @@ class _Neighbourhood:
 
 
 def _with(config: Config, values: dict[str, Value]) -> Config:
-    """`config` with other values; axes that its method then lacks are dropped, those that it gains are the recipe's."""
+    """`config` with other values. Axes that do not apply to the new method are dropped; those that now apply take the
+    recipe's values."""
     together = {**config.to_json(), **values}
     if together["method"] == "full":
         together = {name: value for name, value in together.items() if name not in ADAPTER_AXES}
@@ -222,5 +226,6 @@ def _speed(estimate: Estimate) -> float:
 
 
 def _preference(estimate: Estimate) -> tuple[int, float, int]:
-    """The most faithful method, then the fastest; where no speed is known what needs most is likely to be."""
+    """A sort key: the most faithful method first, then the fastest; if no speed is known, the config that needs the
+    most memory is likely the fastest."""
     return METHODS.index(estimate.config.text("method")), -_speed(estimate), -estimate.device_bytes

@@ -27,19 +27,19 @@ QUANTITIES: dict[str, Callable[[Prediction, Measurement], tuple[float | None, fl
         m.step_seconds.median,
     ),
 }
-"""What is compared: the predicted value, None where there was none, and the measured one. Times that were fitted to
-measured trials are kept apart from guesses by data sheets."""
+"""What is compared: the predicted value (None if there is none) and the measured one. Times calibrated on measured
+trials are kept apart from guesses based on data sheets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distribution:
-    """Relative errors: predicted over measured, less one. Above zero too much was predicted."""
+    """Relative errors: predicted over measured, minus one. Positive errors are overestimates."""
 
     count: int
     median: float
     median_absolute: float
     p95_absolute: float
-    """By nearest rank: at least 95 % of the errors are no larger."""
+    """By the nearest-rank method: at least 95 % of the errors are no larger."""
     worst: float
     """The error farthest from zero, with its sign."""
 
@@ -58,30 +58,30 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """How often it was foretold whether a config fits its trial's limit."""
+    """How often the prediction was right about whether a config fits its trial's limit."""
 
     judged: int
     """Trials that trained or ran out of the device's memory."""
     too_hopeful: int
-    """Of which were predicted to fit and ran out of memory."""
+    """Of these, those that were predicted to fit and ran out of memory."""
     too_careful: int
-    """Of which were predicted not to fit and trained."""
+    """Of these, those that were predicted not to fit and trained."""
 
     @property
     def misjudged(self) -> int:
-        """Of which were predicted wrongly."""
+        """Of these, those that were predicted wrongly either way."""
         return self.too_hopeful + self.too_careful
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """The errors of those trials on one hardware whose configs share a technique's value."""
+    """The errors of the trials on one hardware whose configs share the value of a technique."""
 
     hardware: str
     technique: str
-    """`axis=value`, the method's among them, or `all`."""
+    """`axis=value` (the method is such an axis), or `all`."""
     errors: Mapping[str, Distribution]
-    """By the names of `QUANTITIES`; what was never both predicted and measured is absent."""
+    """By name in `QUANTITIES`; quantities that no trial has both predicted and measured are absent."""
     fit: Judgement
 
     def to_json(self) -> dict[str, Any]:
@@ -96,7 +96,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residuals:
-    """The errors of every group: per hardware of all its trials, of each method, and of each technique's values."""
+    """The errors of every group: for each hardware, all its trials, each method, and each value of each technique."""
 
     trials: int
     """Trials that were predicted and either trained or ran out of the device's memory."""
@@ -108,10 +108,10 @@ class Residuals:
 
 
 def residuals(store: str | None = None, *, tables: Sequence[Path] = ()) -> Residuals:
-    """The errors of all predictions in the store at this URL, or in files of `autofit db export` instead.
+    """The errors of all predictions in the store at this URL or, with `tables`, in files from `autofit db export`.
 
-    Every attempt counts. Raises `UsageError` for a file that cannot be read, and `EnvironmentLacks` where no trial has
-    been predicted.
+    Every attempt counts. Raises `UsageError` for a file that cannot be read, and `EnvironmentLacks` if no trial has a
+    prediction.
     """
     if tables:
         found = judged(trial for table in tables for trial in _read(table))
@@ -147,7 +147,7 @@ def judged(trials: Iterable[Trial]) -> Residuals:
 
 @dataclass(slots=True)
 class _Tally:
-    """The errors of a group while its trials come in."""
+    """The errors of a group, accumulated trial by trial."""
 
     errors: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in QUANTITIES})
     judged: int = 0
@@ -176,7 +176,7 @@ class _Tally:
 
 
 def _tells(trial: Trial) -> bool:
-    """Whether the outcome says if the config fits; where the host's memory ran out, it says nothing of the device's."""
+    """Whether the outcome shows if the config fits the device; running out of host memory does not."""
     outcome = trial.outcome
     return isinstance(outcome, Fits) or (isinstance(outcome, OutOfMemory) and not outcome.host)
 
@@ -190,7 +190,7 @@ _VALUES = {axis.name: axis.values for axis in AXES}
 
 
 def _place(axis: str, value: Value) -> tuple[int, str, int, str]:
-    """Where a group stands: everything first, then axes and values in their own order, then what is not known here."""
+    """A group's sort key: `all` first, then axes and values in their own order, then those that are not known here."""
     if axis == EVERYTHING:
         return (-1, "", 0, "")
     known = _VALUES.get(axis, ())

@@ -1,4 +1,4 @@
-"""What `autofit doctor` checks: everything a trial needs, each with the command that mends it."""
+"""What `autofit doctor` checks: everything a trial needs, each with the command that fixes it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class Check:
 
 
 def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool = False) -> list[Check]:
-    """Look at everything that a search needs here; never raises for what is missing.
+    """Check everything that a search needs on this machine; never raises for anything missing.
 
-    With `build_ops`, DeepSpeed's native operations are compiled first, where they are not yet: a minute each.
+    With `build_ops`, DeepSpeed's native operations are compiled first if they are not already: a minute each.
     """
     try:
         hardware, stack = detect(device)
@@ -109,7 +109,7 @@ def _attempt(name: str, check: Callable[[], str], remedy: str) -> Check:
 
 
 def _store(url: str | None) -> str:
-    """What the store holds. One that is not there is made by the first search: here nothing is made."""
+    """What the store holds. A missing one is not created here: the first search does that."""
     from autofit.store import NoStore, Store, place
 
     try:
@@ -139,7 +139,7 @@ def _disk() -> Check:
 
 
 def _trial(device: str) -> str:
-    """The smallest real trial: shows that children start, train and report."""
+    """The smallest real trial, which shows that child processes start, train and report."""
     from autofit.operations.single_trial import trial
     from autofit.outcome import Fits
     from autofit.techniques import complete

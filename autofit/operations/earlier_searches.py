@@ -1,4 +1,4 @@
-"""What the store has of searches: one that has answered the question already, one to go on with, how each has ended."""
+"""Searches in the store: one that has already answered the question, one to resume, and how each ended."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from autofit.operations.requests import SearchRequest
 from autofit.store import Store
 
 if TYPE_CHECKING:
-    # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
+    # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
     from autofit.search.loop import Search
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What a search says of its configs beside its trials."""
+    """What a search concludes about its configs beyond its trials."""
 
     ruled_out: int
     regret_bound: float | None
 
 
 def begin(request: SearchRequest, prepared: Prepared, store: Store) -> tuple[str, bool]:
-    """The search's id, and whether an earlier one has answered it; if not, it is in the store from here on."""
+    """The search's id, and whether an earlier search has already answered it; if not, it is now stored as running."""
     job = prepared.job
     question = request.question(job, prepared.memory_limit_bytes, prepared.narrowed.digest)
     answered = None if request.fresh else _already_answered(store, question, request)
@@ -52,20 +52,20 @@ def begin(request: SearchRequest, prepared: Prepared, store: Store) -> tuple[str
 
 @contextmanager
 def its_end_noted(store: Store, search_id: str, found: Search) -> Iterator[None]:
-    """Note in the store how the search inside has ended."""
+    """Record in the store how the search run inside this context ended."""
     status = "failed"
     try:
         yield
         status = "done"
     except NothingFits:
         if found.knowledge.trials or not found.beyond_host:
-            status = "done"  # an answer, too; without a trial nothing in the store could give it again
+            status = "done"  # that is an answer, too; one without any trial could not be repeated from the store
         raise
     except KeyboardInterrupt:
         status = "interrupted"
         raise
     finally:
-        # Every trial is kept by now. A note on how the search ended is not worth the answer or the true failure.
+        # Every trial is kept by now. Failing to record the ending must not cost the answer or mask the real error.
         with suppress(StoreError):
             ended = {
                 "stopped_because": found.progress.stopped_because,
@@ -76,7 +76,7 @@ def its_end_noted(store: Store, search_id: str, found: Search) -> Iterator[None]
 
 
 def _already_answered(store: Store, question: dict[str, Any], request: SearchRequest) -> str | None:
-    """The id of a search that ended and has asked the same with at least this budget; None if there is none."""
+    """The id of a finished search that asked the same question with at least this budget; None if there is none."""
     for earlier in store.searches():
         asked = earlier.request
         if earlier.status != "done" or asked.get("question") != question:
@@ -89,8 +89,8 @@ def _already_answered(store: Store, question: dict[str, Any], request: SearchReq
 
 
 def _begun_afresh(store: Store, question: dict[str, Any]) -> str | None:
-    """The id of a search that has asked the same afresh and was interrupted or killed: it goes on with the trials that
-    are its own. None if there is none, or if a later search has answered the question."""
+    """The id of a `fresh` search for the same question that was interrupted or killed, to be resumed with its own
+    trials. None if there is none, or if a later search has answered the question."""
     for earlier in store.searches():
         if earlier.request.get("question") != question:
             continue
@@ -106,8 +106,8 @@ def _at_least(spent: float | None, asked: float | None) -> bool:
 
 
 def findings(found: Search, store: Store, search_id: str) -> Findings:
-    """Of a search that has run, its own; of an answer from the store, which predicts nothing, those of the search that
-    gave it, as far as that has said them."""
+    """The search's own findings if it ran. An answer from the store predicts nothing: it repeats the findings of the
+    search that gave it, as far as those were stored."""
     earlier = store.search(search_id) if found.answer_only else None
     said = (earlier.result or {}) if earlier is not None else {}
     ruled_out, bound = said.get("ruled_out"), said.get("regret_bound")

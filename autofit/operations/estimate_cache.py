@@ -1,4 +1,4 @@
-"""Estimates that were made before, looked up in the store, whose failure costs time and never an answer."""
+"""Earlier estimates, looked up in the store; if the store fails, that costs time but never an answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def readable(url: str | None, *, create: bool = False) -> Iterator[Store | None]:
-    """The store at `url` (as for `Store.open`), or None where it is not there or fails: estimates can do without."""
+    """The store at `url` (as for `Store.open`), or None if it is missing or fails: estimates can do without it."""
     try:
         opened = Store.open(url, create=create)
     except StoreError as error:
@@ -27,16 +27,16 @@ def readable(url: str | None, *, create: bool = False) -> Iterator[Store | None]
 
 
 class EstimateCache:
-    """Estimates by the keys of `estimate.identity`. Once the store has failed, nothing is known or kept any more."""
+    """Estimates by the keys of `estimate.identity`. Once the store has failed, nothing more is looked up or kept."""
 
     def __init__(self, store: Store | None) -> None:
-        """Without a store nothing is known, and nothing is kept."""
+        """Without a store, nothing is looked up or kept."""
         self._store = store
 
     def known(self, keys: Iterable[str], *, memory_limit_bytes: int) -> dict[str, Estimate]:
-        """Those that were kept, by key, under this limit; `seconds_to_estimate` is what each took when it was made.
+        """The kept estimates, by key, under this limit; `seconds_to_estimate` is what each took when it was made.
 
-        What cannot be read counts as not there.
+        Those that cannot be read count as absent.
         """
         if self._store is None:
             return {}
@@ -54,7 +54,7 @@ class EstimateCache:
         return found
 
     def keep(self, estimates: Mapping[str, Estimate]) -> None:
-        """Keeps estimates by key, but for those by formula: what has kept the model from being traced may be mended."""
+        """Keeps estimates by key, except those by formula: whatever prevented the trace may be fixed later."""
         traced = {key: estimate.to_json() for key, estimate in estimates.items() if estimate.memory_error == 0.0}
         if self._store is None or not traced:
             return

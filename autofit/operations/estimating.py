@@ -1,4 +1,4 @@
-"""A config's memory and time on hardware that need not be here."""
+"""A config's memory and time, predicted for hardware that need not be in this machine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def estimate(
     exact: bool = False,
     store: str | None = None,
 ) -> Estimate:
-    """Predict what `config` takes and gives on a catalog card, or with `auto` on this machine's device.
+    """Predict the memory and speed of `config` on a catalog card or, with `auto`, on this machine's device.
 
-    The libraries are those installed here, and the speed is what the store's trials there have shown, if there are any.
+    The libraries are those installed here; the speed is calibrated on the store's trials on that hardware, if any.
     `exact` traces every decoder layer instead of repeating a few. Raises `UsageError` for a config that cannot work
-    there, saying why. `Estimation` also has advice and the memory's course.
+    there, saying why. `Estimation` also gives advice and the memory timeline.
     """
     asked = Estimation.of(
         options, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, exact=exact, store=store
@@ -48,13 +48,13 @@ def estimate(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimation:
-    """A config that can be estimated, and what has been traced for it: its answers share their traces."""
+    """A config that can be estimated, with its estimator: all answers share their traces."""
 
     estimator: Estimator
     config: Config
     memory_limit_bytes: int
     kept: bool = False
-    """Whether the estimate is looked up in the store, and kept there."""
+    """Whether the estimate is looked up in the store and kept there."""
     store: str | None = None
 
     @classmethod
@@ -84,11 +84,11 @@ class Estimation:
 
     @property
     def workload(self) -> Workload:
-        """What is trained."""
+        """The workload that is trained."""
         return self.estimator.job.workload
 
     def estimate(self) -> Estimate:
-        """Without advice."""
+        """The estimate, without advice."""
         if not self.kept:
             return self.estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
         job = self.estimator.job
@@ -103,33 +103,33 @@ class Estimation:
         return made
 
     def advised(self, report: Callable[[int], None] = lambda done: None) -> Estimate:
-        """With the cheapest change that makes it fit, or where it fits makes it faster.
+        """The estimate with the cheapest change that makes it fit or, if it fits already, makes it faster.
 
-        Predicts configs near it; `report` is told how many so far.
+        Predicts configs near it; `report` is called with how many so far.
         """
         job = self.estimator.job
         return advised(self.estimate(), self.estimator, lambda config: why_not(config, job), report)
 
     def timeline(self) -> Timeline:
-        """Its memory, event by event."""
+        """The config's memory, event by event."""
         return self.estimator.trace(self.config).timeline
 
 
 def why_not(config: Config, job: Job) -> str | None:
-    """Why `config` cannot be estimated for `job`, in one sentence; None where it can."""
+    """Why `config` cannot be estimated for `job`, in one sentence; None if it can."""
     return not_estimated(job.hardware) or unsupported(config, job)
 
 
 def is_card(hardware: str) -> bool:
-    """Whether that is a name of the catalog, in any case."""
+    """Whether this is the name of a catalog card, ignoring case."""
     return hardware.lower() in {known.name for known in cards()}
 
 
 def site(hardware: str) -> tuple[Hardware, Stack]:
-    """A card of the catalog, or with `auto` this machine's device, with the libraries that are installed here.
+    """A catalog card or, with `auto`, this machine's device, together with the libraries installed here.
 
-    With a card come Liger's and flash-attn's kernels, installed here or not: no trace runs them. Raises `UsageError`
-    for an unknown name.
+    For a card, Liger's and flash-attn's kernels are assumed even if they are not installed here: no trace runs them.
+    Raises `UsageError` for an unknown name.
     """
     if hardware.lower() == "auto":
         return detect()
@@ -139,11 +139,11 @@ def site(hardware: str) -> tuple[Hardware, Stack]:
 
 
 ASSUMED = "assumed"
-"""The version of a package that is taken to be there."""
+"""The version given for a package that is assumed to be installed."""
 
 
 def not_estimated(device: Hardware) -> str | None:
-    """Why nothing can be estimated for a device, in one sentence; None where it can."""
+    """Why nothing can be estimated for a device, in one sentence; None if it can."""
     nvidia = device.kind == "cuda" and (device.capability or "")[:1].isdecimal()  # a gfx name is AMD's
     if nvidia or device.kind == "cpu":
         return None
@@ -151,7 +151,7 @@ def not_estimated(device: Hardware) -> str | None:
 
 
 def _device(found: Card) -> Hardware:
-    """A card of the catalog as the device of a job."""
+    """A catalog card as the device of a job."""
     return Hardware(
         name=found.name,
         kind=found.kind,

@@ -1,4 +1,4 @@
-"""Why one config needs other memory than another: the difference byte by byte, and change by change."""
+"""Why one config needs more or less memory than another: the difference part by part, and change by change."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from autofit.estimate.libraries import Holdings
 
 WORTH_NAMING = 0.005
-"""Share of the larger config's memory from which on a part's difference is named."""
+"""Share of the larger config's memory that a part must differ by to be mentioned."""
 MOVES = (("method", "rank", "targets"), ("precision",), ("sharding", "offload"))
-"""Axes that only change together; every other axis is a change by itself."""
+"""Groups of axes that change together; every other axis is a change by itself."""
 SHARES = {
     "zero1": ("optimizer states",),
     "zero2": ("gradients", "optimizer states"),
@@ -32,13 +32,13 @@ SHARES = {
     "fsdp": ("weights", "gradients", "optimizer states"),
     "fsdp-no-reshard": ("weights", "gradients", "optimizer states"),
 }
-"""What a value of `sharding` spreads over the ranks."""
+"""What each value of `sharding` distributes over the ranks."""
 OFFLOADS = {
     "optimizer": ("optimizer states",),
     "params": ("weights", "gradients", "optimizer states"),
     "nvme": ("weights", "gradients", "optimizer states"),
 }
-"""What a value of `offload` takes off the device."""
+"""What each value of `offload` moves off the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,23 +51,23 @@ class Part:
 
     @property
     def difference_bytes(self) -> int:
-        """Above 0 where the second config needs more."""
+        """Positive if the second config needs more."""
         return self.after_bytes - self.before_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One change on the way from the first config to the second: all others are made before it or after it."""
+    """One change on the way from the first config to the second; the changes are made one after another."""
 
     change: dict[str, Any] = field(hash=False)
-    """The axes that change, with their new values; None for one that goes."""
+    """The axes that change, with their new values; None for an axis that no longer applies."""
     saved_bytes: int
-    """Of device memory; below 0 where it needs more."""
+    """Device memory saved; negative if the change needs more."""
     expected_bytes: int | None
-    """What it would save if every parameter of the model were trained and lay on each device; None where there is no
-    such expectation."""
+    """What the change would save if every parameter of the model were trained and held on each device; None if the
+    change neither shards nor offloads anything."""
     at_most_bytes: int | None
-    """What there is to save of that in this training."""
+    """How much of that this training actually has to save."""
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -83,17 +83,17 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """Two configs of one workload, per device."""
+    """Two configs of one workload compared, per device."""
 
     before: Estimate
     after: Estimate
     parts: tuple[Part, ...]
     steps: tuple[Step, ...]
-    """Their `saved_bytes` add up to the whole difference."""
+    """Their `saved_bytes` add up to the whole difference, with the opposite sign."""
 
     @property
     def difference_bytes(self) -> int:
-        """Of device memory; above 0 where the second config needs more."""
+        """Difference in device memory; positive if the second config needs more."""
         return self.after.device_bytes - self.before.device_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -119,9 +119,9 @@ def explain(
     memory_limit_bytes: int | None = None,
     store: str | None = None,
 ) -> Explanation:
-    """Compare what two configs take of each device, on a catalog card or on this machine's device.
+    """Compare the memory that two configs take on each device, for a catalog card or this machine's device.
 
-    One with `sharding=none` is estimated for one device with the same number of sequences as each of several has.
+    A config with `sharding=none` is estimated on a single device, with as many sequences as each of several would get.
     Raises `UsageError` for a config that cannot be estimated, saying why.
     """
     found = _Comparison(options, hardware, memory_limit_bytes, store)
@@ -134,7 +134,7 @@ def explain(
 
 
 class _Comparison:
-    """Estimates of configs of one workload on several devices or one, which share their traces."""
+    """Estimates of configs of one workload, on several devices or one, that share their traces."""
 
     def __init__(
         self, options: WorkloadOptions, hardware: str, memory_limit_bytes: int | None, store: str | None
@@ -154,11 +154,11 @@ class _Comparison:
         return self._estimator(config).estimate(config, memory_limit_bytes=self._limit)
 
     def refused(self, config: Config) -> str | None:
-        """Why a config cannot be estimated; None where it can."""
+        """Why a config cannot be estimated; None if it can."""
         return why_not(config, self._job_of(config))
 
     def steps(self, before: Config, after: Config) -> Iterator[Step]:
-        """One change after the other; one that cannot stand alone is made with the next."""
+        """The changes one after another; one that cannot stand alone is made together with the next."""
         last, waiting = before, before
         groups = [axes for axes in _groups() if any(before.get(a) != after.get(a) for a in axes)]
         for axes in groups:
@@ -178,7 +178,7 @@ class _Comparison:
         )
 
     def _expectation(self, last: Config, now: Config) -> tuple[int | None, int | None, list[str]]:
-        """(what full training of all parameters would let the change save, what there is to save, why that is less)."""
+        """(what the change would save if all parameters were trained, what there is to save here, why that is less)."""
         named = _spread(now, self._job.workload.devices)
         if named is None or (last["sharding"], last["offload"]) == (now["sharding"], now["offload"]):
             return None, None, []
@@ -216,7 +216,7 @@ class _Comparison:
         return self._estimators[devices]
 
     def _job_of(self, config: Config) -> Job:
-        """The job on one device where nothing is shared, with the sequences that each of several has."""
+        """The job or, if nothing is sharded, the same on one device, with as many sequences as each of several has."""
         workload = self._job.workload
         if config["sharding"] != "none" or workload.devices == 1:
             return self._job
@@ -225,19 +225,19 @@ class _Comparison:
 
 
 def _groups() -> list[tuple[str, ...]]:
-    """Every axis, with those that change together."""
+    """Every axis, grouped with those that change together with it."""
     together = {name: group for group in MOVES for name in group}
     return list(dict.fromkeys(together.get(axis.name, (axis.name,)) for axis in AXES))
 
 
 def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
-    """`config` with what `other` has on some axes."""
+    """`config` with the values of `other` on the given axes."""
     values = {name: value for name, value in config.to_json().items() if name not in axes}
     return Config.of({**values, **{name: other[name] for name in axes if name in other}})
 
 
 def _spread(config: Config, devices: int) -> tuple[tuple[str, ...], float] | None:
-    """(what leaves a device, which share of it); None where nothing does."""
+    """(what leaves each device, which share of it); None if nothing does."""
     offload, sharding = config.text("offload"), config.text("sharding")
     if offload != "none":
         return OFFLOADS[offload], 1.0
@@ -247,14 +247,14 @@ def _spread(config: Config, devices: int) -> tuple[tuple[str, ...], float] | Non
 
 
 def _kept(own: Holdings, *, trained: float, frozen: int) -> dict[str, float]:
-    """Bytes of what so many trained parameters have, in the formats of `own`."""
+    """Bytes of weights, gradients and optimizer states for so many trained parameters, in the formats of `own`."""
     each = own.stored_bytes / own.trained
     states = own.states_bytes / own.trained
     return {"weights": trained * each + frozen, "gradients": trained * each, "optimizer states": trained * states}
 
 
 def _differences(before: Estimate, after: Estimate) -> list[str]:
-    """The parts of the breakdown that differ, the largest first, in one sentence."""
+    """The parts of the breakdown that differ, largest difference first, in one sentence."""
     least = WORTH_NAMING * max(before.device_bytes, after.device_bytes)
     found = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
     named = sorted((f for f in found if abs(f[1]) >= least), key=lambda f: -abs(f[1]))
@@ -267,7 +267,7 @@ def _differences(before: Estimate, after: Estimate) -> list[str]:
 
 
 def _phase(before: Estimate, after: Estimate) -> list[str]:
-    """Where the peak has moved, what was saved there does not all count."""
+    """A sentence on a peak that has moved to another phase: what the old phase saves does not count in full then."""
     if before.peak_phase == after.peak_phase:
         return []
     there = before.peak_phase

@@ -1,4 +1,4 @@
-"""What a search is told before its first trial: every config's prediction, and how far earlier ones were off here."""
+"""What a search knows before its first trial: every config's prediction, and how far earlier ones were off here."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from autofit.search.foresight import Foresight
 
 ESTIMATE_SECONDS = 0.02
-"""Of one core, to estimate one config of a large lattice, whose configs share their traces: those of single-gpu took
-half of it (benchmarks/estimator_time.py). In a small one it is more, of less."""
+"""Seconds of one core to estimate one config of a large lattice, whose configs share their traces; those of single-gpu
+took half of this (benchmarks/estimator_time.py). In a small lattice each takes longer, but there are fewer."""
 ESTIMATING_SHARE = 0.2
-"""Of a time budget: where estimating might take more, trials are the better use of it."""
+"""Share of a time budget: if estimating might take more, the budget is better spent on trials."""
 COMPARED = 1000
-"""Earlier trials, the latest, whose predictions are looked at: what so many do not show, more would not."""
+"""Number of trials, the latest ones, whose predictions are compared with their outcomes; more would add nothing."""
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +38,12 @@ def foresee(
     report: Callable[[int, int], None],
     one_host: bool,
 ) -> Foresight:
-    """What the estimator says of `configs`, and how far it was off in earlier trials on this hardware; where there are
-    none, on other hardware of its kind.
+    """What the estimator predicts for `configs`, and how far it was off in earlier trials on this hardware or, if there
+    are none, on other hardware of its kind.
 
-    `seconds` is the time budget of the search; None without one. `one_host`: all trials run on this machine, whose host
-    memory they share. On a cluster Ray chooses the machine of each trial, so that each is judged alone there. Whatever
-    fails is told in one line, and costs the predictions alone.
+    `seconds` is the search's time budget, None if it has none. `one_host`: all trials run on this machine and share its
+    host memory; on a cluster Ray chooses each trial's machine, so each trial is judged as if alone there. A failure is
+    logged in one line and costs only the predictions.
     """
     from autofit.search.foresight import Foresight, learned
 
@@ -51,7 +51,7 @@ def foresee(
         return Foresight()
     try:
         found = predict_all(job, configs, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
-        # This search's own question is left out: its trials are recalled one by one.
+        # Trials of this search's own workload and stack are left out: the search recalls them one by one.
         own = (job.workload.key, job.stack.key)
         here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
         earlier = [trial for trial in here if (trial.workload.key, trial.stack.key) != own]
@@ -72,7 +72,7 @@ def foresee(
 
 
 def _is_time_to(configs: Sequence[Config], seconds: float | None) -> bool:
-    """Whether estimating takes no more than its share of the budget."""
+    """Whether estimating would take no more than its share of the budget."""
     from autofit.estimate.sweep import workers_for
 
     return seconds is None or len(configs) * ESTIMATE_SECONDS / workers_for(configs) <= ESTIMATING_SHARE * seconds

@@ -1,4 +1,4 @@
-"""Keeps every trial that is run: in the store, or where that fails in a file that the store can import later."""
+"""Keeps every trial that is run: in the store or, if that fails, in a file that the store can import later."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from autofit.outcome import Trial
 from autofit.store import Store, line_of, opening_line
 
 PATIENCE_SECONDS = 60.0
-"""How long a store that fails is tried again: a server restarts within it, another process ends its transaction."""
+"""How long a failing store is retried: enough for a server to restart, or another process to end its transaction."""
 PAUSE_SECONDS = 2.0
-"""Between two tries."""
+"""Pause between two tries."""
 
 
 class Keeper:
-    """Keeps trials for good before it returns. Once the store has failed for good, trials go to the file alone."""
+    """Keeps each trial for good before returning. Once the store has failed for good, trials go only to the file."""
 
     def __init__(self, store: Store, search_id: str | None = None) -> None:
         self._store = store
@@ -28,9 +28,9 @@ class Keeper:
         self._failure: StoreError | None = None
 
     def keep(self, trial: Trial) -> Trial:
-        """`trial` with its number; without one if only the file has it.
+        """Keeps `trial` and returns it with its number, or without one if only the file has it.
 
-        An interrupt while the store is tried again loses nothing either.
+        An interrupt while the store is being retried loses nothing either.
         """
         try:
             if self._failure is None:
@@ -45,7 +45,7 @@ class Keeper:
         return trial
 
     def check(self) -> None:
-        """Raises `StoreError` once the store has failed, naming the file: a search must not go on without it."""
+        """Raises `StoreError`, naming the file, once the store has failed: a search must not go on without a store."""
         if self._failure is not None:
             raise StoreError(
                 f"{self._failure}; what was measured since then is in {self._file}",
@@ -63,11 +63,11 @@ class Keeper:
                 continue
             self._file = path
             return
-        # No folder takes a line: standard error is the last that may reach somebody.
+        # No folder can be written to: standard error is the last resort.
         logging.getLogger(__name__).error("autofit: nothing can be written; import this line: %s", line_of(trial))
 
     def _places(self) -> Iterator[Path]:
-        """Beside the store, then here, then where temporary files go."""
+        """Next to the store, then the current folder, then the one for temporary files."""
         folders = [self._store.folder, Path.cwd(), Path(tempfile.gettempdir())]
         name = f"autofit-unsaved-{self._search_id or 'trials'}.jsonl"
         yield from (folder / name for folder in folders if folder is not None)

@@ -21,37 +21,38 @@ from autofit.workload import Goal, check_count, digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowed:
-    """A lattice with what was left out on the way to it."""
+    """A lattice, and what was left out of it."""
 
     lattice: Lattice
     unsupported: dict[str, int]
-    """Reason -> configs of the space that cannot work here for it."""
+    """Reason -> number of configs of the space that cannot work here for that reason."""
     beyond_goal: int
-    """Configs that would change more than the user allows."""
+    """Number of configs that would change more than the user allows."""
 
     @property
     def digest(self) -> str:
-        """Equal for equal lattices."""
+        """A digest that is equal for equal lattices."""
         return digest([c.key for c in self.lattice.configs])
 
 
 def default_space(hardware: Hardware, devices: int) -> str:
-    """The space that is searched where none is named."""
+    """The space to search if none is named."""
     if devices > 1:
         return "multi-cpu" if hardware.kind == "cpu" else "multi-gpu"
     return "cpu" if hardware.kind == "cpu" else "single-gpu"
 
 
 def load_space(name: str) -> Space:
-    """A built-in space by name, or a file."""
+    """A built-in space by name, or one from a file."""
     return spaces.load(name, AXES)
 
 
 def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
-    """Whether a config stays within the user's training goal; the same for all configs of a family.
+    """A predicate that says whether a config stays within the user's training goal; it judges all configs of a family
+    alike.
 
-    The method is the user's: that it changes the training is what was asked for. So is the lowest rank that the goal
-    accepts; where `configs`, which are all there are, do not have it, the next higher one stands in for it.
+    The method is the user's choice, so its effect on the training is not judged. Nor is that of the lowest rank that
+    the goal accepts; if `configs`, which are all there are, do not have it, the next higher one stands in for it.
     """
     ranks = nearest(configs, goal)
 
@@ -69,9 +70,9 @@ def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
 def narrow(
     space: Space, goal: Goal, job: Job, *, cannot: Callable[[Config, Job], str | None] = unsupported
 ) -> Narrowed:
-    """The configs of `space` that the goal allows and that can work for `job`: `cannot` says why one cannot.
+    """The configs of `space` that the goal allows and that can work for `job`; `cannot` says why one cannot.
 
-    Raises `UsageError` if none is left, with the most frequent reason.
+    Raises `UsageError`, giving the most frequent reason, if none is left.
     """
     kept: dict[Config, None] = {}
     reasons: Counter[str] = Counter()
@@ -86,7 +87,7 @@ def narrow(
         if not allowed(listed):
             beyond += 1
             continue
-        # Where this hardware's own format goes further than the goal, what is left is the one that it lacks.
+        # If the format that this hardware offers instead exceeds the goal, judge the listed one, which it lacks.
         reason = cannot(config if allowed(config) else listed, job)
         if reason is not None:
             reasons[reason] += 1
@@ -100,15 +101,15 @@ def narrow(
 
 
 def _one_name(config: Config, job: Job) -> Config:
-    """The config by the one name of its program: few tokens fit one chunk, and a chunked loss is the full one then."""
+    """The config under the one name of its program: a chunked loss whose tokens all fit one chunk is the full loss."""
     one = config["loss"] == "chunked" and chunks_are_one(config, job)
     return config.replace(loss="full") if one else config
 
 
 def _for_here(config: Config, job: Job) -> Config:
-    """With what this model and hardware have in place of what they lack, which a space cannot know: eager attention
-    for an architecture without a fused one, fp16 for mixed precision on a device that emulates bf16, nothing sharded
-    on a single device."""
+    """The config with what this model and hardware lack, which a space cannot know, replaced by what they have: eager
+    attention for an architecture without a fused one, fp16 for mixed precision on a device that emulates bf16, no
+    sharding on a single device."""
     if config["attention"] == "sdpa" and not shape(job.model).sdpa:
         config = config.replace(attention="eager")
     if config["precision"] == "bf16-mixed" and not has_bf16(job.hardware):
@@ -119,7 +120,7 @@ def _for_here(config: Config, job: Job) -> Config:
 
 
 def space_summaries(global_batch: int) -> list[dict[str, object]]:
-    """Every built-in space: its name, purpose, and number of valid configs, on hardware and with packages that lack
+    """Every built-in space: its name, purpose, and number of valid configs on hardware and with packages that lack
     nothing. Raises `UsageError` for a global batch that no workload can have."""
     check_count("global-batch", global_batch)
     return [

@@ -1,4 +1,4 @@
-"""What a search is told of trials on other hardware, as long as there are none on its own."""
+"""What a search learns from trials on other hardware as long as there are none on its own."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def is_calibrated(foresight: Foresight) -> bool:
 def learned_elsewhere(
     foresight: Foresight, hardware: Hardware, newest_first: Iterable[Trial], *, memory: bool
 ) -> Foresight:
-    """`foresight` with the error that predictions had on other hardware of the same kind: a card's says nothing of a
-    processor's.
+    """`foresight` with the errors that predictions had on other hardware of the same kind: those on GPUs say nothing
+    about CPUs.
 
-    That of time, unless trials on this hardware have calibrated it; that of memory where `memory` says so.
+    Errors in time are used unless trials on this hardware have calibrated it; errors in memory only if `memory` is set.
     """
     from autofit.search.elsewhere import effects_factor, memory_error_by
     from autofit.search.surrogate import TIME
@@ -45,7 +45,7 @@ def learned_elsewhere(
 
 
 def _by_hardware(trials: Iterable[Trial]) -> list[list[Trial]]:
-    """In the order given, of each hardware together."""
+    """The trials grouped by hardware, in the order given."""
     found: dict[str, list[Trial]] = {}
     for trial in trials:
         found.setdefault(trial.hardware.key, []).append(trial)
@@ -53,7 +53,8 @@ def _by_hardware(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 
 def _time_misses(newest_first: Sequence[Trial]) -> list[Miss]:
-    """Beyond what the hardware's data sheet says, as nothing more is known of a device without trials."""
+    """How far each config's measured time is from what the hardware's data sheet alone predicts, which is all that is
+    known of a device without trials."""
     from autofit.estimate.speed import prior, seconds
     from autofit.search.elsewhere import Miss
 

@@ -1,4 +1,4 @@
-"""A search for each number of devices up to the user's, the global batch held constant: what the next device gives."""
+"""A search for each number of devices up to the user's, at a constant global batch: what each further device gains."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class OverDevices:
 
     @property
     def best(self) -> SearchResult:
-        """Of the most faithful method that fits anywhere, the fastest in total; of equals the fewest devices."""
+        """The fastest in total among those of the most faithful method that fits anywhere; of equals, the one with the
+        fewest devices."""
         return min(self.results.values(), key=_preference)
 
     def to_json(self) -> dict[str, Any]:
@@ -49,10 +50,10 @@ def _preference(found: SearchResult) -> tuple[int, float, int]:
 
 
 def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
-    """A request for each number of devices up to that of `request` among which the global batch can be divided.
+    """A request for each number of devices, up to that of `request`, that divides the global batch.
 
-    Each has an equal share of the time budget. A fixed one, because a search is answered from the store if it asked
-    for no more time before. Raises `UsageError` for numbers that no workload can have.
+    Each has an equal share of the time budget. The share is fixed because the store answers a search only if an earlier
+    one had at least as much time. Raises `UsageError` for numbers that no workload can have.
     """
     asked = request.workload
     check_count("devices", asked.devices)
@@ -66,15 +67,15 @@ def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
 def search_over_devices(
     request: SearchRequest, report: Callable[[Progress], None] = lambda progress: None
 ) -> OverDevices:
-    """Search with every number of devices up to that of the request's workload; `max_trials` holds for each.
+    """Search with every number of devices up to that of the request's workload; `max_trials` applies to each.
 
-    Like `search`, it goes on where it was interrupted. Raises `NothingFits` only if nothing fits on any number of
-    devices, and what `search` raises otherwise.
+    Like `search`, it resumes where it was interrupted. Raises `NothingFits` only if nothing fits on any number of
+    devices, and otherwise what `search` raises.
     """
     results: dict[int, SearchResult] = {}
     reasons: dict[int, str] = {}
     last: NothingFits | None = None
-    # From all of them down: that they are not there, or that the space has nothing for them, is said at once.
+    # From the largest number down, so that missing devices, or a space with nothing for them, are reported at once.
     for devices, asked in reversed(requests_over_devices(request).items()):
         try:
             results[devices] = search(asked, report)

@@ -1,4 +1,4 @@
-"""Several recorded passes over a space as one table: of every config one trial, with how far another may come out."""
+"""Several recorded passes over a space pooled into one table: one trial per config, with the spread to expect."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from autofit.repeatability import INTERVAL_DEVIATIONS
 
 
 def pooled(trials: Mapping[Config, Sequence[Trial]]) -> dict[Config, Trial]:
-    """Of each config one trial: alone where it ran once, and where it ran several times
+    """One trial per config: the only one if it ran once and, if it ran several times,
 
-    * with the outcome that is no fit, if there is one: the cautious reading of results that contradict each other;
-    * else that whose speed is the middle one, with the geometric mean of all speeds. Its spread is the width of the
-      90 % interval in which one more trial comes out, from what the passes of all configs differ by: the pooled
-      variance of the logarithms (Snedecor and Cochran 1989, section 6.5).
+    * the first that did not fit, if there is one: the cautious reading of contradictory results;
+    * otherwise the one of median speed, with the geometric mean of all speeds. Its spread is the width of the 90 %
+      interval for one more trial, from how much the passes differ over all configs: the pooled variance of the
+      logarithms (Snedecor and Cochran 1989, section 6.5).
 
-    Its seconds are the mean.
+    Its seconds are the mean over the passes.
     """
     deviation = _deviation(trials.values())
     return {config: _one(passes, deviation) for config, passes in trials.items()}
 
 
 def contradicting(trials: Mapping[Config, Sequence[Trial]]) -> list[Config]:
-    """The configs that fitted in one pass, and not in another."""
+    """The configs that fitted in one pass but not in another."""
     return [config for config, passes in trials.items() if len({isinstance(t.outcome, Fits) for t in passes}) > 1]
 
 
@@ -57,7 +57,7 @@ def _one(passes: Sequence[Trial], deviation: float) -> Trial:
 
 
 def _deviation(repeated: Iterable[Sequence[Trial]]) -> float:
-    """Pooled standard deviation of the logarithm of speed between trials of one config; 0 where none ran twice."""
+    """Pooled standard deviation of the logarithm of speed between trials of one config; 0 if none has fitted twice."""
     squares, freedom = 0.0, 0
     for passes in repeated:
         logarithms = [math.log(_speed(trial)) for trial in passes if isinstance(trial.outcome, Fits)]

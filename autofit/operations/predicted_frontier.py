@@ -1,4 +1,4 @@
-"""The frontier that a search is predicted to find: nothing is run, and the hardware need not be here."""
+"""The frontier that a search is predicted to find: nothing is run, and the hardware need not be in this machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PredictedAlternative:
     """Another config of interest beside the recommended one."""
 
     role: str
-    """`faster, does not fit`, `lighter`, or `other method`, as of measured ones."""
+    """`faster, does not fit`, `lighter`, or `other method`, as for measured alternatives."""
     estimate: Estimate
     speedup: float
     """Its tokens per second over the recommended config's."""
@@ -71,22 +71,22 @@ class PredictedFrontier:
     prepared: Prepared
     """The hardware, the workload and the lattice."""
     not_predicted: dict[str, int]
-    """Reason -> configs of the lattice that cannot be estimated for it."""
+    """Reason -> number of configs of the lattice that cannot be estimated for that reason."""
     fitting: int
-    """Configs that are predicted to fit."""
+    """Number of configs predicted to fit."""
     points: tuple[Estimate, ...]
     """Sorted by memory; each is undominated among those of its own method."""
     recommendation: PredictedChoice | None
-    """None where the hardware's speed is not known."""
+    """None if no speed could be predicted."""
     seconds: float
-    """That the prediction took."""
+    """How long the prediction took."""
 
     def of(self, method: str) -> tuple[Estimate, ...]:
         """The frontier of one method."""
         return tuple(p for p in self.points if p.config["method"] == method)
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object: what `outline` gives, and the predictions."""
+        """As a JSON object: that of `outline`, and the predictions."""
         return {
             "provenance": "predicted",
             **outline(self.prepared),
@@ -101,9 +101,10 @@ class PredictedFrontier:
 def predict_frontier(
     request: SearchRequest, report: Callable[[int, int], None] = lambda done, total: None
 ) -> PredictedFrontier:
-    """Predict every config that a search would walk, on a card of the catalog or on this machine's device.
+    """Predict every config that a search would consider, on a catalog card or on this machine's device.
 
-    `report` is told how many configs are predicted, and of how many. Raises `NothingFits` if none is predicted to fit.
+    `report` is called with the number of configs predicted so far and their total. Raises `NothingFits` if none is
+    predicted to fit.
     """
     started = time.monotonic()
     check_dry_run(request)
@@ -133,7 +134,7 @@ def predict_frontier(
 
 
 def pareto(estimates: Iterable[Estimate]) -> list[Estimate]:
-    """Those that no other beats in both memory and speed, lightest first; where no speed is known the lightest."""
+    """The estimates that none beats in both memory and speed, lightest first; if no speed is known, the lightest."""
     best: list[Estimate] = []
     for estimate in sorted(estimates, key=lambda e: (e.device_bytes, -_speed(e))):
         if not best or _speed(estimate) > _speed(best[-1]):
@@ -142,15 +143,15 @@ def pareto(estimates: Iterable[Estimate]) -> list[Estimate]:
 
 
 def frontiers(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
-    """The frontier of each method, all of them sorted by memory."""
+    """The frontiers of all methods together, sorted by memory."""
     kept = [e for method in METHODS for e in pareto(_of(method, estimates))]
     return tuple(sorted(kept, key=lambda e: e.device_bytes))
 
 
 def recommended(estimates: Sequence[Estimate], methods: Iterable[str]) -> PredictedChoice | None:
-    """The fastest that fits of the first of `methods` that has one; None where none fits or no speed is known.
+    """The fastest config that fits, of the first of `methods` that has one; None if none fits or no speed is known.
 
-    Of those within `GAIN` of the fastest, the one that changes the training least, then the lightest.
+    Among those within `GAIN` of the fastest, the one that changes the training least, then the lightest.
     """
     fits = [e for e in estimates if e.fits and e.tokens_per_second is not None]
     own = next((found for method in methods if (found := _of(method, fits))), [])
@@ -174,7 +175,8 @@ def _choice(fits: Sequence[Estimate]) -> Estimate | None:
 
 
 def _beside(chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Estimate]) -> list[tuple[str, Estimate]]:
-    """The next faster that does not fit, the next lighter, and the other methods' choices, each with its role."""
+    """The lightest faster config that does not fit, the next lighter one, and the other methods' choices, each with its
+    role."""
     method = chosen.config.text("method")
     picks: list[tuple[str, Estimate]] = []
     over = [e for e in _of(method, estimates) if not e.fits and _speed(e) > _speed(chosen) * (1 + GAIN)]
@@ -191,7 +193,7 @@ def _beside(chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Esti
 
 
 def _prepared(request: SearchRequest) -> Prepared:
-    """A search on a card of the catalog as if this machine had it, else on what this machine has."""
+    """A search on a catalog card as if this machine had it, or else on this machine's device."""
     if not is_card(request.hardware):
         return prepare(request)
     job = request.workload.job(site(request.hardware))
@@ -199,7 +201,7 @@ def _prepared(request: SearchRequest) -> Prepared:
 
 
 def _host_shortfall(lightest: Estimate, job: Job) -> Shortfall:
-    """What devices would hold, no host does."""
+    """The error when the lightest config fits the devices but not the host's memory."""
     return Shortfall(
         f"no config of {job.model.name} is predicted to fit: the lightest that its devices hold takes "
         f"{format_bytes(lightest.machine_host_bytes)} of the {format_bytes(lightest.host_memory_bytes or 0)} that the "
@@ -215,7 +217,7 @@ def _host_shortfall(lightest: Estimate, job: Job) -> Shortfall:
 
 
 def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
-    """Every config is predicted to need more than the limit: which needs least, and what could hold it."""
+    """The error when every config is predicted to exceed the limit: which needs least, and what could hold it."""
     lightest = min(found, key=lambda e: (e.host_short_bytes, e.device_bytes))
     limit = lightest.memory_limit_bytes
     needed = int(lightest.device_bytes * (1.0 + lightest.memory_error))

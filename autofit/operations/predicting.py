@@ -1,4 +1,4 @@
-"""What the estimator says of every config of a lattice: looked up where it was said before, traced where not."""
+"""Estimates of every config of a lattice: looked up if they were made before, traced otherwise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def predict_all(
     store: Store | None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[Config, Estimate]:
-    """`estimate_all`, with the speed of this hardware as the store's trials have shown it."""
+    """`estimate_all`, timed at this hardware's speed as shown by the store's trials."""
     found = estimate_all(job, configs, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
     rates = rates_for(job.hardware, job.stack, store, job.workload.key)
     return {config: estimate.timed(job, rates) for config, estimate in found.items()}
@@ -40,12 +40,12 @@ def estimate_all(
     store: Store | None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[Config, Estimate]:
-    """Every config's estimate, in the order given, without its time, which `Estimate.timed` gives it.
+    """Every config's estimate, in the order given, without its time, which `Estimate.timed` adds.
 
-    `report` is told how many of how many are done. Without a store nothing is looked up or kept. Each config must be
-    supported. One that no trace can follow is estimated by formula (`memory_error` above 0, no time). Left out is what
-    cannot be estimated at all: the device is not one that estimates are for, or the estimator failed, which is logged,
-    because no prediction is worth ending a search for.
+    `report` is called with the number done and the total. Without a store, nothing is looked up or kept. Each config
+    must be supported. One that cannot be traced is estimated by formula (`memory_error` above 0, no time). Configs that
+    cannot be estimated at all are left out: the estimator does not cover the device, or it failed, which is only
+    logged, because no prediction is worth ending a search for.
     """
     possible = configs if not_estimated(job.hardware) is None else []
     cache, keys = EstimateCache(store), EstimateKeys(job)
@@ -63,7 +63,7 @@ def estimate_all(
 
 
 def _made(job: Job, configs: list[Config], limit: int, report: Callable[[int], None]) -> dict[Config, Estimate]:
-    """Whatever goes wrong inside the estimator, its processes' end included, costs the predictions alone."""
+    """New estimates. Whatever goes wrong in the estimator, even the death of its processes, costs only predictions."""
     from autofit.estimate.sweep import sweep
 
     try:

@@ -1,4 +1,4 @@
-"""What a search's request comes to before anything runs: the job, the configs, the limit, and why nothing can fit."""
+"""A search request resolved before anything runs: the job, the configs, the limit, and why nothing can fit."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from autofit.workers.pool import Pool
 from autofit.workload import Goal
 
 BEYOND_FLOOR = 1.15
-"""What a card must hold over weights, gradients and states for its allocator to work at all: fragmentation is rarely
-less. Activations are not in it: with checkpointing and short sequences they can be small."""
+"""Memory that a card needs for its allocator to work at all, as a multiple of weights, gradients and states:
+fragmentation is rarely less. Activations are not included: with checkpointing and short sequences they can be small."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,16 +36,16 @@ class Prepared:
     memory_limit_bytes: int
 
     def floor(self, config: Config) -> int:
-        """The least memory that `config` can need, bytes."""
+        """The least memory that `config` can need, in bytes."""
         return floor_bytes(config, self.job)
 
 
 def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
-    """Resolve a request; raises for whatever is wrong with it before a worker starts."""
+    """Resolve a request; raises for anything wrong with it before a worker starts."""
     site = pool.site() if pool is not None else detect(request.device)
     job = request.workload.job(site)
     if request.hardware.lower() not in ("auto", job.hardware.name):
-        card(request.hardware)  # names the nearest if there is no such card
+        card(request.hardware)  # raises, naming the nearest, if there is no such card
         raise EnvironmentLacks(
             f"this machine has {job.hardware.name}, not {request.hardware}",
             remedy="run the search there, or give --ray-address of a cluster that has it",
@@ -68,7 +68,7 @@ def walked(
 ) -> Prepared:
     """What a search for `job` would walk; raises `NothingFits` if not even weights, gradients and states can fit.
 
-    `cannot` says why a config cannot work, on the machines that the search runs on if it runs at all.
+    `cannot` says why a config cannot work (for a search that is to run, on the machines that it runs on).
     """
     space = request.space or default_space(job.hardware, job.workload.devices)
     narrowed = narrow(load_space(space), request.goal, job, cannot=cannot)
@@ -111,14 +111,14 @@ def _check_floor(prepared: Prepared, request: SearchRequest) -> None:
 
 
 def _lower_floors(prepared: Prepared, goal: Goal, least: int) -> list[str]:
-    """The levers with which a search has a config that needs less than `least`: another space, or a wider goal."""
+    """The options that would give a search a config that needs less than `least`: another space, or a wider goal."""
     job = prepared.job
     levers = [(words, prepared.space, other) for words, other in wider(goal)]
     if WITH_OFFLOAD in further_memory(job.workload, job.hardware):
         levers.insert(0, (WITH_OFFLOAD, "offload", goal))
     found = []
     for words, space, goal_ in levers:
-        with suppress(UsageError):  # a space that has nothing for the goal is no lever
+        with suppress(UsageError):  # a space with nothing for the goal does not help
             configs = narrow(load_space(space), goal_, job).lattice.configs
             lower = min(map(prepared.floor, configs))
             if lower < least:
@@ -144,7 +144,7 @@ def outline(prepared: Prepared) -> dict[str, Any]:
 
 
 def check_dry_run(request: SearchRequest) -> None:
-    """Raise `UsageError` for what makes no sense where nothing runs."""
+    """Raise `UsageError` for options that make no sense if nothing runs."""
     if request.ray_address is not None:
         raise UsageError("--dry-run looks at this machine and asks no cluster: leave --ray-address out")
     if not request.predict:

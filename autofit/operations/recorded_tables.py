@@ -1,4 +1,4 @@
-"""Recorded tables for replays, read strictly: what is wrong with one is named by its row."""
+"""Recorded tables for replays, read strictly: errors name the row."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ class RecordedTable:
     workload: Workload
     memory_limit_bytes: int
     trials: tuple[Trial, ...]
-    """Of each config one, whatever passes were recorded of it."""
+    """One per config, however many passes were recorded."""
     contradicting: tuple[Config, ...] = ()
-    """Those that fitted in one pass and not in another, which count as not fitting."""
+    """Configs that fitted in one pass but not in another; they count as not fitting."""
 
     @property
     def name(self) -> str:
-        """The file's, without its ending."""
+        """The file's name without its suffix."""
         return self.file.stem
 
 
 def read_whole(file: Path) -> RecordedTable:
-    """The table in `file`, its passes pooled. Raises `UsageError`, naming the row, for one that is cut off, empty, of
-    another schema or of several recordings, that has a config twice in one pass, or a value that no trial can have."""
+    """The table in `file`, with its passes pooled. Raises `UsageError`, naming the row, for a table that is cut off,
+    empty, of another schema or of several recordings, or that has a config twice in one pass or an impossible value."""
     rows = _rows(file)
     header = _header(file, rows[0])
     try:
@@ -83,7 +83,7 @@ def read_whole(file: Path) -> RecordedTable:
 
 
 def is_table(file: Path) -> bool:
-    """Whether the file begins as a recorded table does, of whatever schema."""
+    """Whether the file begins like a recorded table, of whatever schema."""
     try:
         with file.open(encoding="utf-8") as lines:
             header = json.loads(lines.readline())
@@ -93,7 +93,7 @@ def is_table(file: Path) -> bool:
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
-    """The lines as JSON objects, the header's first."""
+    """The lines as JSON objects, the header first."""
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -151,7 +151,7 @@ def _pass(file: Path, number: int, row: dict[str, Any]) -> int:
 
 
 def _impossible(outcome: Outcome, seconds: Any, limit: int) -> str | None:
-    """What no trial can have shown; None where all is well."""
+    """Why no trial can have given these values; None if one can."""
     if isinstance(outcome, Crashed) and outcome.transient:
         return "a failure of the machinery says nothing of its config"
     above_zero: dict[str, Any] = {"seconds": seconds}

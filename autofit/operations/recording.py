@@ -1,4 +1,4 @@
-"""A search space measured exhaustively, into a file over which search methods can be compared."""
+"""Measures a search space exhaustively into a file, on which search methods can be compared."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from autofit.workers.pool import Pool
 from autofit.workload import Effect, Goal, Workload
 
 SCHEMA = 1
-"""The form of a recorded table; its first line says it."""
+"""Format version of a recorded table, given in its first line."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
-"""What must agree for a recording to be continued."""
+"""The header fields that must agree for a recording to be continued."""
 BESIDE_OUTCOME = ("config", "pass", "seconds")
-"""What a line has beside its trial's outcome; `pass` is absent in the first."""
+"""A line's fields besides its trial's outcome; `pass` is absent in the first pass."""
 MACHINERY_FAILURES = 3
-"""Failures in a row through no fault of the configs, after which recording ends."""
+"""Number of consecutive failures through no fault of the configs after which recording ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,11 +43,11 @@ class RecordResult:
     configs: int
     """Valid configs of the space."""
     recorded: int
-    """Of them, those in the file, once or more."""
+    """How many of these are in the file, once or more."""
     run: int
-    """Trials that were run now."""
+    """Trials run by this call."""
     outcomes: dict[str, int]
-    """Recorded trials by outcome."""
+    """Number of recorded trials by outcome."""
     file: str
 
     def to_json(self) -> dict[str, Any]:
@@ -68,13 +68,13 @@ def record(
     *,
     passes: int = 1,
 ) -> RecordResult:
-    """Measure every valid config of the request's space, in an order shuffled by the workload's seed, into `file`.
+    """Measure every valid config of the request's space into `file`, in an order shuffled by the workload's seed.
 
-    Each trial is written as it ends; a recording that was interrupted goes on where it stopped. At most
-    `request.max_trials` configs are in the file at the end. With more `passes` the whole is measured as many times,
-    each in an order of its own: how far trials of one config differ is seen only when time has passed between them.
-    `report` is told how many of how many trials are recorded, and the last. Raises `UsageError` for a file that holds
-    anything else.
+    Each trial is written as it ends, and an interrupted recording resumes where it stopped. Each pass measures at most
+    `request.max_trials` configs. With several `passes` the whole space is measured that many times, each time in a
+    different order: how much trials of one config vary shows only when time has passed between them. `report` is called
+    with the number of trials recorded, their total, and the last one (None at the start). Raises `UsageError` for a
+    file that holds anything else.
     """
     if passes < 1:
         raise UsageError(f"passes is {passes}: it must be at least 1")
@@ -116,15 +116,15 @@ def record(
 
 
 def _shuffled(prepared: Prepared, number: int) -> list[Config]:
-    """The configs in the order of a pass; that of the first is the workload's seed's."""
+    """The configs in the order of a pass; the first pass is shuffled by the workload's seed itself."""
     configs = list(prepared.narrowed.lattice.configs)
     random.Random(prepared.job.workload.seed + number - 1).shuffle(configs)
     return configs
 
 
 def read_table(file: Path) -> list[Trial]:
-    """The trials of a recorded table, of all passes, in the order in which they ran. Raises `UsageError` for anything
-    else."""
+    """The trials of a recorded table, of all passes, in the order in which they ran. Raises `UsageError` for any other
+    file."""
     header, lines = _read(file)
     return [_trial(header, Config.from_json(d["config"]), _outcome(d), d["seconds"]) for d in lines]
 
@@ -135,7 +135,7 @@ def _is_transient(outcome: Outcome) -> TypeGuard[Crashed]:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Hold the file, so that no two recordings write to it at once."""
+    """Lock the file, so that no two recordings write to it at once."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         opened = file.open("a", encoding="utf-8")
@@ -154,7 +154,7 @@ def _alone(file: Path) -> Iterator[None]:
 def _measured(
     request: SearchRequest, prepared: Prepared, wanted: list[tuple[int, Config]]
 ) -> Iterator[tuple[int, Config, Outcome, float]]:
-    """Run the configs of each pass, timed as in a search: what a trial costs is recorded with what it shows."""
+    """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome."""
     if not wanted:
         return
     job = prepared.job
@@ -187,8 +187,8 @@ def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
 
 
 def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Config, Outcome, float]]:
-    """Run the requests, as many at a time as there are workers. What failed through no fault of its config is left for
-    the next time; raises `EnvironmentLacks` if that happens again and again."""
+    """Run the requests, as many at a time as there are workers. Trials that fail through no fault of their config are
+    left for the next run; raises `EnvironmentLacks` after `MACHINERY_FAILURES` of them in a row."""
     under_way = failures = 0
     waiting: TrialRequest | None = next(requests, None)
     while waiting is not None or under_way:
@@ -212,7 +212,7 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
 
 
 def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], Outcome]:
-    """What `file` holds of the same recording, by pass and config; it is begun where there is none."""
+    """The outcomes that `file` already holds of the same recording, by pass and config; an empty file gets a header."""
     if file.stat().st_size == 0:
         begun = {"schema": SCHEMA, **header, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
         _append(file, begun)
@@ -226,7 +226,7 @@ def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], O
 
 
 def _drop_torn_line(file: Path) -> None:
-    """A recording that was killed while it wrote has a last line without an end."""
+    """Remove an unfinished last line, which a recording leaves if it is killed while writing."""
     data = file.read_bytes()
     if not data.endswith(b"\n"):
         os.truncate(file, data.rfind(b"\n") + 1)
@@ -239,7 +239,7 @@ def _append(file: Path, line: dict[str, Any]) -> None:
 
 def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     try:
-        whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")  # what follows was torn
+        whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")  # what follows is an unfinished line
         header, *lines = (json.loads(line) for line in whole.splitlines() if line.strip())
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} is no recorded table: {error}") from error
@@ -250,7 +250,7 @@ def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def _check_once(file: Path, lines: list[dict[str, Any]]) -> None:
-    """Raise `UsageError` for a config that is there twice in one pass: of two outcomes nobody knows which is true."""
+    """Raise `UsageError` for a config that occurs twice in one pass: nobody knows which of its outcomes is right."""
     first: dict[tuple[int, Config], int] = {}
     for number, line in enumerate(lines, start=2):
         earlier = first.setdefault(_key(line), number)

@@ -1,5 +1,5 @@
-"""What a replayed search is told before its first trial: the estimator's predictions, corrected by no trial or by those
-of other tables."""
+"""What a replayed search knows before its first trial: the estimator's predictions, either uncorrected or corrected by
+the trials of other tables."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class ReplayForesight:
         store: str | None,
         report: Callable[[str], None],
     ) -> None:
-        """`limit`: the memory limit that each table is replayed under. `store`: URL of one that keeps estimates."""
+        """`limit` gives the memory limit that a table is replayed under; `store` is the URL of a store that keeps
+        estimates."""
         self._tables = tables
         self._limit = limit
         self._store = store
@@ -47,13 +48,14 @@ class ReplayForesight:
         self._found: dict[Path, tuple[Job, Estimates]] = {}
 
     def cold(self, table: RecordedTable) -> Foresight:
-        """As on a machine on which nothing was measured yet."""
+        """The foresight on a machine where nothing has been measured yet."""
         from autofit.estimate.speed import prior
 
         return self._foresight(table, prior(table.hardware))
 
     def warm(self, table: RecordedTable) -> Foresight | None:
-        """As on a machine whose store has the trials of all other tables; None if no other is of this hardware."""
+        """The foresight on a machine whose store has the trials of all other tables of this hardware; None if there are
+        none."""
         from autofit.estimate.speed import prior
         from autofit.search.foresight import learned
 
@@ -67,8 +69,8 @@ class ReplayForesight:
         return replace(self._foresight(table, rates), memory_error=learned(earlier))
 
     def elsewhere(self, table: RecordedTable) -> Foresight | None:
-        """As on a machine on which nothing was measured yet, and whose store has the trials of the tables of other
-        hardware of its kind; None if there are none."""
+        """The foresight on a machine where nothing has been measured yet, but whose store has the trials of the tables
+        of other hardware of its kind; None if there are none."""
         here = table.hardware
         others = [t for t in self._tables if t.hardware.kind == here.kind and t.hardware.key != here.key]
         if not others:
@@ -86,7 +88,7 @@ class ReplayForesight:
         return foresight.at_least(max((estimate.memory_error for estimate in found.values()), default=0.0))
 
     def _predicted(self, table: RecordedTable) -> list[Trial]:
-        """The table's trials, each with what was predicted of it."""
+        """The table's trials, each with its prediction."""
         predictions = self.cold(table).predictions
         return [replace(trial, prediction=predictions.get(trial.config)) for trial in table.trials]
 
@@ -96,7 +98,7 @@ class ReplayForesight:
         return self._found[table.file]
 
     def _estimated(self, table: RecordedTable) -> tuple[Job, Estimates]:
-        # Traced with the libraries that are here, for a device and extras as they were there.
+        # Traced with the libraries installed here, for the device, driver and optional kernels of the recording.
         there = table.stack
         stack = replace(
             installed_stack(),

@@ -1,4 +1,4 @@
-"""Search methods driven over recorded tables as if the trials ran, and what each has cost to find the best."""
+"""Search methods driven over recorded tables as if the trials ran, and what it costs each to find the best config."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autofit.search.replay.trajectory import Trajectory
 
 RECORDED = Path(autofit.__file__).parent.parent / "benchmarks" / "recorded"
-"""The tables of a checkout, which are replayed where none is named."""
+"""The tables of a checkout, which are replayed if none is named."""
 SEEDS = 20
 
 
@@ -35,9 +35,9 @@ class Judged:
 
     recorded: Recorded
     scores: Mapping[str, Score | str]
-    """By the methods' names; for a method that cannot run here, why."""
+    """By method name; for a method that cannot run here, the reason."""
     trajectories: Mapping[str, Trajectory]
-    """Of the methods that have run."""
+    """By method name, for the methods that have run."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -80,7 +80,7 @@ class ReplayResult:
     seeds: int
     problems: tuple[Judged, ...]
     left_out: tuple[str, ...]
-    """Problems of which nothing fits, by name."""
+    """Names of the problems in which nothing fits."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -103,13 +103,13 @@ def replay(
 ) -> ReplayResult:
     """Drive search methods over recorded tables, as if the trials ran, with the recorded seconds as their cost.
 
-    Without tables, those of the checkout; without methods, all. Every training method of a table is a problem of its
-    own. A limit below the table's turns what it does not hold into out of memory. Of the store at this URL the kept
-    estimates are used, and nothing else. Searches that the folder `keep` has are not run again, and others are kept
-    there. `report` is told in a line what is done next.
+    Without tables, those of the checkout are used; without methods, all. Every training method of a table is a problem
+    of its own. Under a limit below the table's, whatever exceeds it counts as out of memory. The store at this URL
+    serves only as a cache of estimates. Searches already in the folder `keep` are not run again, and new ones are added
+    to it. `report` is called with a line on what is done next.
 
     Raises `UsageError` for unknown names, a table that is not whole, and a limit above a table's, and `NothingFits`
-    where no table has anything that fits.
+    if nothing fits in any table.
     """
     from autofit.search.replay.methods import chosen
 
@@ -131,7 +131,7 @@ def recorded_problems(
     store: str | None = None,
     report: Callable[[str], None] = lambda line: None,
 ) -> list[Recorded]:
-    """The problems of `replay`, those of which nothing fits included. Raises what it raises."""
+    """The problems of `replay`, including those in which nothing fits. Raises what `replay` raises."""
     whole = [read_whole(table) for table in _tables(tables)]
     limits = partial(_limit, limit=memory_limit_bytes)
     foresight = ReplayForesight(whole, limits, store=store, report=report)
@@ -175,7 +175,7 @@ def _judged(
 def _traces(
     recorded: Recorded, name: str, method: SearchMethod, seeds: int, keep: Path | None, report: Callable[[str], None]
 ) -> Iterator[Trace]:
-    """One search per seed. Raises `CannotRun` where the method lacks something here."""
+    """One search per seed. Raises `CannotRun` if the method lacks something here."""
     from autofit.search.replay.kept import KeptSearches, searched
 
     kept = None if keep is None else KeptSearches.of(keep, recorded, name, method)
@@ -192,7 +192,7 @@ def _traces(
 
 
 def _tables(named: Sequence[Path]) -> list[Path]:
-    """The files to read; two of one name cannot be told apart."""
+    """The files to read. Raises `UsageError` for two of the same name, which could not be told apart."""
     tables = list(named) or sorted(path for path in RECORDED.glob("*.jsonl") if is_table(path))
     if not tables:
         raise UsageError(f"there is no recorded table in {RECORDED}, which a checkout has: give --table FILE")
@@ -208,7 +208,7 @@ def _tables(named: Sequence[Path]) -> list[Path]:
 
 
 def _limit(table: RecordedTable, *, limit: int | None) -> int:
-    """The memory limit that `table` is replayed under, bytes."""
+    """The memory limit that `table` is replayed under, in bytes."""
     if limit is not None and limit > table.memory_limit_bytes:
         raise UsageError(
             f"memory-limit {format_bytes(limit)} is above the {format_bytes(table.memory_limit_bytes)} under which "

@@ -1,4 +1,4 @@
-"""What a user asks for, as values: the same options in every command that takes them."""
+"""What a user asks for, as values: each option is the same in every command that takes it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from autofit.units import MIB
 from autofit.workload import LARGEST_SEED, Goal, Workload, check_count
 
 LIMIT_STEP_BYTES = 512 * MIB
-"""A default limit beside other programs is a multiple of this."""
+"""The default limit on a device that other programs use is a multiple of this."""
 CPU_SHARE = 0.8
-"""Share of the host's memory that a CPU trial may take unless told: the rest is the system's."""
+"""Share of the host's memory that a CPU trial may take by default; the rest is left to the system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,8 @@ class WorkloadOptions:
         )
 
     def _check_numbers(self) -> None:
-        """Raise `UsageError` for numbers that nothing could be counted with. Here and not in `Workload`: a store may
-        have trials that failed for them."""
+        """Raise `UsageError` for numbers out of range. Checked here and not in `Workload`, because a store may have
+        trials that failed because of them."""
         for name in ("seq_len", "global_batch", "devices"):
             check_count(name.replace("_", "-"), getattr(self, name))
         if abs(self.seed) > LARGEST_SEED:
@@ -60,7 +60,7 @@ class WorkloadOptions:
     def job(self, site: tuple[Hardware, Stack]) -> Job:
         """The job on the given hardware and stack.
 
-        Raises `UsageError` for what cannot be trained, among it an architecture whose loss autofit does not know.
+        Raises `UsageError` for what cannot be trained, including an architecture whose loss autofit does not know.
         """
         model, workload = self.resolve()
         _check_loss(model)
@@ -68,14 +68,14 @@ class WorkloadOptions:
 
 
 def _check_loss(model: Model) -> None:
-    """Raise `UsageError` for a model that would be trained with another loss than its own. Those of the catalog are
-    compared by the tests."""
+    """Raise `UsageError` for a model that would be trained with a loss other than its own. For the catalog's models the
+    tests check this."""
     if in_catalog(model):
         return
-    # Imported here because it needs torch, which the catalog's models do not wait for.
+    # Imported here because it needs torch, which the catalog's models need not wait for.
     from autofit.training.own_logits import why_another_loss
 
-    shape(model)  # says it where no model can be built at all
+    shape(model)  # raises if no model can be built at all
     reason = why_another_loss(model)
     if reason is not None:
         raise UsageError(reason)
@@ -101,10 +101,10 @@ class SearchRequest:
     store: str | None = None
     fresh: bool = False
     thorough: bool = False
-    """Go on for the whole frontier when the best config is found, until a limit is reached or every config has run."""
+    """After finding the best config, go on to the whole frontier, until a limit is reached or every config has run."""
     predict: bool = True
-    """Estimate every config before the first trial. Without that the search learns from trials alone, and only the bare
-    weights, gradients and states rule a config out before it runs."""
+    """Estimate every config before the first trial. Otherwise the search learns from trials alone, and a config is
+    ruled out before it runs only if its bare weights, gradients and states do not fit."""
 
     def __post_init__(self) -> None:
         if self.max_trials is not None and self.max_trials < 1:
@@ -117,8 +117,8 @@ class SearchRequest:
             raise UsageError(f"workers is {self.workers}: it must be at least 1")
 
     def question(self, job: Job, memory_limit: int, lattice_digest: str) -> dict[str, Any]:
-        """What makes two searches ask the same, as JSON: equal questions have equal answers."""
-        # Named only where they are not the usual, as in the questions of earlier versions.
+        """What the search asks, as a JSON object: searches with equal questions have equal answers."""
+        # Included only if they are not the default, so that earlier versions' questions still compare equal.
         unusual = {"thorough": True} if self.thorough else {}
         unusual |= {} if self.predict else {"predict": False}
         return unusual | {
@@ -128,14 +128,14 @@ class SearchRequest:
             "workload": job.workload.key,
             "memory_limit_bytes": memory_limit,
             "lattice": lattice_digest,
-            "estimator": ESTIMATOR_VERSION,  # what was predicted not to fit may be predicted otherwise
+            "estimator": ESTIMATOR_VERSION,  # another version may predict that other configs fit
         }
 
 
 def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int:
-    """The limit in bytes that is enforced on each of a trial's `devices` ranks, which on the CPU share its memory.
+    """The limit in bytes enforced on each of a trial's `devices` ranks, which on the CPU share the host's memory.
 
-    Raises `UsageError` for more than there is.
+    Raises `UsageError` for a limit above the memory that there is.
     """
     shared_by = devices if hardware.kind == "cpu" else 1
     if asked is None:
@@ -151,9 +151,10 @@ def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int
 
 
 def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
-    """`limit`, or on GPUs that a display or another program uses what those leave of the fullest of the trial's.
+    """`limit` or, if a display or another program uses the trial's GPUs, what is left of the fullest of them.
 
-    In steps, so that what a display takes more or less does not make every search another question.
+    Rounded down to a multiple of `LIMIT_STEP_BYTES`, so that small changes in what a display takes do not turn every
+    search into a new question.
     """
     for number in range(devices if hardware.kind == "cuda" else 0):
         device = visible(number)
@@ -164,11 +165,11 @@ def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
 
 
 def hub_id(model: str) -> str:
-    """What a trainer loads the weights from: the catalog's hub id, or the folder or hub id that the user named."""
+    """Where a trainer loads the weights from: the catalog's hub id, or the folder or hub id that the user named."""
     if model.lower() in names():
         return load(model).source.partition(",")[0]
     path = Path(model).expanduser()
     if path.name == "config.json" and path.is_file():
         path = path.parent
-    # Absolute, because a trainer takes a bare `name/folder` for a repository of the hub.
+    # Absolute, because a trainer takes a bare `name/folder` for a hub repository.
     return str(path.resolve()) if path.exists() else model

@@ -27,7 +27,7 @@ from autofit.workers.pool import Pool
 from autofit.workload import Goal
 
 if TYPE_CHECKING:
-    # Imported where it is used: Optuna takes a quarter of a second that an answer from the store need not wait for.
+    # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
     from autofit.search.foresight import Foresight
     from autofit.search.loop import Progress, Search
 
@@ -47,8 +47,8 @@ class SearchResult:
     seconds: float
     stopped_because: str
     regret_bound: float | None = None
-    """By what share of the best speed of its method the recommended config is at most slower, with 95 % confidence;
-    None where the search that has found it did not say."""
+    """Upper bound, with 95 % confidence, on how much slower the recommended config is than the best of its method, as a
+    share of the best's speed; None if the search that found it did not say."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -69,8 +69,8 @@ class SearchResult:
 def search(request: SearchRequest, report: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
     """Search for the fastest config that fits.
 
-    Every trial is committed as it ends: interrupted or killed, the same request goes on from there. Raises
-    `NothingFits` if nothing does, `EnvironmentLacks` if the machine cannot run trials.
+    Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
+    Raises `NothingFits` if nothing fits, `EnvironmentLacks` if the machine cannot run trials.
     """
     started = time.monotonic()
     pool = open_pool(request) if request.ray_address is not None else None
@@ -118,7 +118,7 @@ def _run(
     keeper = Keeper(store, search_id)
 
     def shown(progress: Progress) -> None:
-        # After every trial of a batch is kept: what one worker has measured must not be lost for another's.
+        # Raises only after every trial of a batch is kept, so that no other worker's measurement is lost.
         keeper.check()
         report(progress)
 
@@ -155,8 +155,8 @@ def _run(
 def _foresight(
     request: SearchRequest, prepared: Prepared, store: Store, report: Callable[[int, int], None]
 ) -> Foresight:
-    """What is predicted of the configs that may fit; nothing where the request wants no predictions. `report` is told
-    how many of how many are estimated."""
+    """The predictions for the configs that may fit; none if the request wants none. `report` is called with the number
+    of configs estimated and their total."""
     from autofit.search.foresight import Foresight
 
     if not request.predict:
@@ -213,7 +213,7 @@ def _result(
 
 
 def _host_too_small(beyond_host: Mapping[Config, int], prepared: Prepared) -> Shortfall:
-    """Nothing was run, because the memory of a host is predicted to be too small for what devices would hold."""
+    """The error when nothing was run because what the devices would hold is predicted to exceed the host's memory."""
     config, lacking = min(beyond_host.items(), key=lambda item: item[1])
     there = prepared.job.hardware.host_memory_bytes
     return Shortfall(
@@ -225,9 +225,9 @@ def _host_too_small(beyond_host: Mapping[Config, int], prepared: Prepared) -> Sh
 
 
 def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None:
-    """Raise with what failed, if trials failed otherwise than for memory and none has fitted.
+    """If no trial has fitted and some failed for a reason other than memory, raise an error that says what failed.
 
-    Where every one of them crashed it is the environment that lacks something, not memory.
+    If every trial crashed, it is the environment that lacks something, not memory.
     """
     failed = [t.outcome for t in trials if isinstance(t.outcome, Crashed | TimedOut | Diverged)]
     if not failed or any(isinstance(t.outcome, Fits) for t in trials):

@@ -1,4 +1,4 @@
-"""Nothing fits: why, what came closest and what would help, for people in a line and for programs as a document."""
+"""Nothing fits: why, what came closest and what would help, as a line for people and as a document for programs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from autofit.units import GIB, format_bytes
 from autofit.workload import Effect, Goal, Workload
 
 CONTEXT_BYTES = 3 * GIB // 2
-"""Driver's context, library workspaces, and one matrix in the making (dequantised, or its gradient)."""
+"""The driver's context, library workspaces, and one matrix while it is materialised (dequantised, or its gradient)."""
 USUAL_RANK = Goal().min_rank
 WITH_OFFLOAD = "--space offload"
 MEMORY_LEVERS = (
     *("method", "sharding", "offload", "micro_batch", "checkpointing"),
     *("loss", "precision", "optimizer", "rank"),
 )
-"""Axes by what they usually weigh, the heaviest first."""
+"""Axes by their usual effect on memory, the largest first."""
 
 
 class Shortfall(NothingFits):
-    """No config fits `memory_limit_bytes`; `closest` is the config that came closest to it, None where none was tried.
+    """No config fits `memory_limit_bytes`; `closest` is the config that came closest to it, None if none was tried.
 
-    Its `over_limit_bytes` are None where neither a trial that failed nor its prediction shows how much it lacked.
+    Its `over_limit_bytes` is None if neither the failed trial nor its prediction shows how much it lacked.
     """
 
     def __init__(self, message: str, *, memory_limit_bytes: int, closest: Mapping[str, Any] | None = None) -> None:
@@ -39,7 +39,7 @@ class Shortfall(NothingFits):
         self.closest = closest
 
     def to_json(self) -> dict[str, Any]:
-        """As the JSON object that stands in the answer's place."""
+        """As the JSON object that is given in place of an answer."""
         return {
             "outcome": "nothing_fits",
             "reason": str(self),
@@ -55,13 +55,13 @@ class Closest:
     text: str
     """For people."""
     document: Mapping[str, Any] | None
-    """For programs; None where nothing was tried."""
+    """For programs; None if nothing was tried."""
     beyond_bytes: int
-    """More than this is what it needs, as far as is known."""
+    """It needs more than this, as far as is known."""
 
 
 def lightest(point: Point, memory_limit_bytes: int) -> Closest:
-    """A measured config that is too heavy, and by how much."""
+    """A measured config that exceeds the limit, and by how much."""
     needed = point.measurement.device_bytes
     document = {**point.to_json(), "provenance": "measured", "over_limit_bytes": needed - memory_limit_bytes}
     text = f"the closest takes {format_bytes(needed)} ({point.config})"
@@ -69,11 +69,11 @@ def lightest(point: Point, memory_limit_bytes: int) -> Closest:
 
 
 def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
-    """Where nothing has fitted under any limit: of the trials that ran out of memory the one that is known to need
-    least, or where none did the last that failed.
+    """For when nothing has fitted under any limit: among the trials that ran out of memory, the one that is known to
+    need the least or, if none did, the last that failed.
 
-    What ran out needs more than its limit, and what was predicted for it where that is more still; of several of which
-    no more is known than one limit, the config counts that is lightest by the axes.
+    A trial that ran out is taken to need more than its limit or, if that is higher, what was predicted for it. Ties, as
+    between trials known only to need more than the same limit, go to the config that is lightest by its axes.
     """
     failed = [t for t in trials if not isinstance(t.outcome, Fits)]
     if not failed:
@@ -98,8 +98,8 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
 
 
 def _predicted(trial: Trial) -> int | None:
-    """Device memory that a trial which ran out of it was predicted to need; None where nothing was, or less than the
-    trial has proved too little."""
+    """The device memory that a trial which ran out of it was predicted to need, in bytes; None without a prediction, or
+    if it is no more than the trial has proved too little."""
     if trial.prediction is None or not isinstance(trial.outcome, OutOfMemory) or trial.outcome.host:
         return None
     predicted = trial.prediction.device_bytes
@@ -107,13 +107,13 @@ def _predicted(trial: Trial) -> int | None:
 
 
 def _beyond(trial: Trial) -> int:
-    """Bytes of device memory that are too few for a failed trial, as far as is known."""
+    """The most device memory, in bytes, that is known to be too little for a failed trial."""
     predicted = _predicted(trial)
     return trial.memory_limit_bytes if predicted is None else predicted - 1
 
 
 def how_all_failed(trials: Sequence[Trial]) -> str:
-    """In a few words how trials ended that leave no config that fits."""
+    """How the trials ended, in a few words, when they leave no config that fits."""
     if trials and all(isinstance(t.outcome, OutOfMemory) for t in trials):
         return "every trial ran out of memory"
     if any(isinstance(t.outcome, Fits) for t in trials):
@@ -128,7 +128,7 @@ def _failure(trial: Trial) -> str:
 
 
 def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: int) -> str:
-    """What would help where more than `beyond_bytes` are needed, what changes the training least first."""
+    """What would help if more than `beyond_bytes` are needed, the smallest change to the training first."""
     found = []
     if beyond_bytes < hardware.memory_bytes:
         found.append(f"a higher --memory-limit ({hardware.name} has {format_bytes(hardware.memory_bytes)})")
@@ -145,7 +145,7 @@ def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: 
 
 
 def further_memory(workload: Workload, hardware: Hardware) -> list[str]:
-    """The options that would let a search use other memory than one accelerator's, and train the same."""
+    """The options that would let a search use more memory than one accelerator's without changing the training."""
     if hardware.kind == "cpu":
         return []
     found = [WITH_OFFLOAD] if workload.devices == 1 else []
@@ -154,7 +154,7 @@ def further_memory(workload: Workload, hardware: Hardware) -> list[str]:
 
 
 def wider(goal: Goal) -> list[tuple[str, Goal]]:
-    """The options that would let a search try lighter configs than `goal` does, each with the goal that it makes."""
+    """The options that would let a search try lighter configs than `goal` does, each with the resulting goal."""
     effects = [effect for effect in Effect if effect > goal.allow]
     found = [(f"--allow {effect.label}", replace(goal, allow=effect)) for effect in effects]
     if "qlora" not in goal.methods:
@@ -163,17 +163,18 @@ def wider(goal: Goal) -> list[tuple[str, Goal]]:
 
 
 def smallest_card(more_than_bytes: int) -> Card | None:
-    """The smallest card of the catalog that trials run on and that holds more; None if none does."""
+    """The smallest catalog card that trials can run on and that holds more than this; None if there is none."""
     return next((known for known in fitting(more_than_bytes + 1) if known.kind == "cuda"), None)
 
 
 def _card(beyond_bytes: int, hardware: Hardware) -> Card | None:
-    """The smallest for what takes more than `beyond_bytes` on `hardware`, where there may be no driver's context."""
+    """The smallest card for what takes more than `beyond_bytes` on `hardware`; where that has no driver's context, room
+    for one is added."""
     return smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else CONTEXT_BYTES))
 
 
 def holder(needed_bytes: int, hardware: Hardware) -> str:
-    """In words the smallest card for what takes `needed_bytes` on `hardware`."""
+    """The smallest card for what takes `needed_bytes` on `hardware`, in words."""
     card = _card(needed_bytes - 1, hardware)
     if card is None:
         return "no card of the catalog could hold it"
@@ -181,7 +182,7 @@ def holder(needed_bytes: int, hardware: Hardware) -> str:
 
 
 def _weight(config: Config) -> tuple[int, ...]:
-    """Orders configs by memory, about: what no claim of the lattice's order says, but a user expects."""
+    """A sort key that orders configs roughly by memory, as a user expects but the lattice's order does not claim."""
     axes = {axis.name: axis for axis in AXES}
     weight = []
     for name in MEMORY_LEVERS:

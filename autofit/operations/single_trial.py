@@ -30,11 +30,11 @@ def trial(
     profile: str | None = None,
     keeper: Keeper | None = None,
 ) -> Trial:
-    """Run `config` here and now; with a `keeper` the outcome is stored. Never answered from the store.
+    """Run `config` here and now, without looking in the store; with a `keeper` the outcome is stored.
 
-    A store that fails does not cost the outcome: it is returned, and `keeper.check()` says where else it is.
+    A failing store does not cost the outcome: it is returned, and `keeper.check()` says where else it was kept.
 
-    `snapshot` and `profile` are files for recordings of one more step, taken when the measurement is done.
+    `snapshot` and `profile` are files for recordings of one more step, made after the measurement.
     """
     job = options.job(detect(device))
     check_devices(job.hardware, options.devices)

@@ -1,4 +1,4 @@
-"""Where a store is: what a user may write for it, and how messages name it."""
+"""Where a store is: how a user may write its address, and how messages show it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError
 from autofit.errors import UsageError
 
 ENVIRONMENT = "AUTOFIT_STORE"
-"""The environment variable that names the store where the command line does not."""
+"""The environment variable that names the store if the command line does not."""
 
 _SUFFIXES = (".db", ".sqlite", ".sqlite3")
 _DRIVERS = {
@@ -28,21 +28,21 @@ _HOW = "write a path ending in .db, sqlite:///PATH, or postgresql://USER@HOST/DA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """A store's place, understood."""
+    """A store's address, parsed."""
 
     url: URL
-    """The URL with the driver that is used."""
+    """The URL, with the driver to use."""
     path: Path | None
     """The database file; None for PostgreSQL, and for SQLite's own `file:` URIs."""
 
     @classmethod
     def of(cls, text: str | None) -> Address:
-        """The address that `text` spells; None stands for AUTOFIT_STORE, then for the user's data folder.
+        """The address that `text` spells; None stands for AUTOFIT_STORE or, if that is not set, the user's data folder.
 
         Raises `UsageError` for anything but a database file or a SQLite or PostgreSQL URL.
         """
         if text == "":
-            # An unset variable of a script, most likely: its trials would go where nobody looks for them.
+            # Most likely an unset variable in a script, whose trials would go where nobody looks for them.
             raise UsageError(f"the store is named by an empty text: {_HOW}")
         text = text or os.environ.get(ENVIRONMENT)
         if not text:
@@ -54,7 +54,7 @@ class Address:
         try:
             url = make_url(text)
         except (ArgumentError, ValueError):
-            # Not repeated: what cannot be parsed may still hold a password.
+            # The URL is not repeated: even if it cannot be parsed, it may hold a password.
             raise UsageError(f"the store's URL is not understood: {_HOW}") from None
         driver = _DRIVERS.get(url.drivername)
         if driver is None:

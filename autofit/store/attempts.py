@@ -14,7 +14,7 @@ from autofit.outcome import Trial, outcome_to_json
 from autofit.store.rows import Values, keep, read_outcome, storable, trial_values
 from autofit.store.tables import TrialRow
 
-# Far below the parameters that one statement may have (SQLite: 32,766), and enough to make statements few.
+# Far below the number of parameters that one statement may have (SQLite: 32,766), yet enough to keep statements few.
 _CHUNK = 500
 
 Identity = tuple[str, str, str, str, int]
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def add(connection: Connection, trial: Trial, search_id: str | None) -> int:
     """Adds a storable `trial` as the next attempt of its identity; returns its id.
 
-    Raises `IntegrityError` where another process takes the same number at the same time.
+    Raises `IntegrityError` if another process takes the same number at the same time.
     """
     values = trial_values(trial) | keep(connection, trial.hardware, trial.stack, trial.workload)
     last = connection.scalar(
@@ -42,14 +42,14 @@ def add(connection: Connection, trial: Trial, search_id: str | None) -> int:
 
 
 def add_new(connection: Connection, trials: Iterable[Trial]) -> tuple[int, int]:
-    """Adds those trials that are not there yet, each as the next attempt.
+    """Adds the trials that are not there yet, each as the next attempt of its identity.
 
-    Returns how many were added and how many repeated: a repeat has the same identity, time and outcome.
-    Nobody else writes meanwhile.
+    Returns how many were added and how many were repeats, which have the same identity, time and outcome.
+    Nobody else can write meanwhile.
     """
     if connection.dialect.name == "postgresql":
-        # An iterator is read once, so that a conflict in its middle could not be tried again.
-        # The tables in the order in which every writer takes them.
+        # An iterator can be read only once, so a conflict halfway through could not be retried.
+        # The tables are locked in the order in which every writer takes them.
         connection.execute(text("LOCK TABLE hardware, stacks, workloads, trials IN SHARE ROW EXCLUSIVE MODE"))
     added = repeated = 0
     kept: dict[tuple[object, ...], dict[str, str]] = {}
@@ -96,7 +96,7 @@ def _mark(recorded_at: str, evidence: dict[str, Any]) -> tuple[str, str]:
 def _present(
     connection: Connection, rows: Sequence[Values]
 ) -> tuple[dict[Identity, int], dict[Identity, set[tuple[str, str]]]]:
-    """Of the identities in `rows`: the last attempt's number, and the marks of all attempts."""
+    """For each identity in `rows`, the number of its last attempt and the marks of all its attempts."""
     attempts: dict[Identity, int] = defaultdict(int)
     seen: dict[Identity, set[tuple[str, str]]] = defaultdict(set)
     by_context: dict[tuple[str, str, str], set[str]] = defaultdict(set)
@@ -118,7 +118,7 @@ def _present(
         for config_key, limit, attempt, recorded_at, evidence in connection.execute(query):
             identity: Identity = (*context, config_key, limit)
             attempts[identity] = max(attempts[identity], attempt)
-            # Read and written again, so that an outcome of an older form is the same as today's.
+            # Read and written again, so that an outcome in an older format compares equal to today's.
             outcome = read_outcome(evidence, f"attempt {attempt} of config {config_key}")
             seen[identity].add(_mark(recorded_at, outcome_to_json(outcome)))
     return attempts, seen

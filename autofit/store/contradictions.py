@@ -19,10 +19,10 @@ Columns = Any
 
 
 def contradicted(rows: Columns, limit: int | None) -> ColumnElement[bool]:
-    """Whether a trial of the same config says that a fitting one is no answer to a question about `limit`: one that
-    ran out of device memory under no less, before or after, and that later trials have not disproved.
+    """Whether a fitting trial is no answer to a question about `limit`, because another trial of its config, earlier or
+    later, ran out of device memory under that limit or a higher one and was not disproved by later trials.
 
-    Without a limit, and for what is beyond it, the question is about the limit under which the fitting one ran.
+    Without a limit, and for a trial that exceeds it, the question is about the limit under which the fitting trial ran.
     """
     failed = aliased(TrialRow, name="failed")
     asked = rows.memory_limit_bytes
@@ -33,9 +33,9 @@ def contradicted(rows: Columns, limit: int | None) -> ColumnElement[bool]:
 
 def count(connection: Connection, keys: tuple[str, str, str], limit: int | None) -> int:
     """How many configs of one hardware, stack and workload have contradictory results, for a question about `limit` or,
-    without one, about limits that their trials had.
+    without one, about the limits of their trials.
 
-    Only configs with several trials are looked at; which they are, an index tells alone.
+    Only configs with several trials are examined; an index alone tells which they are.
     """
     failed = aliased(TrialRow, name="failed")
     config = TrialRow.config_key
@@ -55,7 +55,7 @@ def count(connection: Connection, keys: tuple[str, str, str], limit: int | None)
 
 
 def every(connection: Connection, reader: Reader) -> Iterator[Contradiction]:
-    """All results of a store that are contradictory for any limit."""
+    """All results in a store that are contradictory for some limit."""
     failed, fitting = (aliased(TrialRow, name=name) for name in ("failed", "fitting"))
     config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
     repeated = select(*config).group_by(*config).having(func.count() > 1).subquery()
@@ -78,12 +78,12 @@ def every(connection: Connection, reader: Reader) -> Iterator[Contradiction]:
 
 
 def _has_fitted(fitting: Columns, failed: Columns, contradicts: ColumnElement[bool]) -> ColumnElement[bool]:
-    """Whether the config of a trial that failed has fitted, as `contradicts` says."""
+    """Whether the config of a failed trial has also fitted, in a trial that meets `contradicts`."""
     return exists().where(same_config(fitting, failed), only_of_config(fitting.outcome == Fits.kind), contradicts)
 
 
 def _still_counts(failed: Columns) -> tuple[ColumnElement[bool], ...]:
-    """Whether a trial ran out of device memory, and no later ones have disproved it."""
+    """The conditions that a trial ran out of device memory and that later trials have not disproved it."""
     since = aliased(TrialRow, name="since")
     fits = select(func.count()).where(
         same_config(since, failed),
@@ -100,13 +100,13 @@ def _still_counts(failed: Columns) -> tuple[ColumnElement[bool], ...]:
 
 
 def in_full(rows: Columns) -> ColumnElement[bool]:
-    """Whether a trial has fitted and was timed in full."""
+    """The condition that a trial fitted and was timed in full."""
     return and_(rows.outcome == Fits.kind, ~rows.stopped_early)
 
 
 def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    """`condition`, asked of the trials of one config: within a CASE, so that the database finds the config's few rows
-    by their key, and does not come upon the index of all that have one outcome."""
+    """`condition` on the trials of one config, wrapped in a CASE so that the database finds the config's few rows by
+    their key instead of using the index of all trials with one outcome."""
     return case((condition, 1), else_=0) == 1
 
 

@@ -24,24 +24,24 @@ BUSY_SECONDS = 30.0
 CONNECT_SECONDS = 10
 """How long a PostgreSQL server may take to answer; `?connect_timeout=SECONDS` in the URL changes it."""
 CONFLICT_SECONDS = 60.0
-"""How long a write is tried again while other processes write the same rows."""
+"""How long a write is retried while other processes write the same rows."""
 
 T = TypeVar("T")
 
 
 def to_text(value: object) -> str:
-    """`value` as JSON text; raises `ValueError` for NaN and infinity, which JSON has not."""
+    """`value` as JSON text; raises `ValueError` for NaN and infinity, which JSON does not have."""
     return json.dumps(value, allow_nan=False, separators=(",", ":"))
 
 
 class Database:
-    """A store's database. Threads may share it; a forked child may not use its parent's."""
+    """A store's database. Threads may share it; a forked child must not use its parent's."""
 
     def __init__(self, address: Address) -> None:
         self.address = address
         with translated(address):
             self.engine = _sqlite(address) if address.is_sqlite else _postgresql(address)
-        # PostgreSQL must be told to show one state to all statements of a read, SQLite that a write begins.
+        # PostgreSQL must be told to show all statements of a read the same state, SQLite that a write begins.
         reading = {} if address.is_sqlite else {"isolation_level": "REPEATABLE READ"}
         writing = {"begin": "BEGIN IMMEDIATE"} if address.is_sqlite else {}
         self._reader = self.engine.execution_options(**reading)
@@ -49,18 +49,18 @@ class Database:
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A connection that sees one state of the store; raises `StoreError`."""
+        """A connection whose statements all see the same state of the store; raises `StoreError`."""
         with translated(self.address), self._reader.connect() as connection:
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
-        """A connection whose changes are all kept at the end, or none; raises `StoreError`."""
+        """A connection whose changes are all committed at the end, or none; raises `StoreError`."""
         with translated(self.address), self._writer.begin() as connection:
             yield connection
 
     def commit(self, work: Callable[[Connection], T]) -> T:
-        """What `work` returns, its changes kept; it is called again where another process came first.
+        """Commits the changes of `work` and returns its result; calls it again if another process came first.
 
         Raises `StoreError`.
         """
@@ -93,7 +93,7 @@ def _engine(address: Address, **options: Any) -> Engine:
 
 def _postgresql(address: Address) -> Engine:
     connect = {} if "connect_timeout" in address.url.query else {"connect_timeout": CONNECT_SECONDS}
-    # A search lasts longer than a server's patience with idle connections: look before each use.
+    # A search may outlast a server's time limit for idle connections: each one is tested before use.
     return _engine(address, pool_pre_ping=True, connect_args=connect)
 
 
@@ -107,7 +107,7 @@ def _sqlite(address: Address) -> Engine:
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:
-        # A reader that turns writer cannot wait for a lock, so that writers say at once what they are.
+        # A reader that becomes a writer cannot wait for the lock, so writers declare themselves at once.
         connection.exec_driver_sql(connection.get_execution_options().get("begin", "BEGIN"))
 
     return engine
@@ -123,10 +123,10 @@ def _open_sqlite(address: Address, args: list[Any], options: dict[str, Any]) -> 
             raise
         uri = f"file:{quote(str(address.path))}?mode=ro&immutable=1"
         connection = sqlite3.connect(uri, **{**options, "uri": True})
-    # Transactions are begun by the engine's `begin` alone: the driver would begin them too late.
+    # Only the engine's `begin` starts transactions: the driver would start them too late.
     connection.isolation_level = None
     connection.execute("PRAGMA foreign_keys = ON")
-    # A trial that was said to be kept must survive a power failure: NORMAL would sync the log only now and then.
+    # A trial reported as kept must survive a power failure: NORMAL would sync the log only now and then.
     connection.execute("PRAGMA synchronous = FULL")
     return connection
 

@@ -1,4 +1,4 @@
-"""Estimates that were made once, by keys that cover all they depend on: a cache, which may be emptied at any time."""
+"""A cache of estimates, by keys that cover everything they depend on; it may be emptied at any time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from autofit.store.engine import to_text
 from autofit.store.rows import now
 from autofit.store.tables import Body, EstimateRow
 
-# Far below the parameters that one statement may have (SQLite: 32,766), and enough to make statements few.
+# Far below the number of parameters that one statement may have (SQLite: 32,766), yet enough to keep statements few.
 _AT_ONCE = 1000
 
 
 def known(connection: Connection, keys: Iterable[str]) -> dict[str, Body]:
-    """Those of the estimates that are there, by key."""
+    """The stored estimates with these keys, by key."""
     asked = list(dict.fromkeys(keys))
     found: dict[str, Body] = {}
     for start in range(0, len(asked), _AT_ONCE):
@@ -27,12 +27,12 @@ def known(connection: Connection, keys: Iterable[str]) -> dict[str, Body]:
 
 
 def keep(connection: Connection, estimates: Mapping[str, Mapping[str, Any]]) -> None:
-    """Adds those that are not there yet; raises `ValueError` where one holds NaN or infinity."""
+    """Adds the estimates that are not stored yet; raises `ValueError` if one holds NaN or infinity."""
     bodies = {key: dict(body) for key, body in estimates.items()}
     to_text(list(bodies.values()))
     there = known(connection, bodies)
     recorded_at = now()
-    # In one order for every writer, so that no two wait for each other.
+    # In the same order for every writer, so that no two deadlock.
     new = [
         {"key": key, "estimate": bodies[key], "recorded_at": recorded_at}
         for key in sorted(bodies.keys() - there.keys())

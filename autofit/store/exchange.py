@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 SCHEMA = 1
-"""The form of the lines; the first line says it."""
+"""Format version of the lines, given in the first one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class ImportReport:
 
 
 def export_lines(store: Store) -> Iterator[str]:
-    """The store as lines of JSON, each with its newline: a header, then one trial a line, oldest first.
+    """The store as JSON lines, each with its newline: a header, then one trial per line, oldest first.
 
-    Numbers of trials are left out, because another store gives its own; searches are not carried.
+    The trials' numbers are left out, because another store assigns its own; searches are not exported.
     Raises `StoreError`.
     """
     yield opening_line()
@@ -59,9 +59,9 @@ def line_of(trial: Trial) -> str:
 
 
 def import_lines(store: Store, lines: Iterable[str]) -> ImportReport:
-    """Adds the trials of `lines` that the store does not hold yet: all of them, or none where a line is bad.
+    """Adds the trials of `lines` that the store does not hold yet: all of them, or none if a line is bad.
 
-    Blank lines are passed over. Raises `UsageError` with the number of a bad line and what is wrong with it,
+    Blank lines are skipped. Raises `UsageError` with the number of a bad line and what is wrong with it,
     and `StoreError`.
     """
     added, repeated = store.add_new(read_lines(lines))
@@ -69,7 +69,7 @@ def import_lines(store: Store, lines: Iterable[str]) -> ImportReport:
 
 
 def read_lines(lines: Iterable[str]) -> Iterator[Trial]:
-    """The trials of an export, one after the other; blank lines are passed over.
+    """The trials of an export, one after another; blank lines are skipped.
 
     Raises `UsageError` with the number of a bad line and what is wrong with it.
     """
@@ -106,7 +106,7 @@ def _check_header(body: dict[str, Any]) -> None:
 
 
 def _trial(body: dict[str, Any]) -> Trial:
-    """The trial of one line, every field of its declared type; raises `ValueError` or `UsageError`."""
+    """The trial on one line, each field checked to be of its declared type; raises `ValueError` or `UsageError`."""
     given = {key: value for key, value in body.items() if key != "trial_id"}
     kinds: dict[str, type[Any]] = {kind.kind: kind for kind in get_args(Outcome)}
     outcome = given.get("outcome")
@@ -127,7 +127,7 @@ def _trial(body: dict[str, Any]) -> Trial:
     for name in given.keys() - own:
         raise ValueError(f"{name!r} is no field of a trial that ends with {outcome}")
     try:
-        # Types are right by now; this refuses a key that nothing here would keep.
+        # The types are right by now; this rejects keys that no field would hold.
         Trial.from_json(given)
     except TypeError as error:
         said = str(error).replace(".__init__() got an unexpected keyword argument", " has no field")
@@ -148,13 +148,13 @@ def _config(given: dict[str, Any]) -> Config:
 
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
-    from pydantic import TypeAdapter  # only imports check types, and pydantic takes its time to be imported
+    from pydantic import TypeAdapter  # slow to load, and needed only where trials are imported
 
     return TypeAdapter(kind)
 
 
 def _checked(kind: Any, given: dict[str, Any], name: str) -> Any:
-    """The field as a value of `kind`, strictly by JSON's types; raises `ValueError` with the place."""
+    """The field as a value of `kind`, with JSON types checked strictly; raises `ValueError`, naming the place."""
     if name not in given:
         raise ValueError(f"{name} is missing")
     from pydantic import ValidationError

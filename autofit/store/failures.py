@@ -1,4 +1,4 @@
-"""What a database driver reports, as one clear line and what to do about it."""
+"""Errors of database drivers, each as one clear line with a remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _LATER = "run the command again when that process has ended"
 _NAME_ANOTHER = "or name another store with --store or AUTOFIT_STORE"
 
 _Meanings = tuple[tuple[tuple[str, ...], str, str], ...]
-"""Prefixes of codes, what is wrong with the store, and the remedy; the first match counts."""
+"""Prefixes of error codes, what is wrong with the store, and the remedy; the first match counts."""
 
 # Names of result codes: sqlite.org/rescode.html.
 _SQLITE: _Meanings = (
@@ -57,7 +57,7 @@ _POSTGRESQL: _Meanings = (
     (("08", "57P"), "cannot be reached", "check that the server runs, and host and port in the store's URL"),
 )
 
-# libpq gives no SQLSTATE for what fails before a session exists.
+# libpq gives no SQLSTATE for failures before a session exists.
 _AT_CONNECT = (
     ("authentication", "28"),
     ("no pg_hba.conf entry", "28"),
@@ -68,7 +68,7 @@ _AT_CONNECT = (
 
 
 def store_error(error: Exception, address: Address) -> StoreError:
-    """What `error`, of SQLAlchemy or of a driver, means for the store at `address`."""
+    """What `error`, from SQLAlchemy or a driver, means for the store at `address`."""
     cause: BaseException = error
     if isinstance(error, DBAPIError) and error.orig is not None:
         cause = error.orig

@@ -1,4 +1,4 @@
-"""The frontier, found inside the database: of 100,000 trials only the few that matter are read."""
+"""The frontier, computed inside the database: of 100,000 trials, only the few that matter are read."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def of_context(hardware_key: str, stack_key: str, workload_key: str) -> tuple[Co
 def undominated(
     hardware_key: str, stack_key: str, workload_key: str, memory_limit_bytes: int | None
 ) -> Select[tuple[int]]:
-    """The ids of the trials on the frontiers of the families: at least what `Frontier.of` would keep,
-    whichever families it is given. Trials that were timed in full and trials that were stopped early have frontiers of
-    their own, so that none of the latter hides one of the former.
+    """The ids of the trials on the frontiers of the families: at least those that `Frontier.of` would keep, whichever
+    families it is given. Trials timed in full and trials stopped early have separate frontiers, so that none of the
+    latter hides one of the former.
 
-    Of each config only the latest attempt that stands counts (`_stands`). The index has every family's trials in the
-    order of memory, then speed: from one point of a frontier the database looks for the first row behind it that is
-    faster, so that it reads no row twice and sorts nothing.
+    Of each config only the latest attempt that stands counts (`_stands`). The index holds every family's trials in the
+    order of memory, then speed: from one point of a frontier the database looks for the next row that is faster, so
+    that it reads no row twice and sorts nothing.
     """
     context = (hardware_key, stack_key, workload_key)
     groups = (
@@ -57,7 +57,7 @@ def undominated(
 
 
 def runs() -> ScalarSelect[int]:
-    """How often the config of a trial has fitted and was timed in full, under whatever limit."""
+    """How often a trial's config has fitted and been timed in full, under any limit."""
     other = aliased(TrialRow, name="other_run")
     times = select(func.coalesce(func.sum(case((in_full(other), 1), else_=0)), 0))
     return times.where(same_config(other, TrialRow)).correlate(TrialRow).scalar_subquery()
@@ -73,7 +73,7 @@ def counts(connection: Connection, context: tuple[ColumnElement[bool], ...]) -> 
 def _next(
     context: tuple[str, str, str], group: FromClause, here: Columns | None, limit: int | None
 ) -> ScalarSelect[int]:
-    """The lightest trial of a group that stands and, where `here` is given, comes after it and is faster."""
+    """The lightest trial of a group that stands and, if `here` is given, is faster than it and no lighter."""
     rows = aliased(TrialRow, name="candidate")
     query = select(rows.id).where(
         *same_context(rows, *context),
@@ -92,8 +92,8 @@ def _next(
 
 
 def _stands(rows: Columns, limit: int | None) -> tuple[ColumnElement[bool], ...]:
-    """Whether a fitting trial is what its config is known by: no later attempt says otherwise, no attempt of whenever
-    contradicts it, and no attempt that was timed in full stands beside one that was stopped early.
+    """Whether a fitting trial stands for its config: no later attempt replaces or refutes it, no attempt at any time
+    contradicts it and, if it was stopped early, there is no valid attempt that was timed in full.
     """
     later, full, after = (aliased(TrialRow, name=name) for name in ("later", "timed_in_full", "after_it"))
     refuted = exists().where(same_config(later, rows), later.id > rows.id, _refutes(later, rows, limit))
@@ -111,20 +111,20 @@ def _refutes(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[
 
 
 def _speaks(fitted: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
-    """Whether an attempt that has fitted may take the place of another that has: not where it has once gone over the
-    limit, which the other holds, with what it did not need to hold. A search runs such a config again."""
+    """Whether a fitting attempt may take the place of another. It may not if the other stayed within the limit while it
+    exceeded it only by memory that it had reserved but not allocated. A search runs such a config again."""
     if limit is None:
         return true()
     return or_(rows.device_bytes > limit, fitted.device_bytes <= limit, fitted.peak_allocated_bytes > limit)
 
 
 def _fails(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
-    """Whether a later attempt has failed where a fitting one would be chosen.
+    """Whether a later attempt failed in a way that overrides a fitting one.
 
-    For a question about `limit`, as a search under that limit judges it (`search.knowledge.verdict`): memory that ran
-    out under the limit or a higher one, any other failure under the very limit. For a question about none, and for
-    what is beyond the limit, a failure under the fitting trial's own limit or a higher one. Divergence counts whatever
-    the limit. Failures of the machinery say nothing of the config, nor do deadlines shorter than the usual.
+    For a question about `limit`, as a search under that limit judges it (`search.knowledge.verdict`): it ran out of
+    memory under the limit or a higher one, or failed otherwise under exactly the limit. Without a limit, and for a
+    fitting trial that exceeds it: it failed under that trial's own limit or a higher one. Divergence counts under any
+    limit. Failures of the machinery say nothing about the config, nor do deadlines shorter than the default.
     """
     own = later.memory_limit_bytes >= rows.memory_limit_bytes
     if limit is None:

@@ -1,4 +1,4 @@
-"""What ran more than once on one hardware: from it, how much executions of one config differ is learnt."""
+"""Configs that ran more than once on one hardware, which show how much executions of one config differ."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from autofit.store.contradictions import in_full, only_of_config, same_config
 from autofit.store.tables import TrialRow
 
 LATEST = 2000
-"""Of the store's trials that are looked at: those of the last hundred searches, about. How noisy a machine is changes,
-and an answer must not wait for the store's whole history."""
+"""Number of the store's latest trials that are examined: about those of the last hundred searches. How noisy a machine
+is changes over time, and an answer must not wait for the store's whole history."""
 
 
 def of_hardware(connection: Connection, hardware_key: str) -> list[list[Execution]]:
-    """The executions of each config and workload that was timed in full more than once under one stack, lately.
+    """The executions of each config and workload that was recently timed in full more than once under one stack.
 
-    Of a single step nothing is known that could be taken off: trials with one are left out.
+    Trials of a single timed step are left out: they have no spread of their own that could be subtracted.
     """
     config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
-    # From the last row backwards: no index may lead the database through all that the hardware has ever run.
+    # From the last row backwards, so that no index leads the database through everything that the hardware ever ran.
     latest = (
         select(*config, TrialRow.outcome, TrialRow.stopped_early).order_by(TrialRow.id.desc()).limit(LATEST).subquery()
     )

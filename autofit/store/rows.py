@@ -41,7 +41,7 @@ def hardware_digest(hardware: Hardware) -> str:
 def keep(connection: Connection, hardware: Hardware, stack: Stack, workload: Workload) -> dict[str, str]:
     """Stores the values that are not yet there; returns the columns that refer to them.
 
-    Every writer comes this way, in this order of tables, so that no two wait for each other.
+    Every writer goes through here and takes the tables in this order, so that no two deadlock.
     """
     refers = {
         "hardware_digest": hardware_digest(hardware),
@@ -61,14 +61,14 @@ def keep(connection: Connection, hardware: Hardware, stack: Stack, workload: Wor
 
 
 def check_text(text: str, what: str) -> str:
-    """`text` if every database can hold it; raises `ValueError`."""
+    """`text` if every database can hold it; raises `ValueError` otherwise."""
     if "\0" in text or _SURROGATE.search(text):
         raise ValueError(f"{what} holds a character that no database keeps: {text!r}")
     return text
 
 
 def storable(trial: Trial) -> Trial:
-    """`trial` with U+FFFD for what is no Unicode in its outcome: output of a process may be any bytes."""
+    """`trial` with U+FFFD for anything in its outcome that is not Unicode: a process may print arbitrary bytes."""
     if isinstance(trial.outcome, Fits):
         return trial
     evidence = outcome_to_json(trial.outcome)
@@ -82,7 +82,7 @@ def storable(trial: Trial) -> Trial:
 def trial_values(trial: Trial) -> Values:
     """The columns of `trial` itself: not its attempt, its search, or its rows in other tables.
 
-    Raises `ValueError` for what a store cannot hold: NaN and infinity, a time without its zone, a config
+    Raises `ValueError` for what a store cannot hold: NaN and infinity, a time without a time zone, a config
     without a method, integers beyond 64 bits.
     """
     evidence = outcome_to_json(trial.outcome)
@@ -133,19 +133,19 @@ class Reader:
         self._workloads: dict[str, Workload] = {}
 
     def hardware(self, connection: Connection, key: str) -> Hardware:
-        """The hardware whose whole value has this digest."""
+        """The hardware whose full value has this digest."""
         return _value(connection, HardwareRow.body, HardwareRow.digest, key, self._hardware, Hardware.from_json)
 
     def stack(self, connection: Connection, key: str) -> Stack:
-        """The stack of this key."""
+        """The stack with this key."""
         return _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack.from_json)
 
     def workload(self, connection: Connection, key: str) -> Workload:
-        """The workload of this key."""
+        """The workload with this key."""
         return _value(connection, WorkloadRow.body, WorkloadRow.key, key, self._workloads, Workload.from_json)
 
     def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:
-        """The trial of a row of `TRIAL_COLUMNS`; raises `StoreError` where the row makes no sense."""
+        """The trial in a row of `TRIAL_COLUMNS`; raises `StoreError` if the row makes no sense."""
         try:
             return Trial(
                 config=Config.from_json(row.config),
@@ -187,7 +187,7 @@ def _value(
     read: Callable[[Mapping[str, Any]], V],
 ) -> V:
     if key not in known:
-        # The statement is made only here: making it takes longer than reading a trial, which asks three times.
+        # Built only if it is needed: building a statement takes longer than reading a trial, which needs three values.
         found = connection.scalar(select(body).where(column == key))
         try:
             known[key] = read(found or {})
@@ -197,7 +197,7 @@ def _value(
 
 
 def read_outcome(evidence: Mapping[str, Any], what: str) -> Outcome:
-    """The outcome of a row's evidence; raises `StoreError` where it makes no sense."""
+    """The outcome in a row's evidence; raises `StoreError` if it makes no sense."""
     try:
         return outcome_from_json(evidence)
     except (AttributeError, KeyError, TypeError, ValueError) as error:

@@ -23,17 +23,17 @@ from autofit.store.rows import Reader
 from autofit.store.tables import TABLES
 
 REVISIONS = ("0001", "0002", "0003")
-"""Every revision, oldest first. Opening a store compares with it, to spare the import of Alembic."""
+"""Every revision, oldest first. Opening a store compares with these, which avoids importing Alembic."""
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _VERSIONS = "alembic_version"
-_LOCK = 0x6175746F666974  # "autofit", as PostgreSQL's advisory locks are numbers.
-# Alembic keeps the migration under way in a global.
+_LOCK = 0x6175746F666974  # "autofit" in ASCII: PostgreSQL's advisory locks are numbers.
+# Alembic keeps the migration in progress in a global variable.
 _MIGRATING = threading.Lock()
 
 
 class NoStore(StoreError):
-    """There is no store at the address, and none was to be made."""
+    """There is no store at the address, and none was to be created."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class StoreReport:
     kind: str
     """`sqlite` or `postgresql`."""
     revision: str | None
-    """The store's schema; None where the database is empty or damaged."""
+    """The store's schema; None if the database is empty or damaged."""
     newest: str
     """The schema that this autofit reads and writes."""
     problems: tuple[str, ...]
@@ -53,7 +53,7 @@ class StoreReport:
     counts: dict[str, int]
     """Rows of each table."""
     contradictions: tuple[Contradiction, ...] = ()
-    """Configs whose trials contradict each other: no damage, the cautious reading is used."""
+    """Configs whose trials contradict each other: this is not damage; the cautious reading is used."""
 
     def to_json(self) -> dict[str, object]:
         """As a JSON object."""
@@ -75,7 +75,7 @@ class StoreReport:
 
 
 def prepare(database: Database, *, create: bool) -> None:
-    """Makes sure that the database holds the newest schema; creates it in an empty one if `create` is set.
+    """Makes sure that the database has the newest schema; creates it in an empty database if `create` is set.
 
     Raises `StoreError` for every other database.
     """
@@ -90,9 +90,9 @@ def prepare(database: Database, *, create: bool) -> None:
 
 
 def upgrade(url: str | None = None) -> str:
-    """Brings the store to the newest schema, all or nothing, and creates it where there is none.
+    """Upgrades the store to the newest schema, all or nothing, or creates it if there is none.
 
-    Returns the revision. Raises `StoreError`; a store of a newer autofit stays as it is.
+    Returns the revision. Raises `StoreError`; a store written by a newer autofit is left as it is.
     """
     with _opened(url, create=True) as database:
         with database.read() as connection:
@@ -104,14 +104,14 @@ def upgrade(url: str | None = None) -> str:
 
 
 def check(url: str | None = None) -> StoreReport:
-    """Looks through a store without changing it: its schema, its integrity where SQLite can tell, its rows, and which
-    of its trials contradict each other.
+    """Examines a store without changing it: its schema, its integrity where SQLite can tell, its rows, and which of its
+    trials contradict each other.
 
-    Raises `StoreError` where it cannot even be read.
+    Raises `StoreError` if it cannot even be read.
     """
     with _opened(url, create=False) as database, database.read() as connection:
         problems = _damage(connection) if database.address.is_sqlite else []
-        # A damaged file fails again where its tables are read.
+        # Reading the tables of a damaged file would fail again.
         found = None if problems else _look(connection)
         if found and found.revision != REVISIONS[-1]:
             problems.append(str(_refusal(found, database.address)))
@@ -128,7 +128,7 @@ def check(url: str | None = None) -> StoreReport:
 
 
 def place(url: str | None = None) -> Path | None:
-    """The file of a SQLite store, whether or not it is there; None for a server. Raises `UsageError`."""
+    """The file of a SQLite store, whether or not it exists; None for a server. Raises `UsageError`."""
     return Address.of(url).path
 
 
@@ -148,7 +148,7 @@ def _opened(url: str | None, *, create: bool) -> Iterator[Database]:
 
 
 def _find_file(address: Address, *, create: bool) -> None:
-    """Makes the file's folder, or refuses a file that is not there: SQLite would create an empty one."""
+    """For a missing file, creates its folder or, without `create`, raises: SQLite would create an empty file."""
     if address.path is None or address.path.exists():
         return
     if not create:
@@ -167,7 +167,7 @@ def _look(connection: Connection) -> _Found:
     revision = None
     if _VERSIONS in tables:
         revision = connection.scalar(text(f"SELECT version_num FROM {_VERSIONS}"))
-    # A server's database is commonly shared; a file with other tables is some other program's.
+    # A server's database is often shared; a file with other tables belongs to another program.
     ours = tables if connection.dialect.name == "sqlite" else tables & {*TABLES, _VERSIONS}
     return _Found(revision=revision, tables=tables, is_empty=not ours)
 
@@ -190,11 +190,11 @@ def _migrate(database: Database) -> None:
 
 
 def _use_log(database: Database) -> None:
-    """Turns on SQLite's write-ahead log, which lets readers go on beside a writer and stays on for good."""
+    """Turns on SQLite's write-ahead log, which lets readers continue alongside a writer and stays on for good."""
     deadline = time.monotonic() + BUSY_SECONDS
     with translated(database.address):
         while True:
-            # SQLite does not wait by itself here, and refuses within a transaction.
+            # SQLite does not wait by itself here, and refuses this within a transaction.
             with closing(database.engine.raw_connection()) as connection:
                 try:
                     connection.cursor().execute("PRAGMA journal_mode = WAL").close()

@@ -1,4 +1,4 @@
-"""Searches as the store keeps them: what was asked, how each stands, and what it answered."""
+"""Searches as the store keeps them: what each was asked, its status, and what it answered."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Search:
     status: str
     """`running`, `done`, `interrupted` or `failed`; a search whose process was killed stays `running`."""
     result: Mapping[str, Any] | None
-    """What the search answered, as a JSON object; None before it ends, or where it has no answer."""
+    """What the search answered, as a JSON object; None before it ends, or if it has no answer."""
     started_at: str
-    """When it began first, ISO 8601 in UTC."""
+    """When it first began, ISO 8601 in UTC."""
     ended_at: str | None
-    """When it ended last, ISO 8601 in UTC; None while it runs."""
+    """When it last ended, ISO 8601 in UTC; None while it runs."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -61,10 +61,10 @@ def begin(
     workload: Workload,
     request: Mapping[str, Any],
 ) -> None:
-    """Stores a search as running; one that is there already goes on, with the new request and no result.
+    """Stores a search as running; one that is there already is resumed, with the new request and no result.
 
-    Raises `UsageError` where that one searched another hardware, stack or workload, and `ValueError` where
-    the request holds NaN or infinity.
+    Raises `UsageError` if that one searched on other hardware, under another stack or for another workload, and
+    `ValueError` if the request holds NaN or infinity.
     """
     check_text(search_id, "the search's id")
     body = dict(request)
@@ -88,7 +88,7 @@ def begin(
 def end(connection: Connection, search_id: str, status: str, result: Mapping[str, Any] | None) -> None:
     """Stores how a search ended and what it answered.
 
-    Raises `UsageError` for a status or a search that does not exist, and `ValueError` where the result holds
+    Raises `UsageError` for a status or a search that does not exist, and `ValueError` if the result holds
     NaN or infinity.
     """
     if status not in ENDINGS:
@@ -110,7 +110,7 @@ def exists(connection: Connection, search_id: str) -> bool:
 
 
 def read(connection: Connection, reader: Reader, row: Row[*tuple[Any, ...]]) -> Search:
-    """The search of a row of `SearchRow`'s columns; raises `StoreError` where the row makes no sense."""
+    """The search in a row of `SearchRow`'s columns; raises `StoreError` if the row makes no sense."""
     return Search(
         search_id=row.search_id,
         hardware=reader.hardware(connection, row.hardware_digest),

@@ -1,4 +1,4 @@
-"""The store of trials and searches: everything that was ever measured, and what is asked of it."""
+"""The store of trials and searches: everything that was ever measured, and the queries on it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _AT_ONCE = 500
 class Store:
     """Trials and searches in SQLite or PostgreSQL.
 
-    Every method works on the newest committed state and raises `StoreError` where the database fails. What a
+    Every method works on the newest committed state and raises `StoreError` if the database fails. What a
     method returns is a value: changing it changes nothing here. Threads may share a store, and any number of
-    processes one database; a forked child opens its own.
+    processes may share a database; a forked child must open its own store.
     """
 
     def __init__(self, database: Database) -> None:
-        """A store in a database whose schema is the newest; `open` makes sure of it."""
+        """A store in a database that has the newest schema; `open` makes sure of that."""
         self._database = database
         self._reader = Reader()
 
@@ -43,9 +43,9 @@ class Store:
     def open(cls, url: str | None = None, *, create: bool = True) -> Self:
         """The store at `url`: a path ending in .db, `sqlite:///PATH` or `postgresql://...`.
 
-        None stands for the environment variable AUTOFIT_STORE, then for SQLite in the user's data folder. An
-        empty database becomes a store if `create` is set. Raises `UsageError` for a URL that is not
-        understood, and `StoreError` where the store is absent, unreachable, locked, damaged, or of another
+        None stands for the environment variable AUTOFIT_STORE or, if that is not set, for SQLite in the user's
+        data folder. An empty database becomes a store if `create` is set. Raises `UsageError` for a URL that is
+        not understood, and `StoreError` if the store is absent, unreachable, locked, damaged, or of another
         schema.
         """
         database = Database(Address.of(url))
@@ -79,10 +79,10 @@ class Store:
         return None if path is None else path.absolute().parent
 
     def add(self, trial: Trial, *, search_id: str | None = None) -> Trial:
-        """Keeps `trial` for good, before it returns, and returns it with its `trial_id`.
+        """Keeps `trial` for good before returning it with its `trial_id`.
 
         A further trial of the same hardware, stack, workload, config and memory limit is its next attempt.
-        In texts of its outcome, what is no Unicode becomes U+FFFD.
+        Anything in the texts of its outcome that is not Unicode becomes U+FFFD.
         Raises `ValueError` for a trial that JSON or SQL cannot hold, and `UsageError` for a search that does
         not exist.
         """
@@ -97,16 +97,16 @@ class Store:
         return replace(trial, trial_id=self._database.commit(work))
 
     def add_new(self, trials: Iterable[Trial]) -> tuple[int, int]:
-        """Keeps all of `trials`, or none if one of them raises; returns how many were added and repeated.
+        """Keeps all of `trials`, or none if one of them raises; returns how many were added and how many repeated.
 
-        A trial that is here already, with the same time and outcome, is not added again. Others that write
-        wait meanwhile. Raises `ValueError` as `add` does.
+        A trial that is here already, with the same time and outcome, is not added again. Other writers wait
+        meanwhile. Raises `ValueError` as `add` does.
         """
         with self._database.write() as connection:
             return attempts.add_new(connection, trials)
 
     def trial(self, trial_id: int) -> Trial | None:
-        """The trial of this number, or None."""
+        """The trial with this number, or None."""
         with self._database.read() as connection:
             found = connection.execute(select(*TRIAL_COLUMNS).where(TrialRow.id == trial_id)).one_or_none()
             return None if found is None else self._reader.trial(connection, found)
@@ -125,10 +125,10 @@ class Store:
         offset: int = 0,
         newest_first: bool = False,
     ) -> list[Trial]:
-        """The trials that meet every condition given, all attempts, oldest first.
+        """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set.
 
-        `model` is the workload's model, `workload` what other fields of it must be, `outcome` the outcome's kind;
-        `limit` and `offset` count trials.
+        `model` is the workload's model, `workload` the values that other fields of it must have, `outcome` the
+        outcome's kind; `limit` and `offset` count trials.
         """
         conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id, workload)
         order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
@@ -150,7 +150,7 @@ class Store:
         outcome: str | None = None,
         search_id: str | None = None,
     ) -> int:
-        """How many trials meet every condition given, all attempts."""
+        """How many trials meet every given condition, all attempts."""
         conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id, workload)
         with self._database.read() as connection:
             return connection.scalar(select(func.count(TrialRow.id)).where(*conditions)) or 0
@@ -160,8 +160,8 @@ class Store:
         return self._read_trials(select(*TRIAL_COLUMNS).order_by(TrialRow.id))
 
     def predicted(self, *, hardware_key: str | None = None, latest: int | None = None) -> Iterator[Trial]:
-        """The trials that were predicted before they ran, on one hardware where given, as `stream` gives them; of the
-        `latest` so many, newest first.
+        """The trials that were predicted before they ran, on one hardware if given, in the manner of `stream`; with
+        `latest`, only that many of the newest, newest first.
         """
         conditions = _conditions(hardware_key, None, None, None, None, None)
         query = select(*TRIAL_COLUMNS).where(TrialRow.prediction.is_not(null()), *conditions)
@@ -174,7 +174,7 @@ class Store:
     ) -> dict[Config, list[Trial]]:
         """All attempts of each config that was tried, oldest first; configs in order of their first trial.
 
-        With `search_id` those of one search.
+        With `search_id`, only those of that search.
         """
         grouped: dict[Config, list[Trial]] = {}
         for trial in self.trials(
@@ -192,13 +192,13 @@ class Store:
         memory_limit_bytes: int | None = None,
         allowed: Callable[[Config], bool] = lambda config: True,
     ) -> Frontier | None:
-        """The frontier of what each config is known by; None where nothing was tried.
+        """The frontier, with each config represented by one trial; None if nothing was tried.
 
-        That is the latest attempt that fits, unless a later one failed under the same or a higher memory limit, or any
-        contradicts it (`autofit.contradiction`); one that was timed in full before one that was stopped early. With
-        `memory_limit_bytes`, configs are judged as a search under that limit judges them. `allowed` must answer the
-        same for all configs of a family (`techniques.family`). Its `considered` points are those that none of their
-        family beats. `trials` and `out_of_memory` count all attempts, `contradictory` configs.
+        That is its latest attempt that fits, unless a later one failed under the same or a higher memory limit or any
+        contradicts it (`autofit.contradiction`); one timed in full takes precedence over one stopped early. With
+        `memory_limit_bytes`, configs are judged as a search under that limit judges them. `allowed` must give the same
+        answer for all configs of a family (`techniques.family`). The frontier's `considered` points are those that no
+        other of their family beats. Its `trials` and `out_of_memory` count all attempts, its `contradictory` configs.
         """
         keys = (hardware_key, stack_key, workload_key)
         context = ranking.of_context(*keys)
@@ -228,14 +228,14 @@ class Store:
             return between_executions(repeats.of_hardware(connection, hardware_key))
 
     def hardware(self) -> list[Hardware]:
-        """The hardware that trials ran on, one per key, newest used first."""
+        """The hardware that trials ran on, one per key, most recently used first."""
         newest = select(func.max(TrialRow.id)).group_by(TrialRow.hardware_key)
         query = select(TrialRow.hardware_digest).where(TrialRow.id.in_(newest)).order_by(TrialRow.id.desc())
         with self._database.read() as connection:
             return [self._reader.hardware(connection, key) for key in connection.scalars(query).all()]
 
     def stacks(self, hardware_key: str, workload_key: str) -> list[Stack]:
-        """The stacks that trials of this hardware and workload ran on, newest used first."""
+        """The stacks that trials of this workload ran under on this hardware, most recently used first."""
         query = (
             select(TrialRow.stack_key)
             .where(TrialRow.workload_key == workload_key, TrialRow.hardware_key == hardware_key)
@@ -246,7 +246,7 @@ class Store:
             return [self._reader.stack(connection, key) for key in connection.scalars(query).all()]
 
     def workloads(self, *, model: str | None = None, hardware_key: str | None = None) -> list[Workload]:
-        """The workloads that were tried, of one model or on one hardware where given, newest used first."""
+        """The workloads that were tried, of one model or on one hardware if given, most recently used first."""
         query = (
             select(TrialRow.workload_key)
             .where(*_conditions(hardware_key, None, None, model, None, None))
@@ -257,14 +257,14 @@ class Store:
             return [self._reader.workload(connection, key) for key in connection.scalars(query).all()]
 
     def known_estimates(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Those of the estimates of these keys that are here, by key, each as the JSON object that was kept."""
+        """The estimates with these keys that are here, by key, each as the JSON object that was kept."""
         with self._database.read() as connection:
             return estimates.known(connection, keys)
 
     def keep_estimates(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keeps JSON objects by the keys of their estimates; what is here already stays as it is.
+        """Keeps estimates, as JSON objects by their keys; those that are here already stay as they are.
 
-        Raises `ValueError` where one holds NaN or infinity.
+        Raises `ValueError` if one holds NaN or infinity.
         """
         self._database.commit(lambda c: estimates.keep(c, found))
 
@@ -277,26 +277,26 @@ class Store:
         workload: Workload,
         request: Mapping[str, Any],
     ) -> None:
-        """Stores a search as running; one that is here already goes on, with the new request and no result.
+        """Stores a search as running; one that is here already is resumed, with the new request and no result.
 
-        Raises `UsageError` where that one searched another hardware, stack or workload.
+        Raises `UsageError` if that one searched on other hardware, under another stack or for another workload.
         """
         self._database.commit(lambda c: searches.begin(c, search_id, hardware, stack, workload, request))
 
     def end_search(self, search_id: str, status: str, result: Mapping[str, Any] | None) -> None:
         """Stores that a search is `done`, `interrupted` or `failed`, and what it answered, as a JSON object.
 
-        Raises `UsageError` for another status, and for a search that does not exist.
+        Raises `UsageError` for any other status, and for a search that does not exist.
         """
         self._database.commit(lambda c: searches.end(c, search_id, status, result))
 
     def search(self, search_id: str) -> Search | None:
-        """The search of this id, or None."""
+        """The search with this id, or None."""
         found = self._read_searches(select(SearchRow).where(SearchRow.search_id == search_id))
         return found[0] if found else None
 
     def searches(self) -> list[Search]:
-        """Every search, newest begun first."""
+        """Every search, most recently begun first."""
         order = (SearchRow.started_at.desc(), SearchRow.search_id)
         return self._read_searches(select(SearchRow).order_by(*order))
 
@@ -312,7 +312,7 @@ class Store:
                 yield self._reader.trial(connection, row)
 
     def _points(self, connection: Connection, ids: Select[tuple[int]], between: float) -> Iterator[Point]:
-        """The trials of these ids, oldest first."""
+        """The trials with these ids as points, oldest first."""
         query = select(*TRIAL_COLUMNS, ranking.runs().label("runs")).where(TrialRow.id.in_(ids)).order_by(TrialRow.id)
         for row in connection.execute(query).all():
             trial = self._reader.trial(connection, row)

@@ -1,4 +1,4 @@
-"""The tables of a store, as typed models: what `migrations/` builds step by step, in its newest form."""
+"""The tables of a store as typed models, in the newest form of what `migrations/` builds step by step."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 Body = dict[str, Any]
 """A JSON object."""
 
-# Only INTEGER is an alias of SQLite's row number; PostgreSQL's INTEGER ends at 2**31.
+# In SQLite only INTEGER is an alias of the row id; PostgreSQL's INTEGER ends at 2**31.
 _Id = BigInteger().with_variant(Integer(), "sqlite")
 
-# Migrations drop constraints by name, so that every constraint needs the same name on every backend.
+# Migrations drop constraints by name, so every constraint needs the same name on every backend.
 _NAMES = {
     "ix": "ix_%(table_name)s_%(column_0_name)s",
     "uq": "uq_%(table_name)s_%(column_0_name)s",
@@ -23,14 +23,14 @@ _NAMES = {
 
 
 class Base(DeclarativeBase):
-    """The models' common base. JSON is kept as text, which gives back every number as it was written."""
+    """The models' common base. JSON is kept as text, which returns every number as it was written."""
 
     metadata = MetaData(naming_convention=_NAMES)
     type_annotation_map = {Body: JSON, float: Double}  # noqa: RUF012 (the declarative base's own attribute)
 
 
 class HardwareRow(Base):
-    """A `Hardware` value. `key` covers only what changes memory or speed: several rows may share one."""
+    """A `Hardware` value. `key` covers only what changes memory or speed, so several rows may share one."""
 
     __tablename__ = "hardware"
 
@@ -64,7 +64,7 @@ class WorkloadRow(Base):
 
 
 class SearchRow(Base):
-    """A search: what was asked, how it stands, and what it answered."""
+    """A search: what it was asked, its status, and what it answered."""
 
     __tablename__ = "searches"
 
@@ -95,7 +95,7 @@ class TrialRow(Base):
             "attempt",
             name="uq_trials_attempt",
         ),
-        # In the frontier's own order: from one point to the next without touching what lies between (ranking.py).
+        # In the frontier's own order: a query goes from point to point without reading what lies between (ranking.py).
         Index(
             "ix_trials_frontier",
             "workload_key",
@@ -126,13 +126,13 @@ class TrialRow(Base):
     outcome: Mapped[str]
     """The outcome's kind."""
     stopped_early: Mapped[bool] = mapped_column(server_default=false())
-    """Whether timing stopped because another config beat this one: no figure to choose by where there is another."""
+    """Whether timing stopped because another config beat this one; its speed counts only if there is no full timing."""
     transient: Mapped[bool] = mapped_column(server_default=false())
-    """Whether the machinery crashed rather than the config."""
+    """Whether a crash was the machinery's fault rather than the config's."""
     deadline_seconds: Mapped[float | None]
-    """Of a trial that timed out: a longer one may fit."""
+    """The deadline of a trial that timed out; with a longer one the config may fit."""
     device_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """This and the next two are the measurement's, None where the outcome has none."""
+    """This and the next two are the measurement's; None if the outcome has none."""
     peak_allocated_bytes: Mapped[int | None] = mapped_column(BigInteger)
     tokens_per_second: Mapped[float | None]
     seconds: Mapped[float]
@@ -141,19 +141,19 @@ class TrialRow(Base):
     evidence: Mapped[Body]
     """`outcome_to_json` of the outcome."""
     prediction: Mapped[Body | None] = mapped_column(JSON(none_as_null=True))
-    """`Prediction.to_json` of what was predicted, None where nothing was."""
+    """`Prediction.to_json` of what was predicted; None if nothing was."""
 
 
 class EstimateRow(Base):
-    """An estimate that was made once: a cache, which may be emptied at any time."""
+    """A cached estimate; this table may be emptied at any time."""
 
     __tablename__ = "estimates"
 
     key: Mapped[str] = mapped_column(primary_key=True)
-    """Digest of all that the estimate depends on, the estimator's own version included."""
+    """Digest of everything that the estimate depends on, including the estimator's own version."""
     estimate: Mapped[Body]
     recorded_at: Mapped[str]
 
 
 TABLES = tuple(table.name for table in Base.metadata.sorted_tables)
-"""The names of the tables, each after those that it refers to."""
+"""The names of the tables, each after those it refers to."""

@@ -1,1 +1,1 @@
-"""The schema's history, one revision a file, for Alembic."""
+"""The schema's history for Alembic, one revision per file."""

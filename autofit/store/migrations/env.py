@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that the store gives, within its transaction: all of them or none."""
+"""Runs migrations on the connection that the store passes in, within its transaction: all of them or none."""
 
 from __future__ import annotations
 

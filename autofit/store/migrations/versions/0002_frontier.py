@@ -1,4 +1,4 @@
-"""What the frontier asks of a trial as columns, an index in its order, and keys of hardware without bytes of memory."""
+"""Columns for what the frontier asks of a trial, an index in its order, and hardware keys without the memory size."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _SAME = " AND ".join(
 
 
 def upgrade() -> None:
-    """Adds the columns, sorts the index by family, memory and speed, and renews the keys."""
+    """Adds the columns, reorders the index by family, memory and speed, and recomputes the keys."""
     for flag, outcome in _FLAGS.items():
         op.add_column("trials", sa.Column(flag, sa.Boolean, nullable=False, server_default=sa.false()))
-        # Within a JSON string its quotes would be escaped. Not read as JSON: PostgreSQL refuses a text with \u0000.
+        # Inside a JSON string the quotes would be escaped. Not parsed as JSON: PostgreSQL rejects text with \u0000.
         op.execute(
             f"UPDATE trials SET {flag} = true WHERE outcome = '{outcome}' "
             f"AND CAST(evidence AS TEXT) LIKE '%\"{flag}\":true%'".replace(":true", r"\:true")
@@ -49,7 +49,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """As it was before."""
+    """Restores the schema as it was before."""
     _renew_keys(("name", "kind", "device_name", "memory_bytes", "cores"))
     op.drop_index(_INDEX, "trials")
     before = ["config_key", "id", "family", "device_bytes", "tokens_per_second"]
@@ -67,9 +67,9 @@ def _copy_deadlines() -> None:
 
 
 def _renew_keys(fields: tuple[str, ...]) -> None:
-    """Where trials of several keys come together, their attempts are numbered anew."""
+    """Recomputes hardware keys from `fields`; where trials of several keys come together, renumbers their attempts."""
     connection = op.get_bind()
-    # No two attempts may have one number at any moment, and numbers of trials are unique.
+    # No two attempts may share a number at any moment; the negated ids, which are unique, serve in the meantime.
     op.execute("UPDATE trials SET attempt = -id")
     for digest, body in connection.execute(sa.select(_HARDWARE.c.digest, _HARDWARE.c.body)).all():
         key = _digest([body[name] for name in fields])
@@ -80,6 +80,6 @@ def _renew_keys(fields: tuple[str, ...]) -> None:
 
 
 def _digest(data: Any) -> str:
-    """As `workload.digest` was when this was written."""
+    """`workload.digest` as it was when this was written."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

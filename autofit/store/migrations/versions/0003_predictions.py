@@ -1,4 +1,4 @@
-"""Predictions beside measurements, and a cache of estimates."""
+"""Predictions alongside measurements, and a cache of estimates."""
 
 from __future__ import annotations
 
@@ -22,6 +22,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """As it was before, without what was predicted."""
+    """Restores the schema as it was before, without predictions and estimates."""
     op.drop_table("estimates")
     op.drop_column("trials", "prediction")
