@@ -90,7 +90,7 @@ def in_words(contradictory: int) -> str:
 
 
 def _fits_in_full(trial: Trial, failed: Trial) -> bool:
-    """Whether the trial fitted and was timed in full, under no higher a limit than the failed one."""
+    """Whether the trial fitted and was timed in full, under a limit no higher than the failed one's."""
     if not isinstance(trial.outcome, Fits) or trial.outcome.measurement.stopped_early:
         return False
     return trial.memory_limit_bytes <= failed.memory_limit_bytes

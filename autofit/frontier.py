@@ -75,8 +75,7 @@ def ties(a: Point, b: Point) -> bool:
 
 
 def timed_in_full(points: Iterable[Point]) -> list[Point]:
-    """The points, without those whose timing stopped early unless their method has no others: what beat them is still
-    included."""
+    """Drops the points whose timing stopped early, unless their method has no others; what beat them is kept."""
     every = list(points)
     full = {p.method for p in every if not p.measurement.stopped_early}
     return [p for p in every if not p.measurement.stopped_early or p.method not in full]

@@ -32,7 +32,7 @@ _Valued = dict[str, tuple[Value, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """The values that configs which match `when` must have, and those they must not have."""
+    """For configs that match `when`: the values that they must have, and those that they must not have."""
 
     when: Mapping[str, tuple[Value, ...]]
     """Axis to values: the rule applies to configs that have one of the values on each of these axes."""

@@ -204,7 +204,7 @@ class Advice:
 
     def worthwhile_gain(self) -> float:
         """The expected gain below which a config is not worth its trial, given how noisy the trials so far were. Until
-        something fits, every config is: that nothing fits must be shown by trials, not by what is unlikely."""
+        something fits, every config is: a claim that nothing does must rest on trials, not on what is unlikely."""
         points = self._knowledge.points()
         if not points or self._thorough:
             return 0.0

@@ -1,4 +1,4 @@
-"""What the replay takes for a search method."""
+"""The interface of a search method in the replay."""
 
 from __future__ import annotations
 

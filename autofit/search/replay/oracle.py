@@ -18,7 +18,7 @@ HORIZON = 40
 MOST_ASKS = 3 * HORIZON
 """Asks after which a search is ended: an overconfident model asks for the same config again and again."""
 CLOSE = 0.01
-"""A search that has run its horizon is ended once its best is this close to the table's, as a share."""
+"""Relative distance from the table's best speed at which a search that has run its horizon is ended."""
 
 
 class Enough(BaseException):

@@ -30,7 +30,7 @@ HAND_PICKED: Mapping[str, Sequence[Value]] = {
     "sharding": ("none", "ddp", "zero1", "zero2"),
     "targets": ("all-linear",),
 }
-"""The best first. If the table has none of an axis's values, its heaviest value is used: nothing was turned on."""
+"""The best first. Where a table has none of them, the axis has its heaviest value: nothing was turned on."""
 CHECKPOINTED: Mapping[str, Sequence[Value]] = {**HAND_PICKED, "checkpointing": ("full", "every-2", "selective")}
 """For when not even one sequence fits otherwise."""
 FROM_TWO = 2
