@@ -1,8 +1,8 @@
-"""Trials of one config that contradict each other: it has fitted, and has run out of memory under a limit that held it.
+"""Contradictory trials of one config: it fitted, but also ran out of memory under a limit that would have held it.
 
-Somebody else may have held memory then, the config may need more while it runs than it is seen to hold, or it fits by
-luck now and then. Nobody can tell afterwards, so the cautious reading is used everywhere: for limits up to that under
-which it ran out the config counts as out of memory, until enough trials have shown otherwise.
+Another process may have held memory at the time, the config may briefly need more than it is observed to hold, or it
+may fit only by luck. This cannot be told afterwards, so the conservative reading is used everywhere: for limits up to
+the one under which it ran out, the config counts as out of memory until enough trials have shown otherwise.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from autofit.outcome import Fits, Measurement, OutOfMemory, Trial
 
 FITS_TO_DISPROVE = 2
-"""Trials that must fit after one that ran out of memory before it counts no longer: as many as a winner needs."""
+"""Trials that must fit after one that ran out of memory before it no longer counts: as many as a winner needs."""
 MENDS = "run them again under that limit, by `autofit trial` twice or `autofit search --fresh`"
-"""What gives a config with contradictory results a sound one."""
+"""How to get a sound result for a config with contradictory ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,13 @@ class Contradiction:
     """The trials of one config, on one hardware and stack and of one workload, that contradict each other."""
 
     fitted: tuple[Trial, ...]
-    """Those that took no more memory than a trial of `ran_out` had."""
+    """Trials that took no more memory than the limit of one in `ran_out`."""
     ran_out: tuple[Trial, ...]
-    """Those that ran out of device memory, and that no later trials have disproved."""
+    """Trials that ran out of device memory and have not been disproved by later ones."""
 
     @property
     def measured(self) -> tuple[tuple[Trial, Measurement], ...]:
-        """Those of `fitted`, each with what it has shown."""
+        """The `fitted` trials, each with its measurement."""
         return tuple((t, t.outcome.measurement) for t in self.fitted if isinstance(t.outcome, Fits))
 
     def to_json(self) -> dict[str, Any]:
@@ -53,8 +53,8 @@ class Contradiction:
 def ran_out(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> tuple[Trial, ...]:
     """The trials of one config that ran out of device memory under the limit or a higher one, and still count.
 
-    `attempts`: all trials of the config, oldest first. One counts no longer when `FITS_TO_DISPROVE` later trials have
-    fitted under its limit or a lower one, timed in full.
+    `attempts`: all trials of the config, oldest first. A failure no longer counts once `FITS_TO_DISPROVE` later trials
+    have fitted under its limit or a lower one, timed in full.
     """
     return tuple(
         trial
@@ -67,8 +67,10 @@ def ran_out(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> tuple[Tri
 
 
 def contradiction(attempts: Sequence[Trial], memory_limit_bytes: int | None = None) -> Contradiction | None:
-    """What contradicts itself in all trials of one config, oldest first, for a question about a limit or, without one,
-    about any limit; None if nothing does."""
+    """The contradiction among `attempts`, all trials of one config, oldest first; None if there is none.
+
+    The question is about `memory_limit_bytes` or, if that is None, about any limit.
+    """
     failed = ran_out(attempts, memory_limit_bytes or 0)
     if not failed:
         return None
@@ -78,7 +80,7 @@ def contradiction(attempts: Sequence[Trial], memory_limit_bytes: int | None = No
 
 
 def in_words(contradictory: int) -> str:
-    """One line that says how configs with contradictory results are read, and what mends them."""
+    """One line that says how configs with contradictory results are treated, and how to resolve them."""
     one = contradictory == 1
     return (
         f"{contradictory} {'config has' if one else 'configs have'} contradictory results (fitted, and ran out of "
@@ -88,7 +90,7 @@ def in_words(contradictory: int) -> str:
 
 
 def _fits_in_full(trial: Trial, failed: Trial) -> bool:
-    """Whether the trial was timed in full with no more memory than one that failed had."""
+    """Whether the trial fitted and was timed in full, under a limit no higher than the failed one's."""
     if not isinstance(trial.outcome, Fits) or trial.outcome.measurement.stopped_early:
         return False
     return trial.memory_limit_bytes <= failed.memory_limit_bytes

@@ -1,4 +1,4 @@
-"""What can go wrong for a user, each kind with the exit code that scripts rely on."""
+"""Errors that users see, each kind with the exit code that scripts rely on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class NothingFits(AutofitError):
 
 
 class EnvironmentLacks(AutofitError):
-    """Something the request needs is absent here: `message` says what, `remedy` the command or step that mends it."""
+    """Something the request needs is missing here: `message` says what, `remedy` the command or step that fixes it."""
 
     exit_code = 4
 
@@ -36,14 +36,14 @@ class EnvironmentLacks(AutofitError):
 
 
 def in_one_line(error: BaseException) -> str:
-    """The type of `error` and the first line of what it says: torch's go on with C++ stacks."""
+    """The type of `error` and the first line of its message: torch's messages go on with C++ stacks."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def not_installed(error: ModuleNotFoundError, *, otherwise: str = "") -> Exception:
-    """What to raise for a package that something needs and that is not there; `otherwise` is a way without it.
+    """The error to raise for a required package that is not installed; `otherwise` is a way to do without it.
 
-    `error` itself, where it is a part of a package that is missing: that is no matter of installing it.
+    Returns `error` itself where only a submodule of a package is missing: installing the package would not help.
     """
     name = error.name
     if not name or "." in name:
@@ -65,7 +65,7 @@ class Interrupted(AutofitError):
 
 
 def unknown(kind: str, given: object, valid: Iterable[object]) -> UsageError:
-    """The error for a name that is not one of `valid`: says the nearest ones, or all where they are few."""
+    """The error for a name that is not one of `valid`: it suggests the nearest ones, or lists all if there are few."""
     names = [str(name).lower() if isinstance(name, bool) else str(name) for name in valid]
     near = difflib.get_close_matches(str(given).lower(), names, n=3, cutoff=0.5)
     if near:

@@ -1,4 +1,4 @@
-"""The Pareto frontier of peak memory against throughput, and the recommendation that is read off it."""
+"""The Pareto frontier of peak memory against throughput, and the recommendation read off it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from autofit.repeatability import widened
 from autofit.workload import METHODS, Workload
 
 MAX_TIE = 0.05
-"""Relative difference of speed that is a difference however noisy the measurements: else noise would choose."""
+"""Relative speed difference above which two configs never tie, however noisy their measurements: otherwise noise would
+make the choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,20 +36,20 @@ class Point:
 
     @property
     def relative_spread(self) -> float | None:
-        """Width of the 90 % interval of the speed that another process would show, over the speed; None for a single
-        repeat, of which nothing is known."""
+        """Width of the 90 % interval for the speed in another process, relative to the speed; None for a single repeat,
+        whose spread is unknown."""
         spread = self.measurement.step_seconds.relative_spread
         return None if spread is None else widened(spread, self.between)
 
     @property
     def half_spread(self) -> float:
-        """By what share the speed may be off either way, for ties."""
+        """By what share the speed may be off in either direction, for deciding ties."""
         spread = self.relative_spread
         return MAX_TIE if spread is None else min(spread / 2, MAX_TIE)
 
     @property
     def method(self) -> str:
-        """Training method; every method has a frontier of its own."""
+        """Training method; each method has its own frontier."""
         return self.config.text("method")
 
     def to_json(self) -> dict[str, Any]:
@@ -68,20 +69,20 @@ def dominates(a: Point, b: Point) -> bool:
 
 
 def ties(a: Point, b: Point) -> bool:
-    """Whether the speeds differ by no more than their measurements do."""
+    """Whether the speeds differ by no more than their measurement uncertainty."""
     speeds = (a.measurement.tokens_per_second, b.measurement.tokens_per_second)
     return min(speeds) >= max(speeds) * (1 - max(a.half_spread, b.half_spread))
 
 
 def timed_in_full(points: Iterable[Point]) -> list[Point]:
-    """The points, without those whose timing stopped early where their method has others: what beat them is there."""
+    """Drops the points whose timing stopped early, unless their method has no others; what beat them is kept."""
     every = list(points)
     full = {p.method for p in every if not p.measurement.stopped_early}
     return [p for p in every if not p.measurement.stopped_early or p.method not in full]
 
 
 def pareto(points: Iterable[Point]) -> tuple[Point, ...]:
-    """The points that no other dominates, sorted by memory; of exact ties the first. O(n log n)."""
+    """The points that no other dominates, sorted by memory; of exact ties, the first. O(n log n)."""
     ordered = sorted(points, key=lambda p: (p.measurement.device_bytes, -p.measurement.tokens_per_second))
     best: list[Point] = []
     for point in ordered:
@@ -104,8 +105,8 @@ class Frontier:
     contradictory: int = 0
     """Configs whose trials contradict each other: they count as out of memory (`autofit.contradiction`)."""
     considered: tuple[Point, ...] = ()
-    """All points that the frontier was taken from: the choice is among them, because a config that is beaten within the
-    noise may change the training less."""
+    """All points that the frontier was taken from. The recommendation is chosen among these, because a config beaten
+    only within the noise may change the training less."""
 
     @classmethod
     def of(
@@ -136,8 +137,8 @@ class Frontier:
         )
 
     def only(self, keep: Callable[[Config], bool]) -> Frontier:
-        """The frontiers of the configs that `keep` accepts. It must judge all configs of a family alike: of each family
-        only what nothing else of it beats need have been considered."""
+        """The frontiers of the configs that `keep` accepts. It must judge all configs of a family alike: `considered`
+        need only hold those of each family that no other member beats."""
         return Frontier.of(
             [p for p in self.considered if keep(p.config)],
             hardware=self.hardware,
@@ -151,8 +152,8 @@ class Frontier:
     def to_json(self) -> dict[str, Any]:
         """As a JSON object, points sorted by memory.
 
-        A point's `device_bytes` are those of the device that needs most, its `tokens_per_second` those of all devices
-        together; of several it also has `tokens_per_second_per_device`.
+        A point's `device_bytes` are those of the device that needs most, its `tokens_per_second` the total of all
+        devices; with several devices it also has `tokens_per_second_per_device`.
         """
         return {
             "hardware": self.hardware.to_json(),
@@ -170,7 +171,7 @@ class Frontier:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternative:
-    """Another config of interest beside the recommended one."""
+    """Another config of interest besides the recommended one."""
 
     role: str
     """`faster, does not fit`, `lighter`, or `other method`."""
@@ -178,7 +179,7 @@ class Alternative:
     over_limit_bytes: int
     """How far its memory is above the limit; negative where it fits."""
     speedup: float
-    """Its tokens per second over the recommended config's."""
+    """Ratio of its tokens per second to the recommended config's."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -192,12 +193,12 @@ class Alternative:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """The fastest measured config of the most faithful method that fits the asked memory."""
+    """The fastest measured config of the most faithful method that fits the requested memory."""
 
     point: Point
     memory_limit_bytes: int
     headroom_bytes: int
-    """Limit minus the memory that the driver showed at the peak."""
+    """Limit minus the memory that the driver reported at the peak."""
     changes_training: tuple[str, ...]
     """What differs from the plain recipe in numerics or training, one sentence each."""
     alternatives: tuple[Alternative, ...]
@@ -206,7 +207,7 @@ class Recommendation:
     stack: Stack
     provenance: str = "measured"
     contradictory: int = 0
-    """Of the frontier that it was read off."""
+    """`contradictory` of the frontier that it was read off."""
 
     @property
     def verified(self) -> bool:
@@ -243,9 +244,9 @@ def choose(
     methods: Iterable[str],
     changes: Callable[[Config], int] = no_preference,
 ) -> Point | None:
-    """The fastest point within the limit, of the first of `methods` that has one; None if nothing fits.
+    """The fastest point within the limit, from the first of `methods` that has one; None if nothing fits.
 
-    Of points that tie with the fastest, the one that `changes` the training least, then the lightest.
+    Among points that tie with the fastest, the one that `changes` the training least, then the lightest.
     """
     fitting = [p for p in points if p.measurement.device_bytes <= memory_limit_bytes]
     for method in methods:
@@ -258,13 +259,13 @@ def choose(
 def _first_among_equals(points: list[Point], changes: Callable[[Config], int]) -> Point:
     fastest = max(points, key=lambda p: p.measurement.tokens_per_second)
     tied = [p for p in points if ties(p, fastest)]
-    # A noisy point ties with points that its betters do not tie with: what is beaten outright is no choice.
+    # A noisy point may tie with the fastest where a better one does not: leave out what is beaten outright.
     sound = [p for p in tied if not any(dominates(q, p) and changes(q.config) <= changes(p.config) for q in points)]
     return min(sound, key=lambda p: (changes(p.config), p.measurement.device_bytes, -p.measurement.tokens_per_second))
 
 
 def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:
-    """The next faster that does not fit, the next lighter, and the best fitting point of each other method."""
+    """The lightest faster point that does not fit, the next lighter one, and each other method's best fitting point."""
     every = list(points)
     own = [p for p in every if p.method == chosen.method and p.config != chosen.config]
     speed = chosen.measurement.tokens_per_second

@@ -11,10 +11,10 @@ from autofit.workload import digest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The device of a trial. Frontiers are kept per `key`, so only what changes memory or speed is part of it."""
+    """The device of a trial. Frontiers are kept per `key`, so the key covers only what changes memory or speed."""
 
     name: str
-    """Catalog name (`h100-80g`) where the device is known there, else a name made from what the driver reports."""
+    """Catalog name (`h100-80g`) if the device is in the catalog, else a name made from what the driver reports."""
     kind: str
     """Torch device type: `cpu`, `cuda` (NVIDIA and ROCm), `mps`, `xpu`."""
     device_name: str
@@ -38,8 +38,8 @@ class Hardware:
     def key(self) -> str:
         """A digest of what changes memory or speed.
 
-        Bytes of memory are no part of it: drivers, error correction and control groups change them a little, and a
-        trial's limit is stored with the trial. Cards that differ in size alone differ in `name`.
+        The memory size is not part of it: drivers, error correction and control groups change it slightly, and a
+        trial's limit is stored with the trial. Cards that differ only in memory size differ in `name`.
         """
         return digest([self.name, self.kind, self.device_name, self.cores])
 
@@ -55,7 +55,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stack:
-    """Versions of what executes the training step; another version may need other memory and time."""
+    """Versions of the software that executes the training step; memory and time may differ between versions."""
 
     python: str
     torch: str
@@ -71,8 +71,8 @@ class Stack:
 
     @property
     def key(self) -> str:
-        """A digest that is equal exactly for equal stacks. What is absent is no part of it, so that a library which a
-        later version starts to look at leaves the keys of those who do not have it as they were."""
+        """A digest that is equal exactly for equal stacks. Absent libraries are not part of it, so that when a later
+        version starts to record another library, the keys of stacks without it stay the same."""
         return digest({name: version for name, version in self.to_json().items() if version is not None})
 
     def to_json(self) -> dict[str, Any]:

@@ -31,17 +31,17 @@ def chain(*values: Value) -> Pairs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Axis:
-    """One lever of memory, with its ordered values."""
+    """One memory lever, with its ordered values."""
 
     name: str
     values: tuple[Value, ...]
     """Every valid value, lightest in memory first; empty where any integer from 1 to LARGEST_COUNT is valid."""
     effects: Mapping[Value, Effect] = field(default_factory=dict)
-    """What a value changes against the plain recipe; a value not named is `Effect.EXACT`."""
+    """What a value changes relative to the plain recipe; a value not listed is `Effect.EXACT`."""
     recipe: Value | None = None
     """The value of the plain recipe, and of a config that does not name the axis."""
     lighter: Pairs = frozenset()
-    """Pairs (a, b) where a needs no more memory than b, all else equal. A claim: only those listed may rule out."""
+    """Pairs (a, b) where a is claimed to need no more memory than b, all else equal; only these rule configs out."""
 
     @property
     def numeric(self) -> bool:
@@ -73,11 +73,11 @@ class Axis:
         raise unknown(f"value of {self.name}", text, self.values)
 
     def effect(self, value: Value) -> Effect:
-        """What `value` changes against the plain recipe."""
+        """What `value` changes relative to the plain recipe."""
         return self.effects.get(value, Effect.EXACT)
 
     def is_lighter_or_equal(self, a: Value | None, b: Value | None) -> bool:
-        """Whether `a` surely needs no more memory than `b`; None stands for an axis that does not apply."""
+        """Whether `a` is sure to need no more memory than `b`; None stands for an axis that does not apply."""
         if a == b:
             return True
         if a is None or b is None:
@@ -93,7 +93,7 @@ class Config:
 
     items: tuple[tuple[str, Value], ...]
     _hash: int = field(init=False, repr=False, compare=False)
-    """Kept: a search looks its thousands of configs up at every step."""
+    """Cached: a search looks up its thousands of configs at every step."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_hash", hash(self.items))
@@ -102,7 +102,7 @@ class Config:
         return self._hash
 
     def __reduce__(self) -> tuple[type[Config], tuple[Any, ...]]:
-        return Config, (self.items,)  # not the hash: every process salts those of strings anew
+        return Config, (self.items,)  # not the hash: string hashes are salted per process
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Config:
@@ -162,18 +162,18 @@ def no_exception(lighter: Config, heavier: Config) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lattice:
-    """The valid configs of a search, with the partial order that the axes' orders give."""
+    """The valid configs of a search, with the partial order induced by the orders of the axes."""
 
     axes: tuple[Axis, ...]
     configs: tuple[Config, ...]
     holds: Callable[[Config, Config], bool] = no_exception
-    """Whether what the axes claim of two configs, the lighter one first, holds for this workload."""
+    """Whether the order that the axes claim for two configs, the lighter one first, holds for this workload."""
 
     def is_lighter_or_equal(self, a: Config, b: Config) -> bool:
-        """Whether `a` surely needs no more memory than `b` (reflexive, antisymmetric, transitive)."""
+        """Whether `a` is sure to need no more memory than `b` (reflexive, antisymmetric, transitive)."""
         claimed = all(axis.is_lighter_or_equal(a.get(axis.name), b.get(axis.name)) for axis in self.axes)
         return claimed and self.holds(a, b)
 
     def above(self, config: Config) -> tuple[Config, ...]:
-        """The configs that need at least the memory of `config`, itself not included."""
+        """The configs that need at least as much memory as `config`, not including itself."""
         return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(config, c))

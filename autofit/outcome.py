@@ -1,4 +1,4 @@
-"""What a trial ends with: typed outcomes, each with its evidence."""
+"""Typed outcomes of a trial, each with its evidence."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class StepSeconds:
     median: float
     p95: float
     relative_spread: float | None
-    """Width of the median's 90 % confidence interval over the median, as the process that measured it can tell; None
-    where a single repeat was timed. What other processes add is in `Point.relative_spread`: differences within that
-    are ties.
+    """Width of the median's 90 % confidence interval relative to the median, as far as the measuring process can tell;
+    None where a single repeat was timed. `Point.relative_spread` adds the variation between processes: differences
+    within that are ties.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankMeasurement:
-    """What one rank of a group has shown by itself; the fields are those of `Measurement`."""
+    """One rank's own measurements in a group; the fields are those of `Measurement`."""
 
     rank: int
     peak_allocated_bytes: int
@@ -37,15 +37,15 @@ class RankMeasurement:
     device_bytes: int
     host_peak_bytes: int
     step_seconds: float
-    """Median of the rank's own step times, its waiting for other ranks inside of a step included."""
+    """Median of the rank's own step times, including the time it waits for other ranks within a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a trial that fits has shown.
+    """What a trial that fits has measured.
 
-    Bytes are per device, of a group the most that any of its ranks took; a step takes as long as the slowest rank's;
-    tokens per second are the whole group's.
+    Bytes are per device, for a group the maximum over its ranks; step times are the slowest rank's; tokens per second
+    are the whole group's.
     """
 
     tokens_per_second: float
@@ -55,30 +55,30 @@ class Measurement:
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     device_bytes: int
-    """What the driver shows: reserved plus context; on the CPU the child's own peak resident memory."""
+    """What the driver reports: reserved plus context; on the CPU the child's own peak resident memory."""
     host_peak_bytes: int
     """Peak resident memory of the trial's process."""
     host_baseline_bytes: int
-    """Of which was there before the trial began: interpreter and imports."""
+    """The part of it that was already there before the trial began: interpreter and imports."""
     phase_peaks: Mapping[str, int]
     """Peak of each phase in bytes: allocated on an accelerator, own resident memory on the CPU."""
     losses: tuple[float, ...]
     """Loss of every optimizer step that ran, warm-up included, in nats per token."""
     reference_loss: float | None
-    """Loss of the first step's batch by the plain forward pass, in nats per token; None where it was not taken."""
+    """Loss of the plain forward pass on the first step's batch, in nats per token; None where it was not taken."""
     steps: int
     """Timed repeats."""
     setup_seconds: float
     """From the request to the first timed step: building, warm-up, compilation."""
     overhead_seconds: float
-    """From the request to the first forward, building the step apart: what the trial's machinery costs."""
+    """From the request to the first forward pass, without building the step: what the trial's machinery costs."""
     gradient_norms: tuple[float | None, ...] = ()
     """L2 norm of all gradients before clipping, one per optimizer step that ran, warm-up included; None where it was
     not finite (JSON has no infinity): loss scaling overflows on purpose, to find its scale."""
     setup_peak_bytes: int = 0
-    """Peak while the step was built and checked, before the first training step: no part of the peaks above."""
+    """Peak while the step was built and checked, before the first training step: not included in the peaks above."""
     leak_bytes_per_step: int = 0
-    """Memory that stayed behind at each timed step; 0 where it did not grow steadily, or steps were too few to tell."""
+    """Memory left behind by each timed step; 0 where it did not grow steadily, or there were too few steps to tell."""
     expandable_segments: bool = False
     """Whether the allocator's expandable segments were on."""
     stopped_early: bool = False
@@ -87,7 +87,7 @@ class Measurement:
     """Each rank's own figures, in order; empty for a process that trained alone."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object; `loss` sums up `losses`."""
+        """As a JSON object; `loss` summarises `losses`."""
         data = asdict(self)
         data["loss"] = {"first": self.losses[0], "last": self.losses[-1]}
         return data
@@ -122,7 +122,7 @@ class OutOfMemory:
     requested_bytes: int | None = None
     """The request that failed, where the allocator names it."""
     signal: str | None = None
-    """The signal that ended the trial, for a kill by the kernel."""
+    """The signal that ended the trial, if the kernel killed it."""
     host: bool = False
     """Whether host memory ran out rather than the accelerator's."""
 
@@ -136,12 +136,13 @@ class TimedOut:
     deadline_seconds: float
     phase: str | None = None
     phases_entered: int = 0
-    """Phases that had begun by then: of a group's ranks those with the fewest hang, the others wait for them."""
+    """Phases that had begun by then: in a group, the ranks with the fewest are those that hang, and the others wait for
+    them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crashed:
-    """The trial ended in any other way than by a result."""
+    """The trial ended in some other way, without a result."""
 
     kind: ClassVar[str] = "crashed"
     reason: str
@@ -151,13 +152,13 @@ class Crashed:
     stderr_tail: str = ""
     """The last lines that the trial wrote to standard error."""
     transient: bool = False
-    """Whether the machinery failed rather than the config (a lost worker, a full disk, a device that others hold):
-    no answer for the next search."""
+    """Whether the machinery failed rather than the config (a lost worker, a full disk, a device held by others): the
+    next search does not take it for an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diverged:
-    """The loss is not finite, or not what the same mathematics gives without the technique."""
+    """The loss is not finite, or differs from what the same mathematics gives without the technique."""
 
     kind: ClassVar[str] = "diverged"
     reason: str
@@ -203,31 +204,31 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What one optimizer step of the whole global batch has a device do, from which a device's rates give its time.
+    """A device's work for one optimizer step of the whole global batch, from which the device's rates give its time.
 
-    On an accelerator each operation counts by its arithmetic or by its bytes, whichever the data sheet says takes
-    longer; on a processor by both.
+    On an accelerator each operation counts either its arithmetic or its bytes, whichever takes longer according to the
+    data sheet; on a processor, both.
     """
 
     flops: float
-    """Of matrix products in 16 bits."""
+    """FLOPs of matrix products in 16 bits."""
     wide_flops: float
-    """Of matrix products in fp32."""
+    """FLOPs of matrix products in fp32."""
     bytes: float
-    """Read and written by operations that memory bounds."""
+    """Bytes read and written by memory-bound operations."""
     operations: float
-    """That the host starts."""
+    """Operations that the host launches."""
     moved_bytes: float
-    """Between the device and the host."""
+    """Bytes moved between the device and the host."""
     estimator: int
-    """Version of the estimator that counted it: work that another one counted cannot be compared."""
+    """Version of the estimator that counted the work; counts of different versions cannot be compared."""
     beside_seconds: float = 0.0
-    """Of transfers between ranks that go on beside the arithmetic, at the links' own pace."""
+    """Seconds of transfers between ranks that overlap with the arithmetic, at the links' own speed."""
     waiting_seconds: float = 0.0
-    """Of transfers, and of an update on the host, that the device waits for."""
+    """Seconds of transfers, and of an update on the host, that the device waits for."""
 
     def times(self, ranks: int) -> StepWork:
-        """The same done `ranks` times over by one processor; what ranks wait for, they wait for together."""
+        """The same work done `ranks` times by one processor; what the ranks wait for, they wait for together."""
         return replace(
             self,
             flops=ranks * self.flops,
@@ -239,24 +240,24 @@ class StepWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:
-    """What was predicted for a config before its trial ran: what its measurement is judged by."""
+    """What was predicted for a config before its trial ran, to be compared with its measurement."""
 
     peak_allocated_bytes: int
     device_bytes: int
-    """What the driver would show."""
+    """What the driver would report."""
     step_seconds: float | None
-    """Of one optimizer step of the whole global batch; None where the hardware's speed was not known."""
+    """Seconds of one optimizer step of the whole global batch; None where the hardware's speed was not known."""
     calibrated_on: int
-    """Measured trials that the time was fitted to; 0 for a guess."""
+    """Number of measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None
-    """The error that the predicted time was expected to have."""
+    """Expected relative error of the predicted time."""
     work: StepWork | None = None
-    """What the time was predicted from; None where it was not known, and for what was stored before it was kept."""
+    """What the time was predicted from; None where it was not known, and for trials stored before it was recorded."""
     memory_error: float = 0.0
-    """Relative error of the memory that a limit must hold, too: above 0 where a formula stood in for a trace."""
+    """Relative error of the memory, for which a limit must leave room: above 0 where a formula stood in for a trace."""
 
     def fits(self, memory_limit_bytes: int) -> bool:
-        """Whether the limit was predicted to hold the config."""
+        """Whether the config was predicted to fit within the limit."""
         return self.device_bytes * self.memory_error <= memory_limit_bytes - self.device_bytes  # exact without an error
 
     def to_json(self) -> dict[str, Any]:
@@ -288,7 +289,7 @@ class Trial:
     trial_id: int | None = field(default=None, compare=False)
     """Its number in the store; None before it is stored."""
     prediction: Prediction | None = None
-    """What the estimator said before the trial ran; None where it said nothing."""
+    """What the estimator predicted before the trial ran; None where it predicted nothing."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object with the keys of `autofit trial --json` first."""

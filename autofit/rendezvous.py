@@ -1,4 +1,4 @@
-"""Where the ranks of one trial meet, and which of them this one is."""
+"""Where the ranks of one trial meet, and which rank this process is."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendezvous:
-    """One rank's place in its group. Rank 0 listens, the others come to it."""
+    """One rank's place in its group. Rank 0 listens, the others connect to it."""
 
     rank: int
     """0 to `ranks` - 1."""
     ranks: int
     """Processes that train together, one per device."""
     host: str
-    """IPv4 address of rank 0's machine: loopback where all ranks are on one."""
+    """IPv4 address of rank 0's machine: loopback where all ranks are on one machine."""
     port: int
 
     def __post_init__(self) -> None:
@@ -36,7 +36,7 @@ class Rendezvous:
 
 
 def listening(host: str, port: int = 0) -> socket.socket:
-    """A socket that listens at `host`, at a port that is free unless one is named. Raises `OSError`."""
+    """A socket listening at `host`, on a free port unless one is given. Raises `OSError`."""
     opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     try:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

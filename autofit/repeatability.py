@@ -1,9 +1,9 @@
-"""How far the speed of one config may be off: what its own steps show, and what another execution adds to it.
+"""Uncertainty of one config's speed: what its own steps show, and what variation between executions adds.
 
-Variation has levels (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time", ISMM): steps of one process
-differ among themselves, and processes differ by more than their steps explain, because a machine drifts and memory is
-laid out anew. An interval from the steps of one process leaves the second level out; it is learnt from configs that
-ran more than once, and added in quadrature wherever speeds are compared or shown with their uncertainty.
+Variation has levels (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time", ISMM): the steps of one
+process differ, and processes differ by more than their steps explain, because a machine drifts and memory is laid out
+afresh. An interval from the steps of one process misses the second level; that one is learnt from configs that ran more
+than once, and added in quadrature wherever speeds are compared or shown with their uncertainty.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 INTERVAL_DEVIATIONS = 2 * 1.645
-"""Standard deviations that a 90 % interval is wide, for a normal variable."""
+"""Width of a normal variable's 90 % interval, in standard deviations."""
 PRIOR_FREEDOM = 4
-"""Degrees of freedom that the assumption of no variation between executions is worth: a single pair that is far apart
-by bad luck shows a fifth of what it seems to, and a dozen pairs show three quarters."""
+"""Degrees of freedom that the prior assumption of no variation between executions is worth: of the variance that a
+single pair, far apart by bad luck, seems to show, a fifth counts; of a dozen pairs', three quarters."""
 
 Execution = tuple[float, float]
-"""Of one execution: tokens per second, and the relative width of the 90 % interval that its own steps gave."""
+"""One execution: tokens per second, and the relative width of the 90 % interval from its own steps."""
 
 
 def between_executions(configs: Iterable[Sequence[Execution]]) -> float:
     """Standard deviation of the logarithm of the speed between executions of one config; 0 where nothing was repeated.
 
-    `configs`: the executions of each config, on one hardware. With y the logarithm of a speed and s the deviation that
-    its own interval says, the squares of a config's n executions about their mean are expected to add up to
-    (1 - 1/n) times the sum of (between² + s²): the method of moments for variance components (Searle, Casella and
-    McCulloch 1992, chapter 3) with within-variances that are known, as DerSimonian and Laird (1986) pool studies. What
-    is left of the squares is divided by the degrees of freedom, n - 1 of each config and the prior's, whose own squares
-    are 0 (the scale of a scaled inverse chi-squared posterior; Gelman 2013, section 2.6).
+    `configs`: the executions of each config, on one hardware. With y the logarithm of a speed and s the standard
+    deviation implied by its own interval, the squared deviations of a config's n executions from their mean have the
+    expected sum (1 - 1/n) times the sum of (between² + s²): the method of moments for variance components (Searle,
+    Casella and McCulloch 1992, chapter 3) with known within-variances, as DerSimonian and Laird (1986) pool studies.
+    The excess of the squares is divided by the degrees of freedom, n - 1 for each config plus the prior's, whose own
+    squares are 0 (the scale of a scaled inverse chi-squared posterior; Gelman 2013, section 2.6).
     """
     beyond, freedom = 0.0, 0
     for executions in configs:
@@ -46,6 +46,6 @@ def between_executions(configs: Iterable[Sequence[Execution]]) -> float:
 
 
 def widened(relative_spread: float, between: float) -> float:
-    """The relative width of the 90 % interval that an execution in another process is within, from that of the
-    execution's own steps and `between_executions`."""
+    """Relative width of the 90 % interval for an execution in another process, from that of an execution's own steps
+    and `between_executions`."""
     return math.hypot(relative_spread, INTERVAL_DEVIATIONS * between)

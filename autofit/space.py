@@ -1,4 +1,4 @@
-"""A search space's file becomes a lattice of valid configs; what is wrong in it is refused by its line."""
+"""Turns a search space file into a lattice of valid configs; an error in the file is reported with its line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from autofit.errors import UsageError, unknown
 from autofit.lattice import Axis, Config, Value
 
 EVERY_DIVISOR: tuple[Value, ...] = ()
-"""The values of `micro_batch` where the file says `divisors`: every divisor of the global batch."""
+"""The values of `micro_batch` where the file says `divisors`: every divisor of the batch of one device."""
 
 ADAPTER_AXES = frozenset({"rank", "targets"})
-"""Axes that a config of method `full` does not have."""
+"""Axes that configs of method `full` do not have."""
 
 DEFAULT_RANK = 8
 """The rank where neither the file nor the axis gives one: the lowest that `--min-rank` accepts by default."""
@@ -32,19 +32,19 @@ _Valued = dict[str, tuple[Value, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Where a config matches `when`, what else it must and must not hold."""
+    """For configs that match `when`: the values that they must have, and those that they must not have."""
 
     when: Mapping[str, tuple[Value, ...]]
     """Axis to values: the rule applies to configs that have one of the values on each of these axes."""
     only: Mapping[str, tuple[Value, ...]]
-    """Axis to the values that remain."""
+    """Axis to the values that remain allowed."""
     never: Mapping[str, tuple[Value, ...]]
-    """Axis to values that are left out; of several axes, each is left out on its own."""
+    """Axis to the values that are excluded; with several axes, each excludes on its own."""
     because: str
     """The reason, one sentence; empty where the file gives none."""
 
     def excludes(self, config: Mapping[str, Value]) -> bool:
-        """Whether the rule leaves `config` out. An axis that the config lacks matches and breaks nothing."""
+        """Whether the rule excludes `config`. An axis that the config lacks neither matches `when` nor violates it."""
         if not all(config.get(axis) in values for axis, values in self.when.items()):
             return False
         if any(config.get(axis) in values for axis, values in self.never.items()):
@@ -57,26 +57,26 @@ class Space:
     """A search space: the values to search on each axis, the fixed ones, and conditional rules."""
 
     name: str
-    """The built-in's name, or the file's name without its ending."""
+    """The built-in's name, or the file's name without its extension."""
     purpose: str
-    """One line for people; empty where the file gives none."""
+    """A one-line description; empty where the file gives none."""
     path: str
     """The file it was read from."""
     axes: Mapping[str, tuple[Value, ...]]
-    """Axis to the values to search, lightest in memory first; for `micro_batch` perhaps `EVERY_DIVISOR`."""
+    """Axis to the values to search, lightest in memory first; `micro_batch` may have `EVERY_DIVISOR`."""
     defaults: Mapping[str, Value]
-    """Axis to the value of every config, for axes that are not searched."""
+    """Axis to the value that every config has, for axes that are not searched."""
     rules: tuple[Rule, ...]
     """Conditional rules, in the file's order; a config is left out if any rule excludes it."""
     lines: Mapping[str, int] = field(default_factory=dict, compare=False)
-    """Axis to the line of the file that gives its values; what the file leaves out is not in it."""
+    """Axis to the line of the file that gives its values; axes that the file leaves out are absent."""
 
     def configs(self, axes: Sequence[Axis], *, batch: int) -> Iterator[Config]:
-        """Every config that the space describes, each complete, in an order that depends on values alone.
+        """Every config that the space describes, each complete, in an order that depends only on values.
 
         `axes` are all axes there are: those that the file does not name take their recipe's value (`rank`: 8;
         `micro_batch`: every divisor). `batch` is the number of sequences per optimizer step on one device.
-        Raises `UsageError` if it is no number of sequences, or no value of `micro_batch` divides it.
+        Raises `UsageError` if it is below 1, or if no value of `micro_batch` divides it.
         """
         if batch < 1:
             raise UsageError(f"the batch is {batch}: it must be at least 1")
@@ -89,7 +89,7 @@ class Space:
         return self._combinations(values)
 
     def with_ranks_from(self, lowest: int) -> Space:
-        """The same with every rank below `lowest` raised to it, so that rules judge the ranks that are run."""
+        """The same space with every rank below `lowest` raised to it, so that rules apply to the ranks that are run."""
         listed = self.axes.get("rank") or (self.defaults.get("rank", DEFAULT_RANK),)
         ranks = tuple(sorted({max(int(rank), lowest) for rank in listed}))
         defaults = {name: value for name, value in self.defaults.items() if name != "rank"}
@@ -127,10 +127,10 @@ def names() -> tuple[str, ...]:
 
 
 def load(name_or_path: str, axes: Sequence[Axis]) -> Space:
-    """The built-in search space of that name, else the one in that file (`*.yaml`, `*.yml`, or any other).
+    """The built-in search space of that name, else the one in that file (`*.yaml`, `*.yml`, or any existing path).
 
-    `axes` are all axes there are; the file may name no other. Raises `UsageError`: for what is wrong inside a
-    file, as `FILE:LINE: what is wrong`, with the nearest valid name.
+    `axes` are all axes there are; the file may name no others. Raises `UsageError`, for errors inside a file as
+    `FILE:LINE: what is wrong`, with the nearest valid name.
     """
     if name_or_path in names():
         path = _folder() / f"{name_or_path}.yaml"
@@ -143,7 +143,7 @@ def load(name_or_path: str, axes: Sequence[Axis]) -> Space:
 
 
 def _folder() -> Path:
-    """The built-in files: in the installed package, else beside it in the repository."""
+    """The folder of the built-in files: in the installed package, else next to it in the repository."""
     inside = Path(__file__).parent / "search_spaces"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "search_spaces"
 
@@ -154,7 +154,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _plain(axis: Axis) -> tuple[Value, ...]:
-    """What an axis takes that the file does not name; raises `UsageError` if there is nothing to take."""
+    """The values of an axis that the file does not name; raises `UsageError` if it has no default."""
     if axis.name == "micro_batch":
         return EVERY_DIVISOR
     if axis.recipe is not None and axis.name != "method":
@@ -183,7 +183,7 @@ def _read(path: Path) -> str:
 
 
 def _compose(path: Path) -> Node:
-    """The file's YAML as nodes, which know their lines; nothing in it is constructed or run."""
+    """The file's YAML as nodes, which know their lines; nothing in it is constructed or executed."""
     text = _read(path)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -206,7 +206,7 @@ def _compose(path: Path) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """Reads one file's nodes; every refusal names the file and the line."""
+    """Reads one file's nodes; every error names the file and the line."""
 
     path: str
     axes: Mapping[str, Axis]
@@ -301,7 +301,7 @@ class _File:
         return {name: self.values(key, value) for name, (key, value) in entries.items()}
 
     def values(self, key: ScalarNode, node: Node) -> tuple[Value, ...]:
-        """The values of an axis, a list or a single one, in the axis's order."""
+        """The values of an axis, given as a list or a single value, in the axis's order."""
         axis = self.axes[key.value]
         items = node.value if isinstance(node, SequenceNode) else [] if _is_null(node) else [node]
         if not items:
@@ -315,7 +315,7 @@ class _File:
         return tuple(sorted(found, key=int if axis.numeric else axis.values.index))
 
     def value(self, axis: Axis, node: Node) -> Value:
-        """One value, from the text as written: YAML's own reading of `no` or `010` would surprise."""
+        """One value, parsed from the text as written: YAML's own reading of `no` or `010` would be a surprise."""
         if not isinstance(node, ScalarNode):
             raise self.error(node, f"a value of {axis.name} must be a word or a number, not {_kind(node)}")
         word = node.value
@@ -325,13 +325,13 @@ class _File:
             return axis.parse(word)
         except UsageError as error:
             raise self.error(node, str(error)) from None
-        except ValueError:  # more digits than int() reads
+        except ValueError:  # more digits than int() accepts
             raise self.error(node, f"value of {axis.name} is too long for a number") from None
 
     def mapping(
         self, node: Node, what: str, valid: Sequence[str] | Mapping[str, object], kind: str
     ) -> dict[str, tuple[ScalarNode, Node]]:
-        """Name to (its node, its value's node), each name one of `valid` and given once."""
+        """Name to (its node, its value's node); each name is one of `valid` and given once."""
         if not isinstance(node, MappingNode):
             raise self.error(node, f"{what} must be lines of 'name: value', not {_kind(node)}")
         found: dict[str, tuple[ScalarNode, Node]] = {}

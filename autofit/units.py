@@ -22,9 +22,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of `text` such as `24GiB` (2**30) or `80GB` (10**9); exact, a fraction of a byte is dropped.
+    """Bytes of `text` such as `24GiB` (2**30) or `80GB` (10**9); exact, but a fraction of a byte is dropped.
 
-    Raises `UsageError` for a bare number, an unknown unit, or nothing at all: `24` could be GiB, GB or bytes.
+    Raises `UsageError` for a bare number (`24` could be GiB, GB or bytes), an unknown unit, or an empty or zero size.
     """
     stripped = text.strip()
     if _BARE.fullmatch(stripped):

@@ -1,4 +1,4 @@
-"""What the user wants trained, and how far a search may go from it."""
+"""What the user wants to train, and how far a search may stray from it."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from autofit.errors import UsageError, unknown
 METHODS = ("full", "lora", "qlora")
 """Training methods, the most faithful to full fine-tuning first."""
 LARGEST_COUNT = 2**31 - 1
-"""Of tokens, sequences, devices and ranks: more than anyone trains with, and few enough to find all divisors."""
+"""Upper bound on tokens, sequences, devices and ranks: more than anyone trains with, and small enough to find all
+divisors."""
 LARGEST_SEED = 2**63 - 1
-"""What torch's generators and databases take."""
+"""The largest that torch's generators and databases accept."""
 
 
 class Effect(enum.IntEnum):
-    """What a technique changes: nothing but rounding order, the numbers' precision, or the training itself."""
+    """What a technique changes: nothing but the order of rounding, numerical precision, or the training itself."""
 
     EXACT = 0
     NUMERICS = 1
@@ -39,20 +40,20 @@ class Workload:
     model: str
     """Name in the catalog, hub id, or the name of the folder that held the config.json."""
     model_digest: str
-    """Digest of the architecture (`catalog.Model.digest`), so that two models of one name never mix."""
+    """Digest of the architecture (`catalog.Model.digest`), so that two models of the same name are never mixed up."""
     seq_len: int = 2048
     """Tokens per sequence; every sequence is full."""
     global_batch: int = 64
     """Sequences per optimizer step, over all micro-steps and devices."""
     lora_dropout: float = 0.0
-    """Dropout in front of each adapter; 0 lets kernels skip a mask."""
+    """Dropout in front of each adapter; 0 lets kernels skip the mask."""
     devices: int = 1
     """Data-parallel ranks."""
     seed: int = 0
     """Seed of weights and tokens."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 in one
+        object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one
         for name in ("seq_len", "global_batch", "devices"):
             value = getattr(self, name)
             if value < 1:
@@ -91,7 +92,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """How far a search may go from the workload's plain recipe (`bf16-mixed`, AdamW, the given method and rank)."""
+    """How far a search may stray from the workload's plain recipe (`bf16-mixed`, AdamW, the given method and rank)."""
 
     method: str = "any"
     """`full`, `lora`, `qlora`, or `any` for the three side by side."""
@@ -112,7 +113,7 @@ class Goal:
 
 
 def check_count(name: str, value: int) -> None:
-    """Raise `UsageError` unless `value` is from 1 to `LARGEST_COUNT`; `name` is what the user knows it by."""
+    """Raise `UsageError` unless `value` is from 1 to `LARGEST_COUNT`; `name` is the user's name for it."""
     if not 1 <= value <= LARGEST_COUNT:
         bound = "at least 1" if value < 1 else f"at most {LARGEST_COUNT}"
         raise UsageError(f"{name} is {value}: it must be {bound}")

@@ -1,4 +1,4 @@
-"""What running an untried config may bring, and what it would cost."""
+"""The expected gain and cost of running an untried config."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ LUCK = 0.24
 """Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
 MAX_HALF_WIDTH = 0.10
-"""Above this a machine is so busy that its spread says more of the other work than of the next trial."""
+"""Above this a machine is so busy that its spread says more about the other work than about the next trial."""
 LEAST_REPEATS = 5
-"""Steps that every trial runs whatever they take, about."""
+"""Roughly how many steps every trial runs, however long they take."""
 BESIDE = 0.25
-"""Worth of a gain in a method that is not going to be recommended, because a more faithful one fits: it is shown beside
-the recommendation."""
+"""Weight of a gain in a method that is not going to be recommended, because a more faithful one fits: it is only shown
+alongside the recommendation."""
 POSSIBLE = 0.05
-"""Chance of fitting from which on a method may still be the one to recommend."""
+"""Probability of fitting from which a method may still be the one to recommend."""
 LIKELY = 0.5
-"""Chance of fitting below which a config is left alone once something has fitted: a trial that runs out shows nothing
-of speed, and what surely fits teaches the same. A thorough search comes to them last."""
+"""Probability of fitting below which a config is left alone once something has fitted: a trial that runs out of memory
+shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to them last."""
 CANNOT_FIT = 1e-3
-"""Probability of fitting below which a predicted config is not run: three deviations of the errors seen, about."""
+"""Probability of fitting below which a predicted config is not run: about three deviations of the errors seen."""
 NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
-"""Midpoints of ten equally likely parts of the normal distribution: expectations are averages over these."""
+"""Midpoints of ten equally likely parts of the standard normal distribution: expectations are averages over these."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An open config with what running it may bring."""
+    """An open config with what running it may gain."""
 
     config: Config
     expected_gain: float
-    """Expected gain of the best speed of its method, plus that of the frontier's area; relative, 0.01 is 1 %. Worth
-    `BESIDE` of that where another method is going to be recommended."""
+    """Expected gain in the best speed of its method, plus half that in the frontier's area; relative, 0.01 is 1 %.
+    Multiplied by `BESIDE` where another method is going to be recommended."""
     fit_probability: float
     expected_seconds: float
-    """Of its trial, set-up included."""
+    """Duration of its trial, set-up included."""
 
     @property
     def rate(self) -> float:
@@ -64,16 +64,16 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weighed:
-    """What running each open config may bring: one entry per config, the highest rate first."""
+    """What running each open config may gain: one entry per config, the highest rate first."""
 
     rows: Rows
-    """Of the configs in their lattice."""
+    """Positions of the configs in their lattice."""
     gain: Array
     probability: Array
     """Of fitting."""
     seconds: Array
     cannot_fit: NDArray[np.bool_]
-    """Whether a config is predicted not to fit by more than predictions err."""
+    """Whether a config is predicted to exceed the limit by more than predictions err."""
 
 
 class Advice:
@@ -87,7 +87,7 @@ class Advice:
         *,
         thorough: bool = False,
     ) -> None:
-        """`methods`: the most faithful first, of which the first that fits will be recommended; all alike if empty.
+        """`methods`: the most faithful first; the first that fits will be recommended. If empty, all count alike.
         `thorough`: any gain is worth its trial."""
         self._knowledge = knowledge
         self._faithful = tuple(methods)
@@ -98,18 +98,18 @@ class Advice:
         self._floors = np.array([floor(c) for c in configs], dtype=float)
         self._time = LogLinear(axes, configs, TIME)
         self._memory = LogLinear(axes, configs, ACTIVATIONS)
-        """Of the bytes above the floor."""
+        """For the bytes above the floor."""
         self._setup = LogLinear(axes, configs, SETUP)
         self._predicted = np.zeros(len(configs), dtype=bool)
         self._sizes: dict[Config, float] = {}
         """Logarithm of every config's predicted bytes; empty without predictions."""
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
-        """Of which version of the knowledge it is, and what came of it."""
+        """The version of the knowledge that was weighed, and the result."""
 
     def foresee(self, foresight: Foresight) -> None:
-        """From here on memory, and time where it is predicted, are those predicted up to an error that trials show.
+        """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
 
-        Predictions of less than half of the configs that the floor leaves change nothing.
+        Predictions for fewer than half of the configs that the floor leaves change nothing.
         """
         lattice = self._knowledge.lattice
         left = np.count_nonzero(self._floors <= self._knowledge.memory_limit_bytes)
@@ -140,7 +140,7 @@ class Advice:
         return self._candidate(int(worth.argmax())) if worth.any() else None
 
     def first(self) -> Candidate:
-        """The open config with the highest rate, worth its trial or not."""
+        """The open config with the highest rate, whether worth its trial or not."""
         return self._candidate(0)
 
     def worthwhile(self) -> list[Candidate]:
@@ -148,15 +148,16 @@ class Advice:
         return [self._candidate(int(i)) for i in np.flatnonzero(self._worthwhile())] or self._lightest()
 
     def predicted_out(self) -> list[Config]:
-        """The open configs that are not run, because they are predicted not to fit by more than predictions err."""
+        """The open configs that are not run, because they are predicted to exceed the limit by more than predictions
+        err."""
         weighed, configs = self._weighed(), self._knowledge.lattice.configs
         out = [configs[row] for row in weighed.rows[weighed.cannot_fit]]
         tried = {c.config for c in self._lightest()} if out else set()
         return [c for c in out if c not in tried] if tried else out
 
     def regret_bound(self, winner: Point) -> float:
-        """By what share of the best speed of its method `winner` is at most slower, with `regret.CONFIDENCE`: what is
-        open may fit and be faster, and what is measured may be faster than it seemed."""
+        """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
+        of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
         rows = self._weighed().rows
         own = self._methods[rows] == winner.method
         untried = self._step_time(rows[own])
@@ -169,7 +170,7 @@ class Advice:
         return regret_bound(winner, rivals, probability)
 
     def expected_seconds(self, config: Config) -> float:
-        """Of the trial of a config of the lattice, set-up included."""
+        """Expected duration of the trial of a config of the lattice, set-up included."""
         rows = np.array([self._row_of[config]])
         return float(self._seconds(self._step_time(rows), rows)[0])
 
@@ -182,8 +183,9 @@ class Advice:
         return worth if self._thorough and not likely.any() else likely
 
     def _lightest(self) -> list[Candidate]:
-        """Where nothing has fitted and nothing is predicted to: the lightest of each method, unless one of the method
-        is under way, or one that is predicted lighter has run out. A prediction is no proof that nothing fits."""
+        """What to try where nothing has fitted and nothing is predicted to, because a prediction is no proof of that:
+        the lightest config of each method, unless one of the method is under way, or one predicted to be no heavier has
+        run out of memory. Empty otherwise."""
         knowledge = self._knowledge
         if knowledge.points() or not self._weighed().cannot_fit.all():
             return []
@@ -201,8 +203,8 @@ class Advice:
         return list(lightest.values())
 
     def worthwhile_gain(self) -> float:
-        """The expected gain below which a trial is not worth it, given how noisy the trials so far were. Until
-        something fits every trial is: that nothing does is told of what was tried, not of what is unlikely."""
+        """The expected gain below which a config is not worth its trial, given how noisy the trials so far were. Until
+        something fits, every config is: a claim that nothing does must rest on trials, not on what is unlikely."""
         points = self._knowledge.points()
         if not points or self._thorough:
             return 0.0
@@ -255,8 +257,8 @@ class Advice:
         )
 
     def _recommended(self, methods: NDArray[np.str_], probability: Array) -> str | None:
-        """The most faithful method that has fitted or may. None until something has: before that, whatever fits is what
-        the user lacks."""
+        """The most faithful method that has fitted or still may. None until something has fitted: before that, anything
+        that fits is what the user needs."""
         fitted = {p.method for p in self._knowledge.points()}
         if not fitted:
             return None
@@ -270,8 +272,8 @@ class Advice:
         return self._time.predict_rows(known, rows, [timing_deviation(p) for p in measured])
 
     def _memory_above_floor(self, rows: Rows) -> LogNormal:
-        """The logarithm of the bytes above the floor. What ran out took more than its limit left it: how much more is
-        expected from what is known otherwise."""
+        """The logarithm of the bytes above the floor. A config that ran out needed more than its limit left above the
+        floor; how much more is the expectation from everything else that is known."""
         known = [
             (p.config, self._above_floor(p.config, p.measurement.device_bytes)) for p in self._knowledge.measured()
         ]
@@ -286,7 +288,7 @@ class Advice:
             known += [
                 (c, mean_above(least, mean, deviation))
                 for (c, least), mean, deviation in beyond
-                if not self._predicted.any() or least > mean - deviation  # else it shows nothing that was not foreseen
+                if not self._predicted.any() or least > mean - deviation  # else it was foreseen and shows nothing
             ]
         return self._memory.predict_rows(known, rows)
 
@@ -295,7 +297,7 @@ class Advice:
         return math.log(max(total - (0.0 if row is None else self._floors[row]), 1.0))
 
     def _seconds(self, time: LogNormal, rows: Rows) -> Array:
-        """Expected seconds of the configs' trials. One that was killed at its deadline took at least that."""
+        """Expected seconds of the configs' trials. One killed at its deadline counts as a set-up that took as long."""
         known = []
         for config, trial in self._knowledge.trials.items():
             if isinstance(trial.outcome, Fits):
@@ -306,7 +308,7 @@ class Advice:
         return np.asarray(setup + np.maximum(TIMING_SECONDS, LEAST_REPEATS * np.exp(time.mean)))
 
     def _gains(self, floors: Array, time: LogNormal, above: LogNormal, points: Sequence[Point]) -> tuple[Array, Array]:
-        """Expected gain and probability of fitting, of configs of one method whose points so far are given."""
+        """Expected gain and probability of fitting of configs of one method, given its points so far."""
         limit = float(self._knowledge.memory_limit_bytes)
         room = np.log(np.maximum(limit - floors, 1.0))
         probability = normal_share_below((room - above.mean) / above.deviation)
@@ -324,16 +326,16 @@ class Advice:
 
 
 def normal_share_below(deviations: Array) -> Array:
-    """The probability that a normal variable is less than so many deviations above its mean."""
+    """The probability that a normal variable is less than so many standard deviations above its mean."""
     return np.array([math.erfc(-d / math.sqrt(2)) / 2 for d in deviations])
 
 
 ENOUGH = 500
-"""Known configs that tell the axes' effects as well as thousands would, in a regression whose cost is their cube."""
+"""Known configs that determine the axes' effects as well as thousands would, in a regression of cubic cost."""
 
 
 def _completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, float]:
-    """The same with what the axes' effects make of it for the configs that are missing."""
+    """`logarithms`, with those of the missing configs filled in from the axes' effects."""
     missing = [c for c in lattice.configs if c not in logarithms]
     if not missing:
         return logarithms
@@ -348,7 +350,7 @@ def _part(found: LogNormal, chosen: NDArray[np.intp]) -> LogNormal:
 
 
 def _area_gain(points: Sequence[Point], best: float, memory: Array, speedup: Array, limit: float) -> Array:
-    """Expected growth of the area under the frontier by one more point, for each of many.
+    """Expected growth of the area under the frontier if one more point is added, for each of many.
 
     `memory`: bytes, one per config, counted as a share of the limit. `speedup`: equally likely speeds of each config,
     as multiples of the best point's; shape (configs, draws).

@@ -1,13 +1,13 @@
 """The Optuna study as adviser: rebuilt from the store's trials, asked for configs, told every outcome.
 
 Optuna holds the search as an ask-and-tell study with two objectives and a constraint: which trials are under way, what
-each has shown, which are feasible, and with `study.best_trials` the frontier. Whatever reads Optuna's studies reads
-this one.
+each has shown, which are feasible and, through `study.best_trials`, the frontier. Anything that reads Optuna studies
+can read this one.
 
-The suggestion is ours, as a sampler that plugs into Optuna (`LatticeSampler`). Optuna's own samplers know neither the
-lattice's order (what one failure rules out), nor the memory floor, nor that a trial costs seconds or minutes, and they
-ask for configs that are invalid or measured already: of 40 suggestions over 192 configs, TPE's were 31 to 36 distinct
-ones, GPSampler's 15 to 40, depending on how failures were told.
+The suggestions are our own, from a sampler that plugs into Optuna (`LatticeSampler`). Optuna's samplers know neither
+the lattice's order (what one failure rules out), nor the memory floor, nor that a trial costs seconds or minutes, and
+they ask for configs that are invalid or already measured: of 40 suggestions over 192 configs, TPE's were 31 to 36
+distinct ones, GPSampler's 15 to 40, depending on how failures were told.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Adviser:
     """Chooses the next config. Two objectives: memory down, throughput up; not fitting is a violated constraint."""
 
     def __init__(self, knowledge: Knowledge, advice: Advice) -> None:
-        """`advice` is of the same knowledge."""
+        """`advice` must be based on the same knowledge."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._knowledge = knowledge
         self.advice = advice
         self._sampler = LatticeSampler(knowledge, self.advice)
-        # A study refuses changed categories under one name: the name says which space it is.
+        # A study refuses changed categories under the same name, so the name identifies the space.
         name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})
         self.study = optuna.create_study(
             study_name=name,
@@ -46,7 +46,7 @@ class Adviser:
         self._asked: dict[Config, optuna.Trial] = {}
 
     def best_candidate(self, seconds_left: float | None = None) -> Candidate | None:
-        """What `ask` would give; None if no open config is worth its trial and can end in time."""
+        """What `ask` would suggest; None if no open config is worth its trial and can end in time."""
         return self.advice.best(seconds_left)
 
     def ask(self, seconds_left: float | None = None) -> Config:
@@ -54,7 +54,7 @@ class Adviser:
 
         Raises `ValueError` if no config is open.
         """
-        self._sampler.check_open()  # Optuna asks no sampler where every axis has one value
+        self._sampler.check_open()  # Optuna does not consult the sampler if every axis has one value
         self._sampler.seconds_left = seconds_left
         trial = self.study.ask(self._sampler.space)
         config = suggested(trial.params)
@@ -63,21 +63,21 @@ class Adviser:
         return config
 
     def expected_seconds(self, config: Config) -> float:
-        """What the trial of a config of the lattice may be expected to take, set-up included."""
+        """Expected duration of the trial of a config of the lattice, set-up included."""
         return self.advice.expected_seconds(config)
 
     def tell(self, trial: Trial) -> int:
-        """Tell an outcome; how many other configs it rules out. Trials from the store are told as if just run."""
+        """Tell an outcome; returns how many other configs it rules out. Stored trials are told as if just run."""
         self._tell_study(trial)
         return self._knowledge.learn(trial)
 
     def recall(self, trial: Trial, attempts: list[Trial]) -> int:
-        """`tell` for the stored trial that answers for its config, which is one of several attempts."""
+        """`tell` for the stored trial that settles its config, which is one of several attempts."""
         self._tell_study(trial)
         return self._knowledge.recall(trial, attempts)
 
     def give_up(self, config: Config) -> None:
-        """No outcome will be told of `config`, which was asked for."""
+        """Give up on `config`, which was asked for: no outcome of it will be told."""
         asked = self._asked.pop(config, None)
         if asked is not None:
             self.study.tell(asked, state=TrialState.FAIL)
@@ -104,10 +104,10 @@ class Adviser:
         self.study.add_trial(made)
 
     def _values(self, trial: Trial) -> tuple[float, float, float] | None:
-        """(memory, tokens per second, bytes over the limit); None for an outcome that says nothing of either.
+        """(memory, tokens per second, bytes over the limit); None for an outcome that says nothing about them.
 
-        Out of memory is told with finite worst values and a violated constraint: samplers that model values (GP)
-        ignore pruned trials and would ask for the same region again.
+        Out of memory is told as finite worst values and a violated constraint: samplers that model values (GP) ignore
+        pruned trials and would ask for the same region again.
         """
         limit = float(self._knowledge.memory_limit_bytes)
         if isinstance(trial.outcome, Fits):

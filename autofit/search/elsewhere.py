@@ -1,10 +1,10 @@
-"""What trials on other hardware say of predictions here: how far these err, which is less than where nothing is known.
+"""What trials on other hardware say about predictions here: how far they err, less than where nothing is known.
 
-In which direction is not taken over. An axis value's error is one of the hardware and of the model as much as of the
-estimator; but how wide such errors are, hardware of one kind has in common. So the errors of all axis values are draws
-from one normal distribution, whose width they show (Gelman 2013, section 5.4). Axes of which it is known that devices
-differ in them (`Prior.spread_of`: which number formats are computed natively) are left out, and stay as uncertain as
-they are.
+Only the size of errors carries over, not their direction. An axis value's error stems from the hardware and the model
+as much as from the estimator, but hardware of one kind shares how wide such errors are. So the errors of all axis
+values are modelled as draws from one normal distribution, whose width they reveal (Gelman 2013, section 5.4). Axes in
+which devices are known to differ (`Prior.spread_of`: which number formats are computed natively) are left out, and
+stay as uncertain as they are.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from autofit.search.surrogate import LogLinear, Prior, regression
 from autofit.techniques import AXES
 
 ROUNDS = 30
-"""In which the width settles: by then it changes by less than a thousandth."""
+"""Iterations in which the width settles: by then it changes by less than a thousandth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Miss:
-    """By how much one trial missed what was predicted of it."""
+    """By how much one trial missed its prediction."""
 
     config: Config
     workload_key: str
     logarithm: float
-    """Of measured over predicted."""
+    """Logarithm of measured over predicted."""
 
 
 def effects_factor(by_hardware: Iterable[Sequence[Miss]], prior: Prior) -> float:
-    """How many times the deviation of an axis value's effect that `prior` says they have where trials were compared.
+    """Deviation of axis values' effects where trials were compared, as a multiple of the one that `prior` states.
 
-    1 where there are none. What all trials of a workload on a hardware have in common is no effect of an axis. The
-    width is that under which what was seen is likeliest (Bishop 2006, section 3.5.2, by the steps of 9.3.4), `prior`
-    itself counting as `WORTH` effects.
+    1 where none were. What all trials of one workload on one hardware have in common is not an effect of an axis. The
+    width is the one that makes what was seen most likely (Bishop 2006, section 3.5.2, by the steps of 9.3.4), with
+    `prior` itself counting as `WORTH` effects.
     """
     shown = [_Effects(misses, prior) for misses in by_hardware if len(misses) > 1]
     variance = 1.0
@@ -52,8 +52,8 @@ def effects_factor(by_hardware: Iterable[Sequence[Miss]], prior: Prior) -> float
 
 
 def memory_error_by(by_hardware: Iterable[Sequence[Trial]]) -> Prior:
-    """The memory error to expect on hardware where nothing was compared, from predicted trials on others: what one
-    hardware's trials have in common is a single draw, however many they are."""
+    """The memory error to expect on hardware where nothing was compared, from predicted trials on other hardware: what
+    the trials of one hardware have in common is a single draw, however many there are."""
     groups = [list(trials) for trials in by_hardware]
     mean, deviation = normal_of([learned(trials).intercept for trials in groups])
     known_less = memory_error(UNKNOWN)
@@ -62,7 +62,7 @@ def memory_error_by(by_hardware: Iterable[Sequence[Trial]]) -> Prior:
 
 
 def memory_misses(trials: Iterable[Trial]) -> list[Miss]:
-    """Those of the trials that fitted and were predicted by a trace."""
+    """The misses of the trials that fitted and were predicted by a trace."""
     found = []
     for trial in trials:
         predicted = trial.prediction
@@ -76,7 +76,7 @@ def memory_misses(trials: Iterable[Trial]) -> list[Miss]:
 
 
 class _Effects:
-    """The axis values' effects on one hardware, by the regression that a search uses."""
+    """The effects of axis values on one hardware, from the same regression that a search uses."""
 
     def __init__(self, misses: Sequence[Miss], prior: Prior) -> None:
         configs = [miss.config for miss in misses]
@@ -88,7 +88,7 @@ class _Effects:
         self._weights = np.full(len(misses), prior.noise**-2.0)
 
     def squares(self, variance: float) -> list[float]:
-        """The expected square of each effect, relative to its prior variance, of which `variance` is the share."""
+        """The expected square of each effect, relative to its prior variance, if `variance` scales that."""
         spreads = np.sqrt(np.where(self._shared, variance, 1.0) * self._variances)
         mean, covariance = regression(self._features, self._left, spreads, self._weights)
         relative = (mean**2 + np.diag(covariance)) / self._variances

@@ -1,4 +1,4 @@
-"""Whether exact techniques trained exactly: losses and gradient against a config that differs in nothing else."""
+"""Checks that exact techniques trained exactly: losses and gradient against a config that differs in nothing else."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from autofit.techniques import AXES, family
 from autofit.workload import Effect
 
 LOSS_TOLERANCE = {"fp32": 2e-3, "default": 2e-2}
-"""Relative difference of a step's loss that rounding explains after a few updates. Adam's first steps go by the sign
+"""Relative difference of a step's loss that rounding explains after a few updates. Adam's first steps follow the sign
 of each gradient, which rounding flips where a gradient is near zero: hence more than one step's rounding."""
 GRADIENT_TOLERANCE = {"fp32": 5e-3, "default": 5e-2}
-"""Relative difference of the first gradient's norm that rounding explains: it is taken before any update."""
+"""Relative difference of the first gradient's norm that rounding explains: this norm is taken before any update."""
 
 
 class FamilyBaselines:
-    """The trials of each family of configs, held against each other. They see the same tokens and weights.
+    """Compares the trials of each family of configs with each other. They see the same tokens and weights.
 
-    Of two trials that disagree, the one with more techniques is wrong: techniques claim to be exact, the plain run
-    claims nothing. Of equally many, the one with which most other configs disagree; between two alone nothing is
-    decided. With dropout every run is another: then nothing is compared.
+    If two trials disagree, the one with more techniques is wrong: techniques claim to be exact, the plain run claims
+    nothing. If they have equally many, it is the one with which most other configs disagree; between just two, nothing
+    is decided. With dropout every run differs, so nothing is compared.
     """
 
     def __init__(self, *, dropout: bool = False) -> None:
@@ -48,13 +48,14 @@ class FamilyBaselines:
         return trial
 
     def take_refuted(self) -> list[Trial]:
-        """Earlier trials that later ones have shown to be wrong since the last call, now `Diverged`."""
+        """Earlier trials that later ones have refuted since the last call, now `Diverged`."""
         refuted, self._refuted = self._refuted, []
         return refuted
 
 
 def _judged(trial: Trial, others: Sequence[Trial]) -> Trial:
-    """`trial`, with outcome `Diverged` if the plainest of `others` disagree with it, or most of the equally plain."""
+    """`trial`, with outcome `Diverged` if all of the plainest `others` disagree with it or, where it is as plain as
+    they are, most of them and at least two."""
     witnesses = {other.config: other for other in others if other.config != trial.config}
     own = techniques(trial.config)
     wanted = min([own, *map(techniques, witnesses)])
@@ -71,7 +72,7 @@ EXACT_AXES = tuple(a for a in AXES if not a.numeric and all(e is Effect.EXACT fo
 
 @cache
 def techniques(config: Config) -> int:
-    """How many exact techniques a config uses; the micro-batch is none."""
+    """How many exact techniques a config uses; the micro-batch does not count as one."""
     return sum(config.get(axis.name) not in (None, axis.recipe) for axis in EXACT_AXES)
 
 

@@ -1,4 +1,4 @@
-"""What a search knows before its first trial: what the estimator predicts, and how far it has been off here."""
+"""What a search knows before its first trial: the estimator's predictions, and how far off they have been here."""
 
 from __future__ import annotations
 
@@ -13,26 +13,29 @@ from autofit.outcome import Fits, OutOfMemory, Prediction, Trial
 from autofit.search.surrogate import TIME, Prior, mean_above
 
 LEAST_TIME = 0.05
-"""Deviation of an axis value's effect on time from the predicted one, at the least: fits to few trials flatter."""
+"""Least deviation of an axis value's effect on time from the predicted one: a fit to few trials looks better than it
+is."""
 EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
-"""Of the errors of predicted times: an estimator that suits a device is off by less than it states, on every axis."""
+"""`Prior.scales` of predicted times: an estimator that suits a device is off by less than it states, on every axis."""
 NOISE_SCALES = (1.0, 2.0, 4.0)
-"""Of what those errors differ by beyond the axes' effects."""
+"""`Prior.noise_scales` of predicted times: for the errors that the axes' effects do not explain."""
 UNKNOWN = 0.12
 """Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet: within 0.08
 on cards (benchmarks/estimate_published.py), within 0.30 on a processor (benchmarks/estimate_cpu.py)."""
 WORTH = 3.0
-"""Comparisons that this is worth; and how many of a search's own all earlier ones together are worth."""
+"""How many comparisons `UNKNOWN` is worth, and how many of a search's own comparisons all earlier ones together are
+worth."""
 LEAST = 0.01
-"""Deviation below which no number of comparisons brings it: two runs of one config differ by that."""
+"""Deviation below which no number of comparisons takes it: two runs of one config differ by that much."""
 
 
 def time_error(relative_error: float, effects_factor: float = 1.0) -> Prior:
-    """What to expect of the logarithm of measured over predicted step time, by the error that predictions state.
+    """Prior for the logarithm of measured over predicted step time, given the error that predictions state.
 
-    The first trial shows the device's speed as such. An axis's values are off by what is stated, but by no more than
-    where nothing is predicted: that much a guess from a data sheet knows, too. Nor by more than `effects_factor` of
-    that, which other hardware has shown (`elsewhere.effects_factor`), except of axes in which devices differ.
+    The first trial shows the device's overall speed. The effects of axis values are off by what is stated, but by no
+    more than where nothing is predicted: even a guess from a data sheet knows that much. Nor are they off by more than
+    `effects_factor` times that, as other hardware has shown (`elsewhere.effects_factor`), except on axes in which
+    devices differ.
     """
     stated = max(relative_error, LEAST_TIME)
     known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
@@ -48,8 +51,8 @@ def time_error(relative_error: float, effects_factor: float = 1.0) -> Prior:
 
 
 def memory_error(deviation: float, mean: float = 0.0) -> Prior:
-    """What to expect of the logarithm of measured over predicted memory: most of it is common to all configs, and each
-    axis has its part of the rest."""
+    """Prior for the logarithm of measured over predicted memory: most of it is common to all configs, and each axis has
+    its share of the rest."""
     deviation = max(deviation, LEAST)
     return Prior(
         intercept=mean,
@@ -67,41 +70,43 @@ class Foresight:
     predictions: Mapping[Config, Prediction] = field(default_factory=dict)
     memory_error: Prior = field(default_factory=lambda: memory_error(UNKNOWN))
     effects_factor: float = 1.0
-    """How many times as far as a guess knows the axes' effects on time are off, as other hardware has shown."""
+    """Error of the axes' effects on time that other hardware has shown, relative to the spread of the prior without
+    predictions (`surrogate.TIME`)."""
     beyond_host: Mapping[Config, int] = field(default_factory=dict)
-    """The configs that need more host memory than a machine has, with the bytes that they lack."""
+    """The configs that need more host memory than a machine has, with the bytes that are missing."""
     host_bytes: Mapping[Config, int] = field(default_factory=dict)
-    """Of one machine's host memory that a trial of each config takes, all of its ranks together."""
+    """Host memory that a trial of each config takes on one machine, all of its ranks together."""
     shared_host_bytes: int | None = None
-    """Of the one machine's host memory that all trials share; None where each may have a machine of its own, or the
-    machine's memory is not known."""
+    """Host memory of the one machine that all trials share; None where each may have its own machine, or the machine's
+    memory is not known."""
 
     def held_beside(self, config: Config, running: Iterable[Config]) -> bool:
-        """Whether the host is predicted to hold a trial of `config` beside those that run.
+        """Whether the host is predicted to have memory for a trial of `config` alongside the running ones.
 
-        The predicted bytes of all of them together are within its memory. What is not predicted counts as nothing. A
-        config that no other leaves room for is no worse for it, only its trial must wait until it is alone.
+        That is the case if the predicted bytes of all of them together are within its memory. A config without a
+        prediction counts as nothing. One that fits alongside no other is not ruled out: its trial only has to wait
+        until it can run alone.
         """
         together = sum(self.host_bytes.get(one, 0) for one in (config, *running))
         return self.shared_host_bytes is None or together <= self.shared_host_bytes
 
     def at_least(self, deviation: float) -> Foresight:
-        """The same with predictions that are off by this much, whatever others were."""
+        """The same, with predicted memory off by at least this much, however close earlier predictions were."""
         if deviation <= self.memory_error.intercept_spread:
             return self
         return replace(self, memory_error=memory_error(deviation, self.memory_error.intercept))
 
 
 def learned(trials: Iterable[Trial]) -> Prior:
-    """The memory error to expect, from trials with predictions on the same hardware, of whatever workloads.
+    """The memory error to expect, from trials with predictions on the same hardware, of any workload.
 
-    The mean and the deviation of a normal variable of which both are unknown (Gelman 2013, section 3.3); what ran out
-    of memory was off by more than its limit shows.
+    The mean and the deviation of a normal variable with both unknown (Gelman 2013, section 3.3); for a trial that ran
+    out of memory, its limit gives only a lower bound on the error.
     """
     errors, ran_out = [], []
     for trial in trials:
         if trial.prediction is None or trial.prediction.device_bytes <= 0 or trial.prediction.memory_error > 0:
-            continue  # what a formula is off by says nothing of traces
+            continue  # a formula's error says nothing about that of traces
         predicted = math.log(trial.prediction.device_bytes)
         if isinstance(trial.outcome, Fits):
             if trial.outcome.measurement.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports
@@ -109,14 +114,14 @@ def learned(trials: Iterable[Trial]) -> Prior:
         elif ran_out_on_device(trial):
             ran_out.append(math.log(trial.memory_limit_bytes) - predicted)
     mean, deviation = normal_of(errors)
-    # One that ran out where that was to be expected shows nothing.
+    # Running out of memory where that was to be expected shows nothing.
     errors += [mean_above(least, mean, deviation) for least in ran_out if least > mean]
     mean, deviation = normal_of(errors)
     return memory_error(deviation, mean)
 
 
 def normal_of(errors: list[float]) -> tuple[float, float]:
-    """Mean and deviation of a normal variable of which so many draws were seen, and `WORTH` more of what is expected
+    """Mean and deviation of a normal variable, from the draws seen plus `WORTH` imaginary ones of what is expected
     where nothing was compared."""
     count = len(errors)
     if not count:
@@ -127,5 +132,5 @@ def normal_of(errors: list[float]) -> tuple[float, float]:
 
 
 def ran_out_on_device(trial: Trial) -> bool:
-    """Whether it was the device's memory, of which predictions are, that did not do."""
+    """Whether it was the device's memory that ran out: that is the one which predictions are about."""
     return isinstance(trial.outcome, OutOfMemory) and not trial.outcome.host

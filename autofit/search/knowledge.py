@@ -18,10 +18,10 @@ def answers(
     memory_limit_bytes: int,
     deadline_seconds: float = DEADLINE_SECONDS,
 ) -> dict[Config, Trial]:
-    """The stored trials that answer for configs of the lattice, in its order.
+    """The stored trials that settle configs of the lattice, in its order.
 
-    A trial that was stopped early answers only beside one that beats it: what beat it when it ran may be beyond this
-    search's goal, or a failure by now.
+    A trial that was stopped early settles its config only together with one that beats it: what beat it when it ran may
+    be outside this search's goal, or count as a failure by now.
     """
     found = {
         config: trial
@@ -36,13 +36,13 @@ def answers(
 def verdict(
     trials: Iterable[Trial], memory_limit_bytes: int, deadline_seconds: float = DEADLINE_SECONDS
 ) -> Trial | None:
-    """The stored trial that answers for a config under a limit; None if it must be run.
+    """The stored trial that settles a config under a limit; None if the config must be run.
 
-    A trial that fitted under any limit answers for every limit that holds its memory. One that ran out of memory
-    answers for every limit that is no higher than its own, a divergence for every limit. A crash or a time-out answers
-    for its own limit only, a time-out for deadlines that are no longer besides; a failure of the machinery never does.
-    What was measured last counts, but one that was stopped early gives way to one that was timed in full, and where one
-    ran out of device memory what fits counts only once that is disproved (`autofit.contradiction`).
+    A trial that fitted under any limit settles every limit that holds its memory. One that ran out of memory settles
+    every limit no higher than its own, a divergence every limit. A crash or a time-out settles its own limit only, and
+    a time-out only deadlines no longer than its own; a failure of the machinery settles nothing. The latest trial
+    counts, but one that was stopped early gives way to one that was timed in full, and where one ran out of device
+    memory, a fit counts only once that is disproved (`autofit.contradiction`).
     """
     attempts = list(trials)
     no_fit = bool(ran_out(attempts, memory_limit_bytes))
@@ -66,7 +66,7 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
     if isinstance(outcome, OutOfMemory):
         return trial.memory_limit_bytes >= memory_limit_bytes and not outcome.host
     if isinstance(outcome, Unsupported) or (isinstance(outcome, Crashed) and outcome.transient):
-        return False  # what a machine lacks may be there the next time
+        return False  # what the machine lacked may be there next time
     if isinstance(outcome, TimedOut) and outcome.deadline_seconds < deadline_seconds:
         return False
     if isinstance(outcome, Diverged):
@@ -75,7 +75,7 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
 
 
 def _within(trial: Trial, memory_limit_bytes: int) -> bool:
-    """Whether the trial has fitted a limit."""
+    """Whether the trial fitted and took no more than the limit."""
     return isinstance(trial.outcome, Fits) and trial.outcome.measurement.device_bytes <= memory_limit_bytes
 
 
@@ -106,19 +106,19 @@ class Knowledge:
         self.lattice = lattice
         self.memory_limit_bytes = memory_limit_bytes
         self.trials: dict[Config, Trial] = {}
-        """The answering trial of each config that has one."""
+        """The trial that settles each config that has one."""
         self.runs: Counter[Config] = Counter()
         """How often each config has fitted and was timed in full."""
         self.ruled_out: dict[Config, str] = {}
         """Configs that need not run, each with its reason."""
         self.under_way: set[Config] = set()
-        """Configs that were taken, and of which nothing was learnt since."""
+        """Configs that were taken and whose outcome has not been learnt yet."""
         self.between = 0.0
         """`repeatability.between_executions` of the hardware."""
         self.version = 0
         """Rises with every change."""
         self._ruled_by: dict[Config, Config] = {}
-        """Of the configs that a trial rules out: whose trial."""
+        """For each config that a trial has ruled out: the config of that trial."""
         self._attempts: defaultdict[Config, list[Trial]] = defaultdict(list)
         """All trials of each config, oldest first."""
         self._open = dict.fromkeys(lattice.configs)
@@ -133,23 +133,23 @@ class Knowledge:
         return tuple(self._open)
 
     def take(self, config: Config) -> None:
-        """`config` is under way."""
+        """Mark `config` as under way."""
         if config in self._open:
             del self._open[config]
             self.under_way.add(config)
             self.version += 1
 
     def recall(self, trial: Trial, attempts: Iterable[Trial]) -> int:
-        """`learn` for the stored trial that answers for its config, which is one of several attempts."""
+        """`learn` for the stored trial that settles its config, which is one of several attempts."""
         config, known = trial.config, list(attempts)
         self._attempts[config] = known if trial in known else [*known, trial]
         self.runs[config] = sum(map(_in_full, known))
         return self._count_as(trial)
 
     def learn(self, trial: Trial) -> int:
-        """Add an outcome; how many other configs it rules out.
+        """Add an outcome; returns how many other configs it rules out.
 
-        A config that ran out of device memory before counts as out of memory still, until that is disproved
+        A config that ran out of device memory before still counts as out of memory, until that is disproved
         (`autofit.contradiction`).
         """
         config = trial.config
@@ -159,11 +159,11 @@ class Knowledge:
         return self._count_as(failed[-1] if failed and self._fits(trial) else trial)
 
     def _count_as(self, trial: Trial) -> int:
-        """Take `trial` for what its config is known by; how many other configs that rules out.
+        """Make `trial` the one that settles its config; returns how many other configs that rules out.
 
-        What was seen counts more than what was concluded: a config that fits refutes the rulings of every lighter one
-        that ran out of memory, whatever made it (a claim of the order that does not hold here, memory that others
-        held), and a trial that ran out rules out nothing if something above it has fitted.
+        Observation counts more than inference: a config that fits refutes the rulings of every lighter one that ran out
+        of memory, whatever the cause (a claim of the order that does not hold here, memory held by others), and a trial
+        that ran out rules out nothing if something above it has fitted.
         """
         config = trial.config
         self.version += 1
@@ -182,13 +182,13 @@ class Knowledge:
         return sum(self._rule_out_above(config, c) for c in self.lattice.above(config))
 
     def executions_differ(self, between: float) -> None:
-        """Take `repeatability.between_executions` of the hardware for known."""
+        """Set `repeatability.between_executions` of the hardware."""
         if between != self.between:
             self.between = between
             self.version += 1
 
     def rule_out(self, config: Config, reason: str) -> bool:
-        """Mark an open config as not worth running; whether it was open."""
+        """Mark an open config as not worth running; returns whether it was open."""
         if config not in self._open:
             return False
         del self._open[config]
@@ -203,7 +203,7 @@ class Knowledge:
         return isinstance(trial.outcome, Fits) and trial.outcome.measurement.device_bytes > self.memory_limit_bytes
 
     def measured(self) -> list[Point]:
-        """Every config that has trained, also beyond the limit, in the order learnt."""
+        """Every config that has trained, including beyond the limit, in the order learnt."""
         known = ((c, t) for c, t in self.trials.items() if c in self._members)
         points = (point(trial, self.runs[config], self.between) for config, trial in known)
         return [p for p in points if p is not None]
@@ -214,12 +214,12 @@ class Knowledge:
 
     @property
     def out_of_memory(self) -> int:
-        """Configs that were measured not to fit."""
+        """How many configs were measured not to fit."""
         return sum(1 for trial in self.trials.values() if self.does_not_fit(trial))
 
     @property
     def contradictory(self) -> int:
-        """Configs of the lattice whose trials contradict each other: they count as out of memory."""
+        """How many configs of the lattice have trials that contradict each other: they count as out of memory."""
         every = (attempts for config, attempts in self._attempts.items() if config in self._members)
         return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in every)
 
@@ -227,8 +227,9 @@ class Knowledge:
         return _within(trial, self.memory_limit_bytes)
 
     def _rules_out(self, trial: Trial) -> bool:
-        """Whether configs above this one cannot fit either. The order is one of device memory: the host's, and
-        processes that died for whatever reason, say nothing of other configs unless the host is the device."""
+        """Whether configs above this one cannot fit either. The order is one of device memory: running out of host
+        memory, and processes that died for whatever reason, say nothing about other configs unless the host is the
+        device."""
         if not self.does_not_fit(trial):
             return False
         outcome = trial.outcome
@@ -250,14 +251,14 @@ class Knowledge:
         self._ruled_by.pop(config, None)
 
     def _reopen_without_rival(self) -> None:
-        """Take back the trials that were stopped early beside one that has failed since."""
+        """Reopen the configs whose trials were stopped early because of one that has failed since."""
         full = [p for p in self.points() if not p.measurement.stopped_early]
         for config in [c for c, t in self.trials.items() if c in self._members and _lost_its_rival(t, full)]:
             del self.trials[config]
             self._open[config] = None
 
     def _reopen(self, fitted: Config) -> None:
-        """Take back the rulings of the configs that need no more than `fitted`, as far as no other trial makes them."""
+        """Revoke what configs that need no more than `fitted` have ruled out, unless another trial does so too."""
         wrong = {r for r in set(self._ruled_by.values()) if self.lattice.is_lighter_or_equal(r, fitted)}
         if not wrong:
             return

@@ -26,28 +26,28 @@ from autofit.workload import Goal
 __all__ = ["Limits", "Progress", "Search"]
 
 HOPELESS_FAILURES = 12
-"""Crashes, time-outs and divergences without a single fit after which something is broken that no config mends."""
+"""Crashes, time-outs and divergences without a single fit after which something must be broken that no config fixes."""
 HOPELESS_DEADLINES = 3.0
-"""Time lost to them after which the same holds, in deadlines of one trial."""
+"""Time lost to them after which the same holds, in multiples of one trial's deadline."""
 MACHINERY_FAILURES = 3
-"""Failures of the machinery in a row after which it must be mended before a trial can say anything."""
+"""Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
 LEAST_DEADLINE_SECONDS = 90.0
-"""Before this no trial is taken to hang: start, set-up and an unlucky compilation may take it."""
+"""No trial is taken to hang before this: start, set-up and an unlucky compilation may take that long."""
 DEADLINE_SHARE = 0.2
-"""Share of the time budget before which no trial is taken to hang: five hangs may cost it, one may not."""
+"""Share of the time budget before which no trial is taken to hang: five hangs may use it up, one may not."""
 DEADLINE_FACTOR = 5.0
-"""Nor is it before this many times what its trial is expected to take."""
+"""Nor is a trial taken to hang before this multiple of its expected duration."""
 POLL_SECONDS = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
 class Progress:
-    """Where a search stands, for whoever shows it. Updated in place by the loop."""
+    """Where a search stands, for display. Updated in place by the loop."""
 
     candidates: int
     """Valid configs of the lattice."""
     done: int = 0
-    """Trials run by this search, verification and what the end of its time has cut off included."""
+    """Trials run by this search, including verification and those cut off at the end of its time."""
     out_of_memory: int = 0
     failed: int = 0
     """Trials that crashed, timed out or diverged."""
@@ -56,23 +56,24 @@ class Progress:
     from_store: int = 0
     """Configs answered by earlier trials."""
     estimated: tuple[int, int] | None = None
-    """While configs are estimated before the first trial: how many are done, of how many."""
+    """While configs are estimated before the first trial: how many are done, out of how many."""
     running: tuple[Config, ...] = ()
     best: Point | None = None
     """The best config so far, as the recommendation would choose it."""
     verifying: bool = False
     elapsed_seconds: float = 0.0
     left_seconds: float | None = None
-    """Of the time budget; None without one."""
+    """What is left of the time budget; None without one."""
     stopped_because: str = ""
     regret_bound: float | None = None
-    """When the search has ended: by what share of the best speed of its method the winner is at most slower, with 95 %
-    confidence. None where nothing fits, and for an answer from the store, which weighs nothing."""
+    """When the search has ended: upper bound, with 95 % confidence, on how much slower the winner is than the best of
+    its method, as a share of the best speed. None where nothing fits, and for an answer from the store, for which it is
+    not computed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """One search over a lattice. `run` may be called once; what it learns stays in `knowledge` and in the store."""
+    """One search over a lattice. `run` may be called once; what it learns is kept in `knowledge` and in the store."""
 
     job: Job
     lattice: Lattice
@@ -81,22 +82,23 @@ class Search:
     limits: Limits
     floor: Callable[[Config], int]
     known: dict[Config, list[Trial]]
-    """Earlier trials of this hardware, stack and workload that may answer."""
+    """Earlier trials of this hardware, stack and workload that may make a new one unnecessary."""
     open_pool: Callable[[], Pool]
-    """Called at the first trial that must be run: a search that the store answers starts no worker."""
+    """Called for the first trial that must be run: a search that the store answers starts no worker."""
     foresee: Callable[[Callable[[int, int], None]], Foresight] = lambda report: Foresight()
-    """Called before the first trial that must be run, with what is told how many configs are predicted, of how many."""
+    """Called before the first trial that must be run, with a callback to report how many configs are predicted, out of
+    how many."""
     save: Callable[[Trial], Trial]
     """Commits a trial, and returns it with its number."""
     report: Callable[[Progress], None] = lambda progress: None
     between: Callable[[], float] = lambda: 0.0
     """`repeatability.between_executions` of the hardware, as far as the saved trials show it."""
     goal: Goal = field(default_factory=Goal)
-    """The user's: where speeds tie, the config counts that changes least against its plain recipe."""
+    """The user's: where speeds tie, the config that changes least relative to its plain recipe wins."""
     thorough: bool = False
-    """Whether to go on for the frontier of every method when the best config is found, as long as the limits allow."""
+    """Whether to go on for the frontier of every method once the best config is found, as long as the limits allow."""
     answer_only: bool = False
-    """Whether to run nothing, because an equal search has ended before."""
+    """Whether to run nothing, because an identical search has already ended."""
     knowledge: Knowledge = field(init=False)
     progress: Progress = field(init=False)
     _adviser: Adviser = field(init=False)
@@ -104,21 +106,21 @@ class Search:
     """None until a trial must be run."""
     _budget: Budget = field(init=False)
     _until_budget_ends: set[Config] = field(init=False, default_factory=set)
-    """Configs under way whose trials are killed because the search's time is over, before they are taken to hang."""
+    """Configs under way whose trials will be killed because the search's time is over, before they count as hanging."""
     _baselines: FamilyBaselines = field(init=False)
     _pool: Pool | None = field(init=False, default=None)
     _is_checked: bool = field(init=False, default=False)
-    """Whether the workers are what the job was made for."""
+    """Whether the workers were found to have the hardware and stack that the job is for."""
     _retried: set[Config] = field(init=False, default_factory=set)
-    """Configs whose trial the machinery has failed once."""
+    """Configs whose trial was run again after a failure of the machinery."""
     _machinery_failures: int = field(init=False, default=0)
-    """In a row."""
+    """Consecutive ones."""
     _failed_seconds: float = field(init=False, default=0.0)
 
     def run(self) -> None:
         """Search until nothing untried can still win, or a limit is reached.
 
-        Raises `EnvironmentLacks` if the workers are not what the job was made for, or fail again and again.
+        Raises `EnvironmentLacks` if the workers' hardware or stack is not the job's, or if they fail repeatedly.
         """
         self._budget = Budget(limits=self.limits)
         self.knowledge = Knowledge(self.lattice, self.limits.memory_bytes)
@@ -127,7 +129,7 @@ class Search:
         dropout = self.job.workload.lora_dropout > 0 or shape(self.job.model).dropout
         self._baselines = FamilyBaselines(dropout=dropout)
         self._rule_out_by_floor()
-        # For a whole frontier no method counts more than another.
+        # For a whole frontier no method takes precedence.
         first = () if self.thorough else self.methods
         self._adviser = Adviser(self.knowledge, Advice(self.knowledge, self.floor, first, thorough=self.thorough))
         self._recall()
@@ -138,7 +140,7 @@ class Search:
         try:
             self._explore()
             while self._verify():
-                self._explore()  # a second figure of the winner may bring others back into play
+                self._explore()  # the winner's second measurement may bring others back into play
             winner = self.winner()
             self.progress.regret_bound = None if winner is None else self._adviser.advice.regret_bound(winner)
             self._show()
@@ -157,7 +159,7 @@ class Search:
 
     @property
     def beyond_host(self) -> Mapping[Config, int]:
-        """The configs that were left out for what the host's memory is predicted to lack, with that in bytes."""
+        """The configs left out because host memory is predicted not to suffice, with the bytes that are missing."""
         return {} if self._foresight is None else self._foresight.beyond_host
 
     def _rule_out_by_floor(self) -> None:
@@ -191,7 +193,7 @@ class Search:
             self._show(in_flight)
 
     def _may_begin(self, in_flight: list[Config]) -> bool:
-        """Whether to start another trial now; False while all workers are busy, or with the reason to stop."""
+        """Whether to start another trial now; if there is a reason to stop, notes it in `progress`."""
         if in_flight and self._pool is not None and len(in_flight) >= self._pool.size:
             return False
         reason = self._reason_to_stop(len(in_flight))
@@ -202,14 +204,14 @@ class Search:
         return reason is None and self._host_holds_next(in_flight)
 
     def _host_holds_next(self, in_flight: list[Config]) -> bool:
-        """Whether host memory is predicted to hold the next trial beside those under way; if not it waits for them."""
+        """Whether host memory is predicted to hold the next trial alongside those under way; else it waits for them."""
         if not in_flight or self._foresight is None:
             return True
         following = self._adviser.best_candidate(self._seconds_to_explore())
         return following is None or self._foresight.held_beside(following.config, in_flight)
 
     def _foresee(self) -> bool:
-        """Take the predictions into account; False where they are already."""
+        """Take the predictions into account; False if that was already done."""
         if self._foresight is not None:
             return False
         self._start()  # workers load their libraries meanwhile
@@ -252,19 +254,19 @@ class Search:
         return winner is not None and not winner.verified
 
     def _seconds_to_explore(self) -> float | None:
-        """What is left of the time budget when the winner's verification is taken off; None without a budget."""
+        """What is left of the time budget after setting aside the winner's verification; None without a budget."""
         left = self._budget.seconds_left
         return None if left is None else left - self._verification_seconds()
 
     def _verification_seconds(self) -> float:
-        """How long the winner's verification takes, about, by its first trial; 0 where it needs none."""
+        """Roughly how long the winner's verification will take, judging by its first trial; 0 where it needs none."""
         winner = self.winner()
         if winner is None or not self._must_verify():
             return 0.0
         return self.knowledge.trials[winner.config].seconds + max(0.0, self._verification_timing() - TIMING_SECONDS)
 
     def _verification_timing(self) -> float:
-        """Seconds of repeats: no more than a tenth of a time budget is worth the winner's last digit."""
+        """Seconds of timed repeats: the winner's last digit is worth no more than a tenth of a time budget."""
         total = self.limits.seconds
         return VERIFICATION_SECONDS if total is None else min(VERIFICATION_SECONDS, max(TIMING_SECONDS, total / 10))
 
@@ -287,9 +289,9 @@ class Search:
         )
 
     def _own_deadline(self, config: Config) -> float:
-        """Seconds after which a trial of `config` is taken to hang: with a time budget soon enough for others to run.
+        """Seconds after which a trial of `config` is taken to hang: with a time budget, soon enough for others to run.
 
-        The winner's second run has the usual deadline: what fails then is failed for everyone who asks the store.
+        The winner's second run has the usual deadline: its failure counts for everyone who asks the store.
         """
         if self.limits.seconds is None or self.progress.verifying:
             return self.limits.deadline_seconds
@@ -304,7 +306,7 @@ class Search:
         return self._pool
 
     def _checked_pool(self) -> Pool:
-        """The workers; raises `EnvironmentLacks` if their trials would be stored as another device's."""
+        """The workers; raises `EnvironmentLacks` if their trials would be stored under another device or stack."""
         pool = self._start()
         if self._is_checked:
             return pool
@@ -323,7 +325,7 @@ class Search:
         return pool
 
     def _rivals(self, config: Config) -> tuple[Rival, ...]:
-        """The measured configs of the same method: beaten by one of them, a trial need not be finished."""
+        """The measured configs of the same method: a trial that one of them beats need not be finished."""
         return tuple(
             Rival(device_bytes=p.measurement.device_bytes, tokens_per_second=p.measurement.tokens_per_second)
             for p in self.knowledge.points()
@@ -331,8 +333,8 @@ class Search:
         )
 
     def _collect(self, in_flight: list[Config]) -> list[Trial]:
-        """Wait for trials to end; each is committed before anything else happens to it. What failed for another reason
-        than its config is begun again, or left out."""
+        """Wait for trials to end; each is committed before anything else happens to it. Those cut off by the budget,
+        and those run again after a failure of the machinery, are not returned."""
         assert self._pool is not None
         while not (completed := self._pool.wait(POLL_SECONDS)):
             self._show(in_flight)
@@ -349,11 +351,12 @@ class Search:
         return [trial for trial in trials if not self._begun_again(trial, in_flight)]
 
     def _cut_by_budget(self, trial: Trial) -> bool:
-        """Whether the trial was killed because the search's time is over: that says nothing of its config."""
+        """Whether the trial was killed because the search's time is over: that says nothing about its config."""
         return isinstance(trial.outcome, TimedOut) and trial.config in self._until_budget_ends
 
     def _begun_again(self, trial: Trial, in_flight: list[Config]) -> bool:
-        """Run a trial that the machinery has failed once more. Raises `EnvironmentLacks` if it fails in a row."""
+        """Retry a trial once if the machinery failed; returns whether it is retried. Raises `EnvironmentLacks` after
+        `MACHINERY_FAILURES` in a row."""
         if not (isinstance(trial.outcome, Crashed) and trial.outcome.transient):
             self._machinery_failures = 0
             return False
@@ -390,16 +393,16 @@ class Search:
         )
 
     def _checked(self, trial: Trial) -> Trial:
-        """`trial`, `Diverged` where a plainer config of its family trains otherwise."""
+        """`trial`, as `Diverged` if a plainer config of its family trains differently."""
         checked = self._baselines.checked(trial)
         return checked if checked is trial else self._verdict(checked)
 
     def _verdict(self, refuted: Trial) -> Trial:
-        """A trial that was found to be wrong by this search, under its limit."""
+        """A trial that this search has found to be wrong, with this search's limit and the current time."""
         return replace(refuted, memory_limit_bytes=self.limits.memory_bytes, recorded_at=_now())
 
     def _refute(self) -> None:
-        """Store and tell what a later, plainer trial has shown to be wrong."""
+        """Store and tell the trials that later, plainer ones have shown to be wrong."""
         for refuted in self._baselines.take_refuted():
             self._adviser.tell(self.save(self._verdict(refuted)))
 
@@ -412,11 +415,11 @@ class Search:
             self._failed_seconds += trial.seconds
 
     def _verify(self) -> bool:
-        """Run the winner again in a fresh process, unless it was run twice; whether that has shown anything."""
+        """Run the winner again in a fresh process, unless it has run twice; returns whether that has shown anything."""
         winner = self.winner()
         if winner is None or not self._must_verify() or self._budget.trials_left(self.progress.done) < 1:
             return False
-        self._foresee()  # takes time: before it is asked how much is left
+        self._foresee()  # takes time, so it comes before asking how much is left
         if self._budget.left_for_trial() < self._verification_seconds():
             return False
         self.progress.verifying, shown = True, False

@@ -1,4 +1,4 @@
-"""How much faster than the winner the best config may still be: what a search that stops owes its user."""
+"""How much faster than the winner the best config may still be, which a search states when it stops."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from autofit.search.surrogate import TIME, LogNormal
 Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
-"""Share of searches whose regret is to be within the bound that they state."""
+"""Share of searches whose regret should be within the bound that they state."""
 HALVINGS = 50
-"""Of the interval in which the bound is looked for: until only rounding is left."""
+"""Bisections of the interval in which the bound is sought: until only rounding is left."""
 
 
 def timing_deviation(measured: Point) -> float:
-    """Standard deviation of the logarithm of a measured step time, between executions too."""
+    """Standard deviation of the logarithm of a measured step time, including variation between executions."""
     spread = measured.relative_spread
     return TIME.noise if spread is None else spread / INTERVAL_DEVIATIONS
 
 
 def regret_bound(winner: Point, rivals: LogNormal, probability: Array, confidence: float = CONFIDENCE) -> float:
-    """By what share of the best speed the winner is slower than the best of its rivals, at the most.
+    """Upper bound on how much slower the winner is than the best of its rivals, as a share of the best speed.
 
     `rivals`: the logarithms of their step times, seconds; `probability`: that each fits, one entry per rival. The
-    chance that any rival exceeds the bound is at most the sum of each one's chance to (Boole's inequality, which holds
-    however they hang together): the least bound at which that sum is no more than 1 - `confidence`.
+    chance that any rival exceeds a bound is at most the sum of their individual chances (Boole's inequality, which
+    holds however they depend on each other): this is the least bound at which that sum is at most 1 - `confidence`.
     """
     own, deviation = math.log(winner.measurement.step_seconds.median), timing_deviation(winner)
     lead = own - rivals.mean
@@ -50,5 +50,5 @@ def regret_bound(winner: Point, rivals: LogNormal, probability: Array, confidenc
 
 
 def _share_above(deviations: float) -> float:
-    """The probability that a normal variable is more than so many deviations above its mean."""
+    """The probability that a normal variable is more than so many standard deviations above its mean."""
     return math.erfc(deviations / math.sqrt(2)) / 2

@@ -19,15 +19,15 @@ ABSENT = "-"
 class LatticeSampler(optuna.samplers.BaseSampler):
     """Suggests whole configs of the lattice, so that no suggestion is invalid, repeated or already ruled out.
 
-    It works in any study: `study.ask(sampler.space)` gives the next config and marks it as under way. What a trial
-    has shown reaches it by `Knowledge.learn`. Where no config is open, `ask` raises `ValueError`.
+    It works in any study: `study.ask(sampler.space)` gives the next config and marks it as under way. The results of
+    trials reach it through `Knowledge.learn`. If no config is open, `ask` raises `ValueError`.
     """
 
     def __init__(self, knowledge: Knowledge, advice: Advice) -> None:
         self._knowledge = knowledge
         self._advice = advice
         self.seconds_left: float | None = None
-        """Configs whose trials are expected to take longer come last; None is no limit."""
+        """Configs whose trials are expected to take longer come last; None means no limit."""
         self.space: dict[str, BaseDistribution] = {}
         for axis in knowledge.lattice.axes:
             values = dict.fromkeys(
@@ -62,7 +62,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """Never needed: every axis is sampled together."""
+        """Never needed: all axes are sampled together."""
         raise ValueError(f"{param_name} is not an axis of the lattice")
 
 

@@ -1,10 +1,10 @@
-"""A small model of memory, speed and set-up, fitted to the trials so far: what an untried config may be expected to do.
+"""A small model of memory, speed and set-up time, fitted to the trials so far, that predicts untried configs.
 
-The figures are products of effects of the axes to a good approximation (checkpointing multiplies time by about 4/3,
-a micro-batch multiplies activations), so their logarithms are linear in the axes' values. A Bayesian linear
-regression (Bishop 2006, section 3.3) on those gives a mean and an honest spread from a handful of trials; its prior
-means are the folklore that a practitioner would start from. Where the estimator has predicted the figure, the
-regression is of what trials have shown beyond the predictions.
+To a good approximation these figures are products of the axes' effects (checkpointing multiplies time by about 4/3, a
+micro-batch multiplies activations), so their logarithms are linear in the axes' values. Bayesian linear regression
+(Bishop 2006, section 3.3) on the logarithms gives a mean and an honest spread from a handful of trials; its prior means
+are the rules of thumb that a practitioner would start from. Where the estimator has predicted a figure, the regression
+models how far trials deviate from the predictions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PRIOR_TIME: dict[tuple[str, Value], float] = {
     ("attention", "eager"): 0.20,
     ("compile", True): -0.10,
 }
-"""Log of relative step time; an axis value that is not named is expected to change nothing. It only steers."""
+"""Log of relative step time; an axis value that is not listed is expected to change nothing. It only steers."""
 PRIOR_ACTIVATIONS: dict[tuple[str, Value], float] = {
     ("checkpointing", "full"): -1.2,
     ("checkpointing", "offload"): -1.4,
@@ -52,47 +52,47 @@ PRIOR_ACTIVATIONS: dict[tuple[str, Value], float] = {
 PRIOR_SETUP: dict[tuple[str, Value], float] = {("compile", True): 2.5}
 """Log of relative seconds before the first timed step: compiling takes minutes where building takes seconds."""
 FAR = 8.0
-"""Deviations above the mean from where on the tail's own expansion is exacter than dividing by its area."""
+"""Deviations above the mean beyond which the tail's own expansion is more accurate than dividing by its area."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is believed of the logarithm of a figure before any trial: means, and standard deviations around them."""
+    """Prior belief about the logarithm of a figure, before any trial: means, and standard deviations around them."""
 
     intercept: float = 0.0
     intercept_spread: float = 10.0
-    """So wide where nothing is known of the figure as such."""
+    """The default is wide enough for a figure of which nothing is known."""
     doubling: float = 0.0
     """Mean effect of doubling the micro-batch."""
     effects: Mapping[tuple[str, Value], float] = field(default_factory=dict)
-    """Mean effects of axes' values; 0 where none is named."""
+    """Mean effects of axis values; 0 for a value that is not listed."""
     spread: float
-    """Of an effect."""
+    """Standard deviation of an effect."""
     spread_of: Mapping[str, float] = field(default_factory=dict)
-    """That of axes whose effects are known less."""
+    """The same for axes whose effects are less well known."""
     noise: float
-    """Of what the effects do not explain."""
+    """Standard deviation of what the effects do not explain."""
     weight: float = math.inf
-    """How many observations the deviations are worth: what the trials of a search show replaces them the sooner."""
+    """How many observations the deviations are worth: the fewer, the sooner a search's own trials replace them."""
     scales: tuple[float, ...] = (1.0,)
-    """By what the effects' deviations may have to be multiplied. All are equally likely beforehand; which it is, the
-    trials tell."""
+    """Factors by which the effects' deviations may have to be multiplied, all equally likely a priori; the trials tell
+    which one applies."""
     noise_scales: tuple[float, ...] = (1.0,)
-    """The same of `noise`."""
+    """The same for `noise`."""
     least: float = 0.0
-    """Deviation of an effect below which no scale brings it."""
+    """Deviation of an effect below which no scale takes it."""
 
 
 TIME = Prior(
     doubling=-0.08,
     effects=PRIOR_TIME,
     spread=0.20,
-    # Which formats a device computes natively differs most between devices.
+    # Devices differ most in the number formats that they compute natively.
     spread_of={"precision": 0.50},
     noise=0.03,
 )
 ACTIVATIONS = Prior(doubling=0.6, effects=PRIOR_ACTIVATIONS, spread=0.40, noise=0.10)
-# Of a set-up one knows beforehand how long it takes, about; of compilation the least.
+# How long a set-up takes is roughly known beforehand; least so for compilation.
 SETUP = Prior(
     intercept=math.log(8.0),
     intercept_spread=1.0,
@@ -113,19 +113,19 @@ class LogNormal:
 
 @dataclass(frozen=True, slots=True)
 class _Belief:
-    """What the effects are, and by how much figures scatter around them."""
+    """Belief about the effects, and about how much figures scatter around them."""
 
     shift: Array
-    """Of the effects' means, from the prior's."""
+    """Shift of the effects' means from the prior's."""
     covariance: Array
     noise_variance: float
 
 
 def regression(features: Array, values: Array, spreads: Array, weights: Array) -> tuple[Array, Array]:
-    """Mean and covariance of the effects of `features`, [observations, effects], after `values` were seen.
+    """Posterior mean and covariance of the effects of `features`, [observations, effects], given `values`.
 
-    Before, each is normal around 0 with its deviation of `spreads`; an observation's `weight` is one over its variance
-    (Bishop 2006, equations 3.50 and 3.51).
+    A priori each effect is normal around 0 with its deviation in `spreads`; an observation's weight is its inverse
+    variance (Bishop 2006, equations 3.50 and 3.51).
     """
     precision = np.diag(spreads**-2.0) + features.T @ (weights[:, None] * features)
     covariance = np.asarray(np.linalg.inv(precision), dtype=np.float64)
@@ -133,8 +133,7 @@ def regression(features: Array, values: Array, spreads: Array, weights: Array) -
 
 
 def _mixed(beliefs: Sequence[_Belief], log_evidence: Array) -> _Belief:
-    """The mean and the covariance of a mixture, each part with the weight of its evidence (the laws of total mean and
-    variance)."""
+    """Mean and covariance of a mixture, each part weighted by its evidence (laws of total expectation and variance)."""
     share = np.exp(log_evidence - log_evidence.max())
     share /= share.sum()
     shifts = np.array([b.shift for b in beliefs])
@@ -149,7 +148,7 @@ def _mixed(beliefs: Sequence[_Belief], log_evidence: Array) -> _Belief:
 
 
 class LogLinear:
-    """Regression of one log figure on the axes' values, for the configs of one lattice."""
+    """Regression of one log figure on axis values, for the configs of one lattice."""
 
     def __init__(
         self,
@@ -158,7 +157,7 @@ class LogLinear:
         prior: Prior,
         predicted: Mapping[Config, float] | None = None,
     ) -> None:
-        """`predicted`: the log figure that each config is predicted to have; `prior` is then of the error."""
+        """`predicted`: the log figure predicted for each config; `prior` then describes the prediction error."""
         every = list(configs)
         self._columns: list[tuple[str, Value | None]] = []
         means, spreads = [prior.intercept], [prior.intercept_spread]
@@ -174,7 +173,7 @@ class LogLinear:
             for value in sorted((v for v in found if v is not None), key=str):
                 self._columns.append((axis.name, value))
                 means.append(0.0 if axis.numeric else prior.effects.get((axis.name, value), 0.0))
-                # A numeric axis has its slope beside: values only bend it.
+                # A numeric axis has a slope as well: its values only bend that.
                 spreads.append(spread / 3.0 if axis.numeric else spread)
         self._noises = [prior.noise * factor for factor in prior.noise_scales]
         self._weight = prior.weight
@@ -190,16 +189,16 @@ class LogLinear:
 
     @property
     def axis_names(self) -> list[str | None]:
-        """Of which axis each feature is; None for the first, which all configs have in common."""
+        """The axis that each feature belongs to; None for the first, which all configs share."""
         return [None, *(name for name, _ in self._columns)]
 
     @property
     def prior_variances(self) -> Array:
-        """Of the features' effects, as the prior states them."""
+        """Prior variances of the features' effects."""
         return self._spreads**2
 
     def features(self, config: Config) -> list[float]:
-        """The config as numbers: 1, then per axis value whether it has it, and the log2 of numeric ones."""
+        """The config as numbers: 1, then an indicator for each axis value, and the log2 of each numeric axis."""
         own = dict(config.items)
         row = [1.0]
         for name, wanted in self._columns:
@@ -215,15 +214,15 @@ class LogLinear:
     ) -> LogNormal:
         """Predict the log figure of `wanted` from `known` (config, log figure).
 
-        `blur`: the standard deviation of each measurement in `known`, where it is known. What is predicted is the
-        figure, not another measurement of it.
+        `blur`: the standard deviation of each measurement in `known`, if known. The prediction is of the figure itself,
+        not of another measurement of it.
         """
         return self._predict(known, blur, self.matrix(wanted), self._beyond(wanted))
 
     def predict_rows(
         self, known: Sequence[tuple[Config, float]], rows: Rows, blur: Sequence[float] | None = None
     ) -> LogNormal:
-        """`predict` for configs of the lattice, given as their positions in it."""
+        """`predict` for configs of the lattice, given by their positions in it."""
         return self._predict(known, blur, self._features[rows], self._ahead[rows])
 
     def _predict(
@@ -244,14 +243,14 @@ class LogLinear:
     def _belief(
         self, spreads: Array, noise: float, seen: Array, surprise: Array, blurred: Array
     ) -> tuple[_Belief, float]:
-        """The regression where effects spread and figures scatter so far, and its evidence: the logarithm of the
-        density of what was measured, up to a constant (Bishop 2006, section 3.5.1)."""
+        """The regression with these `spreads` of the effects and this `noise`, and its evidence: the log density of
+        what was measured, up to a constant (Bishop 2006, section 3.5.1)."""
         weights = 1 / (noise**2 + blurred)
         shift, covariance = regression(seen, surprise, spreads, weights)
         misfit = max(float((weights * surprise) @ (surprise - seen @ shift)), 0.0)
         scale = 1.0
         if math.isfinite(self._weight):
-            # How wide all deviations are is learned, too (Murphy 2012, section 7.6.3: the scale of the predictive).
+            # The common scale of all deviations is learnt, too (Murphy 2012, section 7.6.3: the predictive's scale).
             scale = (self._weight + misfit) / (self._weight + len(seen))
         width = 2 * np.log(spreads).sum() - np.log(weights).sum() - np.linalg.slogdet(covariance)[1]
         return _Belief(shift, scale * covariance, scale * noise**2), -(misfit + float(width)) / 2
@@ -260,7 +259,7 @@ class LogLinear:
         return np.array([self._predicted.get(c, 0.0) for c in configs])
 
     def matrix(self, configs: Sequence[Config]) -> Array:
-        """Features of the configs, one row each; those of the lattice are computed once for all."""
+        """Features of the configs, one row each; those of the lattice are computed only once."""
         numbers = [self._row_of.get(c) for c in configs]
         if None not in numbers:
             return np.asarray(self._features[np.array(numbers, dtype=np.intp)])
@@ -268,7 +267,7 @@ class LogLinear:
 
 
 def mean_above(least: float, mean: float, deviation: float) -> float:
-    """The mean of a normal variable that is known to be above `least` (Greene 2012, theorem 19.2)."""
+    """The mean of a normal variable that is known to lie above `least` (Greene 2012, theorem 19.2)."""
     standard = (least - mean) / deviation
     if standard > FAR:
         return least + deviation / standard

@@ -1,1 +1,1 @@
-"""Search methods driven over recorded tables as if the trials ran: ours and others', judged alike."""
+"""Replays search methods over recorded tables as if the trials ran: ours and others', judged alike."""

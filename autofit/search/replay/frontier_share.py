@@ -1,4 +1,4 @@
-"""How much of a problem's frontier some trials have found."""
+"""How much of a problem's frontier a set of trials has found."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from autofit.search.replay.trace import Run
 
 
 class FrontierShare:
-    """Share of the exhaustive frontier's hypervolume; the whole is found once."""
+    """Share of the exhaustive frontier's hypervolume, which is computed once."""
 
     def __init__(self, recorded: Recorded) -> None:
         self._reference = recorded.reference
         self._whole = hypervolume(_corners(p.measurement for p in recorded.frontier), self._reference)
 
     def of(self, runs: Iterable[Run]) -> float:
-        """Of those that fit among the runs; 0 without any. Where the frontier has no area, 1 with any."""
+        """The share of those runs that fit; 0 if none does. Where the frontier has no area, 1 if any does."""
         fitted = [run.outcome.measurement for run in runs if isinstance(run.outcome, Fits)]
         return hypervolume(_corners(fitted), self._reference) / self._whole if self._whole else float(bool(fitted))
 

@@ -1,9 +1,9 @@
-"""Searches that ran, kept in files: a replay that is interrupted goes on, and no search runs twice.
+"""Completed searches, kept in files: an interrupted replay resumes, and no search runs twice.
 
-A search follows from what its method is told, from its seed, and from the answers that it gets. So a search is kept as
-its asks in order and a digest of the answers, in a file that is named by the rest. To use it, the oracle is asked the
-same once more, which takes no time: where it answers and ends as it did, the method would do the same again. Where it
-does not, say because the table was recorded anew, the search is run anew.
+A search is determined by what its method is told, by its seed, and by the answers that it gets. So it is kept as its
+asks in order and a digest of the answers, in a file named after the rest. To use it, the oracle is asked the same once
+more, which takes no time: if it answers and ends as it did then, the method would do the same again. If it does not,
+say because the table was recorded again, the search is run again.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from autofit.workload import digest
 SCHEMA = 1
 PACKAGE = Path(autofit.__file__).parent
 FACES = ("api", "cli", "export")
-"""Folders of the package that no search reads."""
+"""Folders of the package that no search uses."""
 RIVALS: Mapping[str, tuple[str, ...]] = {
     "autofit.search.replay.rivals_optuna": ("numpy", "optuna", "scipy", "torch"),
     "autofit.search.replay.rivals_deepspeed": ("deepspeed", "numpy", "xgboost"),
     "autofit.search.replay.rivals_of_practice": ("accelerate",),
 }
-"""By their modules the libraries whose versions matter to them. Of autofit they use that module and what the problem
-tells, so that they need not run again when something else changes; some of them take hours."""
+"""By module, the libraries whose versions matter to these rivals. Of autofit they use only that module and what the
+problem tells, so they need not run again when something else changes; some of them take hours."""
 OURS = ("numpy", "optuna", "peft", "torch", "transformers")
-"""Of every other method, which may use all of the package."""
+"""The same for every other method, which may use all of the package."""
 DISTRIBUTIONS = {"xgboost": ("xgboost", "xgboost-cpu")}
-"""Names under which a library is installed, where it has others than its own."""
+"""Names under which a library may be installed, where its own is not the only one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Asked:
 
     config: Config
     again: bool = False
-    """Whether it wanted a second run."""
+    """Whether it asked for a second run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,15 +63,15 @@ class Kept:
     seed: int
     asked: tuple[Asked, ...]
     answers: str
-    """A digest of what the oracle said to each."""
+    """A digest of the oracle's answers."""
     stopped: bool
     """Whether the method ended by itself."""
     stated: Stated | None = None
-    """What it said then."""
+    """What it stated then."""
 
 
 class _Noting(Oracle):
-    """An oracle that notes what it was asked and what it said."""
+    """An oracle that notes what it was asked and what it answered."""
 
     def __init__(self, recorded: Recorded, seed: int) -> None:
         super().__init__(recorded, seed)
@@ -100,7 +100,7 @@ class _Noting(Oracle):
 
 
 def searched(recorded: Recorded, method: SearchMethod, seed: int) -> tuple[Kept, Trace]:
-    """One search of one method. Raises `CannotRun` where it lacks something here."""
+    """Run one search of one method. Raises `CannotRun` if something that it needs is missing here."""
     oracle = _Noting(recorded, seed)
     try:
         method(recorded.problem, oracle, seed)
@@ -110,7 +110,7 @@ def searched(recorded: Recorded, method: SearchMethod, seed: int) -> tuple[Kept,
 
 
 def once_more(recorded: Recorded, kept: Kept) -> Trace | None:
-    """The trace of a search that was kept; None where it would go another way today."""
+    """The trace of a search that was kept; None if it would go differently today."""
     oracle = _Noting(recorded, kept.seed)
     try:
         for asked in kept.asked:
@@ -134,26 +134,26 @@ def _is_over(oracle: Oracle, recorded: Recorded) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptSearches:
-    """The searches of one method on one problem, in a file of a folder: what they follow from, then one in a line."""
+    """The searches of one method on one problem, in one file: what determines them, then one search per line."""
 
     recorded: Recorded
     identity: Mapping[str, Any]
-    """What the searches follow from, as a JSON object."""
+    """What determines the searches, as a JSON object."""
     folder: Path
 
     @classmethod
     def of(cls, folder: Path, recorded: Recorded, name: str, method: SearchMethod) -> KeptSearches:
-        """Those of the method of this name."""
+        """The searches of the method of this name."""
         return cls(recorded=recorded, identity=identity(recorded.problem, name, method), folder=folder)
 
     @property
     def file(self) -> Path:
-        """Which is there when something was kept."""
+        """The file, which exists once something was kept."""
         names = [str(self.identity[field]) for field in ("table", "method", "search")]
         return self.folder / ".".join([*names, digest(self.identity), "jsonl"])
 
     def traces(self) -> dict[int, Trace]:
-        """By seed; of a search that was kept twice the last."""
+        """The traces by seed; of a search that was kept twice, the last."""
         found: dict[int, Trace] = {}
         for kept in self._read():
             trace = once_more(self.recorded, kept)
@@ -162,7 +162,7 @@ class KeptSearches:
         return found
 
     def add(self, kept: Kept) -> None:
-        """Keep another. A line that was cut off earlier stays alone."""
+        """Append another search. A line that was cut off earlier stays on its own."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with self.file.open("a+b") as file:
             file.seek(0)
@@ -181,11 +181,11 @@ class KeptSearches:
             try:
                 yield _from_json(json.loads(line), self.recorded.problem)
             except (ValueError, KeyError, IndexError, TypeError):
-                continue  # cut off: it is run anew
+                continue  # cut off: it is run again
 
 
 def identity(problem: Problem, name: str, method: SearchMethod) -> dict[str, Any]:
-    """What the searches of a method on a problem follow from, but their seeds and the answers."""
+    """What determines the searches of a method on a problem, apart from their seeds and the answers."""
     module = method.__module__
     libraries = RIVALS.get(module, OURS)
     return {
@@ -203,7 +203,7 @@ def identity(problem: Problem, name: str, method: SearchMethod) -> dict[str, Any
 
 
 def installed(library: str) -> str | None:
-    """The version of a library; None where it is not there."""
+    """The version of a library; None if it is not installed."""
     for distribution in DISTRIBUTIONS.get(library, (library,)):
         try:
             return version(distribution)
@@ -228,7 +228,7 @@ def _told(problem: Problem, *, everything: bool) -> str:
 
 @cache
 def _code(module: str) -> str:
-    """A digest of the code of a method: its module's, and for ours that of the package."""
+    """A digest of a method's code: its module and, for ours, the package."""
     files = [Path(str(sys.modules[module].__file__))]
     if module not in RIVALS:
         own = sorted(PACKAGE.rglob("*.py"))
@@ -248,8 +248,8 @@ def _bare(source: str) -> str:
 
 
 def _to_json(kept: Kept, problem: Problem) -> dict[str, Any]:
-    """A config of the problem is its number there; another one is spelled by the number of its value on each axis,
-    and in full where it has a value that none of the problem's has."""
+    """A config of the problem is written as its number there; any other as the number of its value on each axis, or in
+    full where that does not describe it."""
     numbers = {config: number for number, config in enumerate(problem.configs)}
     values = {axis.name: problem.values(axis) for axis in problem.axes}
     stated = kept.stated
@@ -292,7 +292,7 @@ def _from_json(data: Mapping[str, Any], problem: Problem) -> Kept:
 
 
 def _spelled(places: Sequence[int], problem: Problem) -> Config:
-    """The config with these values on the axes on which the problem's configs differ."""
+    """The config with the values of these numbers on the axes on which the problem's configs differ."""
     chosen = zip(problem.axes, places, strict=True)
     return problem.configs[0].replace(**{axis.name: problem.values(axis)[number] for axis, number in chosen})
 

@@ -1,4 +1,4 @@
-"""What a search method is, to the replay."""
+"""The interface of a search method in the replay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from autofit.search.replay.problem import Problem
 
 
 class CannotRun(Exception):
-    """A method lacks something here; the message says what, in one line."""
+    """Something that a method needs is missing here; the message says what, in one line."""
 
 
 class SearchMethod(Protocol):

@@ -1,4 +1,4 @@
-"""Every search method that a replay knows, by name. A new one is one new file, and its line here."""
+"""Every search method that a replay knows, by name. A new one needs one new file, and its line here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ METHODS: Mapping[str, SearchMethod] = {
     **rivals_deepspeed.RIVALS,
     **rivals_of_practice.RIVALS,
 }
-"""In the order in which they are shown."""
+"""In display order."""
 
 
 def chosen(names: Iterable[str]) -> dict[str, SearchMethod]:
-    """The methods of these names; all where none is named. Raises `UsageError` for a name that is not there."""
+    """The methods of these names; all if none is given. Raises `UsageError` for a name that is unknown or repeated."""
     wanted = list(names)
     for name in wanted:
         if name not in METHODS:

@@ -1,4 +1,4 @@
-"""The one source of outcomes for every search method: looks them up, counts, and writes down what was paid for."""
+"""The only source of outcomes for every search method: looks them up, counts, and records what was paid for."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from autofit.search.replay.trace import Run, Stated, Trace
 HORIZON = 40
 """Trials that every search may run, whatever it has found."""
 MOST_ASKS = 3 * HORIZON
-"""Asks after which a search is ended: a model that is sure of itself asks for one config again and again."""
+"""Asks after which a search is ended: an overconfident model asks for the same config again and again."""
 CLOSE = 0.01
-"""A search that has run its horizon ends when its best is so near to the table's."""
+"""Relative distance from the table's best speed at which a search that has run its horizon is ended."""
 
 
 class Enough(BaseException):
-    """The search is ended from outside. No `Exception`: rivals catch those, and would go on."""
+    """The search is ended from outside. Not an `Exception`: rivals catch those, and would go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +36,8 @@ class Answer:
 class Oracle:
     """Answers one search over one problem.
 
-    A measured speed is one draw of a noisy figure, so each seed draws another within the interval that was recorded
-    with it (normal, by its width, cut off at its ends): equal for all methods, and the same whenever a config is asked
+    A measured speed is one draw of a noisy figure, so each seed draws another one from the interval that was recorded
+    with it (normal with that width, truncated at its ends): the same for all methods, and whenever a config is asked
     for again. Methods are judged by the speeds as recorded.
     """
 
@@ -67,18 +67,18 @@ class Oracle:
         return answer
 
     def run_again(self, config: Config) -> Answer:
-        """A second run of a recorded config, for those who want one: it costs what the first did, and draws anew."""
+        """A second run of a recorded config, for methods that want one: same cost as the first, with a new draw."""
         if self._is_over():
             raise Enough
         self._asks += 1
         return self._run(config)
 
     def hear(self, stated: Stated) -> None:
-        """What a search says when it ends."""
+        """Take note of what a search states when it ends."""
         self._stated = stated
 
     def trace(self, *, stopped: bool) -> Trace:
-        """What was asked so far; `stopped`: whether the method has ended by itself."""
+        """What has been asked so far; `stopped`: whether the method ended by itself."""
         return Trace(
             runs=tuple(self._runs),
             asks=self._asks,
@@ -103,7 +103,7 @@ class Oracle:
 
 
 def drawn_again(outcome: Outcome, source: random.Random) -> Outcome:
-    """The outcome with another draw of its speed; the same where nothing is known of its spread."""
+    """The outcome with a new draw of its speed; unchanged where its spread is not known."""
     if not isinstance(outcome, Fits):
         return outcome
     measured = outcome.measurement

@@ -25,7 +25,7 @@ from autofit.workload import Effect, Goal
 
 def search(problem: Problem, oracle: Oracle, seed: int) -> None:
     """The search with an empty store and the estimator's predictions. Nothing in it is random but the order of the
-    configs, by which ties are broken. The winner's second run, which no rival has, is paid for."""
+    configs, which breaks ties. The winner's second run, which no rival has, is counted in its cost."""
     _search(problem, oracle, seed, problem.foresee)
 
 
@@ -38,8 +38,8 @@ def search_warm(problem: Problem, oracle: Oracle, seed: int) -> None:
 
 
 def search_elsewhere(problem: Problem, oracle: Oracle, seed: int) -> None:
-    """The same on a machine without trials, whose store has those of the tables of other hardware. Raises `CannotRun`
-    if there are none."""
+    """The same on a machine without trials of its own, whose store has those of the tables of other hardware. Raises
+    `CannotRun` if there are none."""
     foresight = problem.foresee_elsewhere()
     if foresight is None:
         raise CannotRun("no table is of other hardware of this kind")
@@ -47,7 +47,7 @@ def search_elsewhere(problem: Problem, oracle: Oracle, seed: int) -> None:
 
 
 def search_thoroughly(problem: Problem, oracle: Oracle, seed: int) -> None:
-    """`autofit search --thorough`, which goes on for the frontier when the best config is found."""
+    """`autofit search --thorough`, which goes on for the frontier once the best config is found."""
     _search(problem, oracle, seed, problem.foresee, thorough=True)
 
 
@@ -77,7 +77,7 @@ def _search(
 
 
 def job_of(problem: Problem) -> Job:
-    """The job that was recorded. Raises `CannotRun` where its model is not to be had here."""
+    """The job that was recorded. Raises `CannotRun` if its model is not available here."""
     workload = problem.workload
     try:
         model = load(workload.model)
@@ -96,7 +96,7 @@ class ReplayPool:
     oracle: Oracle
     size: int = 1
     devices: int = 1
-    """Those of each trial that was recorded."""
+    """Devices of each recorded trial."""
     _begun: set[Config] = field(default_factory=set)
     _done: list[Completed] = field(default_factory=list)
 
@@ -105,11 +105,11 @@ class ReplayPool:
         return self.job.hardware, self.job.stack
 
     def cannot(self, config: Config, job: Job) -> str | None:
-        """What could not work has been recorded as that."""
+        """Nothing: configs that cannot work were recorded as such."""
         return None
 
     def submit(self, request: TrialRequest) -> None:
-        """Look the trial up; what a search submits twice it wants run twice."""
+        """Look the trial up; a config that is submitted twice is meant to run twice."""
         again = request.config in self._begun
         self._begun.add(request.config)
         answer = self.oracle.run_again(request.config) if again else self.oracle.ask(request.config)

@@ -1,4 +1,4 @@
-"""What a search method is told before it starts: everything that a user with the machine would know, and no outcome."""
+"""What a search method is told before it starts: everything that a user of the machine would know, but no outcome."""
 
 from __future__ import annotations
 
@@ -21,39 +21,39 @@ class Problem:
     method: str
     """`full`, `lora` or `qlora`."""
     configs: tuple[Config, ...]
-    """The recorded ones of the method, each once, as a loop over the axes would list them, lightest values first."""
+    """The recorded configs of the method, each once, as a loop over the axes lists them, lightest values first."""
     workload: Workload
     hardware: Hardware
     stack: Stack
     memory_limit_bytes: int
     foresee: Callable[[], Foresight] = field(default=Foresight, compare=False)
-    """What the estimator says of the configs, learnt from no trial. The first call may take minutes."""
+    """The estimator's predictions for the configs, learnt from no trial. The first call may take minutes."""
     foresee_warm: Callable[[], Foresight | None] = field(default=lambda: None, compare=False)
-    """The same, corrected by the trials of the other tables that are of this hardware; None if there are none."""
+    """The same, corrected by the trials of the other tables of this hardware; None if there are none."""
     foresee_elsewhere: Callable[[], Foresight | None] = field(default=lambda: None, compare=False)
     """The same, with the errors that predictions had in the tables of other hardware of its kind; None if there are
     none."""
     others: tuple[str, ...] = ()
-    """Digests of those tables, all hardware's."""
+    """Digests of the other tables, of whatever hardware."""
 
     @property
     def name(self) -> str:
-        """The table's and the method's."""
+        """The table's name and the method's."""
         return f"{self.table}/{self.method}"
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Those on which the configs differ."""
+        """The axes on which the configs differ."""
         return tuple(axis for axis in AXES if len(self.values(axis)) > 1)
 
     def values(self, axis: Axis) -> tuple[Value, ...]:
-        """The values that the configs have of an axis, lightest first; none where it does not apply."""
+        """The values that the configs have on an axis, lightest first; none where it does not apply."""
         found = {value for config in self.configs if (value := config.get(axis.name)) is not None}
         return tuple(sorted(found, key=lambda value: place(axis, value)))
 
     def nearest(self, config: Config) -> Config:
-        """The recorded config that differs from `config` on the fewest axes, of those the one whose numbers are
-        nearest, of those the first. `config` itself, if it is recorded."""
+        """The recorded config that differs from `config` on the fewest axes; of several, the one with the nearest
+        numbers, and of those the first. `config` itself, if it is recorded."""
         return min(self.configs, key=lambda known: _distance(known, config))
 
 

@@ -1,4 +1,4 @@
-"""The truth of a problem, which only the oracle and the judge see."""
+"""The ground truth of a problem, which only the oracle and the judge see."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from autofit.search.replay.problem import Problem
 from autofit.units import format_bytes
 
 BEYOND_HEAVIEST = 1.1
-"""Of the heaviest config that fits: where the hypervolume's memory ends, if the limit is not below that. A limit far
-above every config would make all frontiers alike."""
+"""Multiple of the heaviest fitting config's memory at which the hypervolume ends, unless the limit is below that. A
+limit far above every config would make all frontiers look alike."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,8 +23,8 @@ class Recorded:
 
     problem: Problem
     trials: Mapping[Config, Trial]
-    """As recorded, but that a limit below the table's turns what it does not hold into out of memory. The seconds stay:
-    a real trial would have failed somewhat earlier."""
+    """As recorded, except that a limit below the table's turns what it does not hold into out of memory. The seconds
+    stay: a real trial would have failed somewhat earlier."""
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -33,12 +33,12 @@ class Recorded:
 
     @property
     def best(self) -> Point:
-        """The fastest that fits."""
+        """The fastest config that fits."""
         return max(self.points, key=lambda p: p.measurement.tokens_per_second)
 
     @property
     def frontier(self) -> tuple[Point, ...]:
-        """The points that no other beats, by memory."""
+        """The points that no other dominates, sorted by memory."""
         return pareto(self.points)
 
     @property
@@ -49,12 +49,12 @@ class Recorded:
 
     @property
     def out_of_memory(self) -> int:
-        """Configs that do not fit."""
+        """How many configs do not fit."""
         return sum(isinstance(trial.outcome, OutOfMemory) for trial in self.trials.values())
 
 
 def under(limit: int, outcome: Outcome) -> Outcome:
-    """The outcome that a trial would have had under a limit no higher than that under which it ran."""
+    """The outcome that a trial would have had under a limit no higher than the one it ran under."""
     if isinstance(outcome, Fits) and outcome.measurement.device_bytes > limit:
         needed = format_bytes(outcome.measurement.device_bytes)
         return OutOfMemory(reason=f"took {needed} when it was recorded, and the limit is {format_bytes(limit)}")

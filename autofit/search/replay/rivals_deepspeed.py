@@ -1,13 +1,14 @@
 """DeepSpeed's own tuners, imported from the installed package and driven over a table with its defaults.
 
-They walk a list of experiments, each with its DeepSpeed config. Here that list is the problem's configs in the order
-in which a loop over the axes gives them; the micro-batch and the accumulation have DeepSpeed's own keys, every other
-axis is a number that counts its values by memory, because the model-based tuner looks at numbers only. Everything
-else is theirs: `tune` with its defaults (at most 50 trials, end after 5 without a better one), the files that
-experiments and results are passed in, and the choice of the best. Only what would launch a job looks it up.
+They walk a list of experiments, each with its DeepSpeed config. Here that list is the problem's configs in the order in
+which a loop over the axes gives them; micro-batch and accumulation have DeepSpeed's own keys, and every other axis is
+encoded as a number that orders its values by memory, because the model-based tuner looks at numbers only. Everything
+else is theirs: `tune` with its defaults (at most 50 trials, ending after 5 without a better one), the files in which
+experiments and results are passed, and the choice of the best. Only the code that would launch a job is replaced, by a
+look-up.
 
-Known of them and left as it is: the model-based tuner marks its first configs as visited before it has measured them,
-and its cost model needs xgboost, without which it cannot run at all.
+Known flaws, left as they are: the model-based tuner marks its first configs as visited before it has measured them, and
+its cost model needs xgboost, without which it cannot run at all.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ from autofit.search.replay.oracle import Answer, Oracle
 from autofit.search.replay.problem import Problem, place
 
 METRIC = "throughput"
-"""DeepSpeed's default; of its others, one keeps the slowest and one finds no result."""
+"""DeepSpeed's default; of its other metrics, one keeps the slowest and one finds no result."""
 TRIALS = 50
 EARLY_STOPPING = 5
-"""These two are the defaults of deepspeed/autotuning/constants.py."""
+"""This and `TRIALS` are the defaults of deepspeed/autotuning/constants.py."""
 
 
 def rival(tuner: str) -> SearchMethod:
-    """The search of the tuner class of this name."""
+    """The search by the tuner class of this name."""
 
     def search(problem: Problem, oracle: Oracle, seed: int) -> None:
         tuners, scheduler = _imported()
@@ -48,11 +49,11 @@ def rival(tuner: str) -> SearchMethod:
             arguments = [experiments, manager, METRIC, *([space] if tuner == "ModelBasedTuner" else [])]
             try:
                 made = getattr(tuners, tuner)(*arguments)
-            except AssertionError as error:  # so DeepSpeed says that xgboost is missing
+            except AssertionError as error:  # how DeepSpeed says that xgboost is missing
                 raise CannotRun(str(error)) from error
             made.tune(sample_size=1, n_trials=TRIALS, early_stopping=EARLY_STOPPING)
             if manager.failure is not None:
-                raise manager.failure  # `tune` takes every failure for an end
+                raise manager.failure  # `tune` treats every failure as its end
 
     return search
 
@@ -65,7 +66,7 @@ RIVALS: Mapping[str, SearchMethod] = {
 
 
 def _imported() -> tuple[Any, Any]:
-    """DeepSpeed's modules of tuners and of the scheduler. What its import prints does not belong on standard output."""
+    """DeepSpeed's tuner and scheduler modules. What their import prints does not belong on standard output."""
     try:
         with redirect_stdout(sys.stderr):
             from deepspeed.autotuning import scheduler, tuner
@@ -77,7 +78,7 @@ def _imported() -> tuple[Any, Any]:
 
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
-    """The tuners draw from the generators that all of a process shares."""
+    """Seeds the process-wide generators, from which the tuners draw, and restores them at the end."""
     states = random.getstate(), np.random.get_state()
     random.seed(seed)
     np.random.seed(seed)
@@ -104,13 +105,13 @@ def _experiment(problem: Problem, number: int) -> dict[str, Any]:
 
 
 def _manager(scheduler: Any, problem: Problem, oracle: Oracle, folder: Path) -> Any:
-    """DeepSpeed's resource manager, whose jobs are looked up."""
+    """DeepSpeed's resource manager, with jobs looked up instead of launched."""
 
     class Manager(scheduler.ResourceManager):  # type: ignore[misc]
         failure: Exception | None = None
 
         def run(self) -> None:
-            """Instead of launching what was scheduled."""
+            """Look up what was scheduled, instead of launching it."""
             try:
                 for experiment in self.experiment_queue:
                     self._look_up(experiment)

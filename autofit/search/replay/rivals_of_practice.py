@@ -1,11 +1,11 @@
 """What people do by hand: double the micro-batch until it fails, or go down a checklist until something fits.
 
-The settings that stay fixed are those which published advice recommends for speed, chosen before any table was looked
-at. "Methods and tools for efficient training on a single GPU" (transformers' documentation) has them: bf16 mixed
-precision, fused AdamW, SDPA or FlashAttention and torch.compile make it faster; checkpointing costs about 20 % and is
-for what does not fit otherwise. Liger-Kernel's README says 20 % faster with its fused loss. Adapters keep the rank of
-the plain recipe on all linear layers (the QLoRA paper: on all layers, and then the rank matters little). What a table
-does not have is left out: the next value of the list counts.
+The fixed settings are those that published advice recommends for speed, chosen before any table was looked at.
+"Methods and tools for efficient training on a single GPU" (transformers' documentation) has them: bf16 mixed precision,
+fused AdamW, SDPA or FlashAttention and torch.compile are faster; checkpointing costs about 20 % and is for what does
+not fit otherwise. Liger-Kernel's README says 20 % faster with its fused loss. Adapters keep the plain recipe's rank on
+all linear layers (the QLoRA paper: on all layers, and then the rank matters little). A value that a table lacks is
+skipped for the next one in the list.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ HAND_PICKED: Mapping[str, Sequence[Value]] = {
     "sharding": ("none", "ddp", "zero1", "zero2"),
     "targets": ("all-linear",),
 }
-"""The best first. Of an axis of which the table has none of these, the heaviest value: nothing was turned on."""
+"""The best first. Where a table has none of them, the axis has its heaviest value: nothing was turned on."""
 CHECKPOINTED: Mapping[str, Sequence[Value]] = {**HAND_PICKED, "checkpointing": ("full", "every-2", "selective")}
-"""Where not even one sequence fits otherwise."""
+"""For when not even one sequence fits otherwise."""
 FROM_TWO = 2
-"""Where Lightning begins (`BatchSizeFinder`, `init_val`)."""
+"""Where Lightning starts (`BatchSizeFinder`, `init_val`)."""
 
 
 def doubling(problem: Problem, oracle: Oracle, seed: int) -> None:
@@ -51,7 +51,7 @@ def doubling(problem: Problem, oracle: Oracle, seed: int) -> None:
 
 
 def falling(problem: Problem, oracle: Oracle, seed: int) -> None:
-    """accelerate's `find_executable_batch_size` itself: from the largest micro-batch, 0.9 of it after every failure."""
+    """accelerate's own `find_executable_batch_size`: from the largest micro-batch, times 0.9 after every failure."""
     try:
         from accelerate.utils import find_executable_batch_size
     except ImportError as error:
@@ -70,8 +70,8 @@ def falling(problem: Problem, oracle: Oracle, seed: int) -> None:
 
 
 def checklist(problem: Problem, oracle: Oracle, seed: int) -> None:
-    """bf16, then checkpointing, then 8-bit Adam, then smaller micro-batches, then offload: ends with the first that
-    fits. A step for which the table has no value is left out; QLoRA is another problem, not another config."""
+    """bf16, then checkpointing, then 8-bit Adam, then smaller micro-batches, then offload: ends with the first config
+    that fits. A step whose value the table lacks is skipped; QLoRA is another problem, not another config."""
     batches = _micro_batches(problem)
     config = settings_of(problem, {**HAND_PICKED, "compile": (False, True)}, batches[-1])
     steps: list[tuple[str, Value]] = [
@@ -99,7 +99,7 @@ RIVALS: Mapping[str, SearchMethod] = {
 
 
 def settings_of(problem: Problem, settings: Mapping[str, Sequence[Value]], micro_batch: int) -> Config:
-    """The best of the settings that the problem has, with the micro-batch given and the lowest rank there is."""
+    """The best of the settings that the problem has, with the given micro-batch and the lowest rank there is."""
     chosen: dict[str, Value] = {"micro_batch": micro_batch}
     for axis in problem.axes:
         known = problem.values(axis)
@@ -115,5 +115,5 @@ def _micro_batches(problem: Problem) -> list[int]:
 
 
 def _fits(oracle: Oracle, config: Config) -> bool:
-    """Whether it trains; every failure is taken for one of memory."""
+    """Whether it trains; every failure is taken for out of memory."""
     return isinstance(oracle.ask(config).outcome, Fits)

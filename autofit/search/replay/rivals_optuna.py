@@ -1,12 +1,12 @@
-"""Optuna's own samplers, with the constraint told as their documentation recommends.
+"""Optuna's own samplers, told of the constraint as their documentation recommends.
 
-Objectives are those of a user who wants the fastest config (tokens per second), or, `-frontier`, of one who wants the
-frontier (device memory and tokens per second). The axes on which a problem's configs differ are the parameters:
-numeric ones (micro-batch, rank) as an integer that counts the values there are, all others as categories.
+The objectives are those of a user who wants the fastest config (tokens per second) or, for `-frontier`, of one who
+wants the frontier (device memory and tokens per second). The parameters are the axes on which a problem's configs
+differ: numeric ones (micro-batch, rank) as an integer index into their values, all others as categories.
 
-A trial that fits has the constraint (its memory - limit) / limit. One that does not is told as completed, with the
-worst finite values (no speed, twice the limit) and a violated constraint: GPSampler ignores pruned and failed trials,
-and asks for the same again. A suggestion that the table lacks has the outcome of the config nearest to it.
+A trial that fits has the constraint (its memory - limit) / limit. One that does not is told as completed, with finite
+worst values (no speed, twice the limit) and a violated constraint: GPSampler ignores pruned and failed trials, and
+would ask for the same config again. A suggestion that is not in the table gets the outcome of the nearest config.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ FRONTIER = (StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE)
 
 
 def rival(make: Callable[[int], BaseSampler], directions: tuple[StudyDirection, ...] = SPEED) -> SearchMethod:
-    """The search of the sampler that `make` makes of a seed."""
+    """The search by the sampler that `make` builds from a seed."""
 
     def search(problem: Problem, oracle: Oracle, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is experimental in Optuna, and of SciPy's about sample sizes
+            warnings.simplefilter("ignore")  # Optuna's about experimental features, SciPy's about sample sizes
             try:
                 _search(problem, oracle, optuna.create_study(directions=directions, sampler=make(seed)))
             except ImportError as error:
@@ -56,7 +56,7 @@ RIVALS: Mapping[str, SearchMethod] = {
     "optuna-gp-frontier": rival(lambda seed: optuna.samplers.GPSampler(seed=seed), FRONTIER),
     "optuna-nsga2": rival(lambda seed: optuna.samplers.NSGAIISampler(seed=seed), FRONTIER),
 }
-"""Every setting is the sampler's default, but that QMC's sequence is scrambled: unscrambled, all seeds are one."""
+"""All settings are the samplers' defaults, except that QMC's sequence is scrambled: otherwise all seeds are alike."""
 
 
 def _search(problem: Problem, oracle: Oracle, study: optuna.Study) -> None:
@@ -75,7 +75,7 @@ def _distribution(axis: Axis, values: tuple[Value, ...]) -> BaseDistribution:
 
 
 def _config(problem: Problem, axes: list[tuple[Axis, tuple[Value, ...]]], params: Mapping[str, Any]) -> Config:
-    """The config that the parameters spell; the rest is what all configs of the problem have in common."""
+    """The config that the parameters encode; the rest is what all configs of the problem have in common."""
     chosen = {a.name: values[params[a.name]] if a.numeric else params[a.name] for a, values in axes}
     return problem.configs[0].replace(**chosen)
 

@@ -1,4 +1,4 @@
-"""How good a method was on a problem: over its seeds, from its traces."""
+"""How good a method was on a problem, over its seeds, judged by its traces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autofit.search.replay.recorded import Recorded
 from autofit.search.replay.trace import Run, Trace
 
 WITHIN = (0.05, 0.02, 0.01)
-"""Relative distances from the best speed, of which it is told when a search came so near."""
+"""Relative distances from the best speed: the score says when a search came this close."""
 AFTER = (5, 10, 20, 40)
 """Trials after which the frontier is judged."""
 MOST = 0.9
@@ -23,7 +23,7 @@ MOST = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """A figure over the seeds. None where it is beyond every number: what half, or nine tenths, never reached."""
+    """A figure over the seeds. None where it is infinite: half, or nine tenths, of the seeds never got there."""
 
     median: float | None
     p90: float | None
@@ -31,7 +31,7 @@ class Spread:
 
     @classmethod
     def of(cls, figures: Sequence[float], *, more_is_better: bool = False) -> Spread:
-        """Of at least one figure; infinity stands for never."""
+        """From at least one figure; infinity stands for never."""
         worst_last = sorted(figures, reverse=more_is_better)
         p90 = worst_last[math.ceil(MOST * len(worst_last)) - 1]
         return cls(median=_finite(statistics.median(worst_last)), p90=_finite(p90))
@@ -39,19 +39,19 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """When the best config that had run was so near to the table's best."""
+    """When the best config that had run was first this close to the table's best."""
 
     within: float
     seeds: int
-    """Of the seeds, those that came so near at all."""
+    """Number of seeds that came this close at all."""
     trials: Spread
     seconds: Spread
-    """Of trials, as recorded."""
+    """Seconds of trials, as recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """The searches that their method ended itself."""
+    """The searches that the method itself ended."""
 
     seeds: int
     trials: Spread
@@ -60,9 +60,9 @@ class Ended:
     regret: Spread
     """By what share the best config that had run was slower than the table's best; None where nothing had fitted."""
     stated: Spread | None
-    """The regret that the searches stated as their bound; None for a method that states none."""
+    """The bound on the regret that the searches stated; None for a method that states none."""
     within_stated: int | None
-    """Searches whose recommended config was no slower than they stated."""
+    """Number of searches whose recommended config was no slower than they stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,16 +73,16 @@ class Score:
     reached: tuple[Reached, ...]
     """For each of `WITHIN`."""
     out_of_memory: Spread
-    """Trials that ran out until the best was within the last of `WITHIN`; of a search that never came there, all."""
+    """Trials that ran out before the best was within the last of `WITHIN`; all, for a search that never got there."""
     hypervolume: tuple[tuple[int, Spread], ...]
-    """For each of `AFTER`: share of the hypervolume of the exhaustive frontier; p90: nine tenths have at least that. A
+    """For each of `AFTER`: share of the exhaustive frontier's hypervolume; p90: nine tenths have at least that. A
     search that ended earlier keeps what it had."""
     ended: Ended | None
-    """None where no search was ended by its method."""
+    """None where the method itself ended no search."""
     asks: Spread
     repeats: Spread
     outside: Spread
-    """Asks, and of them those for what had run and for what the table lacks."""
+    """All asks, and among them those for configs that had already run and for configs that the table lacks."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -115,7 +115,7 @@ def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
 
 
 def trials_to(trace: Trace, best: float, within: float) -> int | None:
-    """After how many trials one had run that is at most so much slower than `best`, relative; None for never."""
+    """After how many trials one had run that is slower than `best` by at most the share `within`; None for never."""
     enough = (1.0 - within) * best
     return next((number for number, run in enumerate(trace.runs, start=1) if _speed(run) >= enough), None)
 
@@ -133,7 +133,7 @@ def _regret_of_stated(trace: Trace, best: float) -> float:
 
 
 def share_after(recorded: Recorded, trace: Trace, trials: int) -> float:
-    """Share of the exhaustive frontier's hypervolume that the first so many trials have."""
+    """Share of the exhaustive frontier's hypervolume that the first `trials` trials cover."""
     return FrontierShare(recorded).of(trace.runs[:trials])
 
 

@@ -1,4 +1,4 @@
-"""What a search method did on a problem, from which it is judged."""
+"""What a search method did on a problem: the basis for judging it."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ class Run:
 
     config: Config
     outcome: Outcome
-    """As recorded under the problem's limit; what the method saw has another draw of the speed."""
+    """As recorded, under the problem's limit; the method saw a fresh draw of the speed."""
     seconds: float
     """As recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
-    """What a search that ended says of the config that it recommends."""
+    """What a search that has ended states about the config that it recommends."""
 
     config: Config
     regret_bound: float
-    """By what share of the best speed it is at most slower."""
+    """Upper bound on how much slower it is than the best, as a share of the best speed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +34,13 @@ class Trace:
 
     runs: tuple[Run, ...]
     asks: int
-    """Of which many may have been repeats."""
+    """All asks, of which many may be repeats."""
     repeats: int = 0
-    """Asks for a config that had run: answered as if kept, for nothing."""
+    """Asks for a config that had already run: answered as if from a store, at no cost."""
     outside: int = 0
     """Asks for configs that are not in the table, answered by the nearest one that is."""
     stopped: bool = False
-    """Whether the method ended by itself; otherwise it was ended, because more would not change its score, or because
-    it had asked too often."""
+    """Whether the method ended by itself; otherwise it was ended, because going on would not change its score, or
+    because it had asked too often."""
     stated: Stated | None = None
-    """What the method said when it ended."""
+    """What the method stated when it ended."""

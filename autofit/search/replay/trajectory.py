@@ -1,4 +1,4 @@
-"""How a method came to the best, trial by trial and second by second: what a plot of it shows."""
+"""How a method approached the best config, trial by trial and second by second: what a plot of it shows."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from autofit.search.replay.score import Spread, regret
 from autofit.search.replay.trace import Trace
 
 TRIALS = tuple(range(1, HORIZON + 1))
-"""After each of which a search is looked at."""
+"""Numbers of trials after which a search is sampled."""
 MOMENTS = 40
-"""At so many seconds of trials a search is looked at."""
+"""At how many points in time, in seconds of trials, a search is sampled."""
 DIGITS = 4
-"""Of a share, and of seconds: more than a plot shows."""
+"""Digits of a share, and of seconds: more than a plot shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """A share over the seeds, at one place of a plot after the other."""
+    """A share over the seeds, at successive places of a plot."""
 
     median: tuple[float, ...]
     p10: tuple[float, ...]
@@ -34,7 +34,7 @@ class Band:
 
     @classmethod
     def of(cls, searches: Sequence[Sequence[float]]) -> Band:
-        """Of at least one search: each its shares at all places."""
+        """From at least one search, each given as its shares at all places."""
         places = list(zip(*searches, strict=True))
         low = [Spread.of(shares, more_is_better=True) for shares in places]
         high = [Spread.of(shares) for shares in places]
@@ -51,7 +51,7 @@ class Band:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trajectory:
-    """A method's way over the seeds of one problem. A search that has ended keeps what it had."""
+    """A method's progress over the seeds of one problem. A search that has ended keeps what it had."""
 
     speed: Band
     """After each of `TRIALS`: the best speed found so far, as a share of the table's best; 0 while nothing fits."""
@@ -60,7 +60,7 @@ class Trajectory:
     seconds: tuple[float, ...]
     """`moments` of the problem."""
     speed_by_seconds: Band
-    """The same as `speed`, of the trials that have ended after so many seconds of trials."""
+    """Like `speed`, but over the trials that have ended after each of `seconds`."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -85,15 +85,15 @@ def trajectory(recorded: Recorded, traces: Sequence[Trace]) -> Trajectory:
 
 
 def moments(recorded: Recorded) -> list[float]:
-    """`MOMENTS` seconds at which a search of the problem is looked at, equal for all methods: from the cheapest trial
-    to the sum of all, equally far apart on a logarithmic axis."""
+    """The `MOMENTS` times, in seconds, at which a search of the problem is sampled, equal for all methods: from the
+    cheapest trial to the sum of all, evenly spaced on a logarithmic axis."""
     seconds = [trial.seconds for trial in recorded.trials.values()]
     first, last = min(seconds), math.fsum(seconds)
     return [*(first * (last / first) ** (n / (MOMENTS - 1)) for n in range(MOMENTS - 1)), last]
 
 
 def _fastest(trace: Trace, best: float, numbers: Iterable[int]) -> list[float]:
-    """The fastest of the first so many runs, for each number, as a share of `best`."""
+    """The speed of the fastest among the first n runs, for each n in `numbers`, as a share of `best`."""
     begun = [replace(trace, runs=trace.runs[:number]) for number in range(len(trace.runs) + 1)]
     so_far = [max(0.0, 1.0 - regret(some, best)) for some in begun]
     return [so_far[min(number, len(trace.runs))] for number in numbers]
@@ -106,6 +106,6 @@ def _ended(trace: Trace, times: Iterable[float]) -> list[int]:
 
 
 def _rounded(figures: Iterable[float | None], *, significant: bool = False) -> tuple[float, ...]:
-    """To `DIGITS` after the point, or in all. A share is never beyond every number."""
+    """Rounded to `DIGITS` decimals, or significant digits. None does not occur: no share is infinite."""
     known = [0.0 if figure is None else figure for figure in figures]
     return tuple(float(f"{figure:.{DIGITS}g}") if significant else round(figure, DIGITS) for figure in known)
