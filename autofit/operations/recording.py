@@ -70,8 +70,8 @@ def record(
 ) -> RecordResult:
     """Measure every valid config of the request's space into `file`, in an order shuffled by the workload's seed.
 
-    Each trial is written as it ends, and an interrupted recording resumes where it stopped. Each pass measures at most
-    `request.max_trials` configs. With several `passes` the whole space is measured that many times, each time in a
+    Each trial is written as it ends, and an interrupted recording resumes where it stopped. Of the shuffled configs the
+    first `request.max_trials` are measured. With several `passes` they are measured that many times, each time in a
     different order: how much trials of one config vary shows only when time has passed between them. `report` is called
     with the number of trials recorded, their total, and the last one (None at the start). Raises `UsageError` for a
     file that holds anything else.
@@ -94,7 +94,7 @@ def record(
         wanted = [
             (number, config)
             for number in range(1, passes + 1)
-            for config in _shuffled(prepared, number)[: request.max_trials]
+            for config in _order(prepared, request.max_trials, number)
             if (number, config) not in known
         ]
         total = len(known) + len(wanted)
@@ -115,11 +115,16 @@ def record(
     )
 
 
-def _shuffled(prepared: Prepared, number: int) -> list[Config]:
-    """The configs in the order of a pass; the first pass is shuffled by the workload's seed itself."""
+def _order(prepared: Prepared, most: int | None, number: int) -> list[Config]:
+    """The configs in the order of a pass: those of the first pass, shuffled by the workload's seed, at most `most`;
+    every later pass has the same ones in another order."""
+    seed = prepared.job.workload.seed
     configs = list(prepared.narrowed.lattice.configs)
-    random.Random(prepared.job.workload.seed + number - 1).shuffle(configs)
-    return configs
+    random.Random(seed).shuffle(configs)
+    chosen = configs[:most]
+    if number > 1:
+        random.Random(seed + number - 1).shuffle(chosen)
+    return chosen
 
 
 def read_table(file: Path) -> list[Trial]:
