@@ -1,4 +1,4 @@
-"""Errors over HTTP: problem details after RFC 9457."""
+"""Errors over HTTP: problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
     (EnvironmentLacks, 404, "Not measured"),
     (AutofitError, 500, "Internal error"),
 )
-"""The first class that an error is an instance of decides."""
+"""Error class, HTTP status and title; the first class that an error is an instance of decides."""
 
 
 def problem(status: int, title: str, detail: str) -> JSONResponse:

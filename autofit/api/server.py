@@ -1,4 +1,4 @@
-"""Starts the HTTP server, and refuses to where that would expose it."""
+"""Starts the HTTP server, and refuses to if that would expose it without protection."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ TOKEN_VARIABLE = "AUTOFIT_TOKEN"
 
 
 def serve(*, host: str, port: int, store: str | None) -> None:
-    """Serve until interrupted, and say where on standard error; port 0 takes a free one.
+    """Serve until interrupted, and print the address on standard error; port 0 picks a free port.
 
-    Beyond loopback a token must be set in the environment.
+    Raises `EnvironmentLacks` if `host` is not a loopback address and the environment sets no token, and `UsageError` if
+    nothing can listen there.
     """
     import uvicorn
 
@@ -41,8 +42,8 @@ def serve(*, host: str, port: int, store: str | None) -> None:
 
 
 def _free(host: str, port: int) -> int:
-    """`port`, or one that is free for 0. Raises `UsageError` if nothing can listen there; uvicorn would log it and
-    leave with status 1."""
+    """`port`, or a free port if it is 0. Raises `UsageError` if nothing can listen there; uvicorn would log that and
+    exit with status 1."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,4 +1,4 @@
-"""Commands that answer from the store: frontier and recommend."""
+"""Commands that answer from the store alone: frontier and recommend."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`autofit bench`: how well autofit itself does, judged by what was measured."""
+"""`autofit bench`: how well autofit itself performs, judged against measurements."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ TITLES = {
     "step_seconds": "Step time, calibrated",
     "step_seconds_uncalibrated": "Step time, guessed from data sheets",
 }
-"""Of the quantities' tables, in their order."""
+"""Title of each predicted quantity's table, in printing order."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group to the program."""
+    """Add the command group to the program."""
     group = typer.Typer(help="How well autofit itself does.", no_args_is_help=True, rich_markup_mode=None)
     group.command("record", help=RECORD_HELP)(record)
     group.command("replay", help=REPLAY_HELP)(replay)
@@ -163,7 +163,7 @@ def _residuals(tables: list[Path], of_searches: tuple[str | int | None, ...], st
 
 
 def residuals_text(found: Residuals) -> str:
-    """One table for each quantity that was predicted, and one of fit."""
+    """One table for each predicted quantity, and one for predictions of fit."""
     parts = [f"{found.trials:,} trials with a prediction; errors are predicted / measured - 1"]
     for quantity, title in TITLES.items():
         rows = [_errors(group, quantity) for group in found.groups if quantity in group.errors]

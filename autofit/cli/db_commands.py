@@ -1,4 +1,4 @@
-"""Commands on the store itself: upgrade, check, export, import."""
+"""Commands that act on the store itself: upgrade, check, export, import."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group to the program."""
+    """Add the command group to the program."""
     group = typer.Typer(help="The store of trials.", no_args_is_help=True, rich_markup_mode=None)
     group.command("upgrade", help=UPGRADE_HELP)(upgrade)
     group.command("check", help=CHECK_HELP)(check)
@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
 
 def upgrade(store: options.Store = None) -> None:
-    """Migrate the store."""
+    """Migrate the store to the newest schema."""
     from autofit.store import upgrade as migrate
 
     print(f"the store is at schema {migrate(store)}")
@@ -84,7 +84,7 @@ def check(store: options.Store = None, as_json: options.Json = False) -> None:
 
 
 def report_rows(report: StoreReport) -> list[tuple[str, str]]:
-    """The report, a line for each thing."""
+    """The report as rows of (name, finding)."""
     return [
         ("store", report.store),
         ("kind", report.kind),
@@ -97,7 +97,7 @@ def report_rows(report: StoreReport) -> list[tuple[str, str]]:
 
 
 def contradictions_text(found: Sequence[Contradiction]) -> str:
-    """The configs with contradictory results, each with the trials that say so and their limits."""
+    """The configs with contradictory results, each with the trials that contradict each other and their limits."""
     from autofit.contradiction import MENDS
     from autofit.units import format_bytes
 
@@ -115,7 +115,7 @@ def export(file: File, store: options.Store = None) -> None:
     """Write every trial to a file."""
     from autofit.store import Store, export_lines
 
-    written = -1  # the first line is no trial
+    written = -1  # the first line is not a trial
     with Store.open(store, create=False) as opened:
 
         def chunks() -> Iterator[bytes]:

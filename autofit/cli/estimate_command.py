@@ -1,4 +1,4 @@
-"""`autofit estimate`: what a config would take, without a device."""
+"""`autofit estimate`: predicts what a config needs, without a device."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def estimate(
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict what a config takes and print where every byte goes."""
+    """Predict what a config needs, and print where every byte goes."""
     from autofit import operations
     from autofit.cli.tables import estimate_text
     from autofit.cli.waiting import Waiting
@@ -102,7 +102,7 @@ def _explain(
     memory_limit_bytes: int | None,
     as_json: bool,
 ) -> None:
-    """Print why the second config needs other memory than the first."""
+    """Print why the second config needs a different amount of memory from the first."""
     from autofit import operations
     from autofit.cli.explanation import explanation_text
     from autofit.cli.waiting import Waiting

@@ -1,4 +1,4 @@
-"""The options that several commands share: one name, one default and one help text each."""
+"""Options that several commands share, each with one name and one help text."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _completed(kind: str, incomplete: str) -> list[str]:
 
 
 def _names(kind: str) -> Iterable[str]:
-    """Every value that an option takes."""
+    """Every value that an option of this kind accepts."""
     from autofit import export, space
     from autofit.catalog.hardware import cards
     from autofit.catalog.models import names as models

@@ -138,7 +138,7 @@ def trial(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run one config once and print what it takes."""
+    """Run one config once, and print what it needs and how fast it is."""
     from autofit import operations
     from autofit.cli.tables import trial_text
     from autofit.outcome import Crashed
@@ -165,12 +165,12 @@ def trial(
 
 
 EXIT_CODES = {"fits": 0, "unsupported": 2, "out_of_memory": 3, "timed_out": 3, "crashed": 3, "diverged": 3}
-"""Exit code of `trial` by outcome: 3 for a config that does not train here within its limits, whichever it met. Where
-the machinery crashed rather than the config it is 4."""
+"""Exit code of `trial` by outcome: 3 for a config that does not train here within its limits, whichever it hit. If the
+machinery crashed rather than the config, the exit code is 4."""
 
 
 def workload(model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int):  # type: ignore[no-untyped-def]
-    """The workload options as a value."""
+    """The workload options as one value."""
     from autofit.operations import WorkloadOptions
 
     return WorkloadOptions(
@@ -184,7 +184,7 @@ def workload(model: str, seq_len: int, global_batch: int, lora_dropout: float, d
 
 
 def goal(method: str, min_rank: int, allow: str):  # type: ignore[no-untyped-def]
-    """How far a search may go, as a value; raises `UsageError` for an unknown word."""
+    """How far a search may go, as one value; raises `UsageError` for an unknown value of --allow."""
     from autofit.errors import unknown
     from autofit.workload import Effect, Goal
 
@@ -195,7 +195,7 @@ def goal(method: str, min_rank: int, allow: str):  # type: ignore[no-untyped-def
 
 
 def read_config(text: str):  # type: ignore[no-untyped-def]
-    """The config that `axis=value,...` or a JSON file spells; raises `UsageError`."""
+    """The config given as `axis=value,...` or as the path of a JSON file; raises `UsageError`."""
     from autofit import techniques
     from autofit.errors import UsageError
 
@@ -218,7 +218,7 @@ def read_config(text: str):  # type: ignore[no-untyped-def]
 
 
 def preview_text(plan: dict) -> str:  # type: ignore[type-arg]
-    """What a search would walk, for people."""
+    """What a search would consider, as text for people."""
     from autofit.units import format_bytes, format_duration
 
     rows = [

@@ -1,4 +1,4 @@
-"""YAML for `accelerate launch --config_file FILE SCRIPT`: how many processes, and what shares the model out."""
+"""YAML for `accelerate launch --config_file FILE SCRIPT`: the number of processes, and how the model is sharded."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ MIXED = {"bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}
 """`mixed_precision` of each precision."""
 
 FILLED = ("lr", "weight_decay")
-"""Arguments of the optimizer that accelerate fills in from its DummyOptim, and Trainer from its own."""
+"""Optimizer arguments that accelerate fills in from its DummyOptim, and Trainer from its own arguments."""
 
 
 def _precision(value: Value, task: Task) -> Settings:
     mixed = ta.named("precision", value, MIXED)
-    if distributed.by_deepspeed(task):  # whose own configuration says it, and must be alone in that
+    if distributed.by_deepspeed(task):  # its own configuration sets this, and nothing else may
         return settings()
     return settings(
         *([f"precision={value}: the training script loads the weights in that format"] if mixed == "no" else []),
@@ -57,7 +57,7 @@ def _sharding(value: Value, task: Task) -> Settings:
 
 
 def _deepspeed(task: Task) -> Settings:
-    """DeepSpeed's own file, inside this one: accelerate's keys for it have none for buckets."""
+    """DeepSpeed's own file, embedded in this one: accelerate's keys for DeepSpeed do not cover bucket sizes."""
     notes = distributed.nvme_notes(task)
     if task.recommendation.hardware.kind == "cpu":
         notes.append("DeepSpeed: accelerate has it for accelerators only; on a CPU Trainer with use_cpu=True starts it")
@@ -90,11 +90,11 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Axis to what it becomes; the others are the training script's."""
+"""Each axis and its translation; the other axes are up to the training script."""
 
 
 def export_accelerate(task: Task) -> Export:
-    """The file says how a script is started; the script trains whatever it trains."""
+    """The file only says how to launch a script; what is trained is up to the script."""
     devices, kind = task.workload.devices, task.recommendation.hardware.kind
     made = collect_known(TABLE, task)
     launch: dict[str, object] = {
@@ -115,7 +115,7 @@ def export_accelerate(task: Task) -> Export:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines stays that."""
+    """Writes multi-line strings as block literals."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

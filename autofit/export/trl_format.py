@@ -40,7 +40,7 @@ def _precision(value: Value, task: Task) -> Settings:
     if value == "fp32":
         training["tf32"] = False
     notes: list[str] = []
-    if by_deepspeed(task):  # which casts all weights itself
+    if by_deepspeed(task):  # DeepSpeed casts all weights itself
         return settings(model={"dtype": ta.load_dtype(task)}, training=training)
     if config["method"] == "lora" and value == "bf16":
         notes.append("precision=bf16: trl trains the adapters of a 16-bit base in fp32; bf16 was measured")
@@ -75,7 +75,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 def _attention(value: Value, task: Task) -> Settings:
     return settings(
         model={"attn_implementation": ta.named("attention", value, ta.ATTENTION)},
-        # The default, `bfd`, makes one row of a micro-batch, which needs a dense mask but in flash attention.
+        # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
         data={"packing_strategy": "bfd" if value == "flash" else "wrapped"},
     )
 
@@ -105,7 +105,7 @@ def _sharding(value: Value, task: Task) -> Settings:
         notes.append("sharding=ddp: trl has every gradient twice, at the parameters and in DDP's buckets; trials once")
     storage = {}
     if by_fsdp(task) and task.config["method"] == "qlora":
-        storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating point only
+        storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating-point tensors only
     return merge(settings(*notes, model=storage), ta.sharding(value, task))
 
 
@@ -123,7 +123,7 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Axis to what it becomes. A new technique is one new line here."""
+"""Each axis and its translation. A new technique is one new line here."""
 
 _TITLES = {
     "model": "Model",
@@ -133,11 +133,11 @@ _TITLES = {
 
 
 LEARNING_RATE = "CHOOSE"
-"""A word where trl expects a number: it refuses to start until the user has chosen, in the file or by the option."""
+"""A word where trl expects a number: trl does not start until the user sets one in the file or by the option."""
 
 
 def export_trl(task: Task) -> Export:
-    """Every value is stated: `SFTConfig()` turns checkpointing and bf16 on by default."""
+    """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
     notes = ["the model: trl loads all of the checkpoint, and the text model alone was measured"]
     made = merge(
