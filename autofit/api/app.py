@@ -24,7 +24,7 @@ from autofit.workload import Effect, Goal, Workload
 
 def workload_options(
     request: Request,
-    model: Annotated[str, Query(description="Name of the catalog, or of another model that was measured")],
+    model: Annotated[str, Query(description="Name of a catalog model, or of another model that was measured")],
     seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
     global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
     lora_dropout: Annotated[float, Query(ge=0, lt=1)] = 0.0,
@@ -75,7 +75,7 @@ def trial_filter(
     lora_dropout: Annotated[float | None, Query(ge=0, lt=1)] = None,
     devices: Annotated[int | None, Query(ge=1, le=LARGEST_INTEGER)] = None,
     seed: Annotated[int | None, Query(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = None,
-    hardware: Annotated[str | None, Query(description="Name of hardware with trials; auto for the answers'")] = None,
+    hardware: Annotated[str | None, Query(description="Name of hardware with trials, or auto")] = None,
     outcome: Annotated[str | None, Query(description="fits, out_of_memory, ...")] = None,
 ) -> dict[str, Any]:
     """Conditions on stored trials, as the store's queries take them; parameters that are not given match anything."""
@@ -136,7 +136,7 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
     elif loopback:
         _require_own_name(app)
 
-    @app.get("/healthz", summary="Whether the server runs")
+    @app.get("/healthz", summary="Whether the server is running")
     def healthz() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
@@ -179,7 +179,7 @@ def _require_own_name(app: FastAPI) -> None:
     async def check_host(request: Request, call_next: RequestResponseEndpoint) -> Response:
         if not names_loopback(request.headers.get("host", "")):
             refusal: JSONResponse = problems.problem(
-                421, "Misdirected request", "this server answers to localhost only"
+                421, "Misdirected request", "this server answers requests to localhost only"
             )
             return refusal
         return await call_next(request)
@@ -195,7 +195,7 @@ def _require(app: FastAPI, token: str) -> None:
         # The scheme name is case-insensitive (RFC 9110, section 11.1).
         right = hmac.compare_digest(credentials.encode(), expected) and scheme.lower() == "bearer"
         if request.url.path != "/healthz" and not right:
-            refusal: JSONResponse = problems.problem(401, "Unauthorised", "a bearer token is needed")
+            refusal: JSONResponse = problems.problem(401, "Unauthorised", "a bearer token is required")
             refusal.headers["WWW-Authenticate"] = "Bearer"
             return refusal
         return await call_next(request)

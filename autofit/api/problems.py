@@ -48,4 +48,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        return problem(500, "Internal error", "an error that was not foreseen; the server's log has it")
+        return problem(500, "Internal error", "an unexpected error; see the server's log")

@@ -26,7 +26,7 @@ def serve(*, host: str, port: int, store: str | None) -> None:
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token is None and not is_loopback(host):
         raise EnvironmentLacks(
-            f"a server on {host} can be reached from other machines and would ask for no token",
+            f"a server on {host} can be reached from other machines and would not ask for a token",
             remedy=f"set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
         )
     with Store.open(store, create=False) as opened:
@@ -34,7 +34,7 @@ def serve(*, host: str, port: int, store: str | None) -> None:
         app = create_app(opened, token=token, loopback=is_loopback(host))
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(
-            f"autofit: serving on {where}, described at {where}/openapi.json; Ctrl-C ends it",
+            f"autofit: serving on {where}, API described at {where}/openapi.json; Ctrl-C stops it",
             file=sys.stderr,
             flush=True,
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 File = Annotated[Path, typer.Argument(help="JSON lines file; - is standard output or input.")]
 
 
-UPGRADE_HELP = """Bring a store of an older version to this one.
+UPGRADE_HELP = """Migrate a store of an older version to the schema of this version.
 
 \b
 Examples:
@@ -88,7 +88,7 @@ def report_rows(report: StoreReport) -> list[tuple[str, str]]:
     return [
         ("store", report.store),
         ("kind", report.kind),
-        ("schema", f"{report.revision or 'none'}, and this version has {report.newest}"),
+        ("schema", f"{report.revision or 'none'}; this version uses {report.newest}"),
         *((table, f"{count:,}") for table, count in report.counts.items()),
         ("contradictions", str(len(report.contradictions))),
         ("sound", "yes" if report.sound else "no"),
@@ -101,14 +101,14 @@ def contradictions_text(found: Sequence[Contradiction]) -> str:
     from autofit.contradiction import MENDS
     from autofit.units import format_bytes
 
-    rows = [("contradictory config", "of", "fits in (trial)", "out of memory under (trial)")]
+    rows = [("contradictory config", "job", "fits in (trial)", "out of memory under (trial)")]
     for one in found:
         first = one.fitted[0]
         job = f"{first.workload.model} seq-len {first.workload.seq_len} on {first.hardware.name}"
         held = ", ".join(f"{format_bytes(m.device_bytes)} ({t.trial_id})" for t, m in one.measured)
         failed = ", ".join(f"{format_bytes(t.memory_limit_bytes)} ({t.trial_id})" for t in one.ran_out)
         rows.append((str(first.config), job, held, failed))
-    return f"{columns(rows)}\n\nEach counts as out of memory under limits up to that; to mend it {MENDS}."
+    return f"{columns(rows)}\n\nEach counts as out of memory under limits up to that one; to resolve this, {MENDS}."
 
 
 def export(file: File, store: options.Store = None) -> None:

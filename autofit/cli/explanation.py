@@ -58,10 +58,10 @@ def step_text(step: Step) -> str:
     change = ",".join(f"{axis}={'-' if value is None else value}" for axis, value in step.change.items())
     said = f"{change} {'saves' if step.saved_bytes >= 0 else 'costs'} {format_bytes(abs(step.saved_bytes))}"
     if step.expected_bytes is not None:
-        said += " of the" if step.saved_bytes >= 0 else ", in place of saving the"
-        said += f" {format_bytes(step.expected_bytes)} to expect where all parameters are trained"
+        said += " of the" if step.saved_bytes >= 0 else " instead of saving the"
+        said += f" {format_bytes(step.expected_bytes)} to be expected if all parameters were trained"
     if step.at_most_bytes is not None and step.at_most_bytes != step.expected_bytes:
-        said += f"; here there are {format_bytes(step.at_most_bytes)} to save"
+        said += f"; here at most {format_bytes(step.at_most_bytes)} can be saved"
     return "\n  ".join([said, *step.reasons])
 
 

@@ -120,7 +120,7 @@ def spaces(
     rows = [("space", "configs", "purpose")]
     rows += [(str(s["name"]), f"{s['configs']:,}", str(s["purpose"])) for s in found]
     print(columns(rows, right=frozenset({1})))
-    print(f"\nconfigs: valid ones at --global-batch {global_batch}, before the hardware at hand rules any out")
+    print(f"\nconfigs: valid ones at --global-batch {global_batch}, before this hardware rules any out")
 
 
 def doctor(
@@ -128,7 +128,7 @@ def doctor(
     device: options.Device = "auto",
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Also start a Ray worker.")] = True,
     build_ops: Annotated[
-        bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first: a minute each.")
+        bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first, about a minute each.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

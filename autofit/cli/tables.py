@@ -19,7 +19,7 @@ _ALWAYS = {"precision": "", "micro_batch": "micro-batch ", "checkpointing": "ckp
 
 EFFECTS = {
     Effect.EXACT: "exact: trains the same",
-    Effect.NUMERICS: "numerics: rounds otherwise",
+    Effect.NUMERICS: "numerics: rounds differently",
     Effect.TRAINING: "training: trains something else",
 }
 
@@ -83,7 +83,7 @@ def recommendation_text(answer: Recommendation) -> str:
         "",
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
         f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
-        f"{' and what other runs add' if answer.point.between else ''}), "
+        f"{' and between runs' if answer.point.between else ''}), "
         f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{' on each' if answer.workload.devices > 1 else ''}: {format_bytes(answer.headroom_bytes)} of headroom",
@@ -145,7 +145,9 @@ def estimate_text(found: Estimate) -> str:
     """An estimate as text for people: whether it fits, where the bytes go, how fast it would be, what would help."""
     room = found.headroom_bytes
     verdict = (
-        f"fits, {format_bytes(room)} left" if found.fits_device else f"does not fit: {format_bytes(-room)} too much"
+        f"fits, {format_bytes(room)} left"
+        if found.fits_device
+        else f"does not fit: {format_bytes(-room)} over the limit"
     )
     share = {name: f"{format_bytes(size)} ({size / found.device_bytes:.0%})" for name, size in found.breakdown.items()}
     rows = [

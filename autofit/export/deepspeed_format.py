@@ -28,7 +28,7 @@ FILLED = ("lr",)
 _WITHOUT_ZERO = {
     "none": "torch alone was measured; ZeRO is off here",
     "ddp": "torch's DDP was measured; ZeRO is off here, and DeepSpeed sums the gradients",
-    "fsdp": "DeepSpeed has no FSDP: ZeRO is off here, and nothing is shared out",
+    "fsdp": "DeepSpeed has no FSDP: ZeRO is off here, and nothing is sharded",
 }
 
 
@@ -38,7 +38,7 @@ def _optimizer(value: Value, task: Task) -> Settings:
     if own is None:
         return settings(f"optimizer={value}: DeepSpeed has no name for it: pass the optimizer to deepspeed.initialize")
     return settings(
-        "learning rate: yours to choose: Trainer and accelerate fill 'auto' in, deepspeed.initialize needs a number",
+        "learning rate: yours to choose: Trainer and accelerate fill in 'auto', deepspeed.initialize needs a number",
         zero=own,
     )
 
@@ -97,7 +97,7 @@ def export_deepspeed(task: Task) -> Export:
     """DeepSpeed's JSON has no room for comments: what it cannot express is in the notes alone."""
     workload = task.workload
     ranks = (
-        f"ranks: start {workload.devices}; with another number a step has other than {workload.global_batch} sequences"
+        f"ranks: start {workload.devices}; with another number a step does not have {workload.global_batch} sequences"
     )
     made = merge(settings(ranks), collect_known(TABLE, task))
     text = json.dumps(made.sections.get("zero", {}), indent=2) + "\n"

@@ -63,7 +63,7 @@ def nvme_notes(task: Task) -> list[str]:
     """Notes on what offload=nvme leaves to the user, for formats that cannot ask for it."""
     if task.config["offload"] != "nvme" or not by_deepspeed(task):
         return []
-    return ["offload=nvme: the folder is yours to choose: set both nvme_path"]
+    return ["offload=nvme: the folder is yours to choose: set nvme_path in both places"]
 
 
 def sharded_layers(task: Task) -> list[str]:
@@ -82,10 +82,10 @@ def fsdp_notes(task: Task, *, narrow_sums: bool) -> list[str]:
     """How accelerate's FSDP differs from trials; `narrow_sums` if gradients are reduced in the dtype it chooses."""
     value, precision = task.config["sharding"], task.config["precision"]
     if task.recommendation.hardware.kind == "cpu":
-        return [f"sharding={value}: accelerate has FSDP for accelerators only; on a CPU it trains by DDP"]
+        return [f"sharding={value}: accelerate supports FSDP on accelerators only; on a CPU it trains with DDP"]
     notes = [
-        f"sharding={value}: accelerate gathers the embeddings, and the last norm with the head, each by themselves, "
-        "and keeps the latter until the backward pass; in trials they are gathered together"
+        f"sharding={value}: accelerate gathers the embeddings separately from the last norm and the head, and "
+        "keeps these two until the backward pass; in trials all are gathered together"
     ]
     if narrow_sums and precision in ("bf16-mixed", "fp16-mixed"):
         notes.append(f"sharding={value}: accelerate sums gradients over devices in 16 bits; fp32 was measured")

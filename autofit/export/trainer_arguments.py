@@ -100,7 +100,7 @@ def optimizer(value: Value, task: Task) -> Settings:
     notes = []
     if value == "adamw-foreach" and task.recommendation.hardware.kind == "cpu":
         notes.append(
-            "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor after another: less memory "
+            "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor at a time: less memory "
             "than was measured"
         )
     return settings(*notes, training={"optim": named("optimizer", value, OPTIMIZERS)})
@@ -111,7 +111,7 @@ def offload(value: Value, task: Task) -> Settings:
     Offload.axis.check(value)
     if distributed.offload_is_said(task):
         return settings()
-    return settings(f"offload={value}: nothing does that with sharding={task.config['sharding']}; it is left out")
+    return settings(f"offload={value}: not possible with sharding={task.config['sharding']}; it is left out")
 
 
 def sharding(value: Value, task: Task, *, narrow_sums: bool = True) -> Settings:

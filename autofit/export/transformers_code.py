@@ -43,7 +43,7 @@ LOAD = """\
     model = AutoModelForCausalLM.from_pretrained(SOURCE, **model_kwargs)
 """
 LOAD_TEXT_PART = """\
-    # The language model alone, as it was measured, also where SOURCE holds more.
+    # The language model alone, as it was measured, even if SOURCE holds more.
     text = AutoConfig.from_pretrained(SOURCE).get_text_config()
     names = {r"^(model\\.)?language_model\\.(model\\.)?": "model.", r"^language_model\\.lm_head\\.": "lm_head."}
     model = AutoModelForCausalLM.from_pretrained(SOURCE, config=text, key_mapping=names, **model_kwargs)

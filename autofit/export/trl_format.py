@@ -68,7 +68,7 @@ def _checkpointing(value: Value, task: Task) -> Settings:
             "less memory and more recomputation than was measured"
         )
         if task.config["method"] != "full":
-            notes.append("checkpointing=selective: trl 1.16 with transformers 5.23 drops it under adapters")
+            notes.append("checkpointing=selective: trl 1.16 with transformers 5.23 ignores it with adapters")
     return settings(*notes, training={**training, "gradient_checkpointing_kwargs": kwargs})
 
 
@@ -82,9 +82,9 @@ def _attention(value: Value, task: Task) -> Settings:
 
 def _loss(value: Value, task: Task) -> Settings:
     different = {
-        "chunked": "trl chunks the loss by a kernel of its own",
+        "chunked": "trl chunks the loss with a kernel of its own",
         "full": "trl always chunks the loss: less memory than was measured",
-        "fused": "trl refuses Liger's fused loss and chunks the loss by a kernel of its own",
+        "fused": "trl refuses Liger's fused loss and chunks the loss with a kernel of its own",
     }
     if value not in different:
         raise unknown("value of loss", value, different)
@@ -102,7 +102,7 @@ def _compilation(value: Value, task: Task) -> Settings:
 def _sharding(value: Value, task: Task) -> Settings:
     notes = nvme_notes(task)
     if value == "ddp":
-        notes.append("sharding=ddp: trl has every gradient twice, at the parameters and in DDP's buckets; trials once")
+        notes.append("sharding=ddp: trl holds gradients twice, in the parameters and in DDP's buckets; trials once")
     storage = {}
     if by_fsdp(task) and task.config["method"] == "qlora":
         storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating-point tensors only
@@ -139,7 +139,7 @@ LEARNING_RATE = "CHOOSE"
 def export_trl(task: Task) -> Export:
     """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
-    notes = ["the model: trl loads all of the checkpoint, and the text model alone was measured"]
+    notes = ["the model: trl loads the whole checkpoint, but only the text model was measured"]
     made = merge(
         settings(
             *(notes if ta.is_part(task) else []),
