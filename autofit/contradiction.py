@@ -15,7 +15,7 @@ from autofit.outcome import Fits, Measurement, OutOfMemory, Trial
 
 FITS_TO_DISPROVE = 2
 """Trials that must fit after one that ran out of memory before it no longer counts: as many as a winner needs."""
-MENDS = "run them again under that limit, by `autofit trial` twice or `autofit search --fresh`"
+MENDS = "run them again under that limit, with `autofit trial` twice or `autofit search --fresh`"
 """How to get a sound result for a config with contradictory ones."""
 
 
@@ -85,7 +85,7 @@ def in_words(contradictory: int) -> str:
     return (
         f"{contradictory} {'config has' if one else 'configs have'} contradictory results (fitted, and ran out of "
         f"memory under a limit that held {'it' if one else 'them'}) and {'counts' if one else 'count'} as out of "
-        f"memory; `autofit db check` lists the trials; to mend it {MENDS}"
+        f"memory; `autofit db check` lists the trials; to resolve this, {MENDS}"
     )
 
 

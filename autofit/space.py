@@ -85,7 +85,7 @@ class Space:
             listed = ", ".join(map(str, self.axes.get("micro_batch") or [self.defaults["micro_batch"]]))
             line = self.lines.get("micro_batch")
             place = self.path if line is None else f"{self.path}:{line}"
-            raise UsageError(f"{place}: no micro_batch of it ({listed}) divides the batch of {batch}")
+            raise UsageError(f"{place}: none of its micro_batch values ({listed}) divides the batch of {batch}")
         return self._combinations(values)
 
     def with_ranks_from(self, lowest: int) -> Space:
@@ -174,7 +174,7 @@ def _read(path: Path) -> str:
         reason = getattr(error, "strerror", None) or error
         raise UsageError(f"{path}: the search space cannot be read: {reason}") from None
     if len(data) > _MAX_BYTES:
-        raise UsageError(f"{path}: over 1 MiB, which is no search space")
+        raise UsageError(f"{path}: over 1 MiB, too large for a search space")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

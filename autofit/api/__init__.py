@@ -1,1 +1,1 @@
-"""The HTTP face over `autofit.operations`."""
+"""The HTTP API, a thin layer over `autofit.operations`."""

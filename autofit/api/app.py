@@ -24,16 +24,16 @@ from autofit.workload import Effect, Goal, Workload
 
 def workload_options(
     request: Request,
-    model: Annotated[str, Query(description="Name of the catalog, or of another model that was measured")],
+    model: Annotated[str, Query(description="Name of a catalog model, or of another model that was measured")],
     seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
     global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
     lora_dropout: Annotated[float, Query(ge=0, lt=1)] = 0.0,
     devices: Annotated[int, Query(ge=1)] = 1,
     seed: int = 0,
 ) -> WorkloadOptions | Workload:
-    """The workload that the query names.
+    """The workload that the query describes.
 
-    Only names of the catalog and of the store: a path would let a client read the server's files.
+    Accepts only models that the catalog or the store knows by name: a path would let a client read the server's files.
     """
     from autofit.catalog.models import names
 
@@ -58,7 +58,7 @@ def goal_options(
     min_rank: Annotated[int, Query(ge=1)] = 8,
     allow: Annotated[str, Query(description="exact, numerics or training")] = "numerics",
 ) -> Goal:
-    """How far the answer may go from the plain recipe."""
+    """How far the answer may depart from the plain recipe."""
     effects = {effect.label: effect for effect in Effect}
     if allow not in effects:
         raise unknown("value of allow", allow, effects)
@@ -75,10 +75,10 @@ def trial_filter(
     lora_dropout: Annotated[float | None, Query(ge=0, lt=1)] = None,
     devices: Annotated[int | None, Query(ge=1, le=LARGEST_INTEGER)] = None,
     seed: Annotated[int | None, Query(ge=-LARGEST_INTEGER, le=LARGEST_INTEGER)] = None,
-    hardware: Annotated[str | None, Query(description="Name of hardware with trials; auto for the answers'")] = None,
+    hardware: Annotated[str | None, Query(description="Name of hardware with trials, or auto")] = None,
     outcome: Annotated[str | None, Query(description="fits, out_of_memory, ...")] = None,
 ) -> dict[str, Any]:
-    """Conditions on stored trials, as the store's queries take them: what is not given may be anything."""
+    """Conditions on stored trials, as the store's queries take them; parameters that are not given match anything."""
     if outcome is not None and outcome not in OUTCOME_KINDS:
         raise unknown("outcome", outcome, OUTCOME_KINDS)
     workload = {
@@ -97,7 +97,7 @@ def trial_filter(
 
 
 def refuse_other_parameters(request: Request) -> None:
-    """A parameter that the route lacks would be ignored, and the answer be one to another question."""
+    """Reject parameters that the route does not have: ignoring them would answer a different question."""
     described = request.app.openapi()["paths"][request.scope["route"].path]["get"]
     names = [parameter["name"] for parameter in described["parameters"]]
     for name in request.query_params:
@@ -106,7 +106,7 @@ def refuse_other_parameters(request: Request) -> None:
 
 
 LARGEST_INTEGER = 2**63 - 1
-"""What databases count with."""
+"""Largest integer that the databases hold (64-bit, signed)."""
 PROBLEM: dict[str, Any] = {
     "description": "Problem details (RFC 9457)",
     "content": {"application/problem+json": {"schema": {"type": "object"}}},
@@ -119,9 +119,9 @@ STRICT = [Depends(refuse_other_parameters)]
 
 
 def create_app(store: Store, *, token: str | None = None, loopback: bool = False) -> FastAPI:
-    """The application over an open store; with a token, every request but /healthz must bear it.
+    """The application over an open store. If a token is given, every request except /healthz must carry it.
 
-    Without one, a server on `loopback` answers only requests for this machine's own names.
+    Without a token, a server on `loopback` answers only requests whose Host header names this machine.
     """
     app = FastAPI(
         title="autofit",
@@ -136,7 +136,7 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
     elif loopback:
         _require_own_name(app)
 
-    @app.get("/healthz", summary="Whether the server runs")
+    @app.get("/healthz", summary="Whether the server is running")
     def healthz() -> dict[str, str]:
         return {"status": "ok", "version": __version__}
 
@@ -173,29 +173,29 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
 
 
 def _require_own_name(app: FastAPI) -> None:
-    """Refuse requests for other hosts: a page whose name is made to mean 127.0.0.1 would have a browser read for it."""
+    """Refuse requests for other host names: by DNS rebinding, a web page could make a browser read the API for it."""
 
     @app.middleware("http")
     async def check_host(request: Request, call_next: RequestResponseEndpoint) -> Response:
         if not names_loopback(request.headers.get("host", "")):
             refusal: JSONResponse = problems.problem(
-                421, "Misdirected request", "this server answers to localhost only"
+                421, "Misdirected request", "this server answers requests to localhost only"
             )
             return refusal
         return await call_next(request)
 
 
 def _require(app: FastAPI, token: str) -> None:
-    """Refuse requests without the bearer token."""
+    """Refuse requests that do not carry the bearer token."""
     expected = token.encode()
 
     @app.middleware("http")
     async def authorise(request: Request, call_next: RequestResponseEndpoint) -> Response:
         scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-        # The scheme's name is the same in any case (RFC 9110, section 11.1).
+        # The scheme name is case-insensitive (RFC 9110, section 11.1).
         right = hmac.compare_digest(credentials.encode(), expected) and scheme.lower() == "bearer"
         if request.url.path != "/healthz" and not right:
-            refusal: JSONResponse = problems.problem(401, "Unauthorised", "a bearer token is needed")
+            refusal: JSONResponse = problems.problem(401, "Unauthorised", "a bearer token is required")
             refusal.headers["WWW-Authenticate"] = "Bearer"
             return refusal
         return await call_next(request)

@@ -1,4 +1,4 @@
-"""Which addresses and host names mean this very machine."""
+"""Which addresses and host names refer to this machine."""
 
 from __future__ import annotations
 

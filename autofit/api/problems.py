@@ -1,4 +1,4 @@
-"""Errors over HTTP: problem details after RFC 9457."""
+"""Errors over HTTP: problem details (RFC 9457)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
     (EnvironmentLacks, 404, "Not measured"),
     (AutofitError, 500, "Internal error"),
 )
-"""The first class that an error is an instance of decides."""
+"""Error class, HTTP status and title; the first class that an error is an instance of decides."""
 
 
 def problem(status: int, title: str, detail: str) -> JSONResponse:
@@ -48,4 +48,4 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        return problem(500, "Internal error", "an error that was not foreseen; the server's log has it")
+        return problem(500, "Internal error", "an unexpected error; see the server's log")

@@ -1,4 +1,4 @@
-"""Starts the HTTP server, and refuses to where that would expose it."""
+"""Starts the HTTP server, and refuses to if that would expose it without protection."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ TOKEN_VARIABLE = "AUTOFIT_TOKEN"
 
 
 def serve(*, host: str, port: int, store: str | None) -> None:
-    """Serve until interrupted, and say where on standard error; port 0 takes a free one.
+    """Serve until interrupted, and print the address on standard error; port 0 picks a free port.
 
-    Beyond loopback a token must be set in the environment.
+    Raises `EnvironmentLacks` if `host` is not a loopback address and the environment sets no token, and `UsageError` if
+    nothing can listen there.
     """
     import uvicorn
 
@@ -25,7 +26,7 @@ def serve(*, host: str, port: int, store: str | None) -> None:
     token = os.environ.get(TOKEN_VARIABLE) or None
     if token is None and not is_loopback(host):
         raise EnvironmentLacks(
-            f"a server on {host} can be reached from other machines and would ask for no token",
+            f"a server on {host} can be reached from other machines and would not ask for a token",
             remedy=f"set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
         )
     with Store.open(store, create=False) as opened:
@@ -33,7 +34,7 @@ def serve(*, host: str, port: int, store: str | None) -> None:
         app = create_app(opened, token=token, loopback=is_loopback(host))
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         print(
-            f"autofit: serving on {where}, described at {where}/openapi.json; Ctrl-C ends it",
+            f"autofit: serving on {where}, API described at {where}/openapi.json; Ctrl-C stops it",
             file=sys.stderr,
             flush=True,
         )
@@ -41,8 +42,8 @@ def serve(*, host: str, port: int, store: str | None) -> None:
 
 
 def _free(host: str, port: int) -> int:
-    """`port`, or one that is free for 0. Raises `UsageError` if nothing can listen there; uvicorn would log it and
-    leave with status 1."""
+    """`port`, or a free port if it is 0. Raises `UsageError` if nothing can listen there; uvicorn would log that and
+    exit with status 1."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

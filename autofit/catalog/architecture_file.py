@@ -43,10 +43,10 @@ def read(file: Path) -> str:
     try:
         size = file.stat().st_size
         if size > LARGEST_BYTES:
-            raise UsageError(f"{file} is no config.json: it has {format_bytes(size)}")
+            raise UsageError(f"{file} is not a config.json: its size is {format_bytes(size)}")
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is no config.json: not a text file") from error
+        raise UsageError(f"{file} is not a config.json: not a text file") from error
     except OSError as error:
         raise UsageError(f"{file} cannot be read: {error.strerror or error}") from error
 
@@ -62,11 +62,11 @@ def parse(text: str, origin: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{origin} is not valid JSON: {' '.join(str(error).split())}") from error
     if not isinstance(config, dict):
-        raise UsageError(f"{origin} is no config.json: it holds a JSON {type(config).__name__}, not an object")
+        raise UsageError(f"{origin} is not a config.json: it holds a JSON {type(config).__name__}, not an object")
     _refuse_code(config, origin)
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not model_type:
-        raise UsageError(f"{origin} has no model_type, so its architecture is not known")
+        raise UsageError(f"{origin} has no model_type, so its architecture is unknown")
     config = _text_model(config, model_type, origin)
     _refuse_code(config, origin)
     _check_known(config["model_type"], origin)
@@ -105,7 +105,7 @@ def _text_model(config: dict[str, Any], model_type: str, origin: str) -> dict[st
     text = dict(text)
     text.setdefault("model_type", _default_text_type(model_type))
     if not text["model_type"]:
-        raise UsageError(f"{origin}: its text_config has no model_type, so the text model is not known")
+        raise UsageError(f"{origin}: its text_config has no model_type, so the text model is unknown")
     # Whether input and output embeddings are tied is often stated only at the top level.
     if "tie_word_embeddings" in config:
         text.setdefault("tie_word_embeddings", config["tie_word_embeddings"])

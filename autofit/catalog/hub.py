@@ -22,10 +22,10 @@ def config_text(hub_id: str) -> str:
     try:
         file = _downloaded(hub_id)
     except errors.HFValidationError as error:
-        raise UsageError(f"{hub_id!r} is no model's name: not of the catalog, not a path, not a hub id") from error
+        raise UsageError(f"{hub_id!r} does not name a model: not in the catalog, not a path, not a hub id") from error
     except errors.GatedRepoError as error:
         raise EnvironmentLacks(
-            f"the hub gives {hub_id} only to those who accepted its licence",
+            f"the hub gives access to {hub_id} only to users who have accepted its licence",
             remedy="accept it on the model's page and run `hf auth login`, or give a folder with its config.json",
         ) from error
     except errors.RepositoryNotFoundError as error:
@@ -55,5 +55,5 @@ def _cached(hub_id: str, reason: Exception) -> Path:
     detail = " ".join(str(reason).split()) or type(reason).__name__
     raise EnvironmentLacks(
         f"the hub cannot be reached for the config.json of {hub_id}: {detail}",
-        remedy="connect, or give a catalog name (`autofit models`) or a folder with a config.json",
+        remedy="connect to the internet, or give a catalog name (`autofit models`) or a folder with a config.json",
     ) from reason

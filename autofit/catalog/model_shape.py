@@ -83,7 +83,7 @@ def measure(config: PretrainedConfig, origin: str) -> ModelShape:
     try:
         layers = getattr(config.get_text_config(), "num_hidden_layers", None) or 0
         if layers > MOST_LAYERS:
-            raise ValueError(f"it has {layers:,} layers, and {MOST_LAYERS:,} are the most")
+            raise ValueError(f"it has {layers:,} layers; at most {MOST_LAYERS:,} are supported")
         with torch.device("meta"):
             model = factory.from_config(config)
         return _counted(model, config)

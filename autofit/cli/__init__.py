@@ -1,1 +1,1 @@
-"""The command line: a face over `autofit.operations`."""
+"""The command line, a thin layer over `autofit.operations`."""

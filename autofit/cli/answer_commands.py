@@ -1,4 +1,4 @@
-"""Commands that answer from the store: frontier and recommend."""
+"""Commands that answer from the store alone: frontier and recommend."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import typer
 from autofit.cli import options
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write
 
-FRONTIER_HELP = """Show the Pareto frontier of memory against throughput that has been measured.
+FRONTIER_HELP = """Show the measured Pareto frontier of memory against throughput.
 
 \b
 Examples:
   autofit frontier --model llama-3.1-8b
   autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
 """
-RECOMMEND_HELP = """Answer with the fastest measured config that fits, in the format that your trainer reads.
+RECOMMEND_HELP = """Recommend the fastest measured config that fits, in the format that your trainer reads.
 
 \b
 Examples:

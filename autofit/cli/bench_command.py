@@ -1,4 +1,4 @@
-"""`autofit bench`: how well autofit itself does, judged by what was measured."""
+"""`autofit bench`: how well autofit itself performs, judged against measurements."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 RECORD_HELP = """Measure every config of a space into a file.
 
-In shuffled order, out-of-memory points included; each is written as it ends, and the same command goes on from there.
+Configs run in shuffled order, and those that run out of memory are recorded too. Each result is written as its trial
+ends; run the same command again to resume.
 
 \b
 Examples:
@@ -26,9 +27,10 @@ Examples:
 """
 REPLAY_HELP = """Drive search methods over recorded tables, or compare predictions with measurements.
 
-As if the trials ran: how many trials, and seconds of trials, autofit's search and others need to come within 5, 2 and
-1 % of a table's best. Without --table over all tables of a checkout. With --residuals: the relative errors of predicted
-memory and time over the store's trials or files of `autofit db export`, and how often fit was misjudged.
+Replays searches as if the trials ran: how many trials, and seconds of trials, autofit's search and others need to come
+within 5, 2 and 1 % of a table's best. Without --table, all tables of a checkout are used. With --residuals: relative
+errors of predicted memory and time, over the store's trials or files of `autofit db export`, and how often fit was
+misjudged.
 
 \b
 Examples:
@@ -43,12 +45,12 @@ TITLES = {
     "step_seconds": "Step time, calibrated",
     "step_seconds_uncalibrated": "Step time, guessed from data sheets",
 }
-"""Of the quantities' tables, in their order."""
+"""Title of each predicted quantity's table, in printing order."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group to the program."""
-    group = typer.Typer(help="How well autofit itself does.", no_args_is_help=True, rich_markup_mode=None)
+    """Add the command group to the program."""
+    group = typer.Typer(help="Measure how well autofit itself performs.", no_args_is_help=True, rich_markup_mode=None)
     group.command("record", help=RECORD_HELP)(record)
     group.command("replay", help=REPLAY_HELP)(replay)
     app.add_typer(group, name="bench")
@@ -56,16 +58,16 @@ def register(app: typer.Typer) -> None:
 
 def record(
     model: options.Model,
-    out: Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording there goes on.")],
+    out: Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording in it is resumed.")],
     space: options.Space = None,
     seq_len: options.SeqLen = 2048,
     global_batch: options.GlobalBatch = 64,
     memory_limit: options.MemoryLimit = None,
     max_trials: Annotated[
-        int | None, typer.Option("--max-trials", help="Record this many of the shuffled configs.")
+        int | None, typer.Option("--max-trials", help="Record only this many of the shuffled configs.")
     ] = None,
     passes: Annotated[
-        int, typer.Option("--passes", help="Measure the whole so many times: replays use the mean, and its spread.")
+        int, typer.Option("--passes", help="Measure everything this many times: replays use the mean, and its spread.")
     ] = 1,
     device: options.Device = "auto",
     ray_address: options.RayAddress = None,
@@ -93,7 +95,7 @@ def record(
     try:
         found = operations.record(request, out, _recorded, passes=passes)
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {out} has what was measured, the same command goes on from there") from None
+        raise Interrupted(f"interrupted; {out} has what was measured, the same command resumes from there") from None
     if as_json:
         print_json(found.to_json())
         return
@@ -118,7 +120,7 @@ def replay(
     ] = False,
     table: Annotated[
         list[Path] | None,
-        typer.Option("--table", help="Recorded table, or with --residuals export; may be given several times."),
+        typer.Option("--table", help="Recorded table or, with --residuals, exported trials; may be repeated."),
     ] = None,
     methods: Annotated[
         str | None,
@@ -163,7 +165,7 @@ def _residuals(tables: list[Path], of_searches: tuple[str | int | None, ...], st
 
 
 def residuals_text(found: Residuals) -> str:
-    """One table for each quantity that was predicted, and one of fit."""
+    """One table for each predicted quantity, and one for predictions of fit."""
     parts = [f"{found.trials:,} trials with a prediction; errors are predicted / measured - 1"]
     for quantity, title in TITLES.items():
         rows = [_errors(group, quantity) for group in found.groups if quantity in group.errors]

@@ -1,4 +1,4 @@
-"""Commands on the store itself: upgrade, check, export, import."""
+"""Commands that act on the store itself: upgrade, check, export, import."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 File = Annotated[Path, typer.Argument(help="JSON lines file; - is standard output or input.")]
 
 
-UPGRADE_HELP = """Bring a store of an older version to this one.
+UPGRADE_HELP = """Migrate a store of an older version to the schema of this version.
 
 \b
 Examples:
@@ -52,7 +52,7 @@ Examples:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the group to the program."""
+    """Add the command group to the program."""
     group = typer.Typer(help="The store of trials.", no_args_is_help=True, rich_markup_mode=None)
     group.command("upgrade", help=UPGRADE_HELP)(upgrade)
     group.command("check", help=CHECK_HELP)(check)
@@ -62,7 +62,7 @@ def register(app: typer.Typer) -> None:
 
 
 def upgrade(store: options.Store = None) -> None:
-    """Migrate the store."""
+    """Migrate the store to the newest schema."""
     from autofit.store import upgrade as migrate
 
     print(f"the store is at schema {migrate(store)}")
@@ -84,11 +84,11 @@ def check(store: options.Store = None, as_json: options.Json = False) -> None:
 
 
 def report_rows(report: StoreReport) -> list[tuple[str, str]]:
-    """The report, a line for each thing."""
+    """The report as rows of (name, finding)."""
     return [
         ("store", report.store),
         ("kind", report.kind),
-        ("schema", f"{report.revision or 'none'}, and this version has {report.newest}"),
+        ("schema", f"{report.revision or 'none'}; this version uses {report.newest}"),
         *((table, f"{count:,}") for table, count in report.counts.items()),
         ("contradictions", str(len(report.contradictions))),
         ("sound", "yes" if report.sound else "no"),
@@ -97,25 +97,25 @@ def report_rows(report: StoreReport) -> list[tuple[str, str]]:
 
 
 def contradictions_text(found: Sequence[Contradiction]) -> str:
-    """The configs with contradictory results, each with the trials that say so and their limits."""
+    """The configs with contradictory results, each with the trials that contradict each other and their limits."""
     from autofit.contradiction import MENDS
     from autofit.units import format_bytes
 
-    rows = [("contradictory config", "of", "fits in (trial)", "out of memory under (trial)")]
+    rows = [("contradictory config", "job", "fits in (trial)", "out of memory under (trial)")]
     for one in found:
         first = one.fitted[0]
         job = f"{first.workload.model} seq-len {first.workload.seq_len} on {first.hardware.name}"
         held = ", ".join(f"{format_bytes(m.device_bytes)} ({t.trial_id})" for t, m in one.measured)
         failed = ", ".join(f"{format_bytes(t.memory_limit_bytes)} ({t.trial_id})" for t in one.ran_out)
         rows.append((str(first.config), job, held, failed))
-    return f"{columns(rows)}\n\nEach counts as out of memory under limits up to that; to mend it {MENDS}."
+    return f"{columns(rows)}\n\nEach counts as out of memory under limits up to that one; to resolve this, {MENDS}."
 
 
 def export(file: File, store: options.Store = None) -> None:
     """Write every trial to a file."""
     from autofit.store import Store, export_lines
 
-    written = -1  # the first line is no trial
+    written = -1  # the first line is not a trial
     with Store.open(store, create=False) as opened:
 
         def chunks() -> Iterator[bytes]:

@@ -1,4 +1,4 @@
-"""`autofit estimate`: what a config would take, without a device."""
+"""`autofit estimate`: predicts what a config needs, without a device."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from autofit.cli.run_commands import read_config, workload
 if TYPE_CHECKING:
     from autofit.operations.requests import WorkloadOptions
 
-ESTIMATE_HELP = """Predict what a config takes on a card that need not be here.
+ESTIMATE_HELP = """Predict the memory and speed of a config on a card that need not be in this machine.
 
 The training step itself is traced on tensors without data; nothing is downloaded and no device is needed.
 
@@ -46,18 +46,18 @@ def estimate(
     seed: options.Seed = 0,
     explain: Annotated[
         str | None,
-        typer.Option("--explain", help="Another config: where the difference to it comes from, byte by byte."),
+        typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
     ] = None,
     exact: Annotated[bool, typer.Option("--exact", help="Trace every decoder layer, not just a few.")] = False,
     no_advice: Annotated[
         bool, typer.Option("--no-advice", help="Do not look for a change that makes it fit, or makes it faster.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a chart of a step's memory, peak marked, to this file.")
+        Path | None, typer.Option("--html", help="Write a chart of a step's memory, with its peak, to this file.")
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """Predict what a config takes and print where every byte goes."""
+    """Predict what a config needs, and print where every byte goes."""
     from autofit import operations
     from autofit.cli.tables import estimate_text
     from autofit.cli.waiting import Waiting
@@ -102,7 +102,7 @@ def _explain(
     memory_limit_bytes: int | None,
     as_json: bool,
 ) -> None:
-    """Print why the second config needs other memory than the first."""
+    """Print why the second config needs a different amount of memory from the first."""
     from autofit import operations
     from autofit.cli.explanation import explanation_text
     from autofit.cli.waiting import Waiting

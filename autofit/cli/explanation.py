@@ -1,4 +1,4 @@
-"""What an explanation says to people."""
+"""An explanation of a memory difference, as text for people."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def explanation_text(found: Explanation) -> str:
-    """Both configs, a table of their memory per device, and change by change what made the difference."""
+    """Both configs, a table of their memory per device, and what each change contributed to the difference."""
     before, after = found.before, found.after
     rows = [("per device", "first", "second", "difference")]
     rows += [
@@ -54,17 +54,17 @@ def explanation_text(found: Explanation) -> str:
 
 
 def step_text(step: Step) -> str:
-    """One change: what it saved, of what was to be expected, and why not more."""
+    """One change: how much it saved, out of how much one would expect, and why not more."""
     change = ",".join(f"{axis}={'-' if value is None else value}" for axis, value in step.change.items())
     said = f"{change} {'saves' if step.saved_bytes >= 0 else 'costs'} {format_bytes(abs(step.saved_bytes))}"
     if step.expected_bytes is not None:
-        said += " of the" if step.saved_bytes >= 0 else ", in place of saving the"
-        said += f" {format_bytes(step.expected_bytes)} to expect where all parameters are trained"
+        said += " of the" if step.saved_bytes >= 0 else " instead of saving the"
+        said += f" {format_bytes(step.expected_bytes)} to be expected if all parameters were trained"
     if step.at_most_bytes is not None and step.at_most_bytes != step.expected_bytes:
-        said += f"; here there are {format_bytes(step.at_most_bytes)} to save"
+        said += f"; here at most {format_bytes(step.at_most_bytes)} can be saved"
     return "\n  ".join([said, *step.reasons])
 
 
 def signed(size: int) -> str:
-    """Bytes with their sign."""
+    """A formatted size with an explicit sign."""
     return f"{'+' if size > 0 else '-' if size < 0 else ''}{format_bytes(abs(size))}"

@@ -10,7 +10,7 @@ from autofit.cli import options
 from autofit.cli.output import columns, print_json, warn
 
 NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the published count is the text model's"}
-"""What a model's row cannot say."""
+"""What the table's row for a model cannot express, by model name."""
 
 
 MODELS_HELP = """List the models of the catalog. Any folder with a config.json works too.
@@ -79,7 +79,7 @@ def hardware(as_json: options.Json = False) -> None:
     try:
         site, lacks = detect(), None
     except EnvironmentLacks as error:
-        site, lacks = None, error  # no reason to list nothing
+        site, lacks = None, error  # the catalog can still be listed
     if as_json:
         here = None if site is None else {"hardware": site[0].to_json(), "stack": site[1].to_json()}
         print_json({"here": here, "cards": [c.to_json() for c in cards()]})
@@ -120,7 +120,7 @@ def spaces(
     rows = [("space", "configs", "purpose")]
     rows += [(str(s["name"]), f"{s['configs']:,}", str(s["purpose"])) for s in found]
     print(columns(rows, right=frozenset({1})))
-    print(f"\nconfigs: valid ones at --global-batch {global_batch}, before the hardware at hand rules any out")
+    print(f"\nconfigs: valid ones at --global-batch {global_batch}, before this hardware rules any out")
 
 
 def doctor(
@@ -128,7 +128,7 @@ def doctor(
     device: options.Device = "auto",
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Also start a Ray worker.")] = True,
     build_ops: Annotated[
-        bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first: a minute each.")
+        bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first, about a minute each.")
     ] = False,
     as_json: options.Json = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""The progress of a search on standard error: a live block on a terminal, lines as trials begin and end elsewhere."""
+"""Progress of a search on standard error: a live block on a terminal, otherwise a line as each trial starts or ends."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class ProgressDisplay:
-    """Shows where a search stands; a context manager."""
+    """Shows the progress of a search; a context manager."""
 
     def __init__(self) -> None:
         self._terminal = sys.stderr.isatty()
@@ -54,7 +54,7 @@ class ProgressDisplay:
             self._print_changes(progress)
 
     def _print_changes(self, progress: Progress) -> None:
-        """A line when a trial has ended, and one when it begins."""
+        """Print a line when a trial has ended, and one when a trial starts."""
         if (progress.done, progress.from_store) != self._last:
             self._last = (progress.done, progress.from_store)
             print(line(progress), file=sys.stderr, flush=True)
@@ -65,7 +65,7 @@ class ProgressDisplay:
 
 
 def line(progress: Progress) -> str:
-    """The counts and the best so far, in one line."""
+    """The counts and the best so far, on one line."""
     if progress.estimated is not None:
         return "estimating {} of {} configs before the first trial".format(*progress.estimated)
     parts = [f"{progress.done} trials done"]
@@ -86,7 +86,7 @@ def line(progress: Progress) -> str:
 
 
 def block(progress: Progress) -> str:
-    """The same with what is running and the best config spelled out."""
+    """The same, followed by the best config and the configs that are running."""
     lines = [line(progress)]
     if progress.best is not None:
         lines.append(f"  best     {short(progress.best.config)}")
@@ -95,5 +95,5 @@ def block(progress: Progress) -> str:
 
 
 def running(config: Config, *, verifying: bool) -> str:
-    """What is under way."""
+    """One line for a config under way."""
     return f"  {'verifying' if verifying else 'running '} {short(config)}"

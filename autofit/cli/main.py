@@ -62,8 +62,8 @@ def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
 
 
 OBJECTS_PER_COLLECTION = 100_000
-"""New objects after which the collector looks for garbage: with Python's 700 it goes a hundred times through what a
-command loads, which is none."""
+"""New objects after which the garbage collector runs: with Python's 700 it would pass a hundred times over everything
+that a command imports, none of which is garbage."""
 
 
 def main() -> None:
@@ -72,7 +72,7 @@ def main() -> None:
     try:
         _run()
     finally:
-        gc.freeze()  # nor does the interpreter look through all of it when it ends
+        gc.freeze()  # keeps the interpreter from collecting all of it at exit, too
 
 
 def _run() -> None:
@@ -94,14 +94,14 @@ def _run() -> None:
         print("autofit: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output has left: nothing to say to anyone
+        sys.stderr.close()  # whoever read our output has gone: nobody is left to tell
         sys.exit(0)
     except OSError as error:
         if error.errno not in FULL:
             raise
         print(f"autofit: nothing more can be written: {error.strerror} (free some space)", file=sys.stderr)
         with suppress(OSError):
-            sys.stdout.close()  # what could not be written is not tried again at exit
+            sys.stdout.close()  # so that exit does not try again to flush what could not be written
         sys.exit(4)
     except Exception as error:
         if hasattr(error, "exit_code") and hasattr(error, "show"):  # click's own: unknown option, missing value

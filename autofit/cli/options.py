@@ -1,4 +1,4 @@
-"""The options that several commands share: one name, one default and one help text each."""
+"""Options that several commands share, each with one name and one help text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Name of the catalog (`autofit models`), folder or file with a config.json, or hub id.",
+        help="Catalog name (see `autofit models`), folder with a config.json, that file, or hub id.",
         autocompletion=lambda incomplete: _completed("models", incomplete),
     ),
 ]
 SeqLen = Annotated[int, typer.Option("--seq-len", help="Tokens per sequence; every sequence is full.")]
 GlobalBatch = Annotated[
-    int, typer.Option("--global-batch", help="Sequences per optimizer step, over micro-steps and devices.")
+    int, typer.Option("--global-batch", help="Sequences per optimizer step, over all micro-steps and devices.")
 ]
 LoraDropout = Annotated[float, typer.Option("--lora-dropout", help="Dropout in front of each adapter.")]
 MemoryLimit = Annotated[
@@ -54,7 +54,7 @@ Hardware = Annotated[
     str,
     typer.Option(
         "--hardware",
-        help="auto, or a name of `autofit hardware`.",
+        help="auto, or a name that `autofit hardware` lists.",
         autocompletion=lambda incomplete: _completed("hardware", incomplete),
     ),
 ]
@@ -75,7 +75,7 @@ def _completed(kind: str, incomplete: str) -> list[str]:
 
 
 def _names(kind: str) -> Iterable[str]:
-    """Every value that an option takes."""
+    """Every value that an option of this kind accepts."""
     from autofit import export, space
     from autofit.catalog.hardware import cards
     from autofit.catalog.models import names as models
@@ -103,7 +103,7 @@ Space = Annotated[
     str | None,
     typer.Option(
         "--space",
-        help="Search space: a name of `autofit spaces` or a YAML file.",
+        help="Search space: a name that `autofit spaces` lists, or a YAML file.",
         autocompletion=complete_space,
     ),
 ]

@@ -1,4 +1,4 @@
-"""How commands answer: one JSON document, text for people, or a file that is whole or not there."""
+"""How commands answer: with one JSON document, text for people, or a file that is written whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""What a system says where nothing more can be written: disk, quota, or largest file."""
+"""Error numbers for running out of room to write: disk full, quota exceeded, file too large."""
 STDOUT = "-"
-"""As a file's name: standard input or output."""
+"""The file name that stands for standard input or output."""
 
 
 def print_json(document: Any) -> None:
@@ -24,12 +24,12 @@ def print_json(document: Any) -> None:
 
 
 def warn(message: str) -> None:
-    """A line on standard error."""
+    """Print a line on standard error."""
     print(f"autofit: {message}", file=sys.stderr)
 
 
 def warn_of_contradictions(contradictory: int) -> None:
-    """A line on standard error where so many configs have contradictory results."""
+    """Print a line on standard error if any configs, `contradictory` of them, have contradictory results."""
     from autofit.contradiction import in_words
 
     if contradictory:
@@ -38,7 +38,7 @@ def warn_of_contradictions(contradictory: int) -> None:
 
 @contextmanager
 def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
-    """Also print why nothing fits, and what came closest, as a document where `wanted`."""
+    """If `wanted`, also print a JSON document that says why nothing fits and what came closest."""
     from autofit.operations.shortfall import Shortfall
 
     try:
@@ -50,10 +50,10 @@ def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
 
 
 def write(path: Path, chunks: Iterable[bytes]) -> None:
-    """Write a file, all of it or none: until everything is on the disk, what was there before stays.
+    """Write a file atomically: whatever was there before stays until all of the new content is on disk.
 
-    `-` is standard output. Raises `EnvironmentLacks` where there is no space, `UsageError` where the file cannot be
-    written for another reason.
+    `-` is standard output. Raises `EnvironmentLacks` if there is no space, and `UsageError` if the file cannot be
+    written for any other reason.
     """
     from autofit.errors import EnvironmentLacks, UsageError
 
@@ -61,7 +61,7 @@ def write(path: Path, chunks: Iterable[bytes]) -> None:
         if str(path) == STDOUT:
             _write_all(sys.stdout.buffer, chunks)
         elif path.exists() and not path.is_file():
-            with path.open("wb") as device:  # a pipe or a device: there is nothing to replace
+            with path.open("wb") as device:  # a pipe or device file cannot be replaced
                 _write_all(device, chunks)
         else:
             _replace(Path(os.path.realpath(path)), chunks)
@@ -96,7 +96,7 @@ def _write_all(file: Any, chunks: Iterable[bytes]) -> None:
 
 
 def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozenset()) -> str:
-    """`rows`, the first of which is the heading, as aligned columns; those in `right` are right-aligned."""
+    """`rows`, the first of which is the heading, as aligned columns; the columns in `right` are right-aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = []
     for row in rows:

@@ -1,4 +1,4 @@
-"""What `autofit bench replay` prints for people: one table of all methods for each problem."""
+"""What `autofit bench replay` prints for people: for each problem, one table of all methods."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ if TYPE_CHECKING:
     from autofit.search.replay.score import Ended, Score, Spread
 
 NEVER = "never"
-"""For what half of the seeds, or nine tenths, did not reach; of a speed, for nothing that fits."""
+"""Printed where half (or nine tenths) of the seeds never got there; in place of a regret, where they found nothing that
+fits."""
 
 
 def replay_text(found: ReplayResult) -> str:
-    """A heading that says how to read the tables, then each problem's."""
+    """A heading that says how to read the tables, then a table for each problem."""
     seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
     parts = [
-        f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is as near to the "
-        "table's best;\nout of memory: such trials until 1 %; hv: share of the exhaustive frontier's hypervolume after "
-        "so many trials, median"
+        f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is that close to "
+        "the table's best;\nout of memory: trials that ran out of it until within 1 %; hv: share of the exhaustive "
+        "frontier's hypervolume after so many trials, median"
     ]
     parts += [_problem(judged) for judged in found.problems]
     if found.left_out:
@@ -71,22 +72,22 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
 
 
 def _end(name: str, ended: Ended) -> str:
-    """Where the method itself stopped, and what its best was short of then."""
+    """When the method stopped of its own accord, and how far its best then was from the table's best."""
     regret = ended.regret
     shares = (NEVER if share is None else f"{share:.1%}" for share in (regret.median, regret.p90))
     return (
-        f"{name} ended by itself with {ended.seeds} of the seeds, after {_pair(ended.trials)} trials, "
+        f"{name} stopped by itself for {ended.seeds} of the seeds, after {_pair(ended.trials)} trials, "
         f"{_pair(ended.seconds)} s, {_pair(ended.out_of_memory)} out of memory, "
         f"{' / '.join(shares)} slower than the best"
     )
 
 
 def _stated(name: str, ended: Ended) -> list[str]:
-    """What it said of that itself."""
+    """The bound on that regret that the method itself stated, and how often it held."""
     if ended.stated is None:
         return []
     bounds = (f"{share:.1%}" for share in (ended.stated.median, ended.stated.p90) if share is not None)
-    return [f"{name} said at most {' / '.join(bounds)} slower, which held for {ended.within_stated} of the seeds"]
+    return [f"{name} stated at most {' / '.join(bounds)} slower, which held for {ended.within_stated} of the seeds"]
 
 
 def _pair(spread: Spread) -> str:

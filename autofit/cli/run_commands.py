@@ -22,9 +22,9 @@ Examples:
   autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
   autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
 
-Every trial is stored as it ends: run the same command again to go on, or to get the answer from the store.
+Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
 """
-TRIAL_HELP = """Run one config once and print what it takes.
+TRIAL_HELP = """Run one config once, and print its memory use and speed.
 
 \b
 Examples:
@@ -53,23 +53,23 @@ def search(
     max_trials: Annotated[int | None, typer.Option("--max-trials", help="End after this many trials.")] = None,
     time_budget: Annotated[str, typer.Option("--time-budget", help="End after this time, such as 10m.")] = "10m",
     workers: Annotated[
-        int | None, typer.Option("--workers", help="Trials at the same time; default: one per device.")
+        int | None, typer.Option("--workers", help="Trials to run at the same time; default: one per device.")
     ] = None,
     ray_address: options.RayAddress = None,
     store: options.Store = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.")] = False,
     thorough: Annotated[
-        bool, typer.Option("--thorough", help="Go on for the whole frontier when the best is found.")
+        bool, typer.Option("--thorough", help="Once the best is found, go on to measure the whole frontier.")
     ] = False,
     no_predict: Annotated[
-        bool, typer.Option("--no-predict", help="Estimate nothing: learn from trials alone what fits.")
+        bool, typer.Option("--no-predict", help="Make no estimates: learn what fits from trials alone.")
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict the frontier, and run nothing.")] = False,
     in_place: options.InPlace = False,
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
     fewer_devices: Annotated[
-        bool, typer.Option("--fewer-devices", help="Search every smaller number of devices, too.")
+        bool, typer.Option("--fewer-devices", help="Also search with every smaller number of devices.")
     ] = False,
     seed: options.Seed = 0,
     as_json: options.Json = False,
@@ -110,7 +110,7 @@ def search(
         with nothing_fits_as_json(as_json), ProgressDisplay() as display:
             result = (operations.search_over_devices if fewer_devices else operations.search)(request, display)
     except KeyboardInterrupt:
-        said = "interrupted; what was measured is stored, the same command goes on from there"
+        said = "interrupted; what was measured is stored, the same command resumes from there"
         raise Interrupted(said) from None
     every = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
     warn_of_contradictions(sum(one.frontier.contradictory for one in every))
@@ -138,7 +138,7 @@ def trial(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run one config once and print what it takes."""
+    """Run one config once, and print what it needs and how fast it is."""
     from autofit import operations
     from autofit.cli.tables import trial_text
     from autofit.outcome import Crashed
@@ -165,12 +165,12 @@ def trial(
 
 
 EXIT_CODES = {"fits": 0, "unsupported": 2, "out_of_memory": 3, "timed_out": 3, "crashed": 3, "diverged": 3}
-"""Exit code of `trial` by outcome: 3 for a config that does not train here within its limits, whichever it met. Where
-the machinery crashed rather than the config it is 4."""
+"""Exit code of `trial` by outcome: 3 for a config that does not train here within its limits, whichever it hit. If the
+machinery crashed rather than the config, the exit code is 4."""
 
 
 def workload(model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int):  # type: ignore[no-untyped-def]
-    """The workload options as a value."""
+    """The workload options as one value."""
     from autofit.operations import WorkloadOptions
 
     return WorkloadOptions(
@@ -184,7 +184,7 @@ def workload(model: str, seq_len: int, global_batch: int, lora_dropout: float, d
 
 
 def goal(method: str, min_rank: int, allow: str):  # type: ignore[no-untyped-def]
-    """How far a search may go, as a value; raises `UsageError` for an unknown word."""
+    """How far a search may go, as one value; raises `UsageError` for an unknown value of --allow."""
     from autofit.errors import unknown
     from autofit.workload import Effect, Goal
 
@@ -195,7 +195,7 @@ def goal(method: str, min_rank: int, allow: str):  # type: ignore[no-untyped-def
 
 
 def read_config(text: str):  # type: ignore[no-untyped-def]
-    """The config that `axis=value,...` or a JSON file spells; raises `UsageError`."""
+    """The config given as `axis=value,...` or as the path of a JSON file; raises `UsageError`."""
     from autofit import techniques
     from autofit.errors import UsageError
 
@@ -210,7 +210,7 @@ def read_config(text: str):  # type: ignore[no-untyped-def]
     except ValueError as error:
         raise UsageError(f"config file {text} is not JSON: {error}") from error
     except RecursionError as error:
-        raise UsageError(f"config file {text} is no config: it is nested too deeply") from error
+        raise UsageError(f"config file {text} is not a config: it is nested too deeply") from error
     config = data.get("config", data) if isinstance(data, dict) else data
     if not isinstance(config, dict):
         raise UsageError(f"config file {text} must hold one JSON object")
@@ -218,7 +218,7 @@ def read_config(text: str):  # type: ignore[no-untyped-def]
 
 
 def preview_text(plan: dict) -> str:  # type: ignore[type-arg]
-    """What a search would walk, for people."""
+    """What a search would consider, as text for people."""
     from autofit.units import format_bytes, format_duration
 
     rows = [

@@ -1,4 +1,4 @@
-"""How a search ended, for people."""
+"""The result of a search, as text for people."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 
 LEAST_TOLD, MOST_TOLD = 0.0005, 0.5
-"""Regrets, as shares, below which none is told, and above which the bound only says how noisy the trials were."""
+"""Regret bounds, as fractions: below the first the regret is reported as none; above the second the bound only shows
+how noisy the trials were."""
 
 
 def result_text(result: SearchResult) -> str:
-    """The frontier, the recommendation, and what the search has cost."""
+    """The frontier, the recommendation, and what the search cost."""
     frontier = result.frontier
     return (
         f"Frontier of {frontier.hardware.name} for {frontier.workload.model}:\n\n"
@@ -45,7 +46,7 @@ def _regret(bound: float | None) -> str:
 
 
 def over_devices_text(found: OverDevices) -> str:
-    """What each number of devices gives, then the best of them in full."""
+    """What each number of devices achieves, then the best of them in full."""
     rows = [("devices", "memory of each", "tokens/s", "of each", "config")]
     for devices in sorted({*found.results, *found.nothing_fits}):
         if devices in found.nothing_fits:

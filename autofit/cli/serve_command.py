@@ -15,7 +15,7 @@ Examples:
   autofit serve
   curl 'http://127.0.0.1:8000/v1/recommendation?model=llama-3.1-8b&memory_limit=24GiB'
 
-Beyond loopback, requests need the bearer token that the environment variable AUTOFIT_TOKEN holds.
+On an address other than loopback, requests need the bearer token set in the environment variable AUTOFIT_TOKEN.
 """
 
 

@@ -19,13 +19,13 @@ _ALWAYS = {"precision": "", "micro_batch": "micro-batch ", "checkpointing": "ckp
 
 EFFECTS = {
     Effect.EXACT: "exact: trains the same",
-    Effect.NUMERICS: "numerics: rounds otherwise",
+    Effect.NUMERICS: "numerics: rounds differently",
     Effect.TRAINING: "training: trains something else",
 }
 
 
 def short(config: Config) -> str:
-    """A config in the words of a table: what usually differs, then what is not the plain choice."""
+    """A config abbreviated for a table: the axes that usually differ, then others that depart from the plain choice."""
     words = [config.text("method")]
     if "rank" in config:
         words.append(f"r{config['rank']}")
@@ -42,14 +42,14 @@ def short(config: Config) -> str:
 
 
 def spread_text(spread: float | None) -> str:
-    """A relative spread; of a single repeat nothing is known."""
+    """A relative spread as text; that of a single repeat is unknown."""
     return "unknown" if spread is None else f"{spread:.1%}"
 
 
 def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
-    """The frontier's points, one line each, lightest first; those beyond the limit say so.
+    """The frontier's points, one line each, lightest first; those over the limit are marked.
 
-    Of several devices, memory is that of each, and speed that of all and of each.
+    With several devices, memory is per device, and speed is given both in total and per device.
     """
     if not frontier.points:
         return "nothing that was measured fits"
@@ -73,7 +73,7 @@ def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None)
 
 
 def recommendation_text(answer: Recommendation) -> str:
-    """The recommendation, its headroom, what it changes, and what stands beside it."""
+    """The recommendation, its headroom, what it changes about training, and its alternatives."""
     m = answer.point.measurement
     lines = [
         f"Recommended for {answer.workload.model}, {answer.workload.seq_len} tokens x {answer.workload.global_batch} "
@@ -83,7 +83,7 @@ def recommendation_text(answer: Recommendation) -> str:
         "",
         f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
         f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
-        f"{' and what other runs add' if answer.point.between else ''}), "
+        f"{' and between runs' if answer.point.between else ''}), "
         f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{' on each' if answer.workload.devices > 1 else ''}: {format_bytes(answer.headroom_bytes)} of headroom",
@@ -104,7 +104,7 @@ def _devices_text(answer: Recommendation) -> str:
 
 
 def alternative_text(alternative: Alternative) -> str:
-    """One line about a config beside the recommended one."""
+    """One line about an alternative to the recommended config."""
     m = alternative.point.measurement
     gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
     if alternative.over_limit_bytes > 0:
@@ -113,7 +113,7 @@ def alternative_text(alternative: Alternative) -> str:
 
 
 def trial_text(trial: Trial) -> str:
-    """One trial's outcome for people."""
+    """One trial's outcome as text for people."""
     head = f"{trial.config}\n"
     if not isinstance(trial.outcome, Fits):
         lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}"]
@@ -142,10 +142,12 @@ def trial_text(trial: Trial) -> str:
 
 
 def estimate_text(found: Estimate) -> str:
-    """An estimate for people: whether it fits, where every byte goes, how fast it would be, and what would help."""
+    """An estimate as text for people: whether it fits, where the bytes go, how fast it would be, what would help."""
     room = found.headroom_bytes
     verdict = (
-        f"fits, {format_bytes(room)} left" if found.fits_device else f"does not fit: {format_bytes(-room)} too much"
+        f"fits, {format_bytes(room)} left"
+        if found.fits_device
+        else f"does not fit: {format_bytes(-room)} over the limit"
     )
     share = {name: f"{format_bytes(size)} ({size / found.device_bytes:.0%})" for name, size in found.breakdown.items()}
     rows = [
@@ -165,8 +167,8 @@ def estimate_text(found: Estimate) -> str:
 
 
 def host_rows(found: Estimate) -> list[tuple[str, str]]:
-    """What the host has to hold, and whether it can; no row where that is nothing."""
-    own = found.host_bytes in (0, found.device_bytes)  # a processor's memory is its host's
+    """What the host has to hold, and whether it can; no row if there is nothing to hold."""
+    own = found.host_bytes in (0, found.device_bytes)  # on a CPU, device memory is host memory
     if own and not found.host_short_bytes:
         return []
     said = format_bytes(found.host_bytes)
@@ -178,7 +180,7 @@ def host_rows(found: Estimate) -> list[tuple[str, str]]:
 
 
 def advice_rows(found: Estimate) -> list[tuple[str, str]]:
-    """What would make it fit, or make it faster; no row where nothing is known to."""
+    """What would make it fit, or make it faster; no row if no such change is known."""
     if found.advice is not None:
         return [("to be faster" if found.fits else "to make it fit", change_text(found.advice))]
     if found.lightest is None:
@@ -194,7 +196,7 @@ def advice_rows(found: Estimate) -> list[tuple[str, str]]:
 
 
 def change_text(change: Change) -> str:
-    """A change, what it does to the training, and what is predicted then."""
+    """A change, its effect on training, and what is predicted with it."""
     values = Config.of(change.values)
     then = change.estimate
     speed = "" if then.tokens_per_second is None else f", {then.tokens_per_second:,.0f} tokens/s"
@@ -205,7 +207,7 @@ def change_text(change: Change) -> str:
 
 
 def predicted_frontier_text(found: PredictedFrontier) -> str:
-    """A predicted frontier, a table for each method, with what would be recommended."""
+    """A predicted frontier, with one table per method, and what would be recommended."""
     workload, hardware = found.prepared.job.workload, found.prepared.job.hardware
     parts = [f"Predicted frontier of {hardware.name} for {workload.model} (nothing is run):"]
     for method in METHODS:
@@ -228,7 +230,7 @@ def _tokens_per_second(found: Estimate) -> str:
 
 
 def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
-    """What would be recommended, its headroom, what it changes, and what stands beside it."""
+    """What would be recommended, its headroom, what it changes about training, and its alternatives."""
     found = choice.estimate
     lines = [
         f"Would be recommended for {workload.model}, {workload.seq_len} tokens x {workload.global_batch} sequences a "
@@ -252,7 +254,7 @@ def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
 
 
 def speed_text(found: Estimate) -> str:
-    """The predicted speed, with what it rests on."""
+    """The predicted speed, and what the prediction is based on."""
     if found.tokens_per_second is None or found.relative_error is None:
         return "not predicted: this hardware's speed is not known"
     basis = (

@@ -1,4 +1,4 @@
-"""Progress of predictions on standard error: nothing while they are quick, then a bar on a terminal, else lines."""
+"""Progress of predictions on standard error: nothing at first, then a bar on a terminal, or lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
 
 QUIET_SECONDS = 2.0
-"""Nothing is shown of what takes less."""
+"""Nothing is shown for predictions that take less time than this."""
 SECONDS_BETWEEN_LINES = 5.0
 
 
 class Waiting:
-    """Shows how many configs are predicted; a context manager."""
+    """Shows how many configs have been predicted; a context manager."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -36,7 +36,7 @@ class Waiting:
             self._bar[0].stop()
 
     def __call__(self, done: int, total: int | None = None) -> None:
-        """Show that `done` configs are predicted, of `total` where that is known."""
+        """Show that `done` configs have been predicted, of `total` if that is known."""
         now = time.monotonic()
         if now - self._started < QUIET_SECONDS:
             return
@@ -60,6 +60,6 @@ class Waiting:
 
 
 def line(done: int, total: int | None, seconds: float) -> str:
-    """Where it stands, in one line."""
+    """The progress on one line."""
     of = "" if total is None else f" of {total}"
     return f"{done}{of} configs predicted after {format_duration(seconds)}"

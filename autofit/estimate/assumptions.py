@@ -15,32 +15,32 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
     found = []
     if job.hardware.kind == "cpu":
         found.append(
-            "what the C library keeps of freed memory is an average over trials: half of them were off by more than "
+            "how much freed memory the C library keeps is an average over trials: half of them were off by more than "
             "3 %, and some by 19 %"
         )
     if config["compile"] is True:
         found.append(
             "compile=true is predicted as the step without compilation: what a compiled graph fuses, keeps and "
-            "computes again is the compiler's choice, and setting it up is left out"
+            "recomputes is up to the compiler, and setting it up is left out"
         )
     if config["checkpointing"] == "offload":
-        found.append("checkpointing=offload moves activations at the pace of PCIe 4.0, while nothing is computed")
+        found.append("checkpointing=offload moves activations at PCIe 4.0 speed, with no computation meanwhile")
     if config["sharding"] != "none":
         found.append(
-            f"sharding={config['sharding']} exchanges within one machine, at three quarters of the pace that its links "
-            "have on paper, and waits for no other rank"
+            f"sharding={config['sharding']} communicates within one machine, at three quarters of its links' nominal "
+            "bandwidth, and never waits for another rank"
         )
     if config["offload"] != "none":
         found.append(
-            f"offload={config['offload']} copies at three quarters of what the host link's data sheet states, and the "
-            "host's memory gives an optimizer 50 GB/s"
+            f"offload={config['offload']} copies at three quarters of the host link's nominal bandwidth, and the "
+            "host's memory serves the optimizer at 50 GB/s"
         )
         if not job.hardware.host_memory_bytes:
-            found.append("how much memory the host has is not known: that it is enough")
+            found.append("the host has enough memory: how much it has is not known")
     if config["offload"] == "nvme":
         found.append("offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does")
     if config["optimizer"] == "paged-adamw-8bit":
-        found.append("optimizer=paged-adamw-8bit has all its states on the device, as where there is room for them")
+        found.append("optimizer=paged-adamw-8bit keeps all its states on the device, as it does if they fit there")
     return tuple(found)
 
 

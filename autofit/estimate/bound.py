@@ -57,8 +57,8 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         work=None,
         memory_error=MEMORY_ERROR,
         assumptions=(
-            f"by formula, not traced ({reason}): a limit is held to {MEMORY_ERROR:.0%} more than this, and nothing is "
-            "said of time",
+            f"by formula, not traced ({reason}): to fit, it needs a limit {MEMORY_ERROR:.0%} above this; time is not "
+            "predicted",
         ),
         seconds_to_estimate=time.monotonic() - started,
     )

@@ -1,4 +1,4 @@
-"""Recommendations in the formats that trainers read: one file per target. Nothing here imports its target."""
+"""Recommendations in the formats that trainers read, one module per target; none imports the library it targets."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ FORMATS: Mapping[str, Callable[[Task], Export]] = {
     "accelerate": export_accelerate,
     "deepspeed": export_deepspeed,
 }
-"""Format's name to its exporter: a pure function of its task."""
+"""Each format's name and its exporter, a pure function of its task."""
 
 LATER = ("axolotl", "llamafactory", "torchtune")
 """Formats that are planned."""
 
 
 def check_format(name: str) -> None:
-    """Raises `UsageError` for a format that does not exist, or not yet."""
+    """Raises `UsageError` for a format that does not exist, or does not exist yet."""
     if name in LATER:
         raise UsageError(f"format {name!r} comes with a later release: use {', '.join(FORMATS)}")
     if name not in FORMATS:
@@ -35,9 +35,10 @@ def check_format(name: str) -> None:
 
 
 def export(recommendation: Recommendation, *, format: str, source: str) -> Export:
-    """`recommendation` in `format`, to train the model at `source` (hub id or folder).
+    """`recommendation` in `format`, for training the model at `source` (hub id or folder).
 
-    Raises `UsageError` for a format that does not exist, or not yet, and for a model that cannot be read any more.
+    Raises `UsageError` for a format that does not exist, or does not exist yet, and for a model that can no longer be
+    read.
     """
     check_format(format)
     return FORMATS[format](Task(recommendation=recommendation, source=source))

@@ -1,4 +1,4 @@
-"""YAML for `accelerate launch --config_file FILE SCRIPT`: how many processes, and what shares the model out."""
+"""YAML for `accelerate launch --config_file FILE SCRIPT`: the number of processes, and how the model is sharded."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ MIXED = {"bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}
 """`mixed_precision` of each precision."""
 
 FILLED = ("lr", "weight_decay")
-"""Arguments of the optimizer that accelerate fills in from its DummyOptim, and Trainer from its own."""
+"""Optimizer arguments that accelerate fills in from its DummyOptim, and Trainer from its own arguments."""
 
 
 def _precision(value: Value, task: Task) -> Settings:
     mixed = ta.named("precision", value, MIXED)
-    if distributed.by_deepspeed(task):  # whose own configuration says it, and must be alone in that
+    if distributed.by_deepspeed(task):  # its own configuration sets this, and nothing else may
         return settings()
     return settings(
-        *([f"precision={value}: the training script loads the weights in that format"] if mixed == "no" else []),
+        *([f"precision={value}: the training script must load the weights in that format"] if mixed == "no" else []),
         launch={"mixed_precision": mixed},
     )
 
@@ -37,7 +37,7 @@ def _micro_batch(value: Value, task: Task) -> Settings:
         return settings()
     count = task.workload.batch_per_device // int(value)
     how = ", GradientAccumulationPlugin(sync_each_batch=True)" if distributed.by_fsdp(task) and count > 1 else ""
-    return settings(f"micro_batch={value}: the training script sets it, and accumulates {count} of them{how}")
+    return settings(f"micro_batch={value}: the training script must set it, and accumulate {count} of them{how}")
 
 
 def _sharding(value: Value, task: Task) -> Settings:
@@ -52,17 +52,17 @@ def _sharding(value: Value, task: Task) -> Settings:
     kind = task.recommendation.hardware.kind
     if kind != "cpu":
         return settings(*notes, launch={"distributed_type": "MULTI_XPU" if kind == "xpu" else "MULTI_GPU"})
-    notes.append("sharding=ddp: on a CPU accelerate starts several processes by mpirun only; torchrun does it too")
+    notes.append("sharding=ddp: on a CPU accelerate starts several processes only with mpirun; torchrun works too")
     return settings(*notes, launch={"distributed_type": "MULTI_CPU"})
 
 
 def _deepspeed(task: Task) -> Settings:
-    """DeepSpeed's own file, inside this one: accelerate's keys for it have none for buckets."""
+    """DeepSpeed's own file, embedded in this one: accelerate's keys for DeepSpeed do not cover bucket sizes."""
     notes = distributed.nvme_notes(task)
     if task.recommendation.hardware.kind == "cpu":
-        notes.append("DeepSpeed: accelerate has it for accelerators only; on a CPU Trainer with use_cpu=True starts it")
+        notes.append("DeepSpeed: accelerate supports it on accelerators only; on a CPU use Trainer with use_cpu=True")
     if distributed.on_host(task):
-        notes.append("optimizer=adamw: DeepSpeed makes it; a script without Trainer passes accelerate's DummyOptim")
+        notes.append("optimizer=adamw: DeepSpeed creates it; a script without Trainer passes accelerate's DummyOptim")
     text = json.dumps(distributed.deepspeed_config(task, filled=FILLED), indent=2)
     inside = {"deepspeed_config_file": text, "zero3_init_flag": deepspeed_stage(task.config) == 3}
     return settings(*notes, launch={"distributed_type": "DEEPSPEED", "deepspeed_config": inside})
@@ -80,7 +80,7 @@ def _fsdp(task: Task) -> Settings:
     notes = distributed.fsdp_notes(task, narrow_sums=True)
     if task.config["method"] == "qlora":
         storage = ta.compute_dtype(task.config)
-        notes.append(f"method=qlora: load it with bnb_4bit_quant_storage={storage}: FSDP shards floating point only")
+        notes.append(f"method=qlora: load it with bnb_4bit_quant_storage={storage}: FSDP shards only floating point")
     return settings(*notes, launch={"distributed_type": "FSDP", "fsdp_config": inside})
 
 
@@ -90,11 +90,11 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Axis to what it becomes; the others are the training script's."""
+"""Each axis and its translation; the other axes are up to the training script."""
 
 
 def export_accelerate(task: Task) -> Export:
-    """The file says how a script is started; the script trains whatever it trains."""
+    """The file only says how to launch a script; what is trained is up to the script."""
     devices, kind = task.workload.devices, task.recommendation.hardware.kind
     made = collect_known(TABLE, task)
     launch: dict[str, object] = {
@@ -115,7 +115,7 @@ def export_accelerate(task: Task) -> Export:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Text of several lines stays that."""
+    """Writes multi-line strings as block literals."""
 
 
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:

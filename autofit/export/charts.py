@@ -1,4 +1,4 @@
-"""The frontier as a picture: an interactive page, and a PNG."""
+"""The frontier as a chart: an interactive HTML page, and a PNG."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from autofit.units import GIB, format_bytes
 from autofit.workload import METHODS
 
 COLOURS = {"full": "#0072B2", "lora": "#D55E00", "qlora": "#009E73"}
-"""From Okabe and Ito's palette, told apart by colour-blind readers."""
+"""From Okabe and Ito's palette, which colour-blind readers can tell apart."""
 
 
 def title(frontier: Frontier) -> str:
-    """What the chart shows."""
+    """The chart's title."""
     w = frontier.workload
     devices = "" if w.devices == 1 else f"{w.devices} x "
     return f"{w.model}, {w.seq_len} tokens x {w.global_batch} sequences a step, on {devices}{frontier.hardware.name}"
 
 
 def axis_titles(frontier: Frontier) -> tuple[str, str]:
-    """Of memory and of throughput. Of several devices memory is that of each, and throughput that of all."""
+    """Titles of the memory and throughput axes. With several devices, memory is per device and throughput the total."""
     devices = frontier.workload.devices
     if devices == 1:
         return "peak device memory, GiB", "tokens per second"
@@ -29,18 +29,18 @@ def axis_titles(frontier: Frontier) -> tuple[str, str]:
 
 
 def by_method(frontier: Frontier) -> dict[str, list[Point]]:
-    """The points of each method that has any, lightest first."""
+    """The points of each method that has any, lightest first within a method."""
     found = {method: [p for p in frontier.points if p.method == method] for method in METHODS}
     return {method: points for method, points in found.items() if points}
 
 
 def half_spread(point: Point) -> float:
-    """Half the spread of a point's throughput, tokens per second; 0 where it is not known."""
+    """Half the spread of a point's throughput, in tokens per second; 0 if it is unknown."""
     return point.measurement.tokens_per_second * (point.relative_spread or 0.0) / 2
 
 
 def html(frontier: Frontier) -> str:
-    """A page of its own, with everything it needs inside: it opens without a network."""
+    """A self-contained HTML page: it opens without a network."""
     import plotly.graph_objects as go
 
     figure, devices = go.Figure(), frontier.workload.devices
@@ -77,7 +77,7 @@ def html(frontier: Frontier) -> str:
 
 
 def png(frontier: Frontier) -> bytes:
-    """The same as a picture of 1600 x 1000 points."""
+    """The same as a PNG of 1600 x 1000 pixels."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -104,7 +104,7 @@ def png(frontier: Frontier) -> bytes:
     axes.margins(x=0.15)
     axes.set_ylim(bottom=0)
     if frontier.workload.devices > 1:
-        devices: Any = frontier.workload.devices  # of arrays, too
+        devices: Any = frontier.workload.devices  # Any: the functions are applied to arrays, too
         of_each = axes.secondary_yaxis("right", functions=(lambda speed: speed / devices, lambda each: each * devices))
         of_each.set_ylabel("tokens per second of each device")
     axes.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""JSON for `deepspeed.initialize(config=FILE)`, and for whatever else takes such a file: Trainer, accelerate."""
+"""JSON for `deepspeed.initialize(config=FILE)`, and for whatever else reads such a file: Trainer, accelerate."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "adamw": ("AdamW", {"torch_adam": True, "fused": True}),
     "adamw-foreach": ("AdamW", {"torch_adam": True, "foreach": True}),
 }
-"""`optimizer.type` and its arguments. The others of trials are in libraries that DeepSpeed does not know."""
+"""`optimizer.type` and its arguments. The other optimizers used in trials are unknown to DeepSpeed."""
 
 FILLED = ("lr",)
-"""What is yours of the optimizer; everything else has its usual value."""
+"""Optimizer arguments that are left to the user; all others have their usual values."""
 
 _WITHOUT_ZERO = {
     "none": "torch alone was measured; ZeRO is off here",
     "ddp": "torch's DDP was measured; ZeRO is off here, and DeepSpeed sums the gradients",
-    "fsdp": "DeepSpeed has no FSDP: ZeRO is off here, and nothing is shared out",
+    "fsdp": "DeepSpeed has no FSDP: ZeRO is off here, and nothing is sharded",
 }
 
 
@@ -38,7 +38,7 @@ def _optimizer(value: Value, task: Task) -> Settings:
     if own is None:
         return settings(f"optimizer={value}: DeepSpeed has no name for it: pass the optimizer to deepspeed.initialize")
     return settings(
-        "learning rate: yours to choose: Trainer and accelerate fill 'auto' in, deepspeed.initialize needs a number",
+        "learning rate: yours to choose: Trainer and accelerate fill in 'auto', deepspeed.initialize needs a number",
         zero=own,
     )
 
@@ -51,7 +51,7 @@ def _named_optimizer(value: str) -> dict[str, object] | None:
 
 
 def _sharding(value: Value, task: Task) -> Settings:
-    """All of the file but its optimizer."""
+    """Everything in the file except the optimizer."""
     Sharding.axis.check(value)
     if distributed.by_deepspeed(task):
         return settings(*distributed.nvme_notes(task), zero=distributed.deepspeed_config(task, filled=FILLED))
@@ -64,7 +64,7 @@ def _sharding(value: Value, task: Task) -> Settings:
 
 
 def _without_zero(task: Task) -> dict[str, object]:
-    """The batch, clipping and precision of the config, and none of ZeRO."""
+    """The config's batch, clipping and precision, without ZeRO."""
     config = task.config.replace(sharding="zero1", offload="none")
     point = replace(task.recommendation.point, config=config)
     alike = replace(task, recommendation=replace(task.recommendation, point=point))
@@ -90,14 +90,14 @@ TABLE: Mapping[str, Emit] = {
     "sharding": _sharding,
     "optimizer": _optimizer,
 }
-"""Axis to what it becomes; the others are the training script's."""
+"""Each axis and its translation; the other axes are up to the training script."""
 
 
 def export_deepspeed(task: Task) -> Export:
-    """DeepSpeed's own format has no place for comments: what it cannot hold is in the notes alone."""
+    """DeepSpeed's JSON has no room for comments: what it cannot express is in the notes alone."""
     workload = task.workload
     ranks = (
-        f"ranks: start {workload.devices}; with another number a step has other than {workload.global_batch} sequences"
+        f"ranks: start {workload.devices}; with another number a step does not have {workload.global_batch} sequences"
     )
     made = merge(settings(ranks), collect_known(TABLE, task))
     text = json.dumps(made.sections.get("zero", {}), indent=2) + "\n"

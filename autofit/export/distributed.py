@@ -1,4 +1,4 @@
-"""What the axes `offload` and `sharding` become: DeepSpeed's configuration, FSDP's, and what DDP needs."""
+"""What the axes `offload` and `sharding` translate to: DeepSpeed's configuration, and FSDP's."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ from autofit.techniques.offload import WITH
 from autofit.techniques.sharding import uses_deepspeed
 
 NVME_FOLDER = "/dev/null/choose-a-folder-on-nvme"
-"""Where a folder is yours to choose and the format has no line for a question: nothing can be written there."""
+"""Placeholder for a folder that the user must choose, if the format cannot ask for one: it is not writable."""
 
 
 def by_deepspeed(task: Task) -> bool:
-    """Whether DeepSpeed trained the config."""
+    """Whether the config was trained with DeepSpeed."""
     known = task.config
     return "sharding" in known and "offload" in known and uses_deepspeed(known)
 
 
 def by_fsdp(task: Task) -> bool:
-    """Whether torch's `fully_shard` trained the config."""
+    """Whether the config was trained with torch's `fully_shard`."""
     return str(task.config.get("sharding")).startswith("fsdp")
 
 
 def offload_is_said(task: Task) -> bool:
-    """Whether what is written for `sharding` holds the config's `offload` too."""
+    """Whether the settings written for `sharding` also cover the config's `offload`."""
     value = task.config.text("offload")
     return value == "none" or task.config.get("sharding") in WITH[value]
 
 
 def on_host(task: Task) -> bool:
-    """Whether DeepSpeed's Adam for processors updates the weights."""
+    """Whether DeepSpeed's CPU Adam updates the weights."""
     return by_deepspeed(task) and task.config["offload"] != "none"
 
 
 def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FOLDER) -> dict[str, Any]:
     """DeepSpeed's configuration as it was measured; `folder` is for offload=nvme.
 
-    DeepSpeed makes the optimizer that it runs on the host, as only it knows the format of its states: `filled` are
-    the arguments that are left to who reads the file. One line is added that changes no step: in stage 3 a saved
-    model is whole.
+    An optimizer that runs on the host is created by DeepSpeed, as only DeepSpeed knows the format of its states;
+    `filled` names its arguments that whatever reads the file fills in. One line is added that affects no step: in
+    stage 3, saved models are whole.
     """
     recommendation = task.recommendation
     job = Job(
@@ -60,32 +60,32 @@ def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FO
 
 
 def nvme_notes(task: Task) -> list[str]:
-    """What is left to the user of offload=nvme, where a format has no question for it."""
+    """Notes on what offload=nvme leaves to the user, for formats that cannot ask for it."""
     if task.config["offload"] != "nvme" or not by_deepspeed(task):
         return []
-    return ["offload=nvme: the folder is yours to choose: set both nvme_path"]
+    return ["offload=nvme: the folder is yours to choose: set nvme_path in both places"]
 
 
 def sharded_layers(task: Task) -> list[str]:
-    """Names of the classes of decoder layers, each of which FSDP gathers by itself. Imports torch and transformers."""
+    """Class names of the decoder layers, which FSDP gathers one at a time. Imports torch and transformers."""
     from autofit.training.decoder import decoder_layers
 
     return sorted({type(layer).__name__ for layer in decoder_layers(task.laid_out())})
 
 
 def reshards(task: Task) -> bool:
-    """Whether FSDP frees what it gathered for the forward pass before the backward pass."""
+    """Whether FSDP frees the gathered parameters between the forward and the backward pass."""
     return task.config["sharding"] != "fsdp-no-reshard"
 
 
 def fsdp_notes(task: Task, *, narrow_sums: bool) -> list[str]:
-    """What accelerate's FSDP does otherwise than trials; `narrow_sums` where gradients are left in its formats."""
+    """How accelerate's FSDP differs from trials; `narrow_sums` if gradients are reduced in the dtype it chooses."""
     value, precision = task.config["sharding"], task.config["precision"]
     if task.recommendation.hardware.kind == "cpu":
-        return [f"sharding={value}: accelerate has FSDP for accelerators only; on a CPU it trains by DDP"]
+        return [f"sharding={value}: accelerate supports FSDP on accelerators only; on a CPU it trains with DDP"]
     notes = [
-        f"sharding={value}: accelerate gathers the embeddings, and the last norm with the head, each by themselves, "
-        "and keeps the latter until the backward pass; in trials they are gathered together"
+        f"sharding={value}: accelerate gathers the embeddings separately from the last norm and the head, and "
+        "keeps these two until the backward pass; in trials all are gathered together"
     ]
     if narrow_sums and precision in ("bf16-mixed", "fp16-mixed"):
         notes.append(f"sharding={value}: accelerate sums gradients over devices in 16 bits; fp32 was measured")

@@ -1,4 +1,4 @@
-"""What every exporter is made of: a table from axis to settings, and the text that comes out."""
+"""What every exporter is built from: a table from axis to settings, and the text that results."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from autofit.workload import Workload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What is exported: a recommendation, and what its trainer loads."""
+    """What to export: a recommendation, and where its trainer loads the weights from."""
 
     recommendation: Recommendation
     source: str
@@ -33,12 +33,12 @@ class Task:
 
     def model(self) -> Model:
         """The architecture that was measured; raises what `catalog.models.load` raises."""
-        # A folder may be called as a model of the catalog is.
+        # A folder may have the same name as a model of the catalog.
         of_catalog = self.workload.model in names() and not is_path(self.source)
         return load(self.workload.model if of_catalog else self.source)
 
     def laid_out(self) -> Any:
-        """The model without storage, to read only. Imports torch and transformers, which takes seconds."""
+        """The model on the meta device; not to be modified. Imports torch and transformers, which takes seconds."""
         import torch
         from transformers import AutoModelForCausalLM
 
@@ -51,7 +51,7 @@ class Task:
 
 
 _LAID_OUT: dict[str, Any] = {}
-"""By its digest, the model that was laid out last: several axes of one export ask for it."""
+"""The model that was laid out last, by its digest: several axes of one export need it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +60,13 @@ class Export:
 
     text: str
     suffix: str
-    """The file name's ending that the format's readers expect, dot included."""
+    """The file name extension that readers of the format expect, including the dot."""
     notes: tuple[str, ...] = ()
-    """What the format cannot express, or does otherwise than it was measured; one sentence each."""
+    """What the format cannot express, or does differently from what was measured; one sentence each."""
 
 
 class Code(str):
-    """Python source that stands for a value: its repr is itself."""
+    """Python source that stands for a value: its repr is the source itself."""
 
     __slots__ = ()
 
@@ -76,22 +76,22 @@ class Code(str):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What one or several axes become in a target format."""
+    """What one or several axes translate to in a target format."""
 
     sections: Mapping[str, Mapping[str, object]]
-    """Section of the document to its keys and values."""
+    """Keys and values of each section of the document."""
     notes: tuple[str, ...] = ()
 
 
 Emit = Callable[[Value, Task], Settings]
-"""From an axis's value to what it becomes; the task gives the workload, the architecture and the other axes."""
+"""Translates the value of an axis; the task gives the workload, the architecture and the other axes."""
 
 NOT_IN_EVERY_CONFIG = frozenset({"rank", "targets"})
-"""Axes that a config of method `full` rightly lacks."""
+"""Axes that a config of method `full` does not have."""
 
 
 def settings(*notes: str, **sections: Mapping[str, object]) -> Settings:
-    """Settings of the named sections, with what they cannot express."""
+    """Settings of the named sections, with notes on what they cannot express."""
     return Settings(sections=sections, notes=notes)
 
 
@@ -108,7 +108,7 @@ def merge(*parts: Settings) -> Settings:
 
 
 def collect(table: Mapping[str, Emit], task: Task) -> Settings:
-    """What the table makes of the config. An axis that either of them lacks becomes a note: none is lost."""
+    """The table applied to the config. An axis missing from either becomes a note, so that none is lost."""
     config = task.config
     parts = []
     for axis, emit in table.items():
@@ -124,7 +124,7 @@ def collect(table: Mapping[str, Emit], task: Task) -> Settings:
 
 
 def collect_known(table: Mapping[str, Emit], task: Task) -> Settings:
-    """As `collect`, for a format that starts a training script: what the script must say itself is one note."""
+    """Like `collect`, for a format that launches a training script: one note lists what the script itself must set."""
     config = task.config
     parts = [emit(value, task) for axis, emit in table.items() if (value := config.get(axis)) is not None]
     absent = [axis for axis in table if axis not in config]

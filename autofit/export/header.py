@@ -10,7 +10,7 @@ from autofit.units import format_bytes
 
 
 def header(task: Task, *, needs: str, launch: str, notes: Iterable[str]) -> str:
-    """Comment lines (`# ...`) on what was measured, where, and what the file cannot express."""
+    """Comment lines (`# ...`) that say what was measured, where, and what the file cannot express."""
     recommendation, workload = task.recommendation, task.workload
     hardware = recommendation.hardware
     rows = [
@@ -49,5 +49,5 @@ def _measurement(recommendation: Recommendation) -> str:
 
 
 def _printable(text: str) -> str:
-    """`text` on one line, so that a name from outside cannot end the comment."""
+    """`text` on one line, so that an untrusted name cannot break out of the comment."""
     return "".join(character if character.isprintable() else " " for character in text)

@@ -1,4 +1,4 @@
-"""The contract's JSON document: the whole recommendation, for programs."""
+"""The JSON document of the contract: the whole recommendation, for programs."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from autofit.export.document import Export, Task
 
 
 def export_json(task: Task) -> Export:
-    """`Recommendation.to_json`, indented; the source has no place in the contract and is not written."""
+    """`Recommendation.to_json`, indented; the task's source is not part of the contract and is left out."""
     return Export(text=json.dumps(task.recommendation.to_json(), indent=2) + "\n", suffix=".json")

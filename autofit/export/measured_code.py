@@ -1,4 +1,4 @@
-"""The code that was measured, as text: a script that repeats it cannot differ from what ran."""
+"""The code that was measured, as text: a script that copies it cannot differ from what ran."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _FOR_CHECKERS = re.compile(r"  # type: ignore\[[^\]]*\]$", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Excerpt:
-    """Definitions taken from modules of this package, and what they need from elsewhere."""
+    """Definitions copied from modules of this package, and the imports they need from elsewhere."""
 
     imports: tuple[str, ...]
     """Import statements, one name each, sorted."""
     code: str
-    """The definitions, each after those it needs."""
+    """The definitions, each after the ones it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class _Module:
     lines: list[str]
     definitions: dict[str, ast.stmt] = field(default_factory=dict)
     imports: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """Name to the module it comes from, and whether it is that module itself."""
+    """For each name, the module it comes from and whether it names that module itself."""
 
     def text(self, name: str) -> str:
         node = self.definitions[name]
@@ -39,7 +39,7 @@ class _Module:
 
 
 def excerpt(module: str, name: str) -> Excerpt:
-    """The definition of `name` in `module`, with all that it refers to at module level; imports neither."""
+    """The definition of `name` in `module`, with all module-level names that it refers to; no module is imported."""
     imports: set[str] = set()
     blocks: list[str] = []
     seen: set[tuple[str, str]] = set()
@@ -85,7 +85,7 @@ def _read(module: str) -> _Module:
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Those at module level, the ones for type checkers included."""
+    """The statements at module level, including those under an `if`, such as imports for type checkers."""
     for node in body:
         yield node
         if isinstance(node, ast.If):

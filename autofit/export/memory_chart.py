@@ -1,4 +1,4 @@
-"""The memory of a training step as a picture: what is alive at every event, by what it holds, with the peak marked."""
+"""The memory of a training step as a chart: the bytes alive at every event, by category, with the peak marked."""
 
 from __future__ import annotations
 
@@ -24,41 +24,42 @@ COLOURS = {
     "logits_and_loss": "#CC79A7",
     "temporaries": "#56B4E9",
 }
-"""From Okabe and Ito's palette, told apart by colour-blind readers."""
+"""From Okabe and Ito's palette, which colour-blind readers can tell apart."""
 SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB"}
 POINTS = 1500
-"""Of a curve, about: each is the highest of its stretch of events, so that no peak is lost."""
+"""Approximate number of points per curve: each is the highest of its stretch of events, so that no peak is lost."""
 LIMIT_IN_SIGHT = 2.0
-"""The memory limit is drawn if it is at most so many times the peak: else it would flatten everything else."""
+"""The memory limit is drawn if it is at most this many times the peak; otherwise it would flatten everything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """The memory of the optimizer step that has the peak."""
+    """The memory of the optimizer step that contains the peak."""
 
     events: NDArray[np.int64]
-    """Numbers of the events that are drawn, counted from the step's first."""
+    """Indices of the events that are drawn, counted from the first event of the step."""
     levels: dict[str, NDArray[np.int64]]
-    """Bytes alive after each of them, by what they hold."""
+    """Bytes alive after each of these events, by category."""
     phases: tuple[tuple[str, int, int], ...]
-    """(phase, first event, event after its last), in order."""
+    """(phase, first event, one past the last event), in order."""
     peak: int
-    """The number of the event with the peak."""
+    """Index of the event with the peak."""
 
     @property
     def totals(self) -> NDArray[np.int64]:
-        """Bytes alive after each event that is drawn."""
+        """Bytes alive after each event that is drawn, over all categories."""
         summed: NDArray[np.int64] = np.stack(list(self.levels.values())).sum(axis=0)
         return summed
 
     @property
     def peak_phase(self) -> str:
-        """Where the peak is."""
+        """The phase that the peak is in."""
         return next(phase for phase, first, end in self.phases if first <= self.peak < end)
 
 
 def course(line: Timeline, found: Estimate) -> Course:
-    """The step with the peak, of a timeline of two. Library workspaces, which no event allocates, are temporaries."""
+    """The step with the peak, from a timeline of two steps. Library workspaces, which no event allocates, count as
+    temporaries."""
     from autofit.estimate.events import PHASES
     from autofit.estimate.tape import Category
 
@@ -79,7 +80,7 @@ def course(line: Timeline, found: Estimate) -> Course:
 
 
 def _step_of_the_peak(line: Timeline) -> tuple[int, int]:
-    """Its first event and the one after its last. The weights, which are there before the first step, are no part."""
+    """The step's first event and one past its last. Loading the weights, before the first step, is not part of it."""
     from autofit.estimate.events import PHASES
     from autofit.estimate.tape import Category
 
@@ -91,14 +92,14 @@ def _step_of_the_peak(line: Timeline) -> tuple[int, int]:
 
 
 def _highest(totals: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The event with the most bytes of each of some `POINTS` stretches, and the first and the last event."""
+    """The event with the most bytes in each of about `POINTS` stretches, and the first and last events."""
     edges = np.unique(np.linspace(0, len(totals), POINTS + 1).astype(np.int64))
     highest = [a + int(totals[a:b].argmax()) for a, b in itertools.pairwise(edges.tolist())]
     return np.unique([0, *highest, len(totals) - 1])
 
 
 def title(found: Estimate, workload: Workload) -> str:
-    """What the chart shows."""
+    """The chart's title."""
     return (
         f"Predicted memory of an optimizer step: {workload.model}, {workload.seq_len} tokens x "
         f"{workload.global_batch} sequences, on {found.hardware}"
@@ -106,7 +107,7 @@ def title(found: Estimate, workload: Workload) -> str:
 
 
 def html(line: Timeline, found: Estimate, workload: Workload) -> str:
-    """A page of its own, with everything it needs inside: it opens without a network."""
+    """A self-contained HTML page: it opens without a network."""
     import plotly.graph_objects as go
 
     drawn = course(line, found)
@@ -163,7 +164,7 @@ def html(line: Timeline, found: Estimate, workload: Workload) -> str:
 
 
 def subtitle(found: Estimate) -> str:
-    """The config, and what the device shows on top of what is alive."""
+    """The config, and what the device holds on top of the bytes that are alive."""
     beyond = found.breakdown["fragmentation"] + found.breakdown["context"]
     return (
         f"{found.config}<br>with {format_bytes(beyond)} of fragmentation and context "

@@ -1,4 +1,4 @@
-"""What a config is called in transformers' TrainingArguments, which trl and other trainers inherit."""
+"""A config in terms of transformers' TrainingArguments, which trl and other trainers inherit."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ OPTIMIZERS = {
     "adamw": "adamw_torch_fused",
     "adamw-foreach": "adamw_torch",
 }
-"""`optim` of each optimizer, in the spelling that every transformers since 4.50 reads."""
+"""`optim` of each optimizer, in the spelling that every transformers since 4.50 accepts."""
 
 FILLED = ("lr", "betas", "eps", "weight_decay")
-"""Arguments of DeepSpeed's own optimizer that Trainer fills in from its own."""
+"""Arguments of DeepSpeed's own optimizer that Trainer fills in from its own arguments."""
 
 _COMPUTE = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp32": "float32"}
 
 
 def named(axis: str, value: Value, names: dict[str, str]) -> str:
-    """The target's name of `value`; raises `UsageError` for a value that it has no name for."""
+    """The target format's name for `value`; raises `UsageError` for a value that is not in `names`."""
     if str(value) not in names:
         raise unknown(f"value of {axis}", value, names)
     return names[str(value)]
 
 
 def compute_dtype(config: Config) -> str:
-    """Torch's name of the dtype of matrix products, and of weights that are frozen."""
+    """Torch's name for the dtype of matrix products and of frozen weights."""
     return named("precision", config["precision"], _COMPUTE)
 
 
 def trained_dtype(task: Task) -> str:
-    """Torch's name of the dtype to hold the weights in that the optimizer updates.
+    """Torch's name for the dtype of the weights that the optimizer updates.
 
-    DeepSpeed keeps wider copies itself, with the optimizer.
+    DeepSpeed itself keeps higher-precision copies, with the optimizer.
     """
     config = task.config
     if config["precision"] == "bf16":
@@ -56,14 +56,15 @@ def trained_dtype(task: Task) -> str:
 
 
 def load_dtype(task: Task) -> str:
-    """Torch's name of the dtype to load in: of the trained weights for `full`, else of the frozen base."""
+    """Torch's name for the dtype to load in: that of the trained weights for `full`, else that of the frozen base."""
     return trained_dtype(task) if task.config["method"] == "full" else compute_dtype(task.config)
 
 
 def autocast_flags(task: Task) -> dict[str, object]:
-    """`bf16` and `fp16` ask for mixed precision. Pure bf16 is both off, and the model loaded in bf16.
+    """The arguments `bf16` and `fp16`, which turn on mixed precision. For pure bf16 both are off, and the model is
+    loaded in bf16.
 
-    Under DeepSpeed they have to agree with its own configuration, which says `bf16` for both.
+    Under DeepSpeed they must agree with its own configuration, which says `bf16` for pure and for mixed bf16 alike.
     """
     value = task.config["precision"]
     bf16 = value == "bf16-mixed" or (value == "bf16" and distributed.by_deepspeed(task))
@@ -71,19 +72,19 @@ def autocast_flags(task: Task) -> dict[str, object]:
 
 
 def run(task: Task) -> dict[str, object]:
-    """Arguments that no axis decides: clipping as trials do it, where results go, the CPU where that was measured."""
+    """Arguments that no axis decides: clipping as in trials, the output folder, and the CPU if that was measured."""
     where: dict[str, object] = {"use_cpu": True} if task.recommendation.hardware.kind == "cpu" else {}
     return {
         "output_dir": "autofit-run",
         "max_grad_norm": MAX_GRADIENT_NORM,
-        # The filter waits for the device after each micro-batch; trials do not.
+        # The filter synchronises with the device after each micro-batch; trials do not.
         "logging_nan_inf_filter": False,
         **where,
     }
 
 
 def batch(value: Value, task: Task) -> Settings:
-    """Micro-batch and accumulation that give the workload's global batch."""
+    """Micro-batch size and accumulation steps that give the workload's global batch."""
     size = int(value)
     return settings(
         training={
@@ -95,37 +96,38 @@ def batch(value: Value, task: Task) -> Settings:
 
 
 def optimizer(value: Value, task: Task) -> Settings:
-    """`optim`."""
+    """The argument `optim`."""
     notes = []
     if value == "adamw-foreach" and task.recommendation.hardware.kind == "cpu":
         notes.append(
-            "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor after another: less memory "
+            "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor at a time: less memory "
             "than was measured"
         )
     return settings(*notes, training={"optim": named("optimizer", value, OPTIMIZERS)})
 
 
 def offload(value: Value, task: Task) -> Settings:
-    """Nothing of its own: what is offloaded is part of what `sharding` writes."""
+    """No settings: those for offloading are written by `sharding`. A note if that cannot cover `value`."""
     Offload.axis.check(value)
     if distributed.offload_is_said(task):
         return settings()
-    return settings(f"offload={value}: nothing does that with sharding={task.config['sharding']}; it is left out")
+    return settings(f"offload={value}: not possible with sharding={task.config['sharding']}; it is left out")
 
 
 def sharding(value: Value, task: Task, *, narrow_sums: bool = True) -> Settings:
-    """`deepspeed`, `fsdp`, or what DDP must be told; `narrow_sums` unless FSDP is told otherwise elsewhere."""
+    """The argument `deepspeed` or `fsdp`, or what DDP needs; `narrow_sums` is as in `distributed.fsdp_notes`."""
     Sharding.axis.check(value)
     if distributed.by_deepspeed(task):
         return settings(training={"deepspeed": distributed.deepspeed_config(task, filled=FILLED)})
     if distributed.by_fsdp(task):
         return settings(*distributed.fsdp_notes(task, narrow_sums=narrow_sums), training=_fsdp(task))
-    # Else Trainer looks for parameters without a gradient in every step.
+    # Otherwise Trainer searches for parameters without a gradient at every step.
     return settings(training={"ddp_find_unused_parameters": False} if value == "ddp" else {})
 
 
 def _fsdp(task: Task) -> dict[str, object]:
-    """Each micro-batch reduces its gradients, as was measured: to wait for the last keeps them whole until then."""
+    """Gradients are reduced after each micro-batch, as was measured: waiting for the last keeps them unsharded until
+    then."""
     return {
         "fsdp": True,
         "fsdp_config": {
@@ -140,7 +142,7 @@ def _fsdp(task: Task) -> dict[str, object]:
 
 
 def checkpointed_every(value: Value) -> int | None:
-    """N where every N-th layer is checkpointed (1 for all of them), None for `none`; raises `UsageError`."""
+    """N if every N-th layer is checkpointed (1 for all layers), None for `none`; raises `UsageError`."""
     if value == "none":
         return None
     every = {"full": 1, "offload": 1, "selective": 1, "every-2": 2, "every-4": 4}
@@ -150,7 +152,7 @@ def checkpointed_every(value: Value) -> int | None:
 
 
 def target_modules(value: Value, task: Task) -> list[str] | str:
-    """`target_modules` of a LoRA configuration, found in the architecture as trials find them; raises `UsageError`."""
+    """`target_modules` of a LoRA configuration, found in the architecture as in trials; raises `UsageError`."""
     if value == "attention":
         return attention_projections(task.laid_out())
     if value == "all-linear":
@@ -159,5 +161,5 @@ def target_modules(value: Value, task: Task) -> list[str] | str:
 
 
 def is_part(task: Task) -> bool:
-    """Whether the weights may lie in a checkpoint that holds other parts too, as of a vision model."""
+    """Whether the weights may be part of a larger checkpoint, such as a vision-language model's."""
     return str(task.model().config["model_type"]).endswith("_text")

@@ -1,4 +1,4 @@
-"""The fixed pieces of Python that exported scripts are put together from."""
+"""The fixed pieces of Python from which exported scripts are assembled."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def chunk_the_loss(model):
 
     model.forward = forward
 '''
-"""Puts a loss kernel, called KERNEL here, into a model; needs the measured `Head`, and `CausalLMOutput`."""
+"""Installs a loss kernel, called KERNEL here, in a model; needs the measured `Head`, and `CausalLMOutput`."""
 
 CHECKPOINTING_NAME = """\
 # transformers 5.23 renamed gradient_checkpointing to activation_checkpointing.
@@ -37,13 +37,13 @@ if CHECKPOINTING not in TrainingArguments.__dataclass_fields__:
     CHECKPOINTING = "gradient_checkpointing"
 
 """
-"""The name that the installed transformers has for checkpointing."""
+"""Finds what the installed transformers calls checkpointing."""
 
 LOAD = """\
     model = AutoModelForCausalLM.from_pretrained(SOURCE, **model_kwargs)
 """
 LOAD_TEXT_PART = """\
-    # The language model alone, as it was measured, also where SOURCE holds more.
+    # The language model alone, as it was measured, even if SOURCE holds more.
     text = AutoConfig.from_pretrained(SOURCE).get_text_config()
     names = {r"^(model\\.)?language_model\\.(model\\.)?": "model.", r"^language_model\\.lm_head\\.": "lm_head."}
     model = AutoModelForCausalLM.from_pretrained(SOURCE, config=text, key_mapping=names, **model_kwargs)
@@ -62,11 +62,11 @@ def make_trainer(train_dataset):
         raise SystemExit("the learning rate is yours to choose: set LEARNING_RATE in this script")
     TRAINER
 '''
-"""LOAD stands for how the model is loaded, and what the method and techniques do to it; TRAINER for how it is made."""
+"""LOAD stands for loading the model and applying the method and techniques to it; TRAINER for creating the trainer."""
 
 MAIN = """\
 if __name__ == "__main__":
     tokens = torch.load(sys.argv[1])[:, :SEQ_LEN]  # your data: token ids, [sequences, SEQ_LEN]
     make_trainer([{"input_ids": row, "labels": row} for row in tokens]).train()
 """
-"""What the script does when it is run."""
+"""What the script does when run."""

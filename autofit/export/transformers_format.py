@@ -1,4 +1,4 @@
-"""A Python script for transformers' Trainer: complete but for the data."""
+"""A Python script for transformers' Trainer, complete except for the data and the learning rate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _LIGER_LOSS_ONLY = {
     "cross_entropy": False,
     "fused_linear_cross_entropy": True,
 }
-"""Liger's switches: its fused loss was measured, its other kernels were not."""
+"""Liger's switches: only its fused loss was measured, none of its other kernels."""
 CHUNKED_KERNEL = "lighter_cross_entropy"
 """The loss kernel of `chunked`."""
 
@@ -57,7 +57,7 @@ def _method(value: Value, task: Task) -> Settings:
 
 
 def _storage(task: Task) -> str:
-    """How 4-bit weights must be packed for FSDP, which shards floating point only."""
+    """How 4-bit weights must be packed for FSDP, which shards floating-point tensors only."""
     return f", bnb_4bit_quant_storage=torch.{ta.compute_dtype(task.config)}" if by_fsdp(task) else ""
 
 
@@ -122,13 +122,13 @@ def _loss(value: Value, task: Task) -> Settings:
 
 
 def _compilation(value: Value, task: Task) -> Settings:
-    """The decoder alone, as in trials; `torch_compile` would compile the loss too, and let products use TF32."""
+    """Compiles the decoder alone, as in trials; `torch_compile` would also compile the loss and allow TF32 products."""
     compiled = {"compile": {"on": None}} if value is True else {}
     return settings(training={"torch_compile": False}, **compiled)
 
 
 def _sharding(value: Value, task: Task) -> Settings:
-    """DeepSpeed's configuration by a name of its own, and what Trainer has no argument for."""
+    """DeepSpeed's configuration as a constant of its own, and settings for which Trainer has no argument."""
     made = ta.sharding(value, task, narrow_sums=False)
     if by_deepspeed(task):
         offloaded = task.config["offload"] == "nvme"
@@ -174,7 +174,7 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Axis to what it becomes. A new technique is one new line here."""
+"""Each axis and its translation. A new technique is one new line here."""
 
 
 def export_transformers(task: Task) -> Export:
@@ -199,11 +199,11 @@ def export_transformers(task: Task) -> Export:
 
 
 def _launch(task: Task) -> str:
-    """On one device the others are hidden: Trainer would spread the batch over all that it sees."""
+    """For one device the others are hidden: Trainer would spread the batch over every device it sees."""
     devices = task.workload.devices
     if devices > 1 or by_deepspeed(task):
         updates_on_host = devices > 1 and task.config["offload"] != "none"
-        threads = f"OMP_NUM_THREADS=$(($(nproc) / {devices})) " if updates_on_host else ""  # torchrun's own choice is 1
+        threads = f"OMP_NUM_THREADS=$(($(nproc) / {devices})) " if updates_on_host else ""  # torchrun sets it to 1
         return f"{threads}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
     hidden = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
     return f"{hidden}python THIS_FILE TOKENS.pt"
@@ -272,7 +272,7 @@ def _definitions(made: Settings) -> str:
 
 
 def _literal(value: object, indent: str = "    ") -> str:
-    """Python for `value`; a dictionary has a line for each of its keys."""
+    """`value` as Python source; a dictionary gets a line for each key."""
     if not isinstance(value, dict):
         return repr(value)
     inner = indent + "    "

@@ -40,7 +40,7 @@ def _precision(value: Value, task: Task) -> Settings:
     if value == "fp32":
         training["tf32"] = False
     notes: list[str] = []
-    if by_deepspeed(task):  # which casts all weights itself
+    if by_deepspeed(task):  # DeepSpeed casts all weights itself
         return settings(model={"dtype": ta.load_dtype(task)}, training=training)
     if config["method"] == "lora" and value == "bf16":
         notes.append("precision=bf16: trl trains the adapters of a 16-bit base in fp32; bf16 was measured")
@@ -68,23 +68,23 @@ def _checkpointing(value: Value, task: Task) -> Settings:
             "less memory and more recomputation than was measured"
         )
         if task.config["method"] != "full":
-            notes.append("checkpointing=selective: trl 1.16 with transformers 5.23 drops it under adapters")
+            notes.append("checkpointing=selective: trl 1.16 with transformers 5.23 ignores it with adapters")
     return settings(*notes, training={**training, "gradient_checkpointing_kwargs": kwargs})
 
 
 def _attention(value: Value, task: Task) -> Settings:
     return settings(
         model={"attn_implementation": ta.named("attention", value, ta.ATTENTION)},
-        # The default, `bfd`, makes one row of a micro-batch, which needs a dense mask but in flash attention.
+        # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
         data={"packing_strategy": "bfd" if value == "flash" else "wrapped"},
     )
 
 
 def _loss(value: Value, task: Task) -> Settings:
     different = {
-        "chunked": "trl chunks the loss by a kernel of its own",
+        "chunked": "trl chunks the loss with a kernel of its own",
         "full": "trl always chunks the loss: less memory than was measured",
-        "fused": "trl refuses Liger's fused loss and chunks the loss by a kernel of its own",
+        "fused": "trl refuses Liger's fused loss and chunks the loss with a kernel of its own",
     }
     if value not in different:
         raise unknown("value of loss", value, different)
@@ -102,10 +102,10 @@ def _compilation(value: Value, task: Task) -> Settings:
 def _sharding(value: Value, task: Task) -> Settings:
     notes = nvme_notes(task)
     if value == "ddp":
-        notes.append("sharding=ddp: trl has every gradient twice, at the parameters and in DDP's buckets; trials once")
+        notes.append("sharding=ddp: trl holds gradients twice, in the parameters and in DDP's buckets; trials once")
     storage = {}
     if by_fsdp(task) and task.config["method"] == "qlora":
-        storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating point only
+        storage["bnb_4bit_quant_storage"] = ta.compute_dtype(task.config)  # FSDP shards floating-point tensors only
     return merge(settings(*notes, model=storage), ta.sharding(value, task))
 
 
@@ -123,7 +123,7 @@ TABLE: Mapping[str, Emit] = {
     "offload": ta.offload,
     "sharding": _sharding,
 }
-"""Axis to what it becomes. A new technique is one new line here."""
+"""Each axis and its translation. A new technique is one new line here."""
 
 _TITLES = {
     "model": "Model",
@@ -133,13 +133,13 @@ _TITLES = {
 
 
 LEARNING_RATE = "CHOOSE"
-"""A word where trl expects a number: it refuses to start until the user has chosen, in the file or by the option."""
+"""A word where trl expects a number: trl does not start until the user sets one in the file or by the option."""
 
 
 def export_trl(task: Task) -> Export:
-    """Every value is stated: `SFTConfig()` turns checkpointing and bf16 on by default."""
+    """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
-    notes = ["the model: trl loads all of the checkpoint, and the text model alone was measured"]
+    notes = ["the model: trl loads the whole checkpoint, but only the text model was measured"]
     made = merge(
         settings(
             *(notes if ta.is_part(task) else []),

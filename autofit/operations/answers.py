@@ -108,7 +108,7 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
             return found.only(within(goal, (p.config for p in found.considered)))
     raise EnvironmentLacks(
         f"{workload.model} with seq-len {workload.seq_len} and global-batch {workload.global_batch} "
-        f"is not measured on {device.name} yet{_what_is(store, workload.model, device)}",
+        f"has not been measured on {device.name} yet{_what_is(store, workload.model, device)}",
         remedy=f"run: {search_command(asked)}",
     )
 
@@ -166,7 +166,7 @@ def find_hardware(name: str, store: Store) -> Hardware:
         if hardware.name == name.lower():
             return hardware
     if any(known.name == name.lower() for known in cards()):
-        raise EnvironmentLacks(f"what is asked is not measured on {name.lower()} yet", remedy="run the search there")
+        raise EnvironmentLacks(f"nothing has been measured on {name.lower()} yet", remedy="run the search there")
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 
 
@@ -177,7 +177,7 @@ def _what_is(store: Store, model: str, device: Hardware) -> str:
         rows = ", ".join(f"seq-len {w.seq_len} global-batch {w.global_batch}" for w in here[:5])
         return f" (measured: {rows})"
     elsewhere = [h.name for h in store.hardware() if h.key != device.key]
-    return f" (--hardware names another that is: {', '.join(elsewhere[:5])})" if elsewhere else ""
+    return f" (--hardware with measurements of it: {', '.join(elsewhere[:5])})" if elsewhere else ""
 
 
 def search_command(options: Asked, goal: Goal | None = None) -> str:

@@ -122,7 +122,7 @@ def residuals(store: str | None = None, *, tables: Sequence[Path] = ()) -> Resid
             where = f"the store {opened}"
     if not found.trials:
         raise EnvironmentLacks(
-            f"{where} holds no trial with a prediction beside its outcome",
+            f"{where} holds no trial with a prediction and an outcome",
             remedy="run `autofit search`, which stores a prediction with every trial",
         )
     return found

@@ -118,14 +118,14 @@ def _store(url: str | None) -> str:
     except NoStore:
         path = place(url)
     if path is None:
-        return "none yet in this database: the first search makes it"
+        return "none yet in this database: the first search creates it"
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         raise EnvironmentLacks(
-            f"no store can be made at {path}: {folder} is no folder that can be written",
+            f"no store can be created at {path}: {folder} is not a writable folder",
             remedy="name another store with --store or AUTOFIT_STORE",
         )
-    return f"none yet at {path}: the first search makes it"
+    return f"none yet at {path}: the first search creates it"
 
 
 def _disk() -> Check:

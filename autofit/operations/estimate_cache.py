@@ -64,5 +64,5 @@ class EstimateCache:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        _log.warning("autofit: estimates are made anew, not looked up: %s", error)
+        _log.warning("autofit: estimates are computed anew, not looked up: %s", error)
         self._store = None

@@ -203,7 +203,7 @@ class _Comparison:
         return (
             expected,
             at_most,
-            [f"{listed} take {left}, where all of {self._job.model.name} trained has {all_of_it}{cause}"],
+            [f"{listed} take {left}, where training all of {self._job.model.name} would take {all_of_it}{cause}"],
         )
 
     def _estimator(self, config: Config) -> Estimator:

@@ -60,7 +60,7 @@ def foresee(
             everywhere = store.predicted(latest=COMPARED)
             foresight = learned_elsewhere(foresight, job.hardware, everywhere, memory=not earlier)
     except Exception as failure:
-        _log.warning("autofit: goes on without predictions, which failed: %s", in_one_line(failure))
+        _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
         return Foresight()
     foresight = replace(
         foresight,

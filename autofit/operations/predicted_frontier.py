@@ -203,9 +203,9 @@ def _prepared(request: SearchRequest) -> Prepared:
 def _host_shortfall(lightest: Estimate, job: Job) -> Shortfall:
     """The error when the lightest config fits the devices but not the host's memory."""
     return Shortfall(
-        f"no config of {job.model.name} is predicted to fit: the lightest that its devices hold takes "
-        f"{format_bytes(lightest.machine_host_bytes)} of the {format_bytes(lightest.host_memory_bytes or 0)} that the "
-        f"host has ({lightest.config})",
+        f"no config of {job.model.name} is predicted to fit: the lightest that fits the devices needs "
+        f"{format_bytes(lightest.machine_host_bytes)} of host memory, and the host has "
+        f"{format_bytes(lightest.host_memory_bytes or 0)} ({lightest.config})",
         memory_limit_bytes=lightest.memory_limit_bytes,
         closest={
             "config": lightest.config.to_json(),

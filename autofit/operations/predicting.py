@@ -69,5 +69,5 @@ def _made(job: Job, configs: list[Config], limit: int, report: Callable[[int], N
     try:
         return sweep(job, configs, memory_limit_bytes=limit, report=report)
     except Exception as error:
-        _log.warning("autofit: goes on without predictions, which failed: %s", in_one_line(error))
+        _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(error))
         return {}

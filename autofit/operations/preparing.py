@@ -146,6 +146,6 @@ def outline(prepared: Prepared) -> dict[str, Any]:
 def check_dry_run(request: SearchRequest) -> None:
     """Raise `UsageError` for options that make no sense if nothing runs."""
     if request.ray_address is not None:
-        raise UsageError("--dry-run looks at this machine and asks no cluster: leave --ray-address out")
+        raise UsageError("--dry-run looks only at this machine, not at a cluster: leave --ray-address out")
     if not request.predict:
-        raise UsageError("--dry-run does nothing but predict: leave --no-predict out")
+        raise UsageError("--dry-run only predicts: leave --no-predict out")

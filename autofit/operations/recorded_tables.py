@@ -57,7 +57,7 @@ def read_whole(file: Path) -> RecordedTable:
         config, outcome, seconds = _measured(file, number, row, limit)
         earlier = first.setdefault((_pass(file, number, row), config), number)
         if earlier != number:
-            raise _wrong(file, number, f"the config of row {earlier} again: {config}")
+            raise _wrong(file, number, f"repeats the config of row {earlier}: {config}")
         trial = Trial(
             config=config,
             workload=workload,
@@ -70,7 +70,7 @@ def read_whole(file: Path) -> RecordedTable:
         )
         trials.setdefault(config, []).append(trial)
     if not trials:
-        raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` goes on from there")
+        raise UsageError(f"{file} is empty: it has a header and no trial; `autofit bench record` resumes from there")
     return RecordedTable(
         file=file,
         hardware=hardware,
@@ -102,7 +102,7 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     if not lines:
         raise UsageError(f"{file} is empty: `autofit bench record --out {file}` writes a table")
     if not text.endswith("\n"):
-        raise _wrong(file, len(lines), "cut off: the same `autofit bench record` goes on from there")
+        raise _wrong(file, len(lines), "cut off: the same `autofit bench record` resumes from there")
     rows = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -126,7 +126,7 @@ def _header(file: Path, row: dict[str, Any]) -> dict[str, Any]:
 
 def _measured(file: Path, number: int, row: dict[str, Any], limit: int) -> tuple[Config, Outcome, float]:
     if "schema" in row:
-        raise _wrong(file, number, "the header of another recording: one file holds one")
+        raise _wrong(file, number, "the header of another recording: a file can hold only one")
     try:
         config = Config.from_json(row["config"])
         if complete(row["config"]) != config:
@@ -153,7 +153,7 @@ def _pass(file: Path, number: int, row: dict[str, Any]) -> int:
 def _impossible(outcome: Outcome, seconds: Any, limit: int) -> str | None:
     """Why no trial can have given these values; None if one can."""
     if isinstance(outcome, Crashed) and outcome.transient:
-        return "a failure of the machinery says nothing of its config"
+        return "a failure of the machinery says nothing about its config"
     above_zero: dict[str, Any] = {"seconds": seconds}
     if isinstance(outcome, Fits):
         measured = outcome.measurement
@@ -175,7 +175,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no number")
+    raise ValueError(f"{text} is not a number")
 
 
 def _wrong(file: Path, number: int, reason: str) -> UsageError:

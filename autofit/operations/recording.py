@@ -212,7 +212,7 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
                 raise EnvironmentLacks(
                     f"{failures} trials in a row have failed through no fault of their configs, the last: "
                     f"{done.outcome.reason}",
-                    remedy="mend that, and run the same command: it goes on from here",
+                    remedy="fix that, and run the same command: it resumes from here",
                 )
 
 
@@ -247,9 +247,9 @@ def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")  # what follows is an unfinished line
         header, *lines = (json.loads(line) for line in whole.splitlines() if line.strip())
     except (OSError, ValueError) as error:
-        raise UsageError(f"{file} is no recorded table: {error}") from error
+        raise UsageError(f"{file} is not a recorded table: {error}") from error
     if not isinstance(header, dict) or header.get("schema") != SCHEMA or not set(SAME) <= set(header):
-        raise UsageError(f"{file} is no recorded table: its first line is not that of `autofit bench record`")
+        raise UsageError(f"{file} is not a recorded table: its first line is not that of `autofit bench record`")
     _check_once(file, lines)
     return header, lines
 
@@ -260,7 +260,7 @@ def _check_once(file: Path, lines: list[dict[str, Any]]) -> None:
     for number, line in enumerate(lines, start=2):
         earlier = first.setdefault(_key(line), number)
         if earlier != number:
-            raise UsageError(f"{file}, row {number}: the config of row {earlier} again: {_key(line)[1]}")
+            raise UsageError(f"{file}, row {number}: repeats the config of row {earlier}: {_key(line)[1]}")
 
 
 def _key(line: dict[str, Any]) -> tuple[int, Config]:

@@ -140,7 +140,8 @@ def recorded_problems(
     for table in whole:
         if table.contradicting:
             report(
-                f"{table.name}: {len(table.contradicting)} configs fit in one pass and not in another: as not fitting"
+                f"{table.name}: {len(table.contradicting)} configs fit in one pass but not in another: "
+                "counted as not fitting"
             )
         others = tuple(sorted(digest for file, digest in digests.items() if file != table.file))
         problems += _problems(table, limits(table), foresight, others)

@@ -217,8 +217,8 @@ def _host_too_small(beyond_host: Mapping[Config, int], prepared: Prepared) -> Sh
     config, lacking = min(beyond_host.items(), key=lambda item: item[1])
     there = prepared.job.hardware.host_memory_bytes
     return Shortfall(
-        f"no config of {prepared.job.model.name} is predicted to fit: the one that asks least of host memory takes "
-        f"{format_bytes(there + lacking)} of the {format_bytes(there)} that a machine has ({config})",
+        f"no config of {prepared.job.model.name} is predicted to fit: the one that needs the least host memory needs "
+        f"{format_bytes(there + lacking)}, and a machine has {format_bytes(there)} ({config})",
         memory_limit_bytes=prepared.memory_limit_bytes,
         closest={"config": config.to_json(), "provenance": "predicted", "over_limit_bytes": lacking},
     )
@@ -234,7 +234,7 @@ def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None
         return
     last = failed[-1]
     said = (
-        f"no trial has fitted, and {len(failed)} of {len(trials)} failed for another reason than memory, the last: "
+        f"no trial has fitted, and {len(failed)} of {len(trials)} failed for reasons other than memory, the last: "
         f"{last.kind.replace('_', ' ')}: {' '.join(last.reason.split())}"
     )
     if all(isinstance(t.outcome, Crashed) for t in trials):

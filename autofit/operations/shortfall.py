@@ -77,7 +77,7 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
     """
     failed = [t for t in trials if not isinstance(t.outcome, Fits)]
     if not failed:
-        return Closest(text="none has ended", document=None, beyond_bytes=memory_limit_bytes)
+        return Closest(text="no trial has ended", document=None, beyond_bytes=memory_limit_bytes)
     ran_out = [t for t in failed if isinstance(t.outcome, OutOfMemory)]
     closest = min(ran_out, key=lambda t: (_beyond(t), _weight(t.config))) if ran_out else failed[-1]
     predicted = _predicted(closest)
@@ -117,7 +117,7 @@ def how_all_failed(trials: Sequence[Trial]) -> str:
     if trials and all(isinstance(t.outcome, OutOfMemory) for t in trials):
         return "every trial ran out of memory"
     if any(isinstance(t.outcome, Fits) for t in trials):
-        return "what has fitted has failed, too"
+        return "every config that fitted has also failed"
     return f"of {len(trials)} trials none has fitted"
 
 
@@ -140,7 +140,7 @@ def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: 
         found.append(f"--seq-len {workload.seq_len // 2}")
     card = _card(beyond_bytes, hardware)
     if card is not None:
-        found.append(f"a card as {card.name} ({format_bytes(card.memory_bytes)})")
+        found.append(f"a card such as {card.name} ({format_bytes(card.memory_bytes)})")
     return f"what would help: {', '.join(found) or 'a smaller --model'}"
 
 

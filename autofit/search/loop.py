@@ -365,7 +365,7 @@ class Search:
             raise EnvironmentLacks(
                 f"{self._machinery_failures} trials in a row have failed through no fault of their configs, the last: "
                 f"{trial.outcome.reason}",
-                remedy="mend that, and run the same command: it goes on from here; `autofit doctor` may say more",
+                remedy="fix that, and run the same command: it resumes from here; `autofit doctor` may say more",
             )
         left = self._budget.seconds_left
         spent = self._budget.trials_left(self.progress.done + len(in_flight)) <= 0 or (left is not None and left <= 0)

@@ -43,7 +43,7 @@ class Address:
         """
         if text == "":
             # Most likely an unset variable in a script, whose trials would go where nobody looks for them.
-            raise UsageError(f"the store is named by an empty text: {_HOW}")
+            raise UsageError(f"the store's name is empty: {_HOW}")
         text = text or os.environ.get(ENVIRONMENT)
         if not text:
             return cls._file(user_data_path("autofit") / "autofit.db")

@@ -125,7 +125,7 @@ def _trial(body: dict[str, Any]) -> Trial:
     )
     own = {field.name for value in (trial, trial.outcome) for field in fields(value)}
     for name in given.keys() - own:
-        raise ValueError(f"{name!r} is no field of a trial that ends with {outcome}")
+        raise ValueError(f"{name!r} is not a field of a trial that ends with {outcome}")
     try:
         # The types are right by now; this rejects keys that no field would hold.
         Trial.from_json(given)

@@ -41,14 +41,14 @@ _SQLITE: _Meanings = (
         "has no disk space left",
         f"free some space, {_NAME_ANOTHER}",
     ),
-    (("SQLITE_IOERR",), "meets an error of the disk", f"check the disk, {_NAME_ANOTHER}"),
+    (("SQLITE_IOERR",), "has a disk error", f"check the disk, {_NAME_ANOTHER}"),
 )
 
 # SQLSTATE: postgresql.org/docs/current/errcodes-appendix.html.
 _POSTGRESQL: _Meanings = (
-    (("28",), "refuses this user", "check user and password in the store's URL"),
+    (("28",), "rejects this user or password", "check user and password in the store's URL"),
     (("3D",), "does not exist on this server", "create the database: createdb NAME"),
-    (("42501",), "refuses this to its user", "ask its owner for the right to use and create tables"),
+    (("42501",), "does not permit this to its user", "ask its owner for the right to use and create tables"),
     (("25006",), "is read-only", f"connect to the primary server, {_NAME_ANOTHER}"),
     (("53100",), "has no disk space left", "free some space on the database server"),
     (("53300",), "accepts no more connections", "close other clients, or raise the server's max_connections"),

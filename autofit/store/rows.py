@@ -63,7 +63,7 @@ def keep(connection: Connection, hardware: Hardware, stack: Stack, workload: Wor
 def check_text(text: str, what: str) -> str:
     """`text` if every database can hold it; raises `ValueError` otherwise."""
     if "\0" in text or _SURROGATE.search(text):
-        raise ValueError(f"{what} holds a character that no database keeps: {text!r}")
+        raise ValueError(f"{what} holds a character that no database can store: {text!r}")
     return text
 
 
@@ -90,7 +90,7 @@ def trial_values(trial: Trial) -> Values:
     try:
         to_text([evidence, prediction, trial.seconds, trial.config.to_json(), trial.hardware.to_json()])
     except ValueError:
-        raise ValueError("a number is NaN or infinite, which JSON has not") from None
+        raise ValueError("a number is NaN or infinite, which JSON cannot express") from None
     method = trial.config.get("method")
     if method not in METHODS:
         raise ValueError(f"the config's method is {method!r}, not one of {', '.join(METHODS)}")

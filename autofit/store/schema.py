@@ -157,7 +157,7 @@ def _find_file(address: Address, *, create: bool) -> None:
         address.path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise StoreError(
-            f"the store's folder {address.path.parent} cannot be made: {error.strerror}",
+            f"the store's folder {address.path.parent} cannot be created: {error.strerror}",
             remedy="name another store with --store or AUTOFIT_STORE",
         ) from None
 

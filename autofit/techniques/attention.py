@@ -23,7 +23,7 @@ class Attention(Technique):
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["attention"] == "sdpa" and not shape(job.model).sdpa:
-            return f"attention=sdpa is not there for {job.model.name}: no fused kernel computes its layers, use eager"
+            return f"attention=sdpa is unavailable for {job.model.name}: no fused kernel computes its layers, use eager"
         if config["attention"] != "flash":
             return None
         if job.hardware.kind != "cuda":

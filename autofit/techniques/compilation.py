@@ -33,8 +33,8 @@ class Compilation(Technique):
             return None
         if config["sharding"] == "ddp" and config["checkpointing"] == "selective" and _forgets_what_is_kept(job):
             return (
-                "compile=true cannot work with sharding=ddp and checkpointing=selective before torch 2.13: the parts "
-                "in which DDP compiles the graph forget what is to be kept; use checkpointing=full"
+                "compile=true cannot work with sharding=ddp and checkpointing=selective before torch 2.13: DDP "
+                "splits the graph to compile it, and the parts lose what is to be kept; use checkpointing=full"
             )
         missing = missing_tool(job.hardware.kind)
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"

@@ -86,7 +86,7 @@ def _not_by_deepspeed(config: Config, job: Job) -> str | None:
         return f"{what} cannot work with fp16-mixed: DeepSpeed refuses fp16 on processors; use bf16-mixed, fsdp or ddp"
     if config["optimizer"] == "adafactor":
         return (
-            f"optimizer=adafactor would be another optimizer with {what}: it factorises matrices, which DeepSpeed "
+            f"optimizer=adafactor would be a different optimizer with {what}: it factorises matrices, which DeepSpeed "
             "flattens; use adamw, or sharding=ddp"
         )
     if zero3 and not shape(job.model).checkpointable:

@@ -24,7 +24,7 @@ class Targets(Technique):
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["targets"] == "all-linear" and job.workload.lora_dropout > 0 and shape(job.model).experts:
-            return "peft has no lora-dropout on stacked experts: use targets=attention or --lora-dropout 0"
+            return "peft does not support lora-dropout on stacked experts: use targets=attention or --lora-dropout 0"
         if in_catalog(job.model):
             return None  # tests already build its adapters: no need to wait for that here
         reason = adapters.why_not(job.model, config.text("targets"), job.workload.lora_dropout)

@@ -63,7 +63,7 @@ def require(config: Config, job: Job) -> Path:
     named = os.environ.get(NVME_VARIABLE)
     if not named:
         raise EnvironmentLacks(
-            "offload=nvme needs a folder on a fast disk, and none is named", remedy=f"set {NVME_VARIABLE} to one"
+            "offload=nvme needs a folder on a fast disk, and none is set", remedy=f"set {NVME_VARIABLE} to one"
         )
     folder = Path(named)
     if not folder.is_dir():

@@ -37,11 +37,11 @@ def why_another_loss(model: Model) -> str | None:
     else:
         if abs(ours - theirs) <= TOLERANCE * abs(theirs):
             return None
-        found = f"with random values a loss of {theirs:.4f} nats in place of {ours:.4f}"
+        found = f"with random values a loss of {theirs:.4f} nats instead of {ours:.4f}"
     kind = model.config["model_type"]
     return (
-        f"{model.name} would be trained with another loss than its own: what transformers makes of a {kind} decoder's "
-        f"hidden states is not what autofit makes of them ({found})"
+        f"{model.name} would be trained with a loss other than its own: transformers computes something else from the "
+        f"hidden states of a {kind} decoder than autofit does ({found})"
     )
 
 

@@ -189,7 +189,7 @@ class CudaMeter:
         if self._limit > free + nvml.BUSY_BYTES:
             raise DeviceBusy(
                 f"other processes hold {format_bytes(self._held_by_others)} of the device: a memory limit of "
-                f"{format_bytes(limit)} cannot be had (end them, or use --memory-limit {free // MIB}MiB)"
+                f"{format_bytes(limit)} is not available (end them, or use --memory-limit {free // MIB}MiB)"
             )
         self._cap()
 

@@ -44,7 +44,7 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
         )
     if not process_memory.is_accounted():
         raise EnvironmentLacks(
-            "this system does not account the peak memory of a process (/proc/self/status and clear_refs)",
+            "this system does not report the peak memory of a process (/proc/self/status and clear_refs)",
             remedy="run trials on Linux 4.7 or newer, outside of sandboxes that hide /proc",
         )
     stack = installed_stack()
@@ -96,7 +96,7 @@ def check_devices(hardware: Hardware, ranks: int) -> None:
         if found is None:
             raise EnvironmentLacks(
                 f"--devices {ranks} needs NVML, by which each rank gets a device of its own: {hardware.name} has none",
-                remedy="use --devices 1, or install NVIDIA's driver library (ROCm devices train alone only)",
+                remedy="use --devices 1, or install NVIDIA's driver library (on ROCm only one device can be used)",
             )
         cards = [f"{card.name} ({round(card.marketed_bytes / GIB)} GiB)" for card in found.visible[:ranks]]
         check_even(cards)

@@ -28,9 +28,7 @@ def warn_unless_alone() -> None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(lock)
-        _log.warning(
-            "autofit: another process runs trials on this machine: each makes the other's slower than they are"
-        )
+        _log.warning("autofit: another process is running trials on this machine: each slows down the other's")
         return
     _held.append(lock)
 

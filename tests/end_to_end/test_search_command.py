@@ -358,7 +358,7 @@ def test_sigint_ends_with_130_and_keeps_what_was_measured(folder: Path) -> None:
     out, err = process.communicate()
     assert process.returncode == 130
     assert out == ""
-    assert "goes on from there" in err
+    assert "resumes from there" in err
     assert trials(folder)
     wait_until_gone(folder)
     with Store.open(str(folder / "store.db")) as store:

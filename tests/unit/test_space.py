@@ -187,7 +187,7 @@ def test_no_micro_batch_that_divides_is_said(tmp_path: Path, text: str, line: in
     space = read(tmp_path, text)
     with pytest.raises(UsageError) as caught:
         space.configs(AXES, batch=5)
-    assert str(caught.value) == f"{space.path}:{line}: no micro_batch of it ({listed}) divides the batch of 5"
+    assert str(caught.value) == f"{space.path}:{line}: none of its micro_batch values ({listed}) divides the batch of 5"
 
 
 @given(batch=st.integers(1, 100_000))
@@ -651,7 +651,7 @@ def test_a_large_file_is_not_read_to_its_end(tmp_path: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(UsageError) as caught:
         load(str(tmp_path / "model.safetensors"), AXES)
-    assert str(caught.value) == f"{tmp_path / 'model.safetensors'}: over 1 MiB, which is no search space"
+    assert str(caught.value) == f"{tmp_path / 'model.safetensors'}: over 1 MiB, too large for a search space"
 
 
 def test_a_file_needs_no_ending(tmp_path: Path) -> None:

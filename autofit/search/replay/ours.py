@@ -84,7 +84,7 @@ def job_of(problem: Problem) -> Job:
     except AutofitError as error:
         raise CannotRun(f"it needs the architecture that was recorded: {error}") from error
     if model.digest != workload.model_digest:
-        raise CannotRun(f"{workload.model} is another architecture here than that which was recorded")
+        raise CannotRun(f"{workload.model} has a different architecture here from the one that was recorded")
     return Job(model=model, workload=workload, hardware=problem.hardware, stack=problem.stack)
 
 

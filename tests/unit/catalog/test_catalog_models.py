@@ -214,7 +214,7 @@ def test_files_that_are_no_config(tmp_path: Path) -> None:
     assert "not a text file" in refusal(binary)
     with binary.open("wb") as file:
         file.truncate(11 * 1024**2)
-    assert "is no config.json: it has 11 MiB" in refusal(binary)
+    assert "is not a config.json: its size is 11 MiB" in refusal(binary)
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_fields_that_contradict_each_other_are_refused_when_built(tmp_path: Path
     ("size", "says"),
     [
         ({"num_hidden_layers": 0}, "it has 0 layers"),
-        ({"num_hidden_layers": 10**8}, "it has 100,000,000 layers, and 10,000 are the most"),
+        ({"num_hidden_layers": 10**8}, "it has 100,000,000 layers; at most 10,000 are supported"),
         ({"vocab_size": 0}, "it has 0 tokens in its vocabulary"),
     ],
 )

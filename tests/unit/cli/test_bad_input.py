@@ -110,7 +110,7 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
         ("--dry-run", "leave --no-predict out"),
     ),
     "batch of the spaces": (("spaces", "--global-batch", "0"), 2, ("global-batch is 0: it must be at least 1",)),
-    "a store without a name": (("frontier", *ASKED, "--store", ""), 2, ("the store is named by an empty text",)),
+    "a store without a name": (("frontier", *ASKED, "--store", ""), 2, ("the store's name is empty",)),
     "two charts in one file": (
         ("frontier", *ASKED, "--html", "chart", "--png", "chart"),
         2,
@@ -161,9 +161,9 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "nothing measured": (
         ("recommend", "--model", "llama-3.1-8b"),
         4,
-        ("is not measured on", "run: autofit search --model llama-3.1-8b --seq-len 2048 --global-batch 64"),
+        ("has not been measured on", "run: autofit search --model llama-3.1-8b --seq-len 2048 --global-batch 64"),
     ),
-    "no frontier": (("frontier", "--model", "llama-3.1-8b", "--json"), 4, ("is not measured on",)),
+    "no frontier": (("frontier", "--model", "llama-3.1-8b", "--json"), 4, ("has not been measured on",)),
     "hardware without measurements": (("frontier", *ASKED, "--hardware", "h10-80g"), 2, ("did you mean h100-80g",)),
     "nothing fits": (
         ("recommend", *ASKED, "--memory-limit", "1GiB", "--format", "json"),
@@ -277,7 +277,7 @@ SPACES: Mapping[str, tuple[str, str]] = {
     "empty": ("", "space.yaml:1: the file is empty"),
     "batch": (
         "axes:\n  method: [full]\n  micro_batch: [3]\n",
-        "space.yaml:3: no micro_batch of it (3) divides the batch of 4",
+        "space.yaml:3: none of its micro_batch values (3) divides the batch of 4",
     ),
     "unsupported": (
         "axes:\n  method: [full]\ndefaults:\n  offload: optimizer\n  precision: fp16-mixed\n",
@@ -302,7 +302,7 @@ CONFIGS: Mapping[str, tuple[str, str]] = {
     "inner number": ('{"config": 5}', "must hold one JSON object"),
     "inner text": ('{"config": "method=full"}', "must hold one JSON object"),
     "bytes": ("\udcff", "config.json"),
-    "nested": ("[" * 100_000, "config file config.json is no config: it is nested too deeply"),
+    "nested": ("[" * 100_000, "config file config.json is not a config: it is nested too deeply"),
 }
 
 
@@ -385,4 +385,4 @@ def test_a_file_that_cannot_be_imported(autofit: Autofit, filled: Path, text: st
 def test_the_hardware_at_hand_is_named_where_nothing_is_measured(autofit: Autofit) -> None:
     here, _ = detect()
     assert autofit("db", "upgrade").code == 0
-    check(autofit("frontier", *ASKED), 4, f"not measured on {here.name} yet")
+    check(autofit("frontier", *ASKED), 4, f"not been measured on {here.name} yet")

@@ -47,7 +47,7 @@ def test_what_does_not_fit_ends_with_3_and_says_by_how_much() -> None:
     done = run("--config", "method=full,micro_batch=64", "--hardware", "l4", "--memory-limit", "4GiB", "--no-advice")
     assert done.returncode == 3
     assert "to make it fit" not in done.stdout
-    assert "does not fit" in done.stdout and "too much of 4.00 GiB on l4" in done.stdout
+    assert "does not fit" in done.stdout and "over the limit of 4.00 GiB on l4" in done.stdout
     assert "not calibrated" in done.stdout
 
 

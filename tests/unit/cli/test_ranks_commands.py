@@ -223,7 +223,7 @@ def without_room(files: Path, patch: pytest.MonkeyPatch) -> str:
 
 def unnamed(files: Path, patch: pytest.MonkeyPatch) -> str:
     patch.delenv(NVME_VARIABLE)
-    return f"offload=nvme needs a folder on a fast disk, and none is named (set {NVME_VARIABLE} to one)"
+    return f"offload=nvme needs a folder on a fast disk, and none is set (set {NVME_VARIABLE} to one)"
 
 
 def missing(files: Path, patch: pytest.MonkeyPatch) -> str:

@@ -41,8 +41,8 @@ def test_a_table_of_methods_for_each_problem(autofit: Autofit) -> None:
     ]
     assert ours.split()[0] == "autofit" and ours.count("/") == 7 and ours.count("%") == 4
     assert checklist.split()[0] == "checklist" and "never" in checklist
-    assert end.startswith("autofit ended by itself with 2 of the seeds, after ") and "% slower than the best" in end
-    assert said.startswith("autofit said at most ") and said.endswith("% slower, which held for 2 of the seeds")
+    assert end.startswith("autofit stopped by itself for 2 of the seeds, after ") and "% slower than the best" in end
+    assert said.startswith("autofit stated at most ") and said.endswith("% slower, which held for 2 of the seeds")
     assert all(len(line) <= 160 for line in done.out.splitlines())
     assert "made/qlora: checklist, seed 2 of 2\n" in done.err
 

@@ -181,7 +181,7 @@ def test_notes_of_deepspeed() -> None:
     assert subjects("deepspeed", sharding="none", precision="bf16")[1:3] == ["sharding=none", "precision=bf16"]
     assert subjects("deepspeed", sharding="zero2", optimizer="lion-8bit")[1] == "optimizer=lion-8bit"
     notes = made("deepspeed", sharding="zero2", devices=4).notes
-    assert notes[0] == "ranks: start 4; with another number a step has other than 64 sequences"
+    assert notes[0] == "ranks: start 4; with another number a step does not have 64 sequences"
 
 
 def test_notes_of_accelerate() -> None:
@@ -192,4 +192,4 @@ def test_notes_of_accelerate() -> None:
     assert "sync_each_batch=True" in made("accelerate", sharding="fsdp").notes[0]
     assert subjects("accelerate", sharding="zero3", offload="nvme")[:-1] == ["offload=nvme", "optimizer=adamw"]
     on_cpu = made("accelerate", sharding="zero2", kind="cpu").notes
-    assert any("for accelerators only" in note for note in on_cpu)
+    assert any("on accelerators only" in note for note in on_cpu)

@@ -202,7 +202,7 @@ def test_checkpointing_reaches_the_layers(tiny: str, tmp_path: Path, method: str
     assert [layer.gradient_checkpointing for layer in layers] == expected
     if value == "selective":
         recommendation = make_recommendation(make_config(method=method, checkpointing=value))
-        dropped = any("under adapters" in note for note in export(recommendation, format="trl", source="x").notes)
+        dropped = any("with adapters" in note for note in export(recommendation, format="trl", source="x").notes)
         assert ("context_fn" not in layers[0]._gradient_checkpointing_func.keywords) is dropped
 
 

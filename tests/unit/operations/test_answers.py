@@ -108,7 +108,7 @@ def test_what_is_not_measured_says_which_search_would(filled: Store) -> None:
     with pytest.raises(EnvironmentLacks) as lacking:
         operations.recommend(asked, store=filled)
     text = str(lacking.value)
-    assert "smollm2-135m with seq-len 256 and global-batch 4 is not measured on h100-80g yet" in text
+    assert "smollm2-135m with seq-len 256 and global-batch 4 has not been measured on h100-80g yet" in text
     assert "(measured: seq-len 128 global-batch 4)" in text
     assert lacking.value.remedy == f"run: autofit search --model {MODEL} --seq-len 256 --global-batch 4"
 
@@ -137,7 +137,7 @@ def test_what_was_measured_of_a_folders_model_is_said(store: Store, tmp_path: Pa
 def test_an_empty_store_says_what_to_run(store: Store) -> None:
     here, _ = detect()
     with pytest.raises(
-        EnvironmentLacks, match=rf"not measured on {here.name} yet \(run: autofit search --model {MODEL}"
+        EnvironmentLacks, match=rf"not been measured on {here.name} yet \(run: autofit search --model {MODEL}"
     ):
         operations.recommend(OPTIONS, store=store)
 
@@ -182,7 +182,7 @@ def test_nothing_that_fits_says_what_came_closest(filled: Store) -> None:
     levers = str(nothing.value).partition("what would help: ")[2].split(", ")
     higher = "a higher --memory-limit (h100-80g has 80.00 GiB)"
     assert levers[:4] == [higher, "--space offload", "--allow training", "--seq-len 64"]
-    assert levers[4].startswith("a card as ") and len(levers) == 5
+    assert levers[4].startswith("a card such as ") and len(levers) == 5
 
 
 def test_what_came_closest_is_of_the_method_asked(filled: Store) -> None:
@@ -223,13 +223,15 @@ def test_out_of_memory_alone_is_called_that(store: Store) -> None:
         *("out_of_memory", 2 * GIB, "measured"),
     )
     assert str(complete({"method": "full", "micro_batch": 2})) in str(told.value)
-    assert "--seq-len 64" in str(told.value) and "a card as " in str(told.value)
+    assert "--seq-len 64" in str(told.value) and "a card such as " in str(told.value)
 
 
 def test_where_results_contradict_each_other_alone_that_is_said(store: Store) -> None:
     for outcome in (fits(10, 1000), out_of_memory()):
         store.add(make_trial({"method": "full"}, outcome))
-    with pytest.raises(NothingFits, match=r"has failed, too.*1 config has contradictory results.*as out of memory"):
+    with pytest.raises(
+        NothingFits, match=r"that fitted has also failed.*1 config has contradictory results.*as out of memory"
+    ):
         operations.recommend(OPTIONS, store=store)
 
 
@@ -240,7 +242,7 @@ def test_what_ran_out_under_the_lowest_limit_is_known_to_need_least(store: Store
         operations.recommend(OPTIONS, memory_limit_bytes=20 * GIB, goal=Goal(method="full"), store=store)
     assert told.value.to_json()["closest"]["trial_limit_bytes"] == 30 * GIB
     # What would hold more than is known to be too little.
-    assert "--method any" in str(told.value) and "a card as rtx-5090 (31.36 GiB)" in str(told.value)
+    assert "--method any" in str(told.value) and "a card such as rtx-5090 (31.36 GiB)" in str(told.value)
 
 
 def predicted(trial: Trial, gib: float) -> Trial:
@@ -259,7 +261,7 @@ def test_what_ran_out_says_what_was_predicted_for_it(store: Store) -> None:
         store.add(predicted(trial, gib))
     with pytest.raises(Shortfall, match=r"predicted to need 44\.00 GiB") as told:
         operations.recommend(OPTIONS, memory_limit_bytes=15 * GIB, store=store)
-    assert "a card as l40s " in str(told.value)
+    assert "a card such as l40s " in str(told.value)
     closest = told.value.to_json()["closest"]
     assert (closest["predicted_bytes"], closest["over_limit_bytes"]) == (44 * GIB, 29 * GIB)
     assert closest["config"] == complete({"method": "full", "micro_batch": 1}).to_json()
@@ -272,7 +274,7 @@ def test_a_prediction_that_a_trial_has_refuted_is_not_repeated(store: Store, hos
     store.add(predicted(make_trial({"method": "full"}, outcome, limit=30 * GIB), 90 if host else 20))
     with pytest.raises(Shortfall) as told:
         operations.recommend(OPTIONS, memory_limit_bytes=20 * GIB, store=store)
-    assert "predicted" not in str(told.value) and "a card as rtx-5090 " in str(told.value)
+    assert "predicted" not in str(told.value) and "a card such as rtx-5090 " in str(told.value)
     closest = told.value.to_json()["closest"]
     assert (closest["predicted_bytes"], closest["over_limit_bytes"]) == (None, None)
 
@@ -326,7 +328,7 @@ def test_hardware_that_nothing_was_measured_on(filled: Store) -> None:
 
 def test_a_card_of_the_catalog_without_measurements_is_no_unknown_name(filled: Store) -> None:
     """The name is right; what lacks is a search there."""
-    with pytest.raises(EnvironmentLacks, match="not measured on a100-40g"):
+    with pytest.raises(EnvironmentLacks, match="been measured on a100-40g"):
         operations.frontier(OPTIONS, hardware="a100-40g", store=filled)
 
 

@@ -69,7 +69,7 @@ def test_one_device_stands_beside_several_with_as_many_sequences_each() -> None:
 def test_the_text_has_the_table_and_the_reasons(lora: Explanation) -> None:
     text = explanation_text(lora)
     assert "gradients" in text and "device memory" in text
-    assert "sharding=zero2" in text and "to expect where all parameters are trained" in text
+    assert "sharding=zero2" in text and "to be expected if all parameters were trained" in text
     same = explanation_text(explained("method=lora,sharding=ddp", "method=lora,sharding=ddp"))
     assert "the two configs are the same" in same
 

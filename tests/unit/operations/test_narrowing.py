@@ -199,7 +199,7 @@ def test_a_batch_that_no_micro_batch_divides(tmp_path: Path) -> None:
     path = tmp_path / "even.yaml"
     path.write_text("purpose: even\naxes:\n  method: [full]\n  micro_batch: [2, 4]\n")
     job = make_job(replace(OPTIONS, global_batch=7))
-    with pytest.raises(UsageError, match=r"no micro_batch of it \(2, 4\) divides the batch of 7"):
+    with pytest.raises(UsageError, match=r"none of its micro_batch values \(2, 4\) divides the batch of 7"):
         narrow(load_space(str(path)), Goal(), job)
 
 

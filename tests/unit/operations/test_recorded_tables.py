@@ -74,7 +74,7 @@ def test_a_config_with_two_outcomes_is_refused_by_its_row(world: World, file: Pa
     again = {"config": json.loads(lines[2])["config"], "outcome": "out_of_memory", "reason": "", "seconds": 1.0}
     file.write_text("\n".join([*lines, json.dumps(again)]) + "\n")
     for read in (read_table, read_whole, lambda file: record(request, file)):
-        with pytest.raises(UsageError, match=r"table\.jsonl, row 5: the config of row 3 again: .*method"):
+        with pytest.raises(UsageError, match=r"table\.jsonl, row 5: repeats the config of row 3: .*method"):
             read(file)
 
 

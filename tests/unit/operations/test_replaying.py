@@ -202,10 +202,10 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "limit of nothing": (changed(0, lambda h: h.update(memory_limit_bytes=0)), r"row 1: memory_limit_bytes is 0"),
     "no trial": (lambda lines: lines[:1], r"is empty: it has a header and no trial"),
     "two recordings": (lambda lines: [*lines[:5], *lines], r"row 6: the header of another recording"),
-    "a config twice": (lambda lines: [*lines, lines[3]], r"row \d+: the config of row 4 again"),
+    "a config twice": (lambda lines: [*lines, lines[3]], r"row \d+: repeats the config of row 4"),
     "a config twice in a pass": (
         lambda lines: [*lines, {**lines[3], "pass": 2}, {**lines[3], "pass": 2}],
-        r"row \d+: the config of row \d+ again",
+        r"row \d+: repeats the config of row \d+",
     ),
     "no such pass": (
         changed(1, lambda line: line.update({"pass": 0})),
@@ -246,11 +246,14 @@ def test_a_table_that_is_wrong_is_refused_by_row(kind: str, lines: Lines, tmp_pa
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (lambda text: text[:-20], r"row \d+: cut off: the same `autofit bench record` goes on"),
+        (lambda text: text[:-20], r"row \d+: cut off: the same `autofit bench record` resumes"),
         (lambda text: "", "is empty"),
         (lambda text: text.replace("\n", "\n{\n", 1), "row 2: not JSON"),
         (lambda text: text.replace("\n", "\n[1]\n", 1), "row 2: not a JSON object"),
-        (lambda text: text.replace('"tokens_per_second": ', '"tokens_per_second": NaN, "x": ', 1), "NaN is no number"),
+        (
+            lambda text: text.replace('"tokens_per_second": ', '"tokens_per_second": NaN, "x": ', 1),
+            "NaN is not a number",
+        ),
     ],
 )
 def test_a_file_that_is_no_table(spoil: Callable[[str], str], said: str, table: Path) -> None:
@@ -277,7 +280,7 @@ def test_what_fits_in_one_pass_alone_is_told_and_counts_as_not_fitting(lines: Li
     assert config == Config.from_json(fitting["config"])
     said: list[str] = []
     problems = recorded_problems([file], report=said.append)
-    assert said[0] == "t: 1 configs fit in one pass and not in another: as not fitting"
+    assert said[0] == "t: 1 configs fit in one pass but not in another: counted as not fitting"
     (outcome,) = (p.trials[config].outcome for p in problems if config in p.trials)
     assert isinstance(outcome, OutOfMemory)
 

@@ -61,7 +61,7 @@ def test_a_model_with_a_loss_of_its_own_is_refused_before_anything_runs(tmp_path
     (tmp_path / "config.json").write_text(json.dumps(text))
     asked = replace(OPTIONS, model=str(tmp_path))
     assert asked.resolve()[0].config["lm_head_multiplier"] == 0.3  # what the store has of it can be answered
-    with pytest.raises(UsageError, match="would be trained with another loss than its own") as refused:
+    with pytest.raises(UsageError, match="would be trained with a loss other than its own") as refused:
         asked.job((CPU, make_job().stack))
     assert "\n" not in str(refused.value)
 

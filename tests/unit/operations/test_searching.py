@@ -279,7 +279,7 @@ def test_where_nothing_fits_it_says_so_at_once_the_second_time(
 
 def test_where_some_run_out_and_others_crash_both_are_told(world: World, request_: SearchRequest) -> None:
     world.special = lambda request: crashed() if request.config["method"] == "full" else out_of_memory()
-    with pytest.raises(Shortfall, match="failed for another reason than memory, the last: crashed") as told:
+    with pytest.raises(Shortfall, match="failed for reasons other than memory, the last: crashed") as told:
         operations.search(replace(request_, max_trials=30))
     assert told.value.to_json()["closest"]["outcome"] == "out_of_memory"
     assert "the closest under 2.00 GiB: out of memory" in str(told.value)
@@ -464,7 +464,7 @@ def test_a_search_in_place_asks_no_cluster(request_: SearchRequest) -> None:
 
 
 def test_a_dry_run_asks_no_cluster(world: World, request_: SearchRequest) -> None:
-    with pytest.raises(UsageError, match="--dry-run looks at this machine and asks no cluster"):
+    with pytest.raises(UsageError, match="--dry-run looks only at this machine, not at a cluster"):
         operations.predict_frontier(replace(request_, ray_address="auto"))
     assert world.pools == []
 
@@ -550,7 +550,7 @@ def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request
         with pytest.raises(Shortfall) as refused:
             operations.search(request_)
     takes, there = here.host_memory_bytes + 2 * GIB, here.host_memory_bytes
-    assert f"takes {format_bytes(takes)} of the {format_bytes(there)} that a machine has" in str(refused.value)
+    assert f"needs {format_bytes(takes)}, and a machine has {format_bytes(there)} (" in str(refused.value)
     closest = refused.value.to_json()["closest"]
     assert (closest["config"]["method"], closest["over_limit_bytes"]) == ("qlora", 2 * GIB)
     assert [pool.submitted for pool in world.pools] == [[], []]
@@ -636,7 +636,7 @@ def test_an_estimator_that_fails_costs_the_predictions_alone(
     assert (result.trials, result.ruled_out) == (undisturbed.trials, undisturbed.ruled_out)
     assert list(store.predicted()) == []
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "autofit: goes on without predictions, which failed: MemoryError: no room for a trace"
+    assert said == "autofit: continuing without predictions, which failed: MemoryError: no room for a trace"
 
 
 @pytest.mark.parametrize(("budget", "estimated"), [(None, True), (6000.0, True), (2.0, False)])

@@ -268,7 +268,7 @@ def test_a_model_that_is_not_here(small: Recorded) -> None:
 
     for change, said in (
         ({"model": "nobodys-model"}, "nobodys-model"),
-        ({"model_digest": "0" * 16}, "another architecture"),
+        ({"model_digest": "0" * 16}, "a different architecture"),
     ):
         workload = replace(small.problem.workload, **change)
         table = Recorded(problem=replace(small.problem, workload=workload), trials=small.trials)

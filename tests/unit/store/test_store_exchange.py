@@ -152,7 +152,7 @@ BAD: list[tuple[str, object, str]] = [
     ("prediction.step_seconds", ..., "prediction.step_seconds: field required"),
     ("prediction.watts", 300, "Prediction has no field 'watts'"),
     ("prediction", 3, "prediction: "),
-    ("note", "mine", "'note' is no field of a trial that ends with fits"),
+    ("note", "mine", "'note' is not a field of a trial that ends with fits"),
 ]
 
 

@@ -292,13 +292,13 @@ class TestPostgreSQL:
             Store.open(postgresql_server.replace("/postgres?", "/nowhere?"))
 
     def test_a_user_that_does_not_exist(self, postgresql_server: str) -> None:
-        with refused("refuses this user"):
+        with refused("rejects this user or password"):
             Store.open(postgresql_server.replace("postgres:@", "somebody:@"))
 
     def test_a_user_without_rights(self, postgresql_url: str) -> None:
         sql(postgresql_url, "CREATE ROLE guest LOGIN")
         try:
-            with refused("refuses this to its user"):
+            with refused("does not permit this to its user"):
                 Store.open(postgresql_url.replace("postgres:@", "guest:@"))
         finally:
             sql(postgresql_url, "DROP ROLE guest")

@@ -154,7 +154,7 @@ NVME = config(offload="nvme")
 
 def test_a_folder_must_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(NVME_VARIABLE, raising=False)
-    with pytest.raises(EnvironmentLacks, match="none is named") as caught:
+    with pytest.raises(EnvironmentLacks, match="none is set") as caught:
         nvme.require(NVME, job())
     assert NVME_VARIABLE in caught.value.remedy
 

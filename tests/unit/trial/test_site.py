@@ -144,7 +144,7 @@ def test_a_system_without_control_groups(control_groups: Path) -> None:
 
 def test_a_system_that_does_not_account_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory, "is_accounted", lambda: False)
-    with pytest.raises(EnvironmentLacks, match=r"does not account.*Linux"):
+    with pytest.raises(EnvironmentLacks, match=r"does not report.*Linux"):
         detect("cpu")
 
 

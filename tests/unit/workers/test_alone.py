@@ -36,7 +36,7 @@ def test_who_is_not_is_told_until_the_other_ends(caplog: pytest.LogCaptureFixtur
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with caplog.at_level(logging.WARNING):
             alone.warn_unless_alone()
-        assert ["another process runs trials" in record.getMessage() for record in caplog.records] == [True]
+        assert ["another process is running trials" in record.getMessage() for record in caplog.records] == [True]
         other.communicate("\n")
     caplog.clear()
     alone.warn_unless_alone()
