@@ -324,7 +324,7 @@ def main() -> None:
     if asked.json:
         asked.json.write_text(json.dumps(documents, indent=2) + "\n", encoding="utf-8")
     if not documents:
-        parser.error(f"no workload has more than {asked.calibrate_on + 2} configs that were measured on a processor")
+        parser.error(f"no workload has more than {asked.calibrate_on + 2} configs that were measured on a CPU")
 
 
 if __name__ == "__main__":

@@ -173,7 +173,7 @@ def left_out(row: Row) -> str | None:
     if unknown:
         return f"not among our techniques: {', '.join(unknown)}"
     if "transformers 4.4" not in row.versions:
-        return f"how {row.versions} differ from our libraries has not been read"
+        return f"differences between {row.versions} and our libraries have not been checked"
     if architecture(row.model) is None:
         return f"no architecture for {row.model}: add it to published/models"
     return None
@@ -184,11 +184,11 @@ def _sharded_otherwise(row: Row) -> str | None:
     if row.words["loss"] != "full" and row.words["loss"]:
         return None  # left out for that reason anyway
     if not row.source.endswith("a100_80gb.csv"):
-        return f"{row.gpus} GPUs, and how they are shared between is not stated"
+        return f"{row.gpus} GPUs, but the sharding is not stated"
     if row.words["method"] == "qlora":
         return (
-            f"{row.gpus} GPUs in mixed precision, where accelerate autocasts what FSDP gathers in 16 bits already: "
-            "ours does one of the two"
+            f"{row.gpus} GPUs in mixed precision, where accelerate autocasts what FSDP already gathers in 16 bits: "
+            "autofit does only one of the two"
         )
     return None
 
@@ -343,13 +343,13 @@ def main() -> int:
         print(line(*every[-1]), flush=True)
     figures = summary([found for _, found, _ in every if found is not None])
     print(
-        f"\n{figures['rows']} rows of one GPU compared: median absolute error {figures['median_absolute_error']:.2%} "
-        f"(asked: {MEDIAN_ERROR:.0%}), largest {figures['largest_absolute_error']:.2%} (asked: {LARGEST_ERROR:.0%})"
+        f"\n{figures['rows']} rows on one GPU compared: median absolute error {figures['median_absolute_error']:.2%} "
+        f"(target: {MEDIAN_ERROR:.0%}), largest {figures['largest_absolute_error']:.2%} (target: {LARGEST_ERROR:.0%})"
     )
     several = figures["several_gpus"]
     print(
-        f"{several['rows']} rows of several GPUs: median absolute error {several['median_absolute_error']:.2%} "
-        f"(asked: {SHARDED_MEDIAN_ERROR:.0%}), largest {several['largest_absolute_error']:.2%}"
+        f"{several['rows']} rows on several GPUs: median absolute error {several['median_absolute_error']:.2%} "
+        f"(target: {SHARDED_MEDIAN_ERROR:.0%}), largest {several['largest_absolute_error']:.2%}"
     )
     for what, count in figures["fit"].items():
         print(f"{what}: {count}")

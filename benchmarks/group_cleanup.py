@@ -231,7 +231,7 @@ def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temp
         victim = victims[done // 2 % len(victims)] if done % 2 else None
         answer, sent = one_trial(driver, sharding, victim, 0.9 * typical[sharding], chance)
         if died(answer) and not sent:
-            raise SystemExit(f"a trial that nobody killed: {answer}")
+            raise SystemExit(f"a trial died without being killed: {answer}")
         if answer is None or driver.process.poll() is not None:
             driver.close()
             driver = Driver(ranks)
@@ -262,7 +262,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--victims", default=VICTIMS, help="rank, parent or driver, separated by commas")
+    parser.add_argument("--victims", default=VICTIMS, help="comma-separated: rank, parent, driver")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--drive", action="store_true", help=argparse.SUPPRESS)

@@ -101,7 +101,9 @@ def _run(wanted: Sequence[Wanted], jobs: int) -> Iterator[tuple[Wanted, Kept | s
             for done in as_completed(asked):
                 yield asked[done], *done.result()
         except BrokenProcessPool as broken:
-            raise AutofitError("a worker was killed; what ended is kept, and the same command goes on") from broken
+            raise AutofitError(
+                "a worker was killed; finished searches are saved: run the same command again to continue"
+            ) from broken
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

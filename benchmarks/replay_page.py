@@ -50,8 +50,8 @@ def page(document: JSON) -> str:
         _legend(),
         *(_section(problem) for problem in document["problems"]),
         "## Plots",
-        "Lines are medians over the seeds, the shaded band is from the 10th to the 90th percentile of our searches. "
-        "The vertical axis is logarithmic in what is still missing, so that the last percents can be seen.",
+        "Lines are medians over the seeds; the shaded band spans the 10th to 90th percentiles of our searches. The "
+        "vertical axis shows the remaining gap on a logarithmic scale, so that the last few per cent are visible.",
         *(_pictures(problem) for problem in document["problems"]),
     ]
     return "\n\n".join(parts) + "\n"
@@ -88,10 +88,10 @@ def _answer(document: JSON, problems: Sequence[JSON]) -> str:
     if compared:
         many = f"{_range(compared, 'time')} as many"
         text += (
-            f" Of trial-seconds the best of {_count(len(rivals), 'other method')}, another one on each problem, needed "
-            f"{many}."
+            f" The best of {_count(len(rivals), 'other method')}, chosen separately for each problem, needed {many} "
+            "trial-seconds."
         )
-    return f"{text} **{held} of the {len(WANTED)} figures that were wanted are reached everywhere.**"
+    return f"{text} **{held} of {len(WANTED)} targets are met everywhere.**"
 
 
 def _wanted(problems: Sequence[JSON]) -> str:
@@ -99,7 +99,7 @@ def _wanted(problems: Sequence[JSON]) -> str:
     for wanted in WANTED:
         verdicts = judged(wanted, problems)
         rows.append((wanted.text, _verdict([v for _, v in verdicts]), _failed(verdicts)))
-    return _table((f"wanted of `{OURS}`", "reached", "where it is not"), rows)
+    return _table((f"target for `{OURS}`", "met", "where not"), rows)
 
 
 def judged(wanted: Wanted, problems: Sequence[JSON]) -> list[tuple[JSON, Verdict]]:
@@ -113,7 +113,7 @@ def _verdict(verdicts: Sequence[Verdict]) -> str:
         return "not judged"
     if good == len(verdicts):
         return "**yes**, everywhere"
-    return f"**no**, but on {good} of {len(verdicts)}" if good else "**no**"
+    return f"on {good} of {len(verdicts)}" if good else "**no**"
 
 
 def _failed(verdicts: Sequence[tuple[JSON, Verdict]]) -> str:
@@ -138,11 +138,18 @@ def _against_the_best(problems: Sequence[JSON]) -> str:
                 "" if times is None else figure(times),
             )
         )
-    title = ("problem", "our trials", "fewest of the others", "our seconds", "fewest of the others", "times fewer")
+    title = (
+        "problem",
+        "our trials",
+        "fewest trials of the others",
+        "our seconds",
+        "fewest seconds of the others",
+        "seconds, others / ours",
+    )
     told = (
-        f"To within {NEAR:.0%} of the best, median / 90th percentile; of the others the median, of whichever needs the "
-        "fewest there. A whole table is the sum over its training methods, searched one after the other by one and the "
-        "same search method."
+        f"Trials and trial-seconds to come within {NEAR:.0%} of the best. Ours: median / 90th percentile; the others: "
+        "the median of whichever method needs the fewest on that problem. A whole table is the sum over its training "
+        "methods, all searched by the same search method, one after the other."
     )
     return f"{told}\n\n{_table(title, rows)}"
 
@@ -161,10 +168,13 @@ def _warm_start(problems: Sequence[JSON], name: str, short: str, others: str) ->
         "problem",
         *(column for unit in ("trials", "seconds", "own stop") for column in (unit, f"{unit}, {short}")),
     )
-    told = f"What the trials of {others} are worth to a search (`{name}`), to within {NEAR:.0%}, and its own stop:"
+    told = (
+        f"What a search gains from the trials of {others} (`{name}`): trials and trial-seconds to come within "
+        f"{NEAR:.0%} of the best, and trials until it stops by itself."
+    )
     ends = [warm["ended"] for _, _, warm in pairs if warm["ended"] is not None and warm["ended"]["stated"] is not None]
     held, stated = (sum(end[count] for end in ends) for count in ("within_stated", "seeds"))
-    honest = f"The regret that `{name}` stated when it stopped held in {held} of {stated} searches."
+    honest = f"The regret bound that `{name}` stated when it stopped held in {held} of {stated} searches."
     return [f"{told}\n\n{_table(title, rows)}\n\n{honest}"]
 
 
@@ -176,11 +186,11 @@ def _made(document: JSON) -> str:
     """Hardware, stack, seeds, versions, and the commands."""
     lines = [
         "## How it was measured",
-        f"Made by `{document['command']}`: {_count(document['seeds'], 'seed')}, 0 to {document['seeds'] - 1}, of "
-        f"every method on every problem. Libraries of the methods: {_versions(document['libraries'])}. What a problem, "
-        "a seed and each method is: [README.md](README.md#search-methods-replayed-over-recorded-tables).",
-        "A problem is one training method of a table. The tables are real trials (`autofit bench record`), one after "
-        "the other in shuffled order, each in a process of its own and under the table's limit:",
+        f"Made by `{document['command']}`: every method on every problem, with {_count(document['seeds'], 'seed')}, 0 "
+        f"to {document['seeds'] - 1}. Libraries of the methods: {_versions(document['libraries'])}. Problems, seeds "
+        "and methods are described in [README.md](README.md#search-methods-replayed-over-recorded-tables).",
+        "A problem is one training method of a table. The tables hold real trials (`autofit bench record`), run one "
+        "after the other in shuffled order, each in its own process under the table's memory limit:",
         _table(
             ("table", "workload", "space", "limit", "configs", "fit", "out of memory", "recorded"),
             [_recorded(document, name) for name in dict.fromkeys(p["table"] for p in _every(document))],
@@ -239,11 +249,12 @@ def _versions(libraries: JSON) -> str:
 
 def _legend() -> str:
     return (
-        "Median / 90th percentile over the seeds; `never`: half of the seeds, or more than a tenth, did not get there. "
-        "Out of memory: such trials until 1 %. Frontier: share of the exhaustive frontier's hypervolume after so many "
-        "trials; a search that has stopped keeps what it had. Own stop: of the searches that the method itself ended, "
-        "how many, their trials, and by how much their best was slower than the table's; stated: how much slower their "
-        "recommended config is at most, as they said themselves, and how many were right."
+        "Median / 90th percentile over the seeds; `never`: half of the seeds (median), or more than a tenth (90th "
+        "percentile), did not get there. Out of memory: number of out-of-memory trials before reaching 1 %. Frontier "
+        "after N: share of the exhaustive frontier's hypervolume after N trials; a search that has ended counts with "
+        "its last value. Own stop: how many searches the method itself ended; then their trials, and how much slower "
+        "their best was than the table's. Stated: how much slower the recommended config is at most, as the search "
+        "itself stated; right: in how many searches that held."
     )
 
 
@@ -254,7 +265,7 @@ def _section(problem: JSON) -> str:
         f"### {name_of(problem)}",
         f"{_count(problem['configs'], 'config')}: {problem['fitting']} fit "
         f"{format_bytes(problem['memory_limit_bytes'])}, {problem['out_of_memory']} run out of memory, "
-        f"{problem['frontier']} are the frontier. The fastest, {best['tokens_per_second']:,.0f} tokens/s: {config}.",
+        f"{problem['frontier']} are on the frontier. The fastest, {best['tokens_per_second']:,.0f} tokens/s: {config}.",
     ]
     known = scores(problem)
     if known:
@@ -266,7 +277,7 @@ def _section(problem: JSON) -> str:
         rest = ("method", *(f"frontier after {n}" for n in after), "own stop", "trials", "slower by", "stated", "right")
         lines.append(_table(to_best, [(_ours(name), *_to_best(score)) for name, score in known.items()]))
         lines.append(_table(rest, [(_ours(name), *_rest(score)) for name, score in known.items()]))
-    lines += [f"`{m['name']}` has not run: {m['not_run']}" for m in problem["methods"] if m["not_run"] is not None]
+    lines += [f"`{m['name']}` was not run: {m['not_run']}" for m in problem["methods"] if m["not_run"] is not None]
     return "\n\n".join(lines)
 
 

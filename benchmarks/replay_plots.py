@@ -135,7 +135,7 @@ def _scales(axes: Axes, places: Sequence[float], kind: str) -> None:
     axes.grid(alpha=0.3)
     axes.set_xlabel("seconds of trials" if kind == "seconds" else "trials")
     axes.set_ylabel(
-        "missing of the frontier's hypervolume" if kind == "hypervolume" else "slower than the table's best"
+        "missing share of the frontier's hypervolume" if kind == "hypervolume" else "slower than the table's best"
     )
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)

@@ -131,7 +131,7 @@ def read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
     if not isinstance(found, dict) or found.get("schema") != SCHEMA or "problems" not in found:
-        raise UsageError(f"{file} has no results of this script with schema {SCHEMA}")
+        raise UsageError(f"{file} does not hold results of this script with schema {SCHEMA}")
     return found
 
 
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="append", default=[], metavar="FILE[@LIMIT]")
     parser.add_argument("--elsewhere", action="append", default=[], type=Path, metavar="FILE")
-    parser.add_argument("--methods", help=f"separated by commas; all but {ELSEWHERE} if not given")
+    parser.add_argument("--methods", help=f"comma-separated; default: all but {ELSEWHERE}")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--keep", type=Path, default=KEEP, metavar="FOLDER")
@@ -191,7 +191,9 @@ def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
         command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
         document = document_of(groups, methods, asked.seeds, asked.keep, command, elsewhere)
     except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {asked.keep} has the searches that ended, the same command goes on") from None
+        raise Interrupted(
+            f"interrupted; finished searches are saved in {asked.keep}: run the same command again to continue"
+        ) from None
     asked.out.parent.mkdir(parents=True, exist_ok=True)
     asked.out.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
     return document

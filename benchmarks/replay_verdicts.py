@@ -116,8 +116,8 @@ def of_seconds(problem: JSON) -> Verdict:
         return Verdict(reached=False, measured=NEVER)
     best, times = quickest(problem, "seconds"), times_fewer(problem)
     if best is None or times is None:
-        return Verdict(reached=True, measured="none of the others gets there")
-    return Verdict(reached=times >= TIMES_FEWER, measured=f"{figure(times)} times (`{best[0]}`)")
+        return Verdict(reached=True, measured="no other method gets there")
+    return Verdict(reached=times >= TIMES_FEWER, measured=f"`{best[0]}` needs {figure(times)} times as many")
 
 
 def of_out_of_memory(problem: JSON) -> Verdict:
@@ -139,7 +139,7 @@ def of_frontier(problem: JSON) -> Verdict:
 def of_stated_regret(problem: JSON) -> Verdict:
     ended = scores(problem)[OURS]["ended"]
     if not ended or ended.get("within_stated") is None:
-        return Verdict(reached=None, measured="no search stated one")
+        return Verdict(reached=None, measured="no search stated a bound")
     held, seeds = ended["within_stated"], ended["seeds"]
     return Verdict(reached=held >= HONEST * seeds, measured=f"{held} of {seeds} searches")
 
@@ -161,19 +161,19 @@ WANTED = (
         judge=of_trials,
     ),
     Wanted(
-        text=f"at least {TIMES_FEWER:.0f} times fewer trial-seconds to {NEAR:.0%} of the best of each training method "
-        "of a table than the best of the others",
+        text=f"at most 1/{TIMES_FEWER:.0f} of the trial-seconds of the best other method, to come within {NEAR:.0%} of "
+        "the best of each training method of a table",
         judge=of_seconds,
         cases=whole_tables,
     ),
     Wanted(text=f"at most {OUT_OF_MEMORY} out-of-memory trial in a whole search (median)", judge=of_out_of_memory),
     Wanted(
-        text=f"at least {SHARE:.0%} of the frontier's hypervolume after {AFTER} trials (median), of a search that goes "
-        f"on for it (`{THOROUGH}`)",
+        text=f"at least {SHARE:.0%} of the frontier's hypervolume after {AFTER} trials (median), by the search for "
+        f"the whole frontier (`{THOROUGH}`)",
         judge=of_frontier,
     ),
     Wanted(
-        text=f"the regret that it states when it stops holds in at least {HONEST:.0%} of the searches",
+        text=f"the regret bound that it states when it stops holds in at least {HONEST:.0%} of the searches",
         judge=of_stated_regret,
     ),
 )

@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--shardings", default=SHARDINGS)
     parser.add_argument("--methods", default=METHODS)
-    parser.add_argument("--limit-gib", type=float, default=4.0, help="memory limit of a rank")
+    parser.add_argument("--limit-gib", type=float, default=4.0, help="memory limit per rank")
     parser.add_argument("--mapped", action="store_true", help="show tensors alone, without the C library's heap")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()

@@ -19,7 +19,7 @@ def readable(url: str | None, *, create: bool = False) -> Iterator[Store | None]
     try:
         opened = Store.open(url, create=create)
     except StoreError as error:
-        _log.debug("estimates go without the store: %s", error)
+        _log.debug("continuing without stored estimates: %s", error)
         yield None
         return
     with opened:
@@ -50,7 +50,7 @@ class EstimateCache:
             try:
                 found[key] = Estimate.from_json({**body, "memory_limit_bytes": memory_limit_bytes})
             except (AttributeError, KeyError, TypeError, ValueError) as error:
-                _log.debug("the kept estimate %s cannot be read: %s", key, error)
+                _log.debug("the stored estimate %s cannot be read: %s", key, error)
         return found
 
     def keep(self, estimates: Mapping[str, Estimate]) -> None:
@@ -64,5 +64,5 @@ class EstimateCache:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        _log.warning("autofit: estimates are computed anew, not looked up: %s", error)
+        _log.warning("autofit: estimates are recomputed, since the store of estimates failed: %s", error)
         self._store = None

@@ -39,7 +39,7 @@ class Keeper:
             self._failure = error
         except KeyboardInterrupt:
             self._write(trial)
-            logging.getLogger(__name__).warning("autofit: what the store did not accept is in %s", self._file)
+            logging.getLogger(__name__).warning("autofit: trials that the store did not accept are in %s", self._file)
             raise
         self._write(trial)
         return trial

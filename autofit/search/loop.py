@@ -134,7 +134,7 @@ class Search:
         self._adviser = Adviser(self.knowledge, Advice(self.knowledge, self.floor, first, thorough=self.thorough))
         self._recall()
         if self.answer_only:
-            self.progress.stopped_because = "the same search has ended before"
+            self.progress.stopped_because = "the same search has already been completed"
             self._show()
             return
         try:
@@ -232,12 +232,12 @@ class Search:
         if seconds is not None and seconds <= 0:
             return "the time budget is spent"
         if self._budget.trials_left(self.progress.done + in_flight) <= self._must_verify():
-            return "the trials are spent"
+            return "the trial limit is reached"
         hopeless_seconds = HOPELESS_DEADLINES * self.limits.deadline_seconds
         if self.progress.best is None and (
             self.progress.failed >= HOPELESS_FAILURES or self._failed_seconds >= hopeless_seconds
         ):
-            return f"{self.progress.failed} trials have failed and none has fitted"
+            return f"{self.progress.failed} trials failed and none fitted"
         if self._adviser.best_candidate(seconds) is not None:
             return None
         predicted_out = len(self._adviser.advice.predicted_out())
@@ -245,7 +245,7 @@ class Search:
             also = ", or predicted not to fit" if predicted_out else ""
             return f"every config is measured or ruled out{also}"
         if self._adviser.best_candidate() is not None:
-            return "no untried config's trial is expected to end in the time left"
+            return "no untried config is expected to finish its trial in the time left"
         gain = self._adviser.advice.worthwhile_gain()
         return f"no untried config that is likely to fit is expected to gain {gain:.1%} or more"
 

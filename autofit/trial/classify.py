@@ -155,14 +155,12 @@ def _killed(
 ) -> OutOfMemory | Crashed:
     """The outcome of a child that died of SIGKILL, which the kernel sends when memory runs out, as anybody may."""
     if kernel_oom_kills == 0:
-        reason = "something killed the trial, and it was not the kernel for want of memory"
+        reason = "the trial was killed, but not by the kernel's out-of-memory killer"
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
     if short_bytes > 0:
-        reason = (
-            f"the kernel killed the trial: the host ran out of memory, of which {_held(short_bytes, siblings_bytes)}"
-        )
+        reason = f"the kernel killed the trial: the host ran out of memory; {_held(short_bytes, siblings_bytes)}"
         return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
-    why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, as the kernel does"
+    why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, probably by the kernel"
     return OutOfMemory(reason=f"{why}: the host is out of memory", phase=phase, signal="SIGKILL", host=host)
 
 
@@ -170,11 +168,12 @@ def _held(short_bytes: int, siblings_bytes: int) -> str:
     """Who held the memory that the host lacked, as far as is known."""
     if short_bytes <= siblings_bytes:
         return (
-            f"{format_bytes(short_bytes)} of the memory limits of all ranks were taken when this one began, by ranks "
-            "that had begun earlier or by other processes"
+            f"{format_bytes(short_bytes)} of the memory limits of all ranks were already taken when this rank began, "
+            "by ranks that began earlier or by other processes"
         )
     least = "at least " if siblings_bytes else ""
-    return f"other processes held {least}{format_bytes(short_bytes - siblings_bytes)} too much for the memory limit"
+    excess = format_bytes(short_bytes - siblings_bytes)
+    return f"other processes held {least}{excess} too much for the memory limit to be available"
 
 
 def timed_out(*, deadline_seconds: float, phase: str, phases_entered: int) -> TimedOut:

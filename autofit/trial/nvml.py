@@ -59,7 +59,7 @@ def devices() -> NvidiaDevices | None:
         return None
     except pynvml.NVMLError as error:
         raise EnvironmentLacks(
-            f"the NVIDIA driver does not answer: {error}", remedy="see what nvidia-smi says, or use --device cpu"
+            f"the NVIDIA driver does not answer: {error}", remedy="check nvidia-smi, or use --device cpu"
         ) from error
 
 

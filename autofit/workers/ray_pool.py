@@ -332,7 +332,7 @@ class RayPool:
         if self.size == 0:
             raise EnvironmentLacks(
                 "Ray has lost its last worker and started no other within 5 minutes",
-                remedy="see `ray status`, and run the same command when there are nodes again: it resumes",
+                remedy="check `ray status`, and run the same command when there are nodes again: it resumes",
             )
 
     def _answer(self, reference: Any) -> tuple[Outcome | None, float]:

@@ -65,5 +65,5 @@ def test_a_killed_driver_answers_nothing(counted: Any) -> None:
 
 def test_a_trial_that_fails_though_nobody_killed_it_ends_the_count(counted: Any) -> None:
     for ends in ([(KILLED, False)], [(FITS, False), (KILLED, False)]):
-        with pytest.raises(SystemExit, match="nobody killed"):
+        with pytest.raises(SystemExit, match="died without being killed"):
             counted(*ends)

@@ -136,7 +136,7 @@ def verdicts(*found: dict[str, Any]) -> list[tuple[bool | None, str]]:
 def test_what_is_just_reached() -> None:
     assert verdicts(problem(autofit=GOOD, optuna_tpe=OTHER, checklist=score((None, None), (None, None)))) == [
         (True, "8 / 15"),
-        (True, "3 times (`optuna-tpe`)"),
+        (True, "`optuna-tpe` needs 3 times as many"),
         (True, "1"),
         (True, "99.0%"),
         (True, "19 of 20 searches"),
@@ -150,7 +150,7 @@ def test_what_is_just_reached() -> None:
         (0, score((9, 15), (10.0, 20.0), ended=end()), "9 / 15"),
         (0, score((8, 16), (10.0, 20.0), ended=end()), "8 / 16"),
         (0, score((8, None), (10.0, None), ended=end()), "8 / never"),
-        (1, score((8, 15), (10.1, 20.0), ended=end()), "2.97 times (`optuna-tpe`)"),
+        (1, score((8, 15), (10.1, 20.0), ended=end()), "`optuna-tpe` needs 2.97 times as many"),
         (2, score((8, 15), (10.0, 20.0), out_of_memory=2, ended=end()), "2"),
         (2, score((8, 15), (10.0, 20.0), ended=end(out_of_memory=1.5)), "1.5"),
         (3, score((8, 15), (10.0, 20.0), share=0.989, ended=end()), "98.9%"),
@@ -167,12 +167,12 @@ def test_what_is_just_not_reached(number: int, ours: dict[str, Any], measured: s
 def test_figures_that_hang_on_what_was_never_reached() -> None:
     never = score((None, None), (None, None))
     assert verdicts(problem(autofit=never, optuna_tpe=OTHER))[:2] == [(False, "never / never"), (False, "never")]
-    assert verdicts(problem(autofit=GOOD, optuna_tpe=never))[1] == (True, "none of the others gets there")
+    assert verdicts(problem(autofit=GOOD, optuna_tpe=never))[1] == (True, "no other method gets there")
     # A variant of ours is none of the others.
     assert verdicts(problem(autofit=GOOD, autofit_warm=OTHER))[1] == (None, "no other method has run")
     for unsaid in (None, end(held=None)):
         silent = score((8, 15), (10.0, 20.0), ended=unsaid)
-        assert verdicts(problem(autofit=silent, optuna_tpe=OTHER))[4] == (None, "no search stated one")
+        assert verdicts(problem(autofit=silent, optuna_tpe=OTHER))[4] == (None, "no search stated a bound")
 
 
 @pytest.mark.usefixtures("results")
@@ -185,8 +185,9 @@ def test_trial_seconds_are_judged_of_whole_tables_by_one_method_for_all_of_it() 
     (wanted,) = (w for w in module("replay_verdicts").WANTED if "trial-seconds" in w.text)
     found = [(case["name"], wanted.judge(case)) for case in wanted.cases([full, lora, other])]
     assert [(name, verdict.reached, verdict.measured) for name, verdict in found] == [
-        ("made, whole", True, "3 times (`checklist`)"),  # what is quick at one of its methods never gets the other
-        ("other, whole", False, "0.5 times (`optuna-tpe`)"),
+        # What is quick at one of its methods never gets the other.
+        ("made, whole", True, "`checklist` needs 3 times as many"),
+        ("other, whole", False, "`optuna-tpe` needs 0.5 times as many"),
     ]
 
 
@@ -205,12 +206,12 @@ def test_the_answer_is_in_the_first_ten_lines(results: ModuleType) -> None:
     lines = text.splitlines()[:10]
     assert lines[2].startswith("Over 2 problems of 1 recorded table, `autofit` had run a config within 1% of the ")
     assert "after 8 to 9 trials (median of 20 seeds; 90th percentile: 15 to 30 trials)" in lines[2]
-    assert "the best of 1 other method, another one on each problem, needed 1.5 to 3 times" in lines[2]
-    assert lines[2].endswith("**3 of the 5 figures that were wanted are reached everywhere.**")
+    assert "The best of 1 other method, chosen separately for each problem, needed 1.5 to 3 times as many" in lines[2]
+    assert lines[2].endswith("**3 of 5 targets are met everywhere.**")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][2:]
     assert [row[1:] for row in rows] == [
-        ["**no**, but on 1 of 2", "made/full: 9 / 30"],
-        ["**no**", "everywhere: 2 times (`optuna-tpe`)"],
+        ["on 1 of 2", "made/full: 9 / 30"],
+        ["**no**", "everywhere: `optuna-tpe` needs 2 times as many"],
         ["**yes**, everywhere", ""],
         ["**yes**, everywhere", ""],
     ]
@@ -224,10 +225,11 @@ def test_the_page_says_where_how_and_with_what(results: ModuleType) -> None:
         "python 3.11.7, optuna 5.0.0.",  # what is not installed is not named
         "Some CPU (`cpu-of-tests`, 4 cores, 32.00 GiB); python 3.11, torch 2.13.0,",
         "| made | smollm2-135m, 128 tokens x 4 sequences | `cpu` | 1.50 GiB | 60 | 40 | 20 | 2026-03-01 |",
-        "`deepspeed-grid` has not run: it needs what is not here",
+        "`deepspeed-grid` was not run: it needs what is not here",
         "| **`autofit`** | 8 / 15 | 8 / 15 | 8 / 15 | 10 / 20 | 10 / 20 | 10 / 20 | 1 / 1 |",
         "| 20 of 20 | 12 / 15 | 0.0% / 0.4% | 1.0% / 2.0% | 19 of 20 |",
-        "60 configs: 40 fit 1.50 GiB, 20 run out of memory, 5 are the frontier. The fastest, 512 tokens/s: precision",
+        "60 configs: 40 fit 1.50 GiB, 20 run out of memory, 5 are on the frontier. ",
+        "on the frontier. The fastest, 512 tokens/s: precision",
     ):
         assert said in text
     assert "warm" not in text
@@ -253,7 +255,7 @@ def test_what_other_hardware_tells_is_beside_the_methods_and_judged_with_none(re
         "| one/lora | 8 / 15 | 4 / 5 | 10 / 20 | 20 / 25 | 12 / 15 | 12 / 15 |",
         "| one | smollm2-135m, 128 tokens x 4 sequences | `cpu` | 1.50 GiB | 60 | 40 | 20 | 2026-03-01 |",
     ]
-    assert "The regret that `autofit-elsewhere` stated when it stopped held in 18 of 20 searches." in added
+    assert "The regret bound that `autofit-elsewhere` stated when it stopped held in 18 of 20 searches." in added
     assert any("1 core, 32.00 GiB" in line for line in added)
     assert plain.splitlines()[:10] == text.splitlines()[:10]
 
@@ -350,7 +352,7 @@ def test_an_interrupted_command_goes_on_and_runs_no_search_twice(
     with pytest.raises(SystemExit) as ended:
         command(interrupt_after=4)
     assert ended.value.code == 130 and not (command.folder / "RESULTS.md").exists()
-    assert "has the searches that ended, the same command goes on" in capsys.readouterr().err
+    assert "run the same command again to continue" in capsys.readouterr().err
     found = command()
     assert len(command.ran) == len(set(command.ran)) == 3 * 2
     # Every method has its first seed before any has its second.
@@ -407,7 +409,7 @@ def test_tables_of_one_limit_are_replayed_together(results: ModuleType) -> None:
 def test_what_the_command_refuses(results: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other.json").write_text('{"schema": 2}')
     for arguments, said in (
-        (["--from", str(tmp_path / "other.json")], "has no results of this script with schema 1"),
+        (["--from", str(tmp_path / "other.json")], "does not hold results of this script with schema 1"),
         (["--from", str(tmp_path / "none.json")], "cannot be read"),
         (["--methods", "optuna-tep"], "did you mean optuna-tpe"),
         (["--seeds", "0"], "--seeds and --jobs must be at least 1"),

@@ -106,9 +106,9 @@ def test_another_recordings_file_is_refused(world: World, file: Path, change: di
 @pytest.mark.parametrize("text", ["[1]\n", "no json\n", "a list\nwithout an end", '{"schema": 7}\n'])
 def test_what_is_no_table_is_left_alone(world: World, tmp_path: Path, text: str) -> None:
     (tmp_path / "notes.txt").write_text(text)
-    with pytest.raises(UsageError, match="no recorded table"):
+    with pytest.raises(UsageError, match="not a recorded table"):
         record(REQUEST, tmp_path / "notes.txt")
-    with pytest.raises(UsageError, match="no recorded table"):
+    with pytest.raises(UsageError, match="not a recorded table"):
         read_table(tmp_path / "notes.txt")
     assert (tmp_path / "notes.txt").read_text() == text
 
@@ -153,6 +153,18 @@ def test_further_passes_are_added_in_orders_of_their_own(world: World, file: Pat
     assert len({tuple(order) for order in orders}) == 3 and len({tuple(sorted(order)) for order in orders}) == 1
     assert record(REQUEST, file, passes=3).run == record(REQUEST, file).run == 0
     assert len(read_table(file)) == 3 * count and len(read_whole(file).trials) == count
+
+
+def test_further_passes_measure_the_configs_of_the_first_where_it_measured_some_only(world: World, file: Path) -> None:
+    request = replace(REQUEST, space="cpu", max_trials=6)
+    assert record(request, file).recorded == 6
+    found = record(request, file, passes=3)
+    assert (found.recorded, found.run) == (6, 12) and found.configs > 6
+    _, *lines = map(json.loads, file.read_text().splitlines())
+    orders = [[json.dumps(line["config"]) for line in lines[n : n + 6]] for n in range(0, 18, 6)]
+    assert [line.get("pass") for line in lines] == [None] * 6 + [2] * 6 + [3] * 6
+    assert len({tuple(order) for order in orders}) == 3
+    assert sorted(orders[0]) == sorted(orders[1]) == sorted(orders[2])
 
 
 def test_no_pass_is_no_recording(world: World, file: Path) -> None:

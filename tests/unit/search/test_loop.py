@@ -92,7 +92,7 @@ def test_a_thorough_search_goes_on_until_everything_is_known(lattice: Lattice) -
 
 def test_a_thorough_search_ends_at_its_limits(lattice: Lattice) -> None:
     run = searched(Truth(make_job(), lattice, seed=1), thorough=True, max_trials=15)
-    assert run.progress.done == 15 and run.progress.stopped_because == "the trials are spent"
+    assert run.progress.done == 15 and run.progress.stopped_because == "the trial limit is reached"
     assert run.pool.submitted[-1].config in [r.config for r in run.pool.submitted[:-1]], "the last verifies the winner"
 
 
@@ -227,7 +227,7 @@ def test_a_lattice_of_one_is_measured_and_verified(truth: Truth) -> None:
 @pytest.mark.parametrize("max_trials", [1, 2, 5, 12])
 def test_the_trials_asked_for_are_the_most_that_run(truth: Truth, max_trials: int, size: int) -> None:
     run = searched(truth, max_trials=max_trials, size=size)
-    assert run.progress.stopped_because == "the trials are spent"
+    assert run.progress.stopped_because == "the trial limit is reached"
     assert run.progress.done <= max_trials
     winner = run.search.winner()
     assert winner is not None
@@ -582,7 +582,7 @@ def test_time_outs_that_nothing_survives_end_the_search_soon(truth: Truth) -> No
     run.pool.special = lambda request: TimedOut(reason="no end within 600 s", deadline_seconds=600.0)
     run.search.run()
     assert run.progress.done == 3
-    assert "none has fitted" in run.progress.stopped_because
+    assert "none fitted" in run.progress.stopped_because
 
 
 @pytest.mark.parametrize("differs", ["hardware", "stack"])

@@ -121,7 +121,7 @@ def test_a_kill_because_others_held_the_host() -> None:
         (1, 8, 0, 0, None),
         (1, 3, 5, 0, "other processes held 5.00 GiB too much"),
         (2, 16, 0, 0, None),
-        (2, 11, 5, 5, "5.00 GiB of the memory limits of all ranks were taken when this one began, by ranks that had"),
+        (2, 11, 5, 5, "5.00 GiB of the memory limits of all ranks were already taken when this rank began, by ranks"),
         (2, 6, 10, 8, "other processes held at least 2.00 GiB too much"),
         (4, 6, 26, 24, "other processes held at least 2.00 GiB too much"),
     ],
