@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -68,6 +69,12 @@ class Stack:
     cuda: str | None = None
     """CUDA or ROCm version that torch was built for."""
     driver: str | None = None
+
+    @property
+    def torch_release(self) -> tuple[int, int]:
+        """torch's major and minor version."""
+        major, minor, *_ = re.findall(r"\d+", self.torch)
+        return int(major), int(minor)
 
     @property
     def key(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from autofit.catalog.models import Model
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Value
 from autofit.techniques import Job, complete
+from autofit.techniques.sharding import FSDP_SHARDS_BYTES
 from autofit.techniques.technique import Plan
 from autofit.training.build import build, make_plan
 from autofit.training.step import TrainingStep
@@ -148,6 +150,8 @@ CUDA_HARDWARE = Hardware(
     peak_flops=989e12,
 )
 STACK = Stack(python="3.11", torch="2.13.0", transformers="5.23.0", peft="0.21.2", bitsandbytes="0.50.2")
+FSDP_TAKES_QLORA = replace(STACK, torch=torch.__version__).torch_release >= FSDP_SHARDS_BYTES
+"""Of the torch that is installed."""
 
 
 def job(

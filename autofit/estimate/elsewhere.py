@@ -41,7 +41,11 @@ class PinnedCopies:
         A block's size is the next power of two (CachingHostAllocatorImpl::allocate in aten/src/ATen/core/
         CachingHostAllocator.h).
         """
-        return int(self.times @ 2 ** np.ceil(np.log2(self.sizes.at(micro_batch, rank))))
+        sizes = self.sizes.at(micro_batch, rank)
+        blocks = np.zeros_like(sizes)
+        some = sizes > 0
+        blocks[some] = 2 ** np.ceil(np.log2(sizes[some]))
+        return int(self.times @ blocks)
 
 
 def paged_bytes(tape: Tape) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sysconfig
 from functools import cache
@@ -46,8 +45,7 @@ class Compilation(Technique):
 def _forgets_what_is_kept(job: Job) -> bool:
     """Whether, under DDP, torch compiles a checkpoint with a policy on what to keep as one that keeps nothing: until
     pytorch/pytorch#179496 its DDPOptimizer overwrote a subgraph's policy when splitting the graph."""
-    found = re.match(r"(\d+)\.(\d+)", job.stack.torch)
-    return found is not None and (int(found[1]), int(found[2])) < KEEPS_POLICY
+    return job.stack.torch_release < KEEPS_POLICY
 
 
 @cache

@@ -14,6 +14,9 @@ NVME_VARIABLE = "AUTOFIT_NVME_DIR"
 """Environment variable with the path of the folder for offload=nvme."""
 OF_TORCH = ("adamw", "adamw-foreach")
 """Optimizers whose update torch can run on FSDP's sharded tensors."""
+FSDP_SHARDS_BYTES = (2, 12)
+"""The first torch whose `fully_shard` takes parameters of integers; earlier ones made every shard require gradients
+(`_init_sharded_param` in torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
 
 
 class Sharding(Technique):
@@ -72,6 +75,9 @@ def _not_by_fsdp(config: Config, job: Job) -> str | None:
             f"optimizer={config['optimizer']} cannot update FSDP's sharded tensors, for which its kernel is not "
             "written: use adamw, or zero2 or zero3, which shard flat"
         )
+    if config["method"] == "qlora" and job.stack.torch_release < FSDP_SHARDS_BYTES:
+        needed = ".".join(map(str, FSDP_SHARDS_BYTES))
+        return f"fsdp shards packed 4-bit weights from torch {needed} on, and this is {job.stack.torch}: use ddp"
     return None
 
 

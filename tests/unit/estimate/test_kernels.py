@@ -16,7 +16,7 @@ _ATEN = torch.ops.aten
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_logsumexp_holds_the_exponentials_of_all_its_operand(dtype: torch.dtype) -> None:
     logits = torch.rand(64, 1000).to(dtype)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         torch.logsumexp(logits, dim=1)
     within = max(event.cpu_memory_usage for event in found.events())
     assert common_scratch(str(_ATEN.logsumexp.default), (logits, [1])) == within
@@ -26,7 +26,7 @@ def test_a_logsumexp_holds_the_exponentials_of_all_its_operand(dtype: torch.dtyp
 
 def test_a_log_softmax_holds_nothing_but_its_result() -> None:
     logits = torch.rand(64, 1000)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         result = torch.log_softmax(logits, dim=1)
     assert max(event.cpu_memory_usage for event in found.events()) == result.nbytes
     assert common_scratch(str(_ATEN._log_softmax.default), (logits, 1, False)) == 0

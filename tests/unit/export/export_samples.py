@@ -138,3 +138,9 @@ def sample() -> list[Config]:
     while len(configs) < 300:
         add({})
     return list(configs)
+
+
+def checkpointing_kwargs(args: Any) -> Any:
+    """What Trainer's arguments pass to checkpointing, by either of its names."""
+    name = "activation_checkpointing_kwargs"
+    return getattr(args, name if hasattr(args, name) else "gradient_checkpointing_kwargs")

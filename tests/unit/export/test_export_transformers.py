@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from export_samples import imported, make_config, make_recommendation
+from export_samples import checkpointing_kwargs, imported, make_config, make_recommendation
 from transformers import training_args as training_args_module
 
 from autofit.export import Export, export
@@ -64,9 +64,9 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     if config["loss"] == "fused":
         assert [k for k, on in args.liger_kernel_config.items() if on] == ["fused_linear_cross_entropy"]
     value = config.text("checkpointing")
-    assert args.activation_checkpointing is (value != "none")
+    assert args.gradient_checkpointing is (value != "none")
     if value in CHECKPOINTING:
-        assert args.activation_checkpointing_kwargs == CHECKPOINTING[value]
+        assert checkpointing_kwargs(args) == CHECKPOINTING[value]
 
 
 def check_model(config: Config, kwargs: dict[str, Any], *, masters_elsewhere: bool) -> None:
@@ -157,7 +157,7 @@ def test_cpu_is_named_only_where_it_was_the_hardware(monkeypatch: pytest.MonkeyP
 def test_older_name_of_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A transformers without activation_checkpointing gets gradient_checkpointing."""
     fields = dict(training_args_module.TrainingArguments.__dataclass_fields__)
-    del fields["activation_checkpointing"]
+    fields.pop("activation_checkpointing", None)
     monkeypatch.setattr(training_args_module.TrainingArguments, "__dataclass_fields__", fields)
     made = make(make_recommendation(make_config(checkpointing="every-2")))
     tree = ast.parse(made.text)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 import yaml
-from export_samples import make_config, make_recommendation
+from export_samples import checkpointing_kwargs, make_config, make_recommendation
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers import training_args as training_args_module
@@ -74,8 +75,8 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert args.torch_compile is config["compile"]
     assert (args.loss_type, args.use_liger_kernel, args.activation_offloading) == ("nll", False, False)
     value = config.text("checkpointing")
-    assert args.activation_checkpointing is args.gradient_checkpointing is (value != "none")
-    assert args.activation_checkpointing_kwargs == CHECKPOINTING[value]
+    assert args.gradient_checkpointing is (value != "none")
+    assert checkpointing_kwargs(args) == CHECKPOINTING[value]
 
 
 def check_model(config: Config, args: Any, dropout: float, *, masters_elsewhere: bool) -> None:
@@ -202,7 +203,8 @@ def test_checkpointing_reaches_the_layers(tiny: str, tmp_path: Path, method: str
     assert [layer.gradient_checkpointing for layer in layers] == expected
     if value == "selective":
         recommendation = make_recommendation(make_config(method=method, checkpointing=value))
-        dropped = any("with adapters" in note for note in export(recommendation, format="trl", source="x").notes)
+        said = any("with adapters" in note for note in export(recommendation, format="trl", source="x").notes)
+        dropped = said and transformers.__version__.startswith("5.23.")  # of which alone the note speaks
         assert ("context_fn" not in layers[0]._gradient_checkpointing_func.keywords) is dropped
 
 

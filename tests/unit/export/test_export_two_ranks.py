@@ -19,6 +19,7 @@ from autofit.hardware import Hardware
 from autofit.lattice import Value
 from autofit.training.build import make_plan
 from tests.group import on_ranks
+from tests.tiny import FSDP_TAKES_QLORA
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
@@ -28,7 +29,7 @@ CASES: dict[str, dict[str, Value]] = {
     "ddp": {"sharding": "ddp"},
     "fsdp": {"sharding": "fsdp", "loss": "chunked"},
     "fsdp-no-reshard": {"sharding": "fsdp-no-reshard", "precision": "bf16-mixed", "method": "lora"},
-    "fsdp-4-bit": {"sharding": "fsdp", "precision": "bf16-mixed", "method": "qlora"},
+    **({"fsdp-4-bit": {"sharding": "fsdp", "precision": "bf16-mixed", "method": "qlora"}} if FSDP_TAKES_QLORA else {}),
     "zero1": {"sharding": "zero1", "precision": "bf16-mixed"},
     "zero2": {"sharding": "zero2", "precision": "bf16"},
     "zero2-optimizer": {"sharding": "zero2", "offload": "optimizer"},

@@ -24,7 +24,20 @@ from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise
 from tests.group import Case, on_ranks
-from tests.tiny import CPU, GLOBAL_BATCH, LLAMA, LLAMA_TIED, SEQ_LEN, STACK, config, job, model, plan, rows
+from tests.tiny import (
+    CPU,
+    FSDP_TAKES_QLORA,
+    GLOBAL_BATCH,
+    LLAMA,
+    LLAMA_TIED,
+    SEQ_LEN,
+    STACK,
+    config,
+    job,
+    model,
+    plan,
+    rows,
+)
 
 RANKS, STEPS = 2, 5
 DEEP = model("llama", num_hidden_layers=8, tie_word_embeddings=False)
@@ -85,7 +98,8 @@ def run(step: TrainingStep, tokens: torch.Tensor) -> Trained:
 SHARDINGS = ("ddp", "fsdp", "fsdp-no-reshard", "zero1", "zero2", "zero3")
 TWO = [
     *(of(sharding=sharding, micro_batch=1) for sharding in SHARDINGS),
-    *(of(sharding=s, method=m) for m in ("lora", "qlora") for s in ("ddp", "fsdp", "zero2", "zero3")),
+    *(of(sharding=s, method="lora") for s in ("ddp", "fsdp", "zero2", "zero3")),
+    *(of(sharding=s, method="qlora") for s in ("ddp", "zero2", "zero3", *(["fsdp"] if FSDP_TAKES_QLORA else []))),
     *(of(sharding=sharding, precision="bf16-mixed") for sharding in ("ddp", "fsdp", "zero1", "zero2", "zero3")),
     of(sharding="zero2", precision="bf16"),
     of(sharding="fsdp", precision="fp16-mixed"),
@@ -372,6 +386,16 @@ def test_what_trains_is_supported(case: Case) -> None:
     made = config(**{k: v for k, v in case.items() if k != "model"})
     devices = 1 if case in ONE else RANKS
     assert unsupported(made, job(LLAMA, devices=devices, stack=WITH_DEEPSPEED)) is None
+
+
+def test_fsdp_takes_4_bit_weights_from_a_release_of_torch_on() -> None:
+    asked = config(sharding="fsdp", method="qlora")
+    said = {
+        release: unsupported(asked, job(devices=RANKS, stack=replace(STACK, torch=release)))
+        for release in ("2.11.0+cu130", "2.12.0", "2.13.0+cpu")
+    }
+    assert "from torch 2.12 on, and this is 2.11.0+cu130" in (said.pop("2.11.0+cu130") or "")
+    assert set(said.values()) == {None}
 
 
 @pytest.mark.parametrize(
