@@ -155,7 +155,9 @@ def _complaint(error: Exception) -> str:
 
 
 def _versions() -> str:
-    return f"torch {version('torch')}, deepspeed {version('deepspeed')}"
+    import torch
+
+    return f"torch {torch.__version__}, deepspeed {version('deepspeed')}"  # with torch's build, as +cpu
 
 
 def _library(name: str) -> Path:

@@ -27,7 +27,7 @@ def test_nothing_is_left_by_killed_ranks_and_drivers() -> None:
     assert sum(report["outcomes"].values()) == 6
 
 
-KILLED = {"outcome": "crashed", "reason": "rank 1: something killed the trial", "seconds": 1.0}
+KILLED = {"outcome": "crashed", "reason": "rank 1: the trial was killed", "seconds": 1.0}
 FITS = {"outcome": "fits", "reason": "", "seconds": 1.0}
 
 
@@ -55,7 +55,7 @@ def test_a_trial_that_had_just_ended_is_counted_apart(counted: Any) -> None:
     untouched = (FITS, False)
     report = counted(untouched, (FITS, True), (KILLED, True), untouched, (FITS, False), (KILLED, True))
     assert (report["killed"], report["of_them"], report["had_just_ended"]) == (2, {"rank": 2}, {"rank": 2})
-    assert report["outcomes"] == {"fits": 2, "crashed: rank 1: something killed the trial": 2}
+    assert report["outcomes"] == {"fits": 2, "crashed: rank 1: the trial was killed": 2}
 
 
 def test_a_killed_driver_answers_nothing(counted: Any) -> None:

@@ -124,7 +124,7 @@ def test_a_rank_that_dies_in_a_collective(autofit: Autofit, on_two: None, store_
     done = autofit("trial", "--model", "./rank_1_dies", *ON_TWO[2:], "--config", "sharding=ddp", "--json")
     assert (done.code, done.err) == (4, "")
     assert (done.document["outcome"], done.document["signal"]) == ("crashed", "SIGKILL")
-    assert done.document["reason"].startswith("rank 1: something killed the trial")
+    assert done.document["reason"].startswith("rank 1: the trial was killed, but not by the kernel")
     with Store.open(str(store_file)) as store:
         assert store.count(outcome="crashed") == 1
 

@@ -65,7 +65,7 @@ def facts(trainer: Any) -> dict[str, Any]:
         found["deepspeed"] = trainer.model_wrapped.config
     if trainer.is_fsdp_enabled:
         layer = next(m for m in trainer.model.modules() if type(m).__name__.endswith("DecoderLayer"))
-        found["sums"] = str(layer._get_fsdp_state()._fsdp_param_group.mp_policy.reduce_dtype)
+        found["sums"] = str(layer._get_fsdp_state()._mp_policy.reduce_dtype)
         parameters = list(layer.parameters())
         found["share"] = sum(p.to_local().numel() for p in parameters) / sum(p.numel() for p in parameters)
     if found["model"] == "DistributedDataParallel":

@@ -30,7 +30,7 @@ NCCL = Crashed(reason="the trial's process died of SIGABRT", signal="SIGABRT", s
 STOPPED = classify.stopped("backward")
 OUT = OutOfMemory(reason="Tried to allocate 2 GiB", phase="forward")
 BROKEN = Crashed(reason="ValueError: kaboom", stderr_tail="NCCL version 2.27.3")
-KILLED = Crashed(reason="something killed the trial", signal="SIGKILL", transient=True)
+KILLED = Crashed(reason="the trial was killed", signal="SIGKILL", transient=True)
 DIVERGED = Diverged(reason="the loss of step 1 is not finite")
 
 
@@ -82,7 +82,7 @@ def test_a_measurement_of_one_process_has_no_ranks_and_older_ones_are_still_read
         ({0: LOST, 1: OUT}, OUT, "rank 1: Tried to allocate 2 GiB"),
         ({0: KILLED, 1: OUT}, OUT, "rank 1: Tried to allocate 2 GiB"),
         ({1: LOST, 0: BROKEN, 2: STOPPED}, BROKEN, "rank 0: ValueError: kaboom"),
-        ({0: NCCL, 1: KILLED}, KILLED, "rank 1: something killed the trial"),
+        ({0: NCCL, 1: KILLED}, KILLED, "rank 1: the trial was killed"),
         ({0: ALONE, 1: BROKEN}, BROKEN, "rank 1: ValueError: kaboom"),
         ({0: STOPPED, 1: LOST, 2: DIVERGED}, DIVERGED, "rank 2: the loss of step 1 is not finite"),
         ({1: DIVERGED, 0: BROKEN}, DIVERGED, "rank 1: the loss of step 1 is not finite"),
