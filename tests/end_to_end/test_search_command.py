@@ -259,7 +259,7 @@ def test_killed_at_ten_random_moments_it_goes_on_to_the_same_frontier(folder: Pa
     write_model(folder, tiny_model(vocabulary=16384, hidden=128))
     (folder / "space.yaml").write_text(FEW_CONFIGS)
     asked = ("--in-place", "--seq-len", "128")  # activations enough to stand out of the heap's noise
-    kill_again_and_again(folder, [signal.SIGKILL] * 10, *asked, among_trials=2)
+    kill_again_and_again(folder, [signal.SIGKILL] * 10, *asked, among_trials=3)
     known = len({t.config for t in trials(folder)})
     assert known >= 1
     asked = (*asked, "--memory-limit", "2GiB")
