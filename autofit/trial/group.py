@@ -99,7 +99,9 @@ def _distance(outcome: Outcome) -> int:
         return 1
     if outcome.reason.startswith(STOPPED):
         return 4
-    said = outcome.reason if outcome.signal is None else outcome.stderr_tail  # NCCL ends a process that it gives up on
+    # NCCL ends a process that it gives up on, and with torch 2.11 gloo can, too: then the reason is only how it ended.
+    ended = outcome.signal is not None or outcome.exit_code is not None
+    said = outcome.stderr_tail if ended else outcome.reason
     return 3 if _OF_ANOTHER.search(said) else 1
 
 

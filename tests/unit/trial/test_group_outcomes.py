@@ -27,6 +27,11 @@ from autofit.trial.group import Gathering, combined
 ALONE = fits(1.0, 100.0)
 LOST = Crashed(reason="RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:3612")
 NCCL = Crashed(reason="the trial's process died of SIGABRT", signal="SIGABRT", stderr_tail="[Rank 0] NCCL watchdog")
+GLOO = Crashed(
+    reason="the trial's process exited with status 1 and no result",
+    exit_code=1,
+    stderr_tail="RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:27777",
+)
 STOPPED = classify.stopped("backward")
 OUT = OutOfMemory(reason="Tried to allocate 2 GiB", phase="forward")
 BROKEN = Crashed(reason="ValueError: kaboom", stderr_tail="NCCL version 2.27.3")
@@ -83,6 +88,7 @@ def test_a_measurement_of_one_process_has_no_ranks_and_older_ones_are_still_read
         ({0: KILLED, 1: OUT}, OUT, "rank 1: Tried to allocate 2 GiB"),
         ({1: LOST, 0: BROKEN, 2: STOPPED}, BROKEN, "rank 0: ValueError: kaboom"),
         ({0: NCCL, 1: KILLED}, KILLED, "rank 1: the trial was killed"),
+        ({0: GLOO, 1: BROKEN}, BROKEN, "rank 1: ValueError: kaboom"),
         ({0: ALONE, 1: BROKEN}, BROKEN, "rank 1: ValueError: kaboom"),
         ({0: STOPPED, 1: LOST, 2: DIVERGED}, DIVERGED, "rank 2: the loss of step 1 is not finite"),
         ({1: DIVERGED, 0: BROKEN}, DIVERGED, "rank 1: the loss of step 1 is not finite"),
