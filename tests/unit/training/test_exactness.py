@@ -24,6 +24,7 @@ from tests.tiny import (
     accumulate,
     attention_of,
     built,
+    draws_alike,
     gradients,
     job,
     relative_error,
@@ -198,6 +199,7 @@ def test_the_pairs_are_all_there() -> None:
     assert (("method", "lora"), ("rank", 16)) in seen
 
 
+@pytest.mark.skipif(not draws_alike(), reason="this torch gives 16-bit weights other random values")
 @pytest.mark.parametrize("precision", ["bf16-mixed", "fp16-mixed", "bf16"])
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_sixteen_bits_train_as_fp32_does_but_for_their_rounding(method: str, precision: str) -> None:
