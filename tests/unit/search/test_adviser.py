@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import optuna
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from optuna.study import StudyDirection
 from optuna.trial import TrialState
@@ -156,6 +156,7 @@ def outcome_of(kind: str, choose: random.Random) -> Outcome:
     st.lists(st.sampled_from(["fits", "out_of_memory", "crashed", "wait"]), min_size=1, max_size=12),
     st.integers(0, 1000),
 )
+@example(history=["fits", "out_of_memory", "fits", "fits", "fits", "out_of_memory", "fits", "wait"], seed=148)
 def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
     """Whatever happens, with trials ending late and in any order: never a repeat, never ruled out, never invalid."""
     adviser, knowledge = make_adviser()
@@ -166,7 +167,7 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
         if event == "wait" or not under_way:
             candidate = adviser.best_candidate()
             if candidate is None:
-                assert knowledge.open == ()
+                assert adviser.advice.worthwhile() == []  # what is open, if anything, is not worth a trial
                 break
             assert candidate.config in knowledge.open
             config = adviser.ask()
