@@ -89,9 +89,9 @@ def _operation(name: str, build: bool) -> Check:
     try:
         if build:
             native_ops.build(name)
-        if native_ops.is_built(name):
+        hindrance = native_ops.hindrance(name)
+        if hindrance is None and native_ops.is_built(name):
             return Check(name=title, state="ok", found="compiled")
-        hindrance = native_ops.obstacle(name)
     except EnvironmentLacks as error:
         hindrance = error
     if hindrance is not None:

@@ -51,8 +51,11 @@ def is_built(name: str) -> bool:
 def require(config: Config) -> None:
     """Raise `EnvironmentLacks`, with its remedy, if an operation that `config` needs is not or cannot be compiled."""
     for name in needed(config):
+        found = hindrance(name)
+        if found is not None:
+            raise found
         if not is_built(name):
-            raise obstacle(name) or EnvironmentLacks(
+            raise EnvironmentLacks(
                 f"offload={config['offload']} needs DeepSpeed's {name}, which is not compiled here yet", remedy=COMMAND
             )
 
@@ -76,8 +79,16 @@ def load_operation(name: str) -> None:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except ImportError as error:  # a library it was linked against is gone
-        raise EnvironmentLacks(f"DeepSpeed's {name} is compiled, but does not load: {error}", remedy=COMMAND) from error
+        remedy = f"rm -r {_folder(name)}; {COMMAND}"
+        raise EnvironmentLacks(f"DeepSpeed's {name} is compiled, but does not load: {error}", remedy=remedy) from error
     OpBuilder._loaded_ops[name] = module
+
+
+def hindrance(name: str) -> EnvironmentLacks | None:
+    """Why the operation cannot be compiled here, or cannot be loaded once it is; None if nothing is in the way."""
+    if is_built(name) and name != "async_io":  # which loads only where libaio is
+        return None
+    return obstacle(name)
 
 
 def obstacle(name: str) -> EnvironmentLacks | None:
@@ -114,9 +125,9 @@ def build(name: str) -> None:
     with FileLock(_folder(name) / "autofit-lock"):
         if is_built(name):
             return
-        hindrance = obstacle(name)
-        if hindrance is not None:
-            raise hindrance
+        found = obstacle(name)
+        if found is not None:
+            raise found
         remove_lock_of_the_dead(name)
         try:
             with redirect_stdout(sys.stderr):

@@ -73,11 +73,23 @@ def test_an_operation_is_of_the_torch_that_it_was_compiled_for(nothing_compiled:
 
 
 def test_what_is_compiled_and_does_not_load_says_why(nothing_compiled: Path) -> None:
-    """As async_io does without libaio."""
     (native_ops._folder("cpu_adam") / "cpu_adam.so").write_text("")
     with pytest.raises(EnvironmentLacks, match=r"cpu_adam is compiled, but does not load: .*cpu_adam\.so") as caught:
         native_ops.load(config(offload="optimizer"))
-    assert caught.value.remedy == "autofit doctor --build-ops"
+    assert caught.value.remedy == f"rm -r {nothing_compiled / 'cpu_adam'}; autofit doctor --build-ops"
+
+
+@pytest.mark.parametrize(("has_libaio", "words"), [(True, None), (False, "cannot be used without libaio")])
+def test_what_is_compiled_for_files_is_of_no_use_without_libaio(
+    nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, has_libaio: bool, words: str | None
+) -> None:
+    monkeypatch.setattr(native_ops, "_has_libaio", lambda: has_libaio)
+    for name in native_ops.BUILDERS:
+        (native_ops._folder(name) / f"{name}.so").touch()
+        (native_ops._folder(name) / native_ops.STAMP).write_text(native_ops._versions())
+    assert native_ops.hindrance("cpu_adam") is None
+    found = native_ops.hindrance("async_io")
+    assert found is None if words is None else words in str(found)
 
 
 HOLDS_THE_LOCK = """
@@ -118,10 +130,11 @@ weight.grad = torch.ones(64)
 DeepSpeedCPUAdam([weight], lr=0.5).step()
 assert (weight < -0.4).all(), weight
 """
-    subprocess.run(
-        [sys.executable, "-c", program],
-        check=True, env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"}, timeout=500,
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500,
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"},
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_without_a_compiler_there_is_nothing_to_build_with(
