@@ -27,6 +27,7 @@ NATIVE_BF16 = 8.0
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 OWN_GROUPS = Path("/proc/self/cgroup")
 """The control groups that this process belongs to, one per line: number, controllers, path."""
+PROCESSORS = Path("/proc/cpuinfo")
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
@@ -268,8 +269,14 @@ def _slug(name: str) -> str:
 
 
 def _processor_name() -> str:
+    """The processor's name; family and model are added where it has no number, as under a hypervisor that reports only
+    the brand ("AMD EPYC"), which processors of very different speed share."""
+    facts: dict[str, str] = {}
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+        for line in PROCESSORS.read_text().splitlines():
+            key, _, value = line.partition(":")
+            facts.setdefault(key.strip(), value.strip())
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in facts and not any(character.isdigit() for character in name):
+        return f"{name} (family {facts['cpu family']}, model {facts.get('model', 'unknown')})"
+    return name

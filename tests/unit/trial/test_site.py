@@ -167,3 +167,22 @@ def test_ranks_on_a_processor_need_a_core_each() -> None:
     check_devices(there, there.cores)
     with pytest.raises(EnvironmentLacks, match=rf"has {there.cores} cores, of which each rank takes at least one"):
         check_devices(there, there.cores + 1)
+
+
+@pytest.mark.parametrize(
+    ("reported", "name"),
+    [
+        (["model name : AMD EPYC", "cpu family : 26", "model : 2"], "cpu-amd-epyc-family-26-model-2-"),
+        (["cpu family : 25", "model : 97", "model name : AMD Ryzen 9 7950X"], "cpu-amd-ryzen-9-7950x-"),
+        (["model name : QEMU Virtual CPU", "cpu family : 6"], "cpu-qemu-virtual-cpu-family-6-model-unknown-"),
+        (["model name : Some SoC"], "cpu-some-soc-"),
+    ],
+)
+def test_a_brand_alone_does_not_name_a_processor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, reported: list[str], name: str
+) -> None:
+    file = tmp_path / "cpuinfo"
+    second = ["", "processor : 1", "model name : another"]
+    file.write_text("\n".join(["processor : 0", *reported, *second]))
+    monkeypatch.setattr(site, "PROCESSORS", file)
+    assert site.cpu().name.startswith(name)
