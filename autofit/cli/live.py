@@ -13,7 +13,7 @@ from autofit.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from autofit.lattice import Config
-    from autofit.search.loop import Progress
+    from autofit.search.progress import Progress
 
 
 class ProgressDisplay:

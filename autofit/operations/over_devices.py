@@ -13,7 +13,7 @@ from autofit.operations.shortfall import Shortfall
 from autofit.workload import METHODS, check_count
 
 if TYPE_CHECKING:
-    from autofit.search.loop import Progress
+    from autofit.search.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

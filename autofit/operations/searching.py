@@ -29,7 +29,8 @@ from autofit.workload import Goal
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
     from autofit.search.foresight import Foresight
-    from autofit.search.loop import Progress, Search
+    from autofit.search.loop import Search
+    from autofit.search.progress import Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +112,8 @@ def _run(
     report: Callable[[Progress], None],
     started: float,
 ) -> SearchResult:
-    from autofit.search.loop import Limits, Search
+    from autofit.search.budget import Limits
+    from autofit.search.loop import Search
 
     job = prepared.job
     search_id, answered = begin(request, prepared, store)

@@ -14,6 +14,12 @@ VERIFICATION_SECONDS = 20.0
 ten seconds a two-second step has five repeats, of which a single slow one makes the interval a third of the figure."""
 GRACE_SECONDS = 10.0
 """How far a trial begun in time may overrun the budget: killing it then would waste what it has cost."""
+LEAST_DEADLINE_SECONDS = 90.0
+"""No trial is taken to hang before this: start, set-up and an unlucky compilation may take that long."""
+DEADLINE_SHARE = 0.2
+"""Share of the time budget before which no trial is taken to hang: five hangs may use it up, one may not."""
+DEADLINE_FACTOR = 5.0
+"""Nor is a trial taken to hang before this multiple of its expected duration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +59,16 @@ class Budget:
         """Seconds that a trial begun now may take before the search's time is over; infinite without a budget."""
         left = self.seconds_left
         return float("inf") if left is None else max(0.0, left - reserved_seconds) + GRACE_SECONDS
+
+    def is_spent(self, begun: int) -> bool:
+        """Whether no further trial may begin."""
+        left = self.seconds_left
+        return self.trials_left(begun) <= 0 or (left is not None and left <= 0)
+
+    def patience_seconds(self, expected_seconds: float) -> float:
+        """After how long a trial that should take `expected_seconds` is taken to hang: with a time budget, soon enough
+        for others to run."""
+        if self.limits.seconds is None:
+            return self.limits.deadline_seconds
+        patience = max(LEAST_DEADLINE_SECONDS, DEADLINE_SHARE * self.limits.seconds, DEADLINE_FACTOR * expected_seconds)
+        return min(self.limits.deadline_seconds, patience)

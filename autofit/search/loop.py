@@ -4,71 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from autofit.catalog.models import shape
-from autofit.errors import EnvironmentLacks
 from autofit.frontier import Point, choose
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Crashed, Fits, TimedOut, Trial
+from autofit.outcome import Fits, Trial
 from autofit.search.advice import Advice
 from autofit.search.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits
 from autofit.search.exactness import FamilyBaselines
 from autofit.search.foresight import Foresight
 from autofit.search.knowledge import Knowledge, answers
+from autofit.search.progress import Progress
+from autofit.search.runs import Runs, machinery_failed, now
 from autofit.techniques import Job, changes
-from autofit.trial.request import Rival, TrialRequest
+from autofit.trial.request import Rival
 from autofit.units import format_bytes
-from autofit.workers.pool import Completed, Pool
+from autofit.workers.pool import Pool
 from autofit.workload import Goal
-
-__all__ = ["Limits", "Progress", "Search"]
 
 HOPELESS_FAILURES = 12
 """Crashes, time-outs and divergences without a single fit after which something must be broken that no config fixes."""
 HOPELESS_DEADLINES = 3.0
 """Time lost to them after which the same holds, in multiples of one trial's deadline."""
-MACHINERY_FAILURES = 3
-"""Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
-LEAST_DEADLINE_SECONDS = 90.0
-"""No trial is taken to hang before this: start, set-up and an unlucky compilation may take that long."""
-DEADLINE_SHARE = 0.2
-"""Share of the time budget before which no trial is taken to hang: five hangs may use it up, one may not."""
-DEADLINE_FACTOR = 5.0
-"""Nor is a trial taken to hang before this multiple of its expected duration."""
-POLL_SECONDS = 0.25
-
-
-@dataclass(slots=True, kw_only=True)
-class Progress:
-    """Where a search stands, for display. Updated in place by the loop."""
-
-    candidates: int
-    """Valid configs of the lattice."""
-    done: int = 0
-    """Trials run by this search, including verification and those cut off at the end of its time."""
-    out_of_memory: int = 0
-    failed: int = 0
-    """Trials that crashed, timed out or diverged."""
-    ruled_out: int = 0
-    """Configs that need not run, because a trial, the memory floor or their predicted memory excludes them."""
-    from_store: int = 0
-    """Configs answered by earlier trials."""
-    estimated: tuple[int, int] | None = None
-    """While configs are estimated before the first trial: how many are done, out of how many."""
-    running: tuple[Config, ...] = ()
-    best: Point | None = None
-    """The best config so far, as the recommendation would choose it."""
-    verifying: bool = False
-    elapsed_seconds: float = 0.0
-    left_seconds: float | None = None
-    """What is left of the time budget; None without one."""
-    stopped_because: str = ""
-    regret_bound: float | None = None
-    """When the search has ended: upper bound, with 95 % confidence, on how much slower the winner is than the best of
-    its method, as a share of the best speed. None where nothing fits, and for an answer from the store, for which it is
-    not computed."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,16 +63,8 @@ class Search:
     _foresight: Foresight | None = field(init=False, default=None)
     """None until a trial must be run."""
     _budget: Budget = field(init=False)
-    _until_budget_ends: set[Config] = field(init=False, default_factory=set)
-    """Configs under way whose trials will be killed because the search's time is over, before they count as hanging."""
+    _runs: Runs = field(init=False)
     _baselines: FamilyBaselines = field(init=False)
-    _pool: Pool | None = field(init=False, default=None)
-    _is_checked: bool = field(init=False, default=False)
-    """Whether the workers were found to have the hardware and stack that the job is for."""
-    _retried: set[Config] = field(init=False, default_factory=set)
-    """Configs whose trial was run again after a failure of the machinery."""
-    _machinery_failures: int = field(init=False, default=0)
-    """Consecutive ones."""
     _failed_seconds: float = field(init=False, default=0.0)
 
     def run(self) -> None:
@@ -128,6 +78,7 @@ class Search:
         self.progress = Progress(candidates=len(self.lattice.configs))
         dropout = self.job.workload.lora_dropout > 0 or shape(self.job.model).dropout
         self._baselines = FamilyBaselines(dropout=dropout)
+        self._runs = Runs(job=self.job, budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
         self._rule_out_by_floor()
         # For a whole frontier no method takes precedence.
         first = () if self.thorough else self.methods
@@ -145,8 +96,7 @@ class Search:
             self.progress.regret_bound = None if winner is None else self._adviser.advice.regret_bound(winner)
             self._show()
         finally:
-            if self._pool is not None:
-                self._pool.close()
+            self._runs.close()
 
     def winner(self) -> Point | None:
         """What would be recommended now."""
@@ -179,32 +129,40 @@ class Search:
         self._show()
 
     def _explore(self) -> None:
-        in_flight: list[Config] = []
         while True:
-            while self._may_begin(in_flight):
+            while self._may_begin():
                 config = self._adviser.ask(self._seconds_to_explore())
-                in_flight.append(config)
-                self._submit(config, TIMING_SECONDS, self._rivals(config))
-            if not in_flight:
+                self._runs.begin(
+                    config,
+                    timing_seconds=TIMING_SECONDS,
+                    patience_seconds=self._budget.patience_seconds(self._adviser.expected_seconds(config)),
+                    reserved_seconds=self._verification_seconds(),
+                    rivals=self._rivals(config),
+                )
+            if not self._runs.in_flight:
                 return
-            for trial in self._collect(in_flight):
+            shown, cut = self._runs.collect()
+            for config in cut:
+                self._adviser.give_up(config)
+            for trial in shown:
                 self._adviser.tell(trial)
             self._refute()
-            self._show(in_flight)
+            self._show()
 
-    def _may_begin(self, in_flight: list[Config]) -> bool:
+    def _may_begin(self) -> bool:
         """Whether to start another trial now; if there is a reason to stop, notes it in `progress`."""
-        if in_flight and self._pool is not None and len(in_flight) >= self._pool.size:
+        if self._runs.busy:
             return False
-        reason = self._reason_to_stop(len(in_flight))
+        reason = self._reason_to_stop()
         if reason is None and self._foresee():
-            reason = self._reason_to_stop(len(in_flight))
+            reason = self._reason_to_stop()
         if reason is not None:
             self.progress.stopped_because = reason
-        return reason is None and self._host_holds_next(in_flight)
+        return reason is None and self._host_holds_next()
 
-    def _host_holds_next(self, in_flight: list[Config]) -> bool:
+    def _host_holds_next(self) -> bool:
         """Whether host memory is predicted to hold the next trial alongside those under way; else it waits for them."""
+        in_flight = self._runs.in_flight
         if not in_flight or self._foresight is None:
             return True
         following = self._adviser.best_candidate(self._seconds_to_explore())
@@ -214,8 +172,9 @@ class Search:
         """Take the predictions into account; False if that was already done."""
         if self._foresight is not None:
             return False
-        self._start()  # workers load their libraries meanwhile
+        self._runs.start()  # workers load their libraries meanwhile
         self._foresight = self.foresee(self._estimated)
+        self._runs.predictions = self._foresight.predictions
         self.progress.estimated = None
         for config, lacking in self._foresight.beyond_host.items():
             self.knowledge.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
@@ -227,11 +186,11 @@ class Search:
         self.progress.estimated = (done, total)
         self._show()
 
-    def _reason_to_stop(self, in_flight: int) -> str | None:
+    def _reason_to_stop(self) -> str | None:
         seconds = self._seconds_to_explore()
         if seconds is not None and seconds <= 0:
             return "the time budget is spent"
-        if self._budget.trials_left(self.progress.done + in_flight) <= self._must_verify():
+        if self._budget.trials_left(self._runs.ended + len(self._runs.in_flight)) <= self._must_verify():
             return "the trial limit is reached"
         hopeless_seconds = HOPELESS_DEADLINES * self.limits.deadline_seconds
         if self.progress.best is None and (
@@ -270,60 +229,6 @@ class Search:
         total = self.limits.seconds
         return VERIFICATION_SECONDS if total is None else min(VERIFICATION_SECONDS, max(TIMING_SECONDS, total / 10))
 
-    def _submit(self, config: Config, timing_seconds: float, rivals: tuple[Rival, ...] = ()) -> None:
-        pool = self._checked_pool()
-        own = self._own_deadline(config)
-        left = self._budget.left_for_trial(0.0 if self.progress.verifying else self._verification_seconds())
-        self._until_budget_ends.discard(config)
-        if left < own:
-            self._until_budget_ends.add(config)
-        pool.submit(
-            TrialRequest(
-                job=self.job,
-                config=config,
-                memory_limit_bytes=self.limits.memory_bytes,
-                deadline_seconds=min(own, left),
-                timing_seconds=timing_seconds,
-                rivals=rivals,
-            )
-        )
-
-    def _own_deadline(self, config: Config) -> float:
-        """Seconds after which a trial of `config` is taken to hang: with a time budget, soon enough for others to run.
-
-        The winner's second run has the usual deadline: its failure counts for everyone who asks the store.
-        """
-        if self.limits.seconds is None or self.progress.verifying:
-            return self.limits.deadline_seconds
-        expected = self._adviser.expected_seconds(config)
-        patience = max(LEAST_DEADLINE_SECONDS, DEADLINE_SHARE * self.limits.seconds, DEADLINE_FACTOR * expected)
-        return min(self.limits.deadline_seconds, patience)
-
-    def _start(self) -> Pool:
-        """The workers, which may not be up yet."""
-        if self._pool is None:
-            self._pool = self.open_pool()
-        return self._pool
-
-    def _checked_pool(self) -> Pool:
-        """The workers; raises `EnvironmentLacks` if their trials would be stored under another device or stack."""
-        pool = self._start()
-        if self._is_checked:
-            return pool
-        hardware, stack = pool.site()
-        if hardware.key != self.job.hardware.key:
-            raise EnvironmentLacks(
-                f"the workers have {hardware.name}, the search is for {self.job.hardware.name}",
-                remedy="use --workers 1, or let CUDA_VISIBLE_DEVICES name devices of one kind",
-            )
-        if stack.key != self.job.stack.key:
-            raise EnvironmentLacks(
-                f"the workers' library versions differ from this process's: {stack} and {self.job.stack}",
-                remedy="use one environment for both",
-            )
-        self._is_checked = True
-        return pool
-
     def _rivals(self, config: Config) -> tuple[Rival, ...]:
         """The measured configs of the same method: a trial that one of them beats need not be finished."""
         return tuple(
@@ -332,65 +237,15 @@ class Search:
             if p.method == config["method"]
         )
 
-    def _collect(self, in_flight: list[Config]) -> list[Trial]:
-        """Wait for trials to end; each is committed before anything else happens to it. Those cut off by the budget,
-        and those run again after a failure of the machinery, are not returned."""
-        assert self._pool is not None
-        while not (completed := self._pool.wait(POLL_SECONDS)):
-            self._show(in_flight)
-        trials = []
-        for done in completed:
-            in_flight.remove(done.request.config)
-            trial = self.save(self._checked(self._trial(done)))
-            self._count(trial)
-            if self._cut_by_budget(trial):
-                self._adviser.give_up(trial.config)
-            else:
-                trials.append(trial)
-        self._show(in_flight)
-        return [trial for trial in trials if not self._begun_again(trial, in_flight)]
-
-    def _cut_by_budget(self, trial: Trial) -> bool:
-        """Whether the trial was killed because the search's time is over: that says nothing about its config."""
-        return isinstance(trial.outcome, TimedOut) and trial.config in self._until_budget_ends
-
-    def _begun_again(self, trial: Trial, in_flight: list[Config]) -> bool:
-        """Retry a trial once if the machinery failed; returns whether it is retried. Raises `EnvironmentLacks` after
-        `MACHINERY_FAILURES` in a row."""
-        if not (isinstance(trial.outcome, Crashed) and trial.outcome.transient):
-            self._machinery_failures = 0
-            return False
-        self._machinery_failures += 1
-        if self._machinery_failures >= MACHINERY_FAILURES:
-            raise EnvironmentLacks(
-                f"{self._machinery_failures} trials in a row have failed through no fault of their configs, the last: "
-                f"{trial.outcome.reason}",
-                remedy="fix that, and run the same command: it resumes from here; `autofit doctor` may say more",
-            )
-        left = self._budget.seconds_left
-        spent = self._budget.trials_left(self.progress.done + len(in_flight)) <= 0 or (left is not None and left <= 0)
-        if spent or trial.config in self._retried:
-            return False
-        self._retried.add(trial.config)
-        if self.progress.verifying:
-            self._submit(trial.config, self._verification_timing())
-        else:
-            self._submit(trial.config, TIMING_SECONDS, self._rivals(trial.config))
-        in_flight.append(trial.config)
-        return True
-
-    def _trial(self, done: Completed) -> Trial:
-        return Trial(
-            config=done.request.config,
-            workload=self.job.workload,
-            hardware=self.job.hardware,
-            stack=self.job.stack,
-            memory_limit_bytes=self.limits.memory_bytes,
-            outcome=done.outcome,
-            seconds=done.seconds,
-            recorded_at=_now(),
-            prediction=self._foresight.predictions.get(done.request.config) if self._foresight is not None else None,
-        )
+    def _keep(self, trial: Trial) -> Trial:
+        """Check and commit a trial of this search, and count it."""
+        kept = self.save(self._checked(trial))
+        if self.knowledge.does_not_fit(kept):
+            self.progress.out_of_memory += 1
+        elif not isinstance(kept.outcome, Fits):
+            self.progress.failed += 1
+            self._failed_seconds += kept.seconds
+        return kept
 
     def _checked(self, trial: Trial) -> Trial:
         """`trial`, as `Diverged` if a plainer config of its family trains differently."""
@@ -399,50 +254,44 @@ class Search:
 
     def _verdict(self, refuted: Trial) -> Trial:
         """A trial that this search has found to be wrong, with this search's limit and the current time."""
-        return replace(refuted, memory_limit_bytes=self.limits.memory_bytes, recorded_at=_now())
+        return replace(refuted, memory_limit_bytes=self.limits.memory_bytes, recorded_at=now())
 
     def _refute(self) -> None:
         """Store and tell the trials that later, plainer ones have shown to be wrong."""
         for refuted in self._baselines.take_refuted():
             self._adviser.tell(self.save(self._verdict(refuted)))
 
-    def _count(self, trial: Trial) -> None:
-        self.progress.done += 1
-        if self.knowledge.does_not_fit(trial):
-            self.progress.out_of_memory += 1
-        elif not isinstance(trial.outcome, Fits):
-            self.progress.failed += 1
-            self._failed_seconds += trial.seconds
-
     def _verify(self) -> bool:
         """Run the winner again in a fresh process, unless it has run twice; returns whether that has shown anything."""
         winner = self.winner()
-        if winner is None or not self._must_verify() or self._budget.trials_left(self.progress.done) < 1:
+        if winner is None or not self._must_verify() or self._budget.trials_left(self._runs.ended) < 1:
             return False
         self._foresee()  # takes time, so it comes before asking how much is left
         if self._budget.left_for_trial() < self._verification_seconds():
             return False
-        self.progress.verifying, shown = True, False
-        in_flight = [winner.config]
-        self._submit(winner.config, self._verification_timing())
-        while in_flight:
-            for trial in self._collect(in_flight):
-                shown = True
-                if not (isinstance(trial.outcome, Crashed) and trial.outcome.transient):
+        self.progress.verifying, has_shown = True, False
+        self._runs.begin(
+            winner.config,
+            timing_seconds=self._verification_timing(),
+            # More patient than for the others: the winner's failure would count for everyone who asks the store.
+            patience_seconds=self.limits.deadline_seconds,
+        )
+        while self._runs.in_flight:
+            shown, _ = self._runs.collect()
+            has_shown = has_shown or bool(shown)
+            for trial in shown:
+                if not machinery_failed(trial):
                     self._adviser.tell(trial)
         self._refute()
         self.knowledge.executions_differ(self.between())  # the second run shows more of it
         self.progress.verifying = False
-        return shown
+        return has_shown
 
-    def _show(self, in_flight: list[Config] | None = None) -> None:
-        self.progress.running = tuple(in_flight or ())
+    def _show(self) -> None:
+        self.progress.done = self._runs.ended
+        self.progress.running = self._runs.in_flight
         self.progress.ruled_out = len(self.knowledge.ruled_out) + len(self._adviser.advice.predicted_out())
         self.progress.best = self.winner()
         self.progress.elapsed_seconds = self._budget.elapsed_seconds
         self.progress.left_seconds = self._budget.seconds_left
         self.report(self.progress)
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

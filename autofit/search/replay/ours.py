@@ -11,8 +11,9 @@ from autofit.errors import AutofitError
 from autofit.estimate.floor import floor_bytes
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Lattice
+from autofit.search.budget import Limits
 from autofit.search.foresight import Foresight
-from autofit.search.loop import Limits, Search
+from autofit.search.loop import Search
 from autofit.search.replay.method import CannotRun
 from autofit.search.replay.oracle import Oracle
 from autofit.search.replay.problem import Problem

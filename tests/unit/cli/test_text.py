@@ -15,7 +15,7 @@ from autofit.cli.tables import frontier_table, recommendation_text, short, speed
 from autofit.frontier import Frontier, Point
 from autofit.operations.answers import recommendation
 from autofit.outcome import Fits
-from autofit.search.loop import Progress
+from autofit.search.progress import Progress
 from autofit.techniques import complete
 from autofit.units import GIB
 from autofit.workload import Goal

@@ -19,9 +19,11 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Lattice
 from autofit.operations.lattices import load_space, narrow
 from autofit.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.search.budget import Limits
 from autofit.search.foresight import Foresight
 from autofit.search.knowledge import verdict
-from autofit.search.loop import Limits, Progress, Search
+from autofit.search.loop import Search
+from autofit.search.progress import Progress
 from autofit.techniques import Job, unsupported
 from autofit.trial.request import TrialRequest
 from autofit.units import GIB

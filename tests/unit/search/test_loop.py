@@ -21,7 +21,7 @@ from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, Timed
 from autofit.search import budget
 from autofit.search.budget import GRACE_SECONDS, Limits
 from autofit.search.knowledge import answers
-from autofit.search.loop import MACHINERY_FAILURES
+from autofit.search.runs import MACHINERY_FAILURES
 from autofit.trial.request import TrialRequest
 
 NO_GAIN = "no untried config that is likely to fit is expected to gain"
