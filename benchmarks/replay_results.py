@@ -1,7 +1,8 @@
 """The page of results: search methods replayed over recorded tables, judged, drawn and written down by one command.
 
     python benchmarks/replay_results.py [--table FILE[@LIMIT] ...] [--elsewhere FILE ...] [--methods a,b] [--seeds 20]
-                                        [--jobs N] [--keep FOLDER] [--store URL] [--out FILE] [--page FILE]
+                                        [--jobs N] [--keep FOLDER] [--also FILE ...] [--store URL] [--out FILE]
+                                        [--page FILE]
     python benchmarks/replay_results.py --from FILE [--page FILE]
 
 Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from`
@@ -13,7 +14,8 @@ other method does. `make results` is the whole command, with the packages that o
 
 Searches are saved in the folder `--keep` as they end and are not run again: an interrupted replay resumes, and more
 seeds or methods are added to those that are there. They run on all cores (`--jobs`); Optuna's two Gaussian processes
-take minutes per search, everything else seconds.
+take minutes per search, everything else seconds. `--also` takes methods that this run leaves out from the figures
+(`--out`) of another one, where it ran them over the same table with as many seeds and the same libraries.
 """
 
 from __future__ import annotations
@@ -94,6 +96,27 @@ def document_of(
     }
 
 
+def with_methods_of(document: dict[str, Any], other: dict[str, Any], name: str) -> dict[str, Any]:
+    """`document` with the methods that only another run has, for each problem of a table that both have replayed.
+
+    Raises `UsageError` if the runs differ in seeds or libraries; `name` is the other one's, for that message.
+    """
+    for what in ("seeds", "libraries"):
+        if document[what] != other[what]:
+            raise UsageError(f"{name} was made with other {what}: {other[what]}, and this run with {document[what]}")
+    digests = {table: said["sha256"] for table, said in document["tables"].items()}
+    same = {table for table, said in other["tables"].items() if digests.get(table) == said["sha256"]}
+    theirs = {(p["name"], p["memory_limit_bytes"]): p["methods"] for p in other["problems"] if p["table"] in same}
+    problems = []
+    for problem in document["problems"]:
+        methods = {method["name"]: method for method in problem["methods"]}
+        for method in theirs.get((problem["name"], problem["memory_limit_bytes"]), []):
+            if method["name"] not in methods or methods[method["name"]]["score"] is None:
+                methods[method["name"]] = method
+        problems.append({**problem, "methods": list(methods.values())})
+    return {**document, "problems": problems}
+
+
 def _problems_of(
     groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, headers: dict[str, Any]
 ) -> tuple[list[Any], list[str]]:
@@ -159,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--keep", type=Path, default=KEEP, metavar="FOLDER")
+    parser.add_argument("--also", action="append", default=[], type=Path, metavar="FILE")
     parser.add_argument("--store")
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE")
     parser.add_argument("--page", type=Path, default=PAGE, metavar="FILE")
@@ -190,6 +214,8 @@ def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
             run_missing(some, searches, asked.seeds, keep=asked.keep, jobs=asked.jobs, report=_said)
         command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
         document = document_of(groups, methods, asked.seeds, asked.keep, command, elsewhere)
+        for file in asked.also:
+            document = with_methods_of(document, read(file), str(file))
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted; finished searches are saved in {asked.keep}: run the same command again to continue"

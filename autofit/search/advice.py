@@ -155,6 +155,16 @@ class Advice:
         tried = {c.config for c in self._lightest()} if out else set()
         return [c for c in out if c not in tried] if tried else out
 
+    def contender(self, winner: Point) -> Point | None:
+        """The config, measured once, from whose second run the most is to be expected: that it is the faster one of its
+        method after all. None if what is to be expected could not be told from noise."""
+        own = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
+        once = [p for p in own if not p.verified and not p.measurement.stopped_early]
+        gains = [_gain_over(winner, rival) for rival in once]
+        if not gains or max(gains) <= self._noise_gain():
+            return None
+        return once[gains.index(max(gains))]
+
     def regret_bound(self, winner: Point) -> float:
         """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
@@ -205,10 +215,11 @@ class Advice:
     def worthwhile_gain(self) -> float:
         """The expected gain below which a config is not worth its trial, given how noisy the trials so far were. Until
         something fits, every config is: a claim that nothing does must rest on trials, not on what is unlikely."""
-        points = self._knowledge.points()
-        if not points or self._thorough:
-            return 0.0
-        spreads = [p.relative_spread for p in points]
+        return 0.0 if self._thorough or not self._knowledge.points() else self._noise_gain()
+
+    def _noise_gain(self) -> float:
+        """The gain that two equal configs may seem to have over each other, and at least what is worth a trial."""
+        spreads = [p.relative_spread for p in self._knowledge.points()]
         known = [s for s in spreads if s is not None]
         if not known:
             return WORTHWHILE_GAIN
@@ -323,6 +334,14 @@ class Advice:
         memory = floors + np.exp(above.mean)
         area = _area_gain(points, best, memory, speedup, limit)
         return faster + 0.5 * area * probability, probability
+
+
+def _gain_over(winner: Point, rival: Point) -> float:
+    """Expected gain in speed over `winner` if the rival's true speed, of which its trial gives a distribution, were
+    known: nothing where it is slower; relative."""
+    lead = math.log(winner.measurement.step_seconds.median / rival.measurement.step_seconds.median)
+    speedups = np.exp(lead + timing_deviation(rival) * NORMAL_DRAWS)
+    return float(np.maximum(0.0, speedups - 1.0).mean())
 
 
 def normal_share_below(deviations: Array) -> Array:

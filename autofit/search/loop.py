@@ -90,8 +90,8 @@ class Search:
             return
         try:
             self._explore()
-            while self._verify():
-                self._explore()  # the winner's second measurement may bring others back into play
+            while self._verify() or self._contest():
+                self._explore()  # a second measurement may bring others back into play
             winner = self.winner()
             self.progress.regret_bound = None if winner is None else self._adviser.advice.regret_bound(winner)
             self._show()
@@ -220,9 +220,12 @@ class Search:
     def _verification_seconds(self) -> float:
         """Roughly how long the winner's verification will take, judging by its first trial; 0 where it needs none."""
         winner = self.winner()
-        if winner is None or not self._must_verify():
-            return 0.0
-        return self.knowledge.trials[winner.config].seconds + max(0.0, self._verification_timing() - TIMING_SECONDS)
+        return 0.0 if winner is None or not self._must_verify() else self._seconds_to_run_again(winner)
+
+    def _seconds_to_run_again(self, measured: Point) -> float:
+        """Roughly how long a second, longer run of a config will take, judging by its first."""
+        first = self.knowledge.trials[measured.config].seconds
+        return first + max(0.0, self._verification_timing() - TIMING_SECONDS)
 
     def _verification_timing(self) -> float:
         """Seconds of timed repeats: the winner's last digit is worth no more than a tenth of a time budget."""
@@ -264,14 +267,26 @@ class Search:
     def _verify(self) -> bool:
         """Run the winner again in a fresh process, unless it has run twice; returns whether that has shown anything."""
         winner = self.winner()
-        if winner is None or not self._must_verify() or self._budget.trials_left(self._runs.ended) < 1:
+        return winner is not None and self._must_verify() and self._run_again(winner)
+
+    def _contest(self) -> bool:
+        """Run again what may well be faster than the winner, for all that its one noisy trial has shown; returns
+        whether that has shown anything."""
+        winner = self.winner()
+        rival = None if winner is None else self._adviser.advice.contender(winner)
+        return rival is not None and self._run_again(rival)
+
+    def _run_again(self, measured: Point) -> bool:
+        """Run a config that has fitted in a fresh process, if the limits allow; returns whether that has shown
+        anything."""
+        if self._budget.trials_left(self._runs.ended) < 1:
             return False
         self._foresee()  # takes time, so it comes before asking how much is left
-        if self._budget.left_for_trial() < self._verification_seconds():
+        if self._budget.left_for_trial() < self._seconds_to_run_again(measured):
             return False
         self.progress.verifying, has_shown = True, False
         self._runs.begin(
-            winner.config,
+            measured.config,
             timing_seconds=self._verification_timing(),
             # More patient than for the others: the winner's failure would count for everyone who asks the store.
             patience_seconds=self.limits.deadline_seconds,

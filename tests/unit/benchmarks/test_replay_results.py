@@ -398,6 +398,25 @@ def test_tables_of_other_hardware_are_searched_by_our_methods_alone(command: Com
     assert len(command.ran) == 1 + 2 * 2
 
 
+def test_methods_of_another_run_are_taken_where_the_table_is_the_same(results: ModuleType) -> None:
+    def made(digest: str, *problems: dict[str, Any]) -> dict[str, Any]:
+        tables = {name: {"sha256": digest if name == "other" else "same"} for name in ("made", "other")}
+        return {**document(*problems), "tables": tables}
+
+    own = made(
+        "b", problem(autofit=GOOD, checklist=OTHER, optuna_gp="it needs SciPy"), problem("other/lora", autofit=GOOD)
+    )
+    more = (problem(optuna_gp=OTHER, checklist=GOOD, optuna_tpe=OTHER), problem("other/lora", optuna_gp=OTHER))
+    found = results.with_methods_of(own, made("a", *more), "a.json")
+    scores = [{m["name"]: m["score"] for m in p["methods"]} for p in found["problems"]]
+    assert scores == [
+        {"autofit": GOOD, "checklist": OTHER, "optuna-gp": OTHER, "optuna-tpe": OTHER},
+        {"autofit": GOOD},
+    ]
+    with pytest.raises(UsageError, match="made with other seeds: 10"):
+        results.with_methods_of(own, {**made("b", *more), "seeds": 10}, "a.json")
+
+
 def test_tables_of_one_limit_are_replayed_together(results: ModuleType) -> None:
     groups = results.groups_of(["a.jsonl", "b.jsonl@1GiB", "c.jsonl", "d@e.jsonl@1024MiB"], None)
     assert [([str(file) for file in g.files], g.memory_limit_bytes) for g in groups] == [
