@@ -50,7 +50,7 @@ from autofit.search.replay.oracle import drawn_again
 from autofit.store import Store, read_lines
 from autofit.techniques import Job
 
-RECORDED = sorted((Path(__file__).parent / "recorded").glob("cpu-2c-*.jsonl"))
+RECORDED = sorted((Path(__file__).parent / "recorded").glob("cpu-*2c-*.jsonl"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,7 +116,9 @@ def compared(trials: Sequence[Trial]) -> tuple[list[Row], float]:
             continue
         wrong.append(found.fits != isinstance(trial.outcome, Fits))
         if isinstance(trial.outcome, Fits):
-            known = causes(estimator.trace(trial.config).timeline, wide=trial.config["precision"] == "fp32")
+            precision = trial.config.text("precision")
+            line = estimator.trace(trial.config).timeline
+            known = causes(line, wide=precision == "fp32", autocast=precision.endswith("-mixed"))
             beside = found.device_bytes - int(SHARES @ known)
             measured = trial.outcome.measurement
             rows.append(Row(trial=trial, measured=measured, predicted=found, causes=known, beside_bytes=beside))

@@ -182,7 +182,8 @@ class Estimator:
     def _memory(self, config: Config, line: Timeline, *, replayed: bool) -> Memory:
         key = _common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
         known = None if replayed else self._fragmentation.get(key)
-        found = memory(line, self.job.hardware, known, wide=config["precision"] == "fp32")
+        precision = _alone(config, library(config, self.job)).text("precision")
+        found = memory(line, self.job.hardware, known, wide=precision == "fp32", autocast=precision.endswith("-mixed"))
         in_use = found.peak_reserved_bytes - found.breakdown["fragmentation"]
         self._fragmentation.setdefault(key, found.breakdown["fragmentation"] / in_use)
         return found
@@ -197,7 +198,7 @@ class Estimator:
         accumulation = self.job.workload.batch_per_device // micro_batch
         spread = library(config, self.job)
         decoder = self._decoder(config, spread, accumulates=accumulation > 1)
-        alone = config if spread is None else spread.traced(config)
+        alone = _alone(config, spread)
         loss = self._loss(alone, decoder.head, micro_batch * self.job.workload.seq_len)
         if self._latest is not decoder:  # for a large model every pair of decoder and loss takes megabytes
             self._latest = decoder
@@ -272,7 +273,7 @@ class Estimator:
     def holdings(self, config: Config) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it. Raises `NotTraced`."""
         spread = library(config, self.job)
-        alone = config if spread is None else spread.traced(config)
+        alone = _alone(config, spread)
         with _without_collections():
             return self._holdings(config, alone, int(config.get("rank") or 1), self._update(config))
 
@@ -346,6 +347,11 @@ def _cached(known: dict[K, V], key: K, make: Callable[[], V]) -> V:
     if key not in known:
         known[key] = make()
     return known[key]
+
+
+def _alone(config: Config, spread: Library | None) -> Config:
+    """The config that one rank runs between its collectives."""
+    return config if spread is None else spread.traced(config)
 
 
 def _common(config: Config, *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None) -> Config:

@@ -21,7 +21,7 @@ MAPPED_BYTES = 32 * MIB
 malloc/malloc.c)."""
 SIZE_POWER = 0.25
 """Power of a freed block's size in MiB by which its bytes are weighted: the larger a hole, the more blocks split it."""
-SHARES = np.array([62 * MIB, 0.069, 0.14, 0.21, 0.33])
+SHARES = np.array([66 * MIB, 0.051, 0.15, 0.034, 0.17, 0.41])
 """Coefficients of `causes`, in their order. benchmarks/estimate_cpu.py fits them to the 84 configs of
 cpu-2c-every-axis.jsonl and cpu-2c-main-job-trials.jsonl in benchmarks/recorded, and to no table that searches are
 judged by; it also prints the error of a fit to the other tables."""
@@ -35,13 +35,14 @@ def resident(line: Timeline) -> Integers:
     return found
 
 
-def causes(line: Timeline, *, wide: bool) -> NDArray[np.float64]:
+def causes(line: Timeline, *, wide: bool, autocast: bool) -> NDArray[np.float64]:
     """The quantities that explain what the heap keeps on top of `resident`, mapped blocks left out.
 
     They are 1, for what every trial takes; what the last forward frees, weighted by block size; the same again where
-    products are in fp32 (`wide`), where pairs of trials with tensors of the same sizes show as much again; the bytes
-    that this forward saves for the backward; and what the first update frees between the states that it leaves, at most
-    as much as those.
+    products are in fp32 (`wide`), where pairs of trials with tensors of the same sizes show as much again; once more
+    where the operands of products are cast (`autocast`), because the copies leave holes of other sizes; the bytes that
+    this forward saves for the backward; and what the first update frees between the states that it leaves, at most as
+    much as those.
     """
     forward, update = line.phases == PHASES.index("forward"), line.phases == PHASES.index("optimizer")
     stop = int(np.flatnonzero(forward)[-1]) + 1
@@ -51,12 +52,13 @@ def causes(line: Timeline, *, wide: bool) -> NDArray[np.float64]:
     first = int(np.argmax(update)) if update.any() else len(update)
     others = np.flatnonzero(~update[first:])
     passing, states = _blocks(line, first, first + int(others[0]) if len(others) else len(update))
-    return np.array([1.0, weighed, weighed if wide else 0.0, saved.sum(), min(passing.sum(), states.sum())])
+    by_format = (weighed, weighed if wide else 0.0, weighed if autocast else 0.0)
+    return np.array([1.0, *by_format, saved.sum(), min(passing.sum(), states.sum())])
 
 
-def kept(line: Timeline, *, wide: bool) -> int:
+def kept(line: Timeline, *, wide: bool, autocast: bool) -> int:
     """Bytes that a trial takes on top of `resident`."""
-    return int(SHARES @ causes(line, wide=wide))
+    return int(SHARES @ causes(line, wide=wide, autocast=autocast))
 
 
 def _blocks(line: Timeline, start: int, stop: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

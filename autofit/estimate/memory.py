@@ -33,14 +33,21 @@ class Memory:
     phase_peaks: dict[str, int]
 
 
-def memory(line: Timeline, hardware: Hardware, fragmentation: float | None = None, *, wide: bool = False) -> Memory:
+def memory(
+    line: Timeline,
+    hardware: Hardware,
+    fragmentation: float | None = None,
+    *,
+    wide: bool = False,
+    autocast: bool = False,
+) -> Memory:
     """The memory of two optimizer steps. A known `fragmentation`, as a share of what is allocated, saves the replay.
 
-    `wide` says that matrix products are in fp32: a CPU's heap then keeps more.
+    `wide` says that matrix products are in fp32, `autocast` that their operands are cast: a CPU's heap then keeps more.
     """
     if hardware.kind == "cuda":
         return _cuda_memory(line, hardware.capability, fragmentation)
-    return _host_memory(line, wide=wide)
+    return _host_memory(line, wide=wide, autocast=autocast)
 
 
 def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | None) -> Memory:
@@ -63,9 +70,9 @@ def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | 
     )
 
 
-def _host_memory(line: Timeline, *, wide: bool) -> Memory:
+def _host_memory(line: Timeline, *, wide: bool, autocast: bool) -> Memory:
     """The heap at its largest so far, what is mapped, and what malloc keeps on top of both."""
-    totals = heap.resident(line) + heap.kept(line, wide=wide)
+    totals = heap.resident(line) + heap.kept(line, wide=wide, autocast=autocast)
     at = int(totals.argmax())
     peak, alive = int(totals[at]), int(line.totals[at])
     return Memory(

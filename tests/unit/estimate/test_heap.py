@@ -51,19 +51,23 @@ TWO_STEPS = line((WEIGHTS, 1, FORWARD), *step(0, creates=True), *step(10, create
 
 def test_a_heap_follows_from_what_passes_and_what_stays_and_not_from_what_is_mapped() -> None:
     passing = 16 * MIB * 16.0**SIZE_POWER
-    assert causes(TWO_STEPS, wide=False).tolist() == [1.0, passing, 0.0, 20 * MIB, 2 * MIB]
-    assert causes(TWO_STEPS, wide=True).tolist() == [1.0, passing, passing, 20 * MIB, 2 * MIB]
+    assert causes(TWO_STEPS, wide=False, autocast=False).tolist() == [1.0, passing, 0.0, 0.0, 20 * MIB, 2 * MIB]
+    assert causes(TWO_STEPS, wide=True, autocast=False).tolist() == [1.0, passing, passing, 0.0, 20 * MIB, 2 * MIB]
+    assert causes(TWO_STEPS, wide=False, autocast=True).tolist() == [1.0, passing, 0.0, passing, 20 * MIB, 2 * MIB]
 
 
 def test_only_the_last_forward_and_the_first_update_count() -> None:
     more = [(TEMPORARY + 20, 1, FORWARD), (TEMPORARY + 20, -1, FORWARD), (SAVED + 20, 1, FORWARD)]
     longer = line((WEIGHTS, 1, FORWARD), *more, *step(0, creates=True), *step(10, creates=True))
-    assert causes(longer, wide=False)[1:].tolist() == causes(TWO_STEPS, wide=False)[1:].tolist()
+    assert (
+        causes(longer, wide=False, autocast=False)[1:].tolist()
+        == causes(TWO_STEPS, wide=False, autocast=False)[1:].tolist()
+    )
 
 
 def test_an_update_on_the_host_leaves_nothing_here() -> None:
     events = [event for event in step(0, creates=False) if event[2] != OPTIMIZER]
-    assert causes(line((WEIGHTS, 1, FORWARD), *events, *events[:3]), wide=False)[4] == 0.0
+    assert causes(line((WEIGHTS, 1, FORWARD), *events, *events[:3]), wide=False, autocast=False)[5] == 0.0
 
 
 def test_the_heap_does_not_shrink_and_what_is_mapped_does() -> None:
@@ -74,5 +78,6 @@ def test_the_heap_does_not_shrink_and_what_is_mapped_does() -> None:
 def test_the_parts_of_a_processors_memory_add_up_to_its_peak() -> None:
     found = memory(TWO_STEPS, CPU)
     assert found.device_bytes == sum(found.breakdown.values()) == max(found.phase_peaks.values())
-    assert found.breakdown["fragmentation"] == pytest.approx(kept(TWO_STEPS, wide=False), abs=17 * MIB)
+    assert found.breakdown["fragmentation"] == pytest.approx(kept(TWO_STEPS, wide=False, autocast=False), abs=17 * MIB)
     assert memory(TWO_STEPS, CPU, wide=True).device_bytes > found.device_bytes
+    assert memory(TWO_STEPS, CPU, autocast=True).device_bytes > found.device_bytes
