@@ -31,8 +31,8 @@ NO_ROOM_BYTES = 64 * 1024**2
 """With less than this left, an ambiguous failure counts as out of memory: oneDNN's scratch space is a few MiB."""
 _STDERR_SIGNS = (*_HOST_SIGNS, "memoryerror", "thread creation failed", "out of memory")
 _DEVICE_SIGNS = ("cuda out of memory", "cuda error: out of memory", "hip out of memory", "hip error: out of memory")
-"""On standard error, these count as the device's (lower case). CUDA reports page-locked host memory that it could not get
-in the same words: where a process left nothing else, nothing tells the two apart."""
+"""On standard error, these count as the device's (lower case). CUDA reports page-locked host memory that it could not
+get in the same words: where a process left nothing else, nothing tells the two apart."""
 _DRIVER_SIGNS = ("out of memory", "cublas_status_alloc_failed")
 """Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails (lower case)."""
 _HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized", "cusolver_status_not_initialized")
