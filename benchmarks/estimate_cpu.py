@@ -92,8 +92,7 @@ def latest(trials: Iterable[Trial]) -> list[list[Trial]]:
     told = [t for t in trials if isinstance(t.outcome, (Fits, OutOfMemory))]
     # later trials replace earlier ones
     for trial in sorted(told, key=lambda t: (isinstance(t.outcome, Fits), not _stopped_early(t))):
-        if trial.hardware.kind == "cpu":
-            found[trial.hardware.key, trial.stack.key, trial.workload.key][trial.config] = trial
+        found[trial.hardware.key, trial.stack.key, trial.workload.key][trial.config] = trial
     return [list(known.values()) for known in found.values()]
 
 
@@ -297,7 +296,12 @@ def main() -> None:
         with Store.open(asked.store, create=False) as store:
             tables[asked.store] = list(store.stream())
     least = asked.calibrate_on + 2
-    groups = [(name, group) for name, trials in tables.items() for group in latest(trials) if len(group) > least]
+    groups = [
+        (name, group)
+        for name, trials in tables.items()
+        for group in latest(trials)
+        if group[0].hardware.kind == "cpu" and len(group) > least
+    ]
     found = [(name, group[0], *compared(group)) for name, group in groups]
     documents = []
     for name, first, rows, wrong in found:

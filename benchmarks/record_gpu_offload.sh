@@ -1,16 +1,24 @@
 #!/usr/bin/env bash
-# Full fine-tuning of llama-3.1-8b on the local NVIDIA GPU, with and without offload: every config is predicted, then
-# measured.
+# Full fine-tuning of llama-3.1-8b on the local NVIDIA GPU, with and without offload: every config is measured, then its
+# prediction is printed beside it.
 #
-#     benchmarks/record_gpu_offload.sh OUT_DIR
+#     benchmarks/record_gpu_offload.sh OUT_DIR [MAX_TRIALS] [SPACE]
 #
-# Resumable: the table is in OUT_DIR, so a second run continues where the first ended. The host needs 128 GiB: configs
-# that do not fit it are recorded as out of memory.
+# Resumable: the table is in OUT_DIR, so a second run goes on where the first ended. MAX_TRIALS is how many of the shuffled
+# configs the table has at the end: 2, then 4, and so on split a recording into short runs; default: all. SPACE is a file
+# in this folder; default: offload_8b.yaml. The host need of each is stated in it: a host that has less may kill the
+# recording itself.
+#
+# Exits with the recording's status if it fails; else with that of estimate_trials.py, which is 0 only if every config is
+# predicted within 3 % (memory) and 25 % (time). $PYTHON names the interpreter; default: python3.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
-out=${1:?folder for the table}
+out=${1:?folder for the table}; most=${2:-1000}; space=${3:-offload_8b.yaml}
+table=$out/${space%.yaml}.jsonl
 mkdir -p "$out"
-run=(python3 -m autofit.cli.main)
-"${run[@]}" doctor --no-ray --build-ops --json | tee "$out/doctor.json" || true
-"${run[@]}" bench record --model llama-3.1-8b --space "$here/offload_8b.yaml" --seq-len 2048 --global-batch 16 \
-  --in-place --out "$out/offload-8b.jsonl"
+export PYTHONPATH=$here/..${PYTHONPATH:+:$PYTHONPATH}  # this checkout's autofit
+python=${PYTHON:-python3}
+"$python" -m autofit.cli.main doctor --no-ray --build-ops --json | tee "$out/doctor.json" || true  # record decides
+"$python" -m autofit.cli.main bench record --model llama-3.1-8b --space "$here/$space" --seq-len 2048 --global-batch 16 \
+  --max-trials "$most" --in-place --out "$table"
+"$python" "$here/estimate_trials.py" "$table" --json "${table%.jsonl}.estimates.json"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 
 from autofit.catalog import models as catalog
 from autofit.catalog.models import Model
+from autofit.errors import EnvironmentLacks
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Value
 from autofit.techniques import Job, complete
@@ -19,6 +21,7 @@ from autofit.techniques.sharding import FSDP_SHARDS_BYTES
 from autofit.techniques.technique import Plan
 from autofit.training.build import build, make_plan
 from autofit.training.step import TrainingStep
+from autofit.trial.site import detect
 from autofit.workload import Workload
 
 CPU = torch.device("cpu")
@@ -154,10 +157,24 @@ FSDP_TAKES_QLORA = replace(STACK, torch=torch.__version__).torch_release >= FSDP
 """Of the torch that is installed."""
 
 
-def draws_alike() -> bool:
+@cache
+def machine() -> tuple[torch.device, Hardware, Stack]:
+    """The device on which tests of training itself train, its hardware and libraries: the GPU of this machine where
+    there is one that the installed torch can use, else the CPU. DeepSpeed, which needs a process group, is left out."""
+    try:
+        hardware, stack = detect()
+    except EnvironmentLacks:
+        return CPU, CPU_HARDWARE, STACK
+    if hardware.kind != "cuda":
+        return CPU, CPU_HARDWARE, STACK
+    return torch.device("cuda", 0), hardware, replace(stack, deepspeed=None)
+
+
+def draws_alike(device: torch.device = CPU) -> bool:
     """Whether a seed gives the same random weights in bf16 as in fp32, up to rounding: with torch 2.11 it does not."""
     drawn = [
-        torch.empty(64, dtype=d).normal_(generator=torch.Generator().manual_seed(0)) for d in (None, torch.bfloat16)
+        torch.empty(64, dtype=d, device=device).normal_(generator=torch.Generator(device).manual_seed(0))
+        for d in (None, torch.bfloat16)
     ]
     return torch.equal(drawn[0].bfloat16(), drawn[1])
 
@@ -188,10 +205,13 @@ def plan(config: Config, model: Model = LLAMA) -> Plan:
     return make_plan(config, job(model), CPU)
 
 
-def built(config: Config, model: Model = LLAMA, *, seed: int = 0, **workload: Any) -> TrainingStep:
-    """The training step of `config` on the CPU, with the same weights whenever the shapes are the same."""
+def built(
+    config: Config, model: Model = LLAMA, *, seed: int = 0, device: torch.device = CPU, **job_options: Any
+) -> TrainingStep:
+    """The training step of `config` on `device`, with the same weights whenever the shapes are the same. Further
+    options are those of `job`."""
     torch.manual_seed(seed)
-    return build(config, job(model, **workload), CPU)
+    return build(config, job(model, **job_options), device)
 
 
 def rows(count: int = GLOBAL_BATCH, *, seq_len: int = SEQ_LEN, seed: int = 1) -> torch.Tensor:

@@ -23,6 +23,11 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
             "compile=true is predicted as the step without compilation: what a compiled graph fuses, keeps and "
             "recomputes is up to the compiler, and setting it up is left out"
         )
+        if job.hardware.kind == "cuda" and config["attention"] == "sdpa":
+            found.append(
+                "compile=true with attention=sdpa is predicted to attend as without compilation: transformers builds a "
+                "mask where it is compiled, with which a GPU repeats keys and values and takes a slower kernel"
+            )
     if config["checkpointing"] == "offload":
         found.append("checkpointing=offload moves activations at PCIe 4.0 speed, with no computation meanwhile")
     if config["sharding"] != "none":

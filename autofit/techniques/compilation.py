@@ -21,7 +21,9 @@ class Compilation(Technique):
 
     With ddp, zero1 and zero2 the decoder is one graph, as on one device. Where a library gathers parameters in module
     hooks, these split the graph: with fsdp into layers; in ZeRO stage 3 into pieces of layers, with no part of a
-    checkpointed layer compiled. All of them train as they do without it; whether it pays off, a trial shows.
+    checkpointed layer compiled. All of them train as they do without it; whether it pays off, a trial shows. With
+    attention=sdpa on a GPU it may not: transformers (find_packed_sequence_indices in masking_utils.py) builds a mask
+    where it is compiled, in an exported script as in a trial, and with a mask torch has no flash kernel.
     """
 
     # No claim about memory: fused graphs keep fewer activations, but need workspace of their own.
@@ -50,7 +52,7 @@ def _forgets_what_is_kept(job: Job) -> bool:
 
 @cache
 def missing_tool(kind: str) -> str | None:
-    """What torch.compile lacks on this machine to build kernels for a device of `kind`; None if nothing.
+    """What torch.compile or Triton lacks on this machine to build kernels for a device of `kind`; None if nothing.
 
     Inductor generates C++ for the CPU, Triton a launcher in C for accelerators; both include Python's headers.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.lattice import Axis, Config, chain
 from autofit.techniques.chunks import chunks_save
+from autofit.techniques.compilation import missing_tool
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
 
@@ -43,7 +44,8 @@ class Loss(Technique):
             return "loss=fused needs an accelerator that Triton compiles for; chunked does the same on the CPU"
         if job.stack.liger_kernel is None:
             return "loss=fused needs the liger-kernel package, which is not installed here"
-        return None
+        missing = missing_tool(job.hardware.kind)  # Liger's kernels are Triton's, compiled when they first run
+        return None if missing is None else f"loss=fused needs {missing}, which is not installed here"
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
         """Always with adapters. Otherwise the head's gradient exists before the backward pass: `chunked` weighs it

@@ -62,7 +62,9 @@ class TrainingStep:
         """Take one optimizer step on `tokens` [sequences, seq_len]; returns the mean loss before it, in nats per token.
 
         With several ranks, each has its own sequences and returns its share: the mean is the sum over ranks. The number
-        of sequences must be a multiple of the micro-batch. Nothing here waits for the device.
+        of sequences must be a multiple of the micro-batch. Nothing here waits for the device, but transformers does:
+        without compilation, each forward pass first asks whether sequences are packed (find_packed_sequence_indices in
+        masking_utils.py), as it does in a user's training.
         """
         micro_batches = list(self.split(tokens))
         targets = tokens.shape[0] * (tokens.shape[1] - 1) * self.engine.ranks
@@ -117,12 +119,14 @@ class TrainingStep:
         total, targets = 0.0, 0
         training = self.module.training
         self.module.eval()  # checkpointing and dropout act in training mode only
-        for row in torch.split(tokens, 1):
-            ((inputs, labels),) = self.split(row)
-            with self.precision():
-                total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
-            targets += int((labels != IGNORE_INDEX).sum())
-        self.module.train(training)
+        try:
+            for row in torch.split(tokens, 1):
+                ((inputs, labels),) = self.split(row)
+                with self.precision():
+                    total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
+                targets += int((labels != IGNORE_INDEX).sum())
+        finally:
+            self.module.train(training)
         return total / targets
 
     def precision(self) -> AbstractContextManager[None]:

@@ -12,7 +12,8 @@ from autofit.trial import process_memory
 from autofit.trial.paged_states import paged_bytes
 from autofit.units import format_bytes
 
-_CUDA_REQUEST = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMGT]iB)")
+_DEVICE_REQUEST = re.compile(r"^.*out of memory\. Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*$", re.MULTILINE)
+"""The line with which torch's allocator refuses, as it stands in the message of whatever exception carries it."""
 _CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
 _UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
 _HOST_SIGNS = (
@@ -29,6 +30,9 @@ _AMBIGUOUS_SIGNS = ("could not create a primitive", "could not execute a primiti
 NO_ROOM_BYTES = 64 * 1024**2
 """With less than this left, an ambiguous failure counts as out of memory: oneDNN's scratch space is a few MiB."""
 _STDERR_SIGNS = (*_HOST_SIGNS, "memoryerror", "thread creation failed", "out of memory")
+_DEVICE_SIGNS = ("cuda out of memory", "cuda error: out of memory", "hip out of memory", "hip error: out of memory")
+"""On standard error, these count as the device's (lower case). CUDA reports page-locked host memory that it could not
+get in the same words: where a process left nothing else, nothing tells the two apart."""
 _DRIVER_SIGNS = ("out of memory", "cublas_status_alloc_failed")
 """Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails (lower case)."""
 _HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized", "cusolver_status_not_initialized")
@@ -59,19 +63,19 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
         return OutOfMemory(reason=text, phase=phase)
     if isinstance(error, DeviceBusy):
         return Crashed(reason=text, phase=phase, transient=True)
-    if isinstance(error, torch.OutOfMemoryError):
+    match = _DEVICE_REQUEST.search(text)
+    if isinstance(error, torch.OutOfMemoryError) or match:  # torch.compile wraps it in an error of its own
         if (missing := _taken_by_others()) > LATE_LOADED_BYTES:
             reason = f"other processes took {format_bytes(missing)} of the device while the trial ran"
             return Crashed(reason=reason, phase=phase, transient=True)
-        match = _CUDA_REQUEST.search(text)
         requested = int(float(match[1]) * _UNITS[match[2]]) if match else None
-        return OutOfMemory(reason=text.splitlines()[0][:500], phase=phase, requested_bytes=requested)
+        return OutOfMemory(reason=_first_line(match[0] if match else text), phase=phase, requested_bytes=requested)
     lowered = text.lower()
     host_failed = isinstance(error, MemoryError) or any(sign in lowered for sign in _HOST_SIGNS)
     if host_failed or (any(sign in lowered for sign in _AMBIGUOUS_SIGNS) and _no_room()):
         match = _CPU_REQUEST.search(text)
         return OutOfMemory(
-            reason=(text.splitlines()[0] if text else "MemoryError")[:500],
+            reason=_first_line(text, "MemoryError"),
             phase=phase,
             requested_bytes=int(match[1]) if match else None,
             host=not host_is_device,
@@ -79,7 +83,7 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
     if isinstance(error, RuntimeError):
         free = None if host_is_device else _device_free()
         device_is_full = free is None or free < FULL_BYTES
-        reason = text.splitlines()[0][:500] if text else "out of memory"
+        reason = _first_line(text)
         if any(sign in lowered for sign in _DRIVER_SIGNS):
             # With room on the device, what CUDA failed to get is page-locked host memory.
             return OutOfMemory(reason=reason, phase=phase, host=not host_is_device and not device_is_full)
@@ -129,19 +133,21 @@ def ended_without_result(
     most of that shortfall that the trial's other ranks, which may have begun earlier, can have held.
     """
     tail = "\n".join(stderr.splitlines()[-20:])
+    lowered = stderr.lower()
+    host = not host_is_device and not any(sign in lowered for sign in _DEVICE_SIGNS)
     if status < 0:
         name = signal.Signals(-status).name
         if name == "SIGKILL":
             return _killed(kernel_oom_kills, short_bytes, siblings_bytes, phase, host=not host_is_device)
-        if any(sign in stderr.lower() for sign in _STDERR_SIGNS):
-            return OutOfMemory(reason=_last_line(stderr), phase=phase, signal=name, host=not host_is_device)
+        if any(sign in lowered for sign in _STDERR_SIGNS):
+            return OutOfMemory(reason=_last_line(stderr), phase=phase, signal=name, host=host)
         if room is not None and room < NO_ROOM_BYTES:
             # Much native code does not survive a failed allocation.
             reason = f"the trial's process died of {name} with {max(0, room)} bytes left of its memory limit"
             return OutOfMemory(reason=reason, phase=phase, signal=name, host=not host_is_device)
         return Crashed(reason=f"the trial's process died of {name}", phase=phase, signal=name, stderr_tail=tail)
-    if status != 0 and any(sign in stderr.lower() for sign in _STDERR_SIGNS):
-        return OutOfMemory(reason=_last_line(stderr), phase=phase, host=not host_is_device)
+    if status != 0 and any(sign in lowered for sign in _STDERR_SIGNS):
+        return OutOfMemory(reason=_last_line(stderr), phase=phase, host=host)
     return Crashed(
         reason=f"the trial's process exited with status {status} and no result",
         phase=phase,
@@ -207,6 +213,10 @@ def kernel_oom_kills() -> int | None:
 def _no_room() -> bool:
     left = process_memory.room()
     return left is not None and left < NO_ROOM_BYTES
+
+
+def _first_line(text: str, otherwise: str = "out of memory") -> str:
+    return text.splitlines()[0][:500] if text else otherwise
 
 
 def _last_line(text: str) -> str:

@@ -59,6 +59,9 @@ class Meter(Protocol):
     def seconds(self, start: Any, end: Any) -> float:
         """Device seconds between two marks; waits for the device."""
 
+    def scalar(self, value: torch.Tensor) -> float:
+        """A number that a step computed before a mark for which `seconds` has waited: waits for no later step."""
+
     def in_use(self) -> int:
         """Bytes in use now, for detecting leaks."""
 
@@ -122,6 +125,10 @@ class CpuMeter:
         """Seconds between two marks."""
         return end - start
 
+    def scalar(self, value: torch.Tensor) -> float:
+        """The number; the host has no queue."""
+        return float(value)
+
     def in_use(self) -> int:
         """Anonymous resident bytes."""
         return process_memory.read().anonymous
@@ -152,6 +159,7 @@ class CudaMeter:
         """Where NVML does not say (ROCm), the device is assumed to be otherwise idle."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
         torch.empty(1, device=self.device)
+        self._reader = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         self._total = int(torch.cuda.mem_get_info()[1])
         self._capacity = min(self._total, before.memory_bytes) if before is not None else self._total
@@ -236,6 +244,11 @@ class CudaMeter:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000.0
 
+    def scalar(self, value: torch.Tensor) -> float:
+        """The number, copied in a stream of its own: in the steps' own, the copy would wait for all that is queued."""
+        with torch.cuda.stream(self._reader):
+            return float(value)
+
     def in_use(self) -> int:
         """Allocated bytes."""
         return torch.cuda.memory_allocated()
@@ -245,6 +258,10 @@ class CudaMeter:
 
         Paged states live in managed memory, which a device with room holds in full. With a limit below the device's
         capacity they count in full: nothing is paged out then, so the time that paging takes has not been measured.
+
+        With such a limit a config can also be refused that a device of that size would just train: kernels that load
+        after `reset` add to the context, while the allocator may have cached all that the limit then left. There, an
+        allocation that failed would have emptied the cache.
         """
         self._book()
         self._update_context()

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 KIB = 1024
+CLEAR_REFS = Path("/proc/self/clear_refs")
+STATUS = Path("/proc/self/status")
+_FIGURES = {"VmHWM", "VmRSS", "VmData", "RssAnon", "RssFile", "RssShmem"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +36,47 @@ class ProcessMemory:
 
 
 def read() -> ProcessMemory:
-    """The current figures."""
-    fields: dict[str, int] = {}
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, rest = line.partition(":")
-        if name.startswith(("Vm", "Rss")):
-            fields[name] = int(rest.split()[0]) * KIB
+    """The current figures. Where a sandbox reports only the resident size, this stands in for its peak and for the
+    anonymous part: `is_accounted` tells."""
+    fields = _fields()
+    resident = fields["VmRSS"]
     return ProcessMemory(
-        peak_resident=fields["VmHWM"],
-        resident=fields["VmRSS"],
-        anonymous=fields["RssAnon"],
-        file_backed=fields["RssFile"] + fields["RssShmem"],
-        data=fields["VmData"],
+        peak_resident=fields.get("VmHWM", resident),
+        resident=resident,
+        anonymous=fields.get("RssAnon", resident),
+        file_backed=fields.get("RssFile", 0) + fields.get("RssShmem", 0),
+        data=fields.get("VmData", resident),
     )
 
 
-def is_accounted() -> bool:
-    """Whether this system reports what `read` needs and lets `reset_peak` work; macOS and some sandboxes do not."""
+def _fields() -> dict[str, int]:
+    """Memory sizes of /proc/self/status, in bytes."""
+    fields: dict[str, int] = {}
+    for line in STATUS.read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name.startswith(("Vm", "Rss")):
+            fields[name] = int(rest.split()[0]) * KIB
+    return fields
+
+
+def is_readable() -> bool:
+    """Whether `read` works, which is all that a trial on an accelerator needs; macOS has no /proc."""
     try:
         read()
     except (OSError, KeyError, ValueError):
         return False
-    return os.access("/proc/self/clear_refs", os.W_OK)
+    return True
+
+
+def is_accounted() -> bool:
+    """Whether this system also reports every figure by itself and lets `reset_peak` work, so that the host can be the
+    device; kernels without CONFIG_PROC_PAGE_MONITOR and some sandboxes do not."""
+    return is_readable() and _fields().keys() >= _FIGURES and os.access(CLEAR_REFS, os.W_OK)
 
 
 def reset_peak() -> None:
     """Restart `peak_resident` from the current resident size (Linux 4.0; proc(5), clear_refs)."""
-    Path("/proc/self/clear_refs").write_text("5")
+    CLEAR_REFS.write_text("5")
 
 
 def trim() -> None:

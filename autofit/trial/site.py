@@ -43,15 +43,11 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
             f"trials on {device} are not measured yet: torch keeps no peak-memory counters that autofit trusts there",
             remedy="use --device cpu or --device cuda",
         )
-    if not process_memory.is_accounted():
-        raise EnvironmentLacks(
-            "this system does not report the peak memory of a process (/proc/self/status and clear_refs)",
-            remedy="run trials on Linux 4.7 or newer, outside of sandboxes that hide /proc",
-        )
     stack = installed_stack()
     if device in ("auto", "cuda"):
         found = _cuda(_torch_build())
         if found is not None:
+            _check_accounting(process_memory.is_readable(), "/proc/self/status")
             hardware, driver = found
             return hardware, replace(stack, driver=driver)
         if device == "cuda":
@@ -60,7 +56,16 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
                 f"no CUDA or ROCm device is found{'' if hidden is None else f' with CUDA_VISIBLE_DEVICES={hidden!r}'}",
                 remedy="check nvidia-smi or rocm-smi",
             )
+    _check_accounting(process_memory.is_accounted(), "/proc/self/status and clear_refs")
     return cpu(), stack
+
+
+def _check_accounting(accounted: bool, files: str) -> None:
+    if not accounted:
+        raise EnvironmentLacks(
+            f"this system does not report the memory of a process and its peak ({files})",
+            remedy="run trials on Linux 4.7 or newer, outside of sandboxes that hide /proc",
+        )
 
 
 def cpu() -> Hardware:

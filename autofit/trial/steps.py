@@ -34,7 +34,8 @@ class Steps:
     """Runs optimizer steps on a few micro-batches and extrapolates their time to the full accumulation.
 
     An accelerator works through a queue that training keeps filled; a timer that waited for each step would also time
-    the refilling. So a step is read only once the next one has been issued; the host has no queue.
+    the refilling. So a step is read only once the next one has been issued, and beside the queue; the host has none.
+    (Without compilation, transformers itself waits for the device in each forward pass: see `TrainingStep.run`.)
 
     The ranks agree on what a step has shown when it is read, outside of what is timed: they then all base the same
     decisions on it, and none begins the next step long before the others.
@@ -114,7 +115,8 @@ class Steps:
             issued = self._queue.popleft()
             spans = [self._meter.seconds(a, b) for a, b in itertools.pairwise(issued.marks)]
             own = composed(spans, self._accumulation)
-            seconds, share, norm = self._ranks.largest([own, float(issued.loss), float(issued.gradient_norm)])
+            shown = [self._meter.scalar(value) for value in (issued.loss, issued.gradient_norm)]
+            seconds, share, norm = self._ranks.largest([own, *shown])
             self.own_seconds.append(own)
             self.seconds.append(seconds)
             self.losses.append(share * self._step.engine.ranks)  # all have the same tokens, hence the same share

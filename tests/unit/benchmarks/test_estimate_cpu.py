@@ -109,7 +109,8 @@ def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> No
     ]
     other = make_trial({"rank": 16, "method": "lora"}, early, job=job)
     short = make_trial({"rank": 32, "method": "lora"}, OutOfMemory(reason="no room", phase="forward"), job=job)
-    assert script.latest([*trials, other, make_trial({}, fits(1, 1))]) == [[trials[1], other]]
+    elsewhere = make_trial({}, fits(1, 1))
+    assert script.latest([*trials, other, elsewhere]) == [[trials[1], other], [elsewhere]]
     assert script.latest([short]) == [[short]] and script.latest(
         [trials[0], replace(short, config=trials[0].config)]
     ) == [[trials[0]]]

@@ -306,6 +306,18 @@ def test_compilation_without_a_compiler_is_refused(
     assert unsupported(config.replace(compile=False), job(hardware=hardware)) is None
 
 
+def test_liger_without_a_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    config, here = complete({"loss": "fused"}), job(hardware=CUDA_HARDWARE, stack=LIGER)
+    missing_tool.cache_clear()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    try:
+        reason = unsupported(config, here)
+    finally:
+        missing_tool.cache_clear()
+    assert reason == "loss=fused needs a compiler (no-such-compiler), which is not installed here"
+    assert unsupported(config.replace(loss="chunked"), here) is None
+
+
 @pytest.mark.parametrize(
     ("torch", "values", "refused"),
     [

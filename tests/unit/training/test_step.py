@@ -165,6 +165,18 @@ def test_the_reference_leaves_dropout_out_and_puts_training_back() -> None:
     assert float(with_dropout.run(rows())) != pytest.approx(expected, rel=1e-6)
 
 
+def test_a_reference_that_runs_out_of_memory_puts_training_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*given: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    step = built(config(precision="fp32", micro_batch=4, checkpointing="full"))
+    monkeypatch.setattr("autofit.training.step.chunked_cross_entropy", refused)
+    with pytest.raises(torch.OutOfMemoryError):
+        step.reference_loss(rows())
+    # transformers checkpoints in training mode only
+    assert all(module.training for module in step.module.modules())
+
+
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp16-mixed", "fp32"])
 def test_the_reference_disturbs_nothing(method: str, precision: str) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -26,6 +28,8 @@ class FakeCuda:
         self.peak_reserved = self.peak_allocated = 0
         self.paged_resident = 0
         self.fraction = 1.0
+        self.stream: object = None
+        """The current one; None is the stream of the steps."""
 
     def _book(self) -> None:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
@@ -74,6 +78,12 @@ class FakeCuda:
         assert isinstance(fraction, float) and 0 <= fraction <= 1  # as torch checks it
         self.fraction = fraction
 
+    @contextmanager
+    def in_stream(self, stream: object) -> Iterator[None]:
+        before, self.stream = self.stream, stream
+        yield
+        self.stream = before
+
     def page(self, monkeypatch: pytest.MonkeyPatch, size: int, *, resident: int) -> None:
         """A bitsandbytes optimizer keeps `size` bytes of states in managed memory, `resident` of them on the card."""
         functional = ModuleType("bitsandbytes.functional")
@@ -102,6 +112,8 @@ def install_cuda(monkeypatch: pytest.MonkeyPatch, *, others: int = 0, nvml: bool
     monkeypatch.setattr(cuda, "init", lambda: None)
     monkeypatch.setattr(cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(cuda, "Stream", object)
+    monkeypatch.setattr(cuda, "stream", fake.in_stream)
     monkeypatch.setattr(cuda, "mem_get_info", fake.mem_get_info)
     monkeypatch.setattr(cuda, "memory_reserved", lambda: fake.reserved)
     monkeypatch.setattr(cuda, "memory_allocated", lambda: fake.allocated)

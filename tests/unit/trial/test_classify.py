@@ -46,6 +46,21 @@ def test_the_allocators_own_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in outcome.reason
 
 
+def test_the_allocators_refusal_inside_the_compilers_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install_cuda(monkeypatch)
+    CudaMeter(CARD).enforce(8 * GIB)
+    fake.use(allocated=7 * GIB)
+    outcome = on_gpu(RuntimeError(f"backend='inductor' raised:\nOutOfMemoryError: {CUDA_TEXT}"))
+    assert isinstance(outcome, OutOfMemory)
+    # There is room on the card beyond the limit, but it is not the host that has none.
+    assert (outcome.requested_bytes, outcome.host) == (3 * GIB // 2, False)
+    assert outcome.reason.startswith("OutOfMemoryError: CUDA out of memory.") and "\n" not in outcome.reason
+
+
+def test_torch_tells_what_share_of_the_card_is_allowed() -> None:
+    assert callable(torch.cuda.get_per_process_memory_fraction), "else the memory that others took would go unnoticed"
+
+
 def test_the_allocators_refusal_because_others_took_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
     CudaMeter(CARD).enforce(20 * GIB)
@@ -113,6 +128,27 @@ def test_a_kill_because_others_held_the_host() -> None:
     outcome = killed(1, short_bytes=3 * GIB)
     assert isinstance(outcome, Crashed) and outcome.transient
     assert "other processes held 3.00 GiB too much" in outcome.reason
+
+
+@pytest.mark.parametrize("status", [1, -6])
+@pytest.mark.parametrize(
+    ("stderr", "host"),
+    [
+        ("[Rank 0] Watchdog caught: CUDA error: out of memory\nterminate called", False),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", False),
+        ("terminate called after throwing an instance of 'std::bad_alloc'", True),
+        ("cc1: out of memory allocating 65536 bytes", True),
+    ],
+)
+def test_whose_memory_a_death_without_a_result_was_about(status: int, stderr: str, host: bool) -> None:
+    def died(*, on_cpu: bool) -> OutOfMemory | Crashed:
+        return ended_without_result(
+            status=status, phase="backward", room=None, stderr=stderr, kernel_oom_kills=0, host_is_device=on_cpu
+        )
+
+    on_card, on_processor = died(on_cpu=False), died(on_cpu=True)
+    assert isinstance(on_card, OutOfMemory) and on_card.host is host
+    assert isinstance(on_processor, OutOfMemory) and not on_processor.host
 
 
 @pytest.mark.parametrize(

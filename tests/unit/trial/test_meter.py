@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from typing import cast
 
 import pytest
 import torch
@@ -83,6 +84,20 @@ def test_reset_forgets_the_set_up_and_binds_the_grown_context(monkeypatch: pytes
     assert reading.setup_peak == 6 * GIB + CONTEXT + 200 * MIB
     assert (reading.peak_allocated, reading.peak_reserved) == (2 * GIB, 2 * GIB)
     assert reading.phase_peaks == {"forward": 2 * GIB, "backward": 0, "optimizer": 0}
+
+
+def test_a_number_is_read_in_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = install_cuda(monkeypatch)
+    meter = CudaMeter(CARD)
+    read_in: list[object] = []
+
+    class Loss:
+        def __float__(self) -> float:
+            read_in.append(fake.stream)
+            return 3.0
+
+    assert meter.scalar(cast(torch.Tensor, Loss())) == 3.0
+    assert read_in == [meter._reader] and fake.stream is None, "the steps' own stream is current again"
 
 
 @pytest.mark.parametrize("resident", [0, 1 * GIB, 3 * GIB])

@@ -148,6 +148,38 @@ def test_a_system_that_does_not_account_memory(monkeypatch: pytest.MonkeyPatch) 
         detect("cpu")
 
 
+@pytest.fixture
+def scant(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a sandbox that reports the resident size of a process and nothing else."""
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nVmSize:\t   4096 kB\nVmRSS:\t   2048 kB\n")
+    monkeypatch.setattr(process_memory, "STATUS", status)
+    monkeypatch.setattr(process_memory, "CLEAR_REFS", tmp_path / "clear_refs")
+
+
+@pytest.mark.usefixtures("cuda_torch", "scant")
+def test_a_card_needs_no_peak_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeCard("GPU-a"))
+    assert detect()[0].kind == "cuda"
+    assert process_memory.read().peak_resident == 2 * MIB
+    with pytest.raises(EnvironmentLacks, match=r"does not report.*clear_refs"):
+        detect("cpu")
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_a_card_needs_the_size_of_the_host_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    install(monkeypatch, FakeCard("GPU-a"))
+    monkeypatch.setattr(process_memory, "STATUS", tmp_path / "none")
+    with pytest.raises(EnvironmentLacks, match="does not report"):
+        detect()
+
+
+def test_a_peak_that_cannot_be_restarted_is_no_peak(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert process_memory.is_accounted()
+    monkeypatch.setattr(process_memory, "CLEAR_REFS", tmp_path / "none")
+    assert process_memory.is_readable() and not process_memory.is_accounted()
+
+
 @pytest.mark.usefixtures("cuda_torch")
 def test_ranks_need_a_card_each_and_all_of_one_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     h100, a100 = FakeCard("GPU-a"), FakeCard("GPU-c", name="NVIDIA A100-SXM4-40GB", total=40960 * MIB)

@@ -18,13 +18,22 @@ class Queued:
     def __init__(self, kind: str) -> None:
         self.device = SimpleNamespace(type=kind)
         self.issued = 0
+        self.ended = 0
+        self.read: list[tuple[float, int]] = []
+        """Each number that was read, and how many steps had been issued by then."""
 
     def mark(self) -> int:
         return self.issued
 
     def seconds(self, start: int, end: int) -> float:
         assert start == end, "marks of one step"
+        self.ended = end
         return float(start)
+
+    def scalar(self, value: torch.Tensor) -> float:
+        assert float(value) <= self.ended, "read before its step has ended"
+        self.read.append((float(value), self.issued))
+        return float(value)
 
     def in_use(self) -> int:
         return 0
@@ -59,6 +68,17 @@ def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int
     assert [steps.timed() for _ in range(2)] == [5.0 * first_timed, 5.0 * (first_timed + 1)]
     steps.finish()
     assert steps.losses == [float(n) for n in range(1, meter.issued + 1)], "no step is lost"
+
+
+def test_a_step_is_read_while_the_next_one_is_queued() -> None:
+    meter = Queued("cuda")
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase: None)
+    steps.warm_up(2, 20)
+    meter.read.clear()
+    for _ in range(3):
+        steps.timed()
+    losses = [(number, issued) for number, issued in meter.read if number != 1.0]  # 1 is every gradient's norm
+    assert losses == [(float(number), number + 1) for number in (4, 5, 6)]
 
 
 @pytest.mark.parametrize(
