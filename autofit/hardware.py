@@ -44,6 +44,13 @@ class Hardware:
         """
         return digest([self.name, self.kind, self.device_name, self.cores])
 
+    def has_devices_for(self, ranks: int) -> bool:
+        """Whether so many ranks are known to be on one machine.
+
+        On a cluster that is unknown of more than one GPU: each worker sees only the device that it was given.
+        """
+        return self.kind == "cpu" or self.count >= ranks
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)

@@ -62,8 +62,7 @@ class Workload:
             raise UsageError(f"lora-dropout is {self.lora_dropout}: it must be at least 0 and below 1")
         if self.seq_len < 2:
             raise UsageError("seq-len is 1: a next-token loss needs at least 2 tokens")
-        if self.global_batch % self.devices:
-            raise UsageError(f"global-batch {self.global_batch} is not a multiple of {self.devices} devices")
+        check_shared_equally(self.global_batch, self.devices)
 
     @property
     def tokens_per_step(self) -> int:
@@ -117,6 +116,12 @@ def check_count(name: str, value: int) -> None:
     if not 1 <= value <= LARGEST_COUNT:
         bound = "at least 1" if value < 1 else f"at most {LARGEST_COUNT}"
         raise UsageError(f"{name} is {value}: it must be {bound}")
+
+
+def check_shared_equally(global_batch: int, devices: int) -> None:
+    """Raise `UsageError` unless every device gets the same number of sequences."""
+    if global_batch % devices:
+        raise UsageError(f"global-batch {global_batch} is not a multiple of {devices} devices")
 
 
 def digest(data: object) -> str:

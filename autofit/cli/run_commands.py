@@ -69,7 +69,7 @@ def search(
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
     fewer_devices: Annotated[
-        bool, typer.Option("--fewer-devices", help="Also search with every smaller number of devices.")
+        bool, typer.Option("--fewer-devices", help="Also search with each smaller number that divides --global-batch.")
     ] = False,
     seed: options.Seed = 0,
     as_json: options.Json = False,
@@ -80,7 +80,7 @@ def search(
     from autofit.cli.search_text import over_devices_text, result_text
     from autofit.cli.tables import predicted_frontier_text
     from autofit.cli.waiting import Waiting
-    from autofit.errors import Interrupted
+    from autofit.errors import Interrupted, UsageError
     from autofit.units import parse_bytes, parse_duration
 
     request = operations.SearchRequest(
@@ -101,6 +101,8 @@ def search(
         predict=not no_predict,
     )
     if dry_run:
+        if fewer_devices:
+            raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
         with nothing_fits_as_json(as_json), Waiting() as waiting:
             predicted = operations.predict_frontier(request, waiting)
         found = predicted.to_json()

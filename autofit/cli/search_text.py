@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
-from autofit.cli.tables import frontier_table, recommendation_text, short
+from autofit.cli.tables import devices_text, frontier_table, recommendation_text, short
 from autofit.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def result_text(result: SearchResult) -> str:
     """The frontier, the recommendation, and what the search cost."""
     frontier = result.frontier
     return (
-        f"Frontier of {frontier.hardware.name} for {frontier.workload.model}:\n\n"
+        f"Frontier of {devices_text(frontier.hardware, frontier.workload)} for {frontier.workload.model}:\n\n"
         f"{frontier_table(frontier, memory_limit_bytes=result.recommendation.memory_limit_bytes)}\n\n"
         f"{recommendation_text(result.recommendation)}\n\n{_cost(result)}"
     )
@@ -56,4 +56,8 @@ def over_devices_text(found: OverDevices) -> str:
         speed = point.measurement.tokens_per_second
         memory = format_bytes(point.measurement.device_bytes)
         rows.append((str(devices), memory, f"{speed:,.0f}", f"{speed / devices:,.0f}", short(point.config)))
-    return f"{columns(rows, right=frozenset({0, 1, 2, 3}))}\n\n{result_text(found.best)}"
+    parts = [columns(rows, right=frozenset({0, 1, 2, 3}))]
+    if found.left_out:
+        batch, numbers = found.best.frontier.workload.global_batch, ", ".join(map(str, found.left_out))
+        parts.append(f"Left out, because the global batch of {batch} is not a multiple of them: {numbers} devices")
+    return "\n\n".join([*parts, result_text(found.best)])

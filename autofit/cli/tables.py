@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
 from autofit.estimate.estimate import Change, Estimate
 from autofit.frontier import Alternative, Frontier, Recommendation
+from autofit.hardware import Hardware
 from autofit.lattice import Config
 from autofit.outcome import Fits, Trial
 from autofit.units import format_bytes, format_duration
@@ -77,7 +79,7 @@ def recommendation_text(answer: Recommendation) -> str:
     m = answer.point.measurement
     lines = [
         f"Recommended for {answer.workload.model}, {answer.workload.seq_len} tokens x {answer.workload.global_batch} "
-        f"sequences a step, on {_devices_text(answer)}:",
+        f"sequences a step, on {devices_text(answer.hardware, answer.workload)}:",
         "",
         f"  {answer.point.config}",
         "",
@@ -98,9 +100,9 @@ def recommendation_text(answer: Recommendation) -> str:
     return "\n".join(lines)
 
 
-def _devices_text(answer: Recommendation) -> str:
-    count = answer.workload.devices
-    return answer.hardware.name if count == 1 else f"{count} x {answer.hardware.name}"
+def devices_text(hardware: Hardware, workload: Workload) -> str:
+    """The hardware's name and, if there are several, the number of devices."""
+    return hardware.name if workload.devices == 1 else f"{workload.devices} x {hardware.name}"
 
 
 def alternative_text(alternative: Alternative) -> str:
@@ -207,40 +209,52 @@ def change_text(change: Change) -> str:
 
 
 def predicted_frontier_text(found: PredictedFrontier) -> str:
-    """A predicted frontier, with one table per method, and what would be recommended."""
+    """A predicted frontier, with one table per method, and what would be recommended.
+
+    With several devices, memory is per device, and speed is given both in total and per device.
+    """
     workload, hardware = found.prepared.job.workload, found.prepared.job.hardware
-    parts = [f"Predicted frontier of {hardware.name} for {workload.model} (nothing is run):"]
+    parts = [f"Predicted frontier of {devices_text(hardware, workload)} for {workload.model} (nothing is run):"]
     for method in METHODS:
         points = found.of(method)
         if points:
-            rows = [(format_bytes(p.device_bytes), _tokens_per_second(p), short(p.config)) for p in points]
-            table = columns([("memory", "tokens/s", method), *rows], right=frozenset({0, 1}))
-            parts.append(table)
+            parts.append(_predicted_table(method, points, workload.devices))
     if not found.points:
         parts.append("nothing can be predicted here")
     elif found.recommendation is not None:
-        parts.append(predicted_choice_text(found.recommendation, workload))
+        parts.append(predicted_choice_text(found.recommendation, hardware, workload))
     else:
         parts.append(f"No recommendation: {speed_text(found.points[0])}")
     return "\n\n".join(parts)
 
 
-def _tokens_per_second(found: Estimate) -> str:
-    return "?" if found.tokens_per_second is None else f"{found.tokens_per_second:,.0f}"
+def _predicted_table(method: str, points: Iterable[Estimate], devices: int) -> str:
+    several = devices > 1
+    heading: tuple[str, ...] = ("memory", "tokens/s", method)
+    rows = [("memory of each", "tokens/s", "of each", method) if several else heading]
+    for point in points:
+        speed = (_tokens_per_second(point), *((_tokens_per_second(point, devices=devices),) if several else ()))
+        rows.append((format_bytes(point.device_bytes), *speed, short(point.config)))
+    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
 
 
-def predicted_choice_text(choice: PredictedChoice, workload: Workload) -> str:
+def _tokens_per_second(found: Estimate, *, devices: int = 1) -> str:
+    """The predicted speed, divided by `devices`."""
+    return "?" if found.tokens_per_second is None else f"{found.tokens_per_second / devices:,.0f}"
+
+
+def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload: Workload) -> str:
     """What would be recommended, its headroom, what it changes about training, and its alternatives."""
     found = choice.estimate
     lines = [
         f"Would be recommended for {workload.model}, {workload.seq_len} tokens x {workload.global_batch} sequences a "
-        f"step, on {found.hardware}, predicted and not measured:",
+        f"step, on {devices_text(hardware, workload)}, predicted and not measured:",
         "",
         f"  {found.config}",
         "",
         f"  {speed_text(found)}",
-        f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}: "
-        f"{format_bytes(found.headroom_bytes)} of headroom",
+        f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}"
+        f"{' on each' if workload.devices > 1 else ''}: {format_bytes(found.headroom_bytes)} of headroom",
     ]
     lines += [f"  {s}" for s in choice.changes_training or ("trains exactly as the plain recipe does",)]
     for beside in choice.alternatives:

@@ -40,13 +40,31 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
             f"offload={config['offload']} copies at three quarters of the host link's nominal bandwidth, and the "
             "host's memory serves the optimizer at 50 GB/s"
         )
-        if not job.hardware.host_memory_bytes:
-            found.append("the host has enough memory: how much it has is not known")
+    if config["offload"] != "none" or config["checkpointing"] == "offload":
+        found += _of_hosts(job)
     if config["offload"] == "nvme":
         found.append("offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does")
     if config["optimizer"] == "paged-adamw-8bit":
         found.append("optimizer=paged-adamw-8bit keeps all its states on the device, as it does if they fit there")
     return tuple(found)
+
+
+def _of_hosts(job: Job) -> list[str]:
+    ranks = job.workload.devices
+    if not job.hardware.host_memory_bytes:
+        return ["the host has enough memory: how much it has is not known"]
+    if ranks_per_host(job) < ranks:
+        return [f"each of the {ranks} ranks has a host's memory to itself: how many share one is not known"]
+    return []
+
+
+def ranks_per_host(job: Job) -> int:
+    """Ranks that are taken to share one host's memory: all, or one where a host with fewer devices was seen.
+
+    Of a card of the catalog all are taken to be in one machine.
+    """
+    hardware, ranks = job.hardware, job.workload.devices
+    return 1 if hardware.host_memory_bytes and not hardware.has_devices_for(ranks) else ranks
 
 
 def added_error(config: Config) -> float:

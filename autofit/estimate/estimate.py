@@ -54,7 +54,7 @@ class Estimate:
     lightest: Lightest | None = None
     """Set where nothing near the config would fit either: the config that would need least."""
     ranks_per_host: int = 1
-    """Ranks that share one host's memory."""
+    """Ranks taken to share one host's memory (`assumptions.ranks_per_host`)."""
     host_memory_bytes: int | None = None
     """Of one host; None where it is unknown, as for a card of the catalog."""
 
@@ -70,7 +70,7 @@ class Estimate:
 
     @property
     def machine_host_bytes(self) -> int:
-        """Host memory that all ranks of one machine take."""
+        """Host memory that the ranks which share one host take together."""
         return self.host_bytes * self.ranks_per_host
 
     @property
@@ -103,19 +103,19 @@ class Estimate:
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
         """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""
-        hardware, ranks = job.hardware, job.workload.devices
-        # A cluster's worker sees only the device that it was given: how many ranks share its host is unknown.
-        unknown = hardware.kind != "cpu" and hardware.count < ranks
+        from autofit.estimate.assumptions import added_error, assumptions, ranks_per_host
+
         here = replace(
             self,
-            ranks_per_host=ranks,
-            host_memory_bytes=None if unknown else hardware.host_memory_bytes or None,
+            ranks_per_host=ranks_per_host(job),
+            host_memory_bytes=job.hardware.host_memory_bytes or None,
+            # Anew, as a stored estimate may be of other hosts; one by formula is not stored, and assumes other things.
+            assumptions=self.assumptions if self.memory_error else assumptions(self.config, job),
         )
         if rates is None or self.work is None:
             return replace(
                 here, step_seconds=None, tokens_per_second=None, mfu=None, calibrated_on=0, relative_error=None
             )
-        from autofit.estimate.assumptions import added_error
         from autofit.estimate.speed import seconds
         from autofit.training.flops import mfu
 

@@ -9,7 +9,7 @@ import yaml
 
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import Emit, Export, Settings, Task, collect_known, settings
+from autofit.export.document import Emit, Export, Settings, Task, collect_known, merge, settings
 from autofit.export.header import header
 from autofit.lattice import Value
 from autofit.techniques.deepspeed_settings import deepspeed_stage
@@ -96,7 +96,8 @@ TABLE: Mapping[str, Emit] = {
 def export_accelerate(task: Task) -> Export:
     """The file only says how to launch a script; what is trained is up to the script."""
     devices, kind = task.workload.devices, task.recommendation.hardware.kind
-    made = collect_known(TABLE, task)
+    notes = distributed.machine_notes(task, otherwise="num_machines, machine_rank and main_process_ip")
+    made = merge(settings(*notes), collect_known(TABLE, task))
     launch: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": 1,

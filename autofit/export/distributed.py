@@ -66,6 +66,18 @@ def nvme_notes(task: Task) -> list[str]:
     return ["offload=nvme: the folder is yours to choose: set nvme_path in both places"]
 
 
+def machine_notes(task: Task, *, otherwise: str) -> list[str]:
+    """A note if the ranks of the trials may have been on several machines, for formats that start all of them on one;
+    `otherwise` names the options for several."""
+    ranks = task.workload.devices
+    if task.recommendation.hardware.has_devices_for(ranks):
+        return []
+    return [
+        f"launch: all {ranks} ranks start on one machine; those of the trials may have been on several, as Ray places "
+        f"them: for that, set {otherwise}"
+    ]
+
+
 def sharded_layers(task: Task) -> list[str]:
     """Class names of the decoder layers, which FSDP gathers one at a time. Imports torch and transformers."""
     from autofit.training.decoder import decoder_layers

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config
+from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config, machine_notes
 from autofit.export.document import Code, Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
 from autofit.export.measured_code import Excerpt, excerpt
@@ -179,7 +179,8 @@ TABLE: Mapping[str, Emit] = {
 
 def export_transformers(task: Task) -> Export:
     """A script that defines `model_kwargs`, `peft_config`, `training_args` and `make_trainer(dataset)`."""
-    yours = settings(training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
+    machines = machine_notes(task, otherwise="torchrun's --nnodes, --nproc-per-node, --node-rank and --master-addr")
+    yours = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
     made = merge(yours, collect(TABLE, task))
     top = header(task, needs=_needs(made), launch=_launch(task), notes=made.notes)
     constants = (

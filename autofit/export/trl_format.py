@@ -8,7 +8,7 @@ import yaml
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, nvme_notes
+from autofit.export.distributed import by_deepspeed, by_fsdp, machine_notes, nvme_notes
 from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
 from autofit.lattice import Value
@@ -143,6 +143,7 @@ def export_trl(task: Task) -> Export:
     made = merge(
         settings(
             *(notes if ta.is_part(task) else []),
+            *machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
             model={"model_name_or_path": task.source},
             data={"max_length": workload.seq_len, "packing": True},
             training={"learning_rate": LEARNING_RATE, **ta.run(task)},

@@ -10,7 +10,7 @@ from autofit.errors import NothingFits
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import SearchResult, search
 from autofit.operations.shortfall import Shortfall
-from autofit.workload import METHODS, check_count
+from autofit.workload import METHODS, check_count, check_shared_equally
 
 if TYPE_CHECKING:
     from autofit.search.progress import Progress
@@ -31,10 +31,17 @@ class OverDevices:
         fewest devices."""
         return min(self.results.values(), key=_preference)
 
+    @property
+    def left_out(self) -> tuple[int, ...]:
+        """The smaller numbers of devices that were not searched, because they do not divide the global batch."""
+        searched = {*self.results, *self.nothing_fits}
+        return tuple(n for n in range(1, max(searched)) if n not in searched)
+
     def to_json(self) -> dict[str, Any]:
-        """The best search's result, and all of them in `by_devices`."""
+        """The best search's result, all of them in `by_devices`, and `left_out`."""
         counts = sorted({*self.results, *self.nothing_fits})
-        return {**self.best.to_json(), "by_devices": [self._entry(n) for n in counts]}
+        entries = [self._entry(n) for n in counts]
+        return {**self.best.to_json(), "by_devices": entries, "devices_left_out": list(self.left_out)}
 
     def _entry(self, devices: int) -> dict[str, Any]:
         if devices in self.nothing_fits:
@@ -50,7 +57,7 @@ def _preference(found: SearchResult) -> tuple[int, float, int]:
 
 
 def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
-    """A request for each number of devices, up to that of `request`, that divides the global batch.
+    """A request for the number of devices of `request`, and for each smaller one that divides the global batch.
 
     Each has an equal share of the time budget. The share is fixed because the store answers a search only if an earlier
     one had at least as much time. Raises `UsageError` for numbers that no workload can have.
@@ -58,7 +65,8 @@ def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
     asked = request.workload
     check_count("devices", asked.devices)
     check_count("global-batch", asked.global_batch)
-    counts = [n for n in range(1, min(asked.devices, asked.global_batch) + 1) if asked.global_batch % n == 0]
+    check_shared_equally(asked.global_batch, asked.devices)
+    counts = [n for n in range(1, asked.devices + 1) if asked.global_batch % n == 0]
     budget = request.time_budget_seconds
     share = None if budget is None else budget / len(counts)
     return {n: replace(request, workload=replace(asked, devices=n), time_budget_seconds=share) for n in counts}
@@ -67,10 +75,10 @@ def requests_over_devices(request: SearchRequest) -> dict[int, SearchRequest]:
 def search_over_devices(
     request: SearchRequest, report: Callable[[Progress], None] = lambda progress: None
 ) -> OverDevices:
-    """Search with every number of devices up to that of the request's workload; `max_trials` applies to each.
+    """Search with each number of devices of `requests_over_devices`; `max_trials` applies to each.
 
-    Like `search`, it resumes where it was interrupted. Raises `NothingFits` only if nothing fits on any number of
-    devices, and otherwise what `search` raises.
+    Like `search`, it resumes where it was interrupted. Raises `NothingFits` only if nothing fits on any of these
+    numbers, and otherwise what `requests_over_devices` and `search` raise.
     """
     results: dict[int, SearchResult] = {}
     reasons: dict[int, str] = {}

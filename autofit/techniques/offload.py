@@ -40,8 +40,8 @@ class Offload(Technique):
             return f"offload={value} cannot work with sharding={sharding}: use {others}, or offload=none"
         if config["optimizer"] != "adamw":
             return (
-                f"offload={value} cannot work with optimizer={config['optimizer']}: the update runs on the host, where "
-                "only Adam has a kernel that is fast enough; use adamw"
+                f"offload={value} cannot work with optimizer={config['optimizer']}: autofit offloads no other "
+                "optimizer than adamw; use adamw"
             )
         return _not_in_files(config) if value == "nvme" else None
 

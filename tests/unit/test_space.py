@@ -765,3 +765,11 @@ def test_multi_gpu_shards() -> None:
 @pytest.mark.parametrize("name", ["full", "lora", "qlora"])
 def test_the_spaces_of_one_method(name: str) -> None:
     assert axis_values(name, "method") == {name}
+
+
+@pytest.mark.parametrize("name", ["multi-gpu", "multi-cpu", "offload"])
+def test_every_method_is_searched_on_several_devices_and_with_offload(name: str) -> None:
+    assert axis_values(name, "method") == {"full", "lora", "qlora"}
+    adapters = [c for c in load(name, REGISTRY).configs(REGISTRY, batch=8) if c["method"] == "qlora"]
+    assert {c["precision"] for c in adapters} <= {"bf16", "bf16-mixed"}
+    assert {c["offload"] for c in adapters} == ({"none"} if name == "multi-cpu" else {"params", "none"})

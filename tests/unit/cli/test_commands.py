@@ -55,6 +55,20 @@ def test_a_search_prints_a_table_and_a_recommendation(autofit: Autofit, world: W
     assert len(world.pools) == 1
 
 
+def test_a_search_over_numbers_of_devices(autofit: Autofit, world: World) -> None:
+    asked = (*SEARCH, "--devices", "2", "--fewer-devices")
+    done = autofit(*asked)
+    assert done.code == 0, done.err
+    table, _, best = done.out.partition("\n\n")
+    assert [line.split()[0] for line in table.splitlines()] == ["devices", "1", "2"]
+    assert best.startswith("Frontier of ")
+    document = autofit(*asked, "--json").document
+    assert [entry["devices"] for entry in document["by_devices"]] == [1, 2]
+    refused = autofit(*SEARCH, "--devices", "3", "--fewer-devices")
+    assert (refused.code, refused.out) == (2, "")
+    assert "global-batch 4 is not a multiple of 3 devices" in refused.err
+
+
 def test_progress_says_how_much_is_left_and_what_is_best(autofit: Autofit, world: World) -> None:
     done = autofit(*SEARCH, "--time-budget", "5m")
     last = done.err.splitlines()[-1]

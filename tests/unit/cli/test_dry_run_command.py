@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from unit.cli.conftest import Autofit
 from unit.operations.made_world import World
 
@@ -51,3 +52,27 @@ def test_hardware_that_nobody_sells_is_refused(autofit: Autofit, world: World) -
     assert "unknown hardware 'h1000'" in done.err
     # Only a dry run needs no device.
     assert autofit("search", *ASKED, "--hardware", "h100-80g").code == 4
+
+
+def test_on_several_devices_memory_is_of_each_and_speed_in_total_and_of_each(
+    autofit: Autofit, world: World, tmp_path: Path
+) -> None:
+    (tmp_path / "own.yaml").write_text("axes:\n  method: [full]\n  micro_batch: [1]\n  sharding: [ddp]\n")
+    asked = ("search", *ASKED[:-1], "own.yaml", "--hardware", "h100-80g", "--devices", "2", "--dry-run")
+    done = autofit(*asked)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[0] == "Predicted frontier of 2 x h100-80g for smollm2-135m (nothing is run):"
+    heading, row = lines[2:4]
+    assert heading.split() == ["memory", "of", "each", "tokens/s", "of", "each", "full"]
+    total, each = (float(word.replace(",", "")) for word in row.split()[2:4])
+    assert each == pytest.approx(total / 2, abs=1)
+    assert "a step, on 2 x h100-80g, predicted and not measured:" in done.out
+    assert " on each: " in done.out
+
+
+def test_a_dry_run_is_for_one_number_of_devices(autofit: Autofit, world: World) -> None:
+    asked = ("search", *ASKED, "--hardware", "h100-80g", "--devices", "2", "--fewer-devices", "--dry-run")
+    done = autofit(*asked)
+    assert (done.code, done.out) == (2, "")
+    assert "--dry-run predicts one number of devices at a time: leave --fewer-devices out" in done.err

@@ -142,6 +142,22 @@ def test_a_host_that_is_too_small_rules_a_config_out() -> None:
     assert not small.fits and small.fits_device and small.host_short_bytes == small.host_bytes
     elsewhere = estimated(text, 2, hardware=CUDA_HARDWARE)
     assert elsewhere.fits and elsewhere.host_memory_bytes is None
+    assert "how much it has is not known" in "".join(elsewhere.assumptions)
+
+
+def test_where_each_worker_sees_one_device_a_rank_at_least_is_on_its_host() -> None:
+    """As on a cluster: how many ranks share a host is not known."""
+    text = "sharding=zero3,offload=params,micro_batch=1"
+    needed = estimated(text, 4).host_bytes
+    one, small = (replace(CUDA_HARDWARE, host_memory_bytes=there) for there in (needed, needed - 1))
+    found = estimated(text, 4, hardware=one)
+    assert found.fits and found.machine_host_bytes == needed
+    assert found.assumptions[-1].startswith("each of the 4 ranks has a host's memory to itself")
+    beyond = estimated(text, 4, hardware=small)
+    assert beyond.fits_device and not beyond.fits and beyond.host_short_bytes == 1
+    together = estimated(text, 4, hardware=replace(one, count=4))
+    assert together.host_short_bytes == 3 * needed
+    assert not any("to itself" in sentence for sentence in together.assumptions)
 
 
 @pytest.mark.parametrize(

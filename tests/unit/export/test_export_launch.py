@@ -193,3 +193,19 @@ def test_notes_of_accelerate() -> None:
     assert subjects("accelerate", sharding="zero3", offload="nvme")[:-1] == ["offload=nvme", "optimizer=adamw"]
     on_cpu = made("accelerate", sharding="zero2", kind="cpu").notes
     assert any("on accelerators only" in note for note in on_cpu)
+
+
+@pytest.mark.parametrize(
+    ("form", "option"), [("transformers", "--nnodes"), ("trl", "--num_machines"), ("accelerate", "num_machines")]
+)
+def test_ranks_that_may_have_been_on_several_machines_are_said_to_start_on_one(form: str, option: str) -> None:
+    """A worker of a cluster sees one device, whatever its machine has."""
+    there = make_recommendation(make_config(sharding="zero2"), devices=4)
+
+    def notes(**hardware: Any) -> list[str]:
+        seen = replace(there, hardware=replace(there.hardware, **hardware))
+        return [note for note in export(seen, format=form, source="x").notes if note.startswith("launch: ")]
+
+    (note,) = notes(count=1)
+    assert note.startswith("launch: all 4 ranks start on one machine") and option in note
+    assert notes(count=4) == notes(count=8) == notes(count=1, kind="cpu") == []

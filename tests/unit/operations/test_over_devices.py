@@ -42,6 +42,13 @@ def test_a_number_of_devices_that_cannot_be_is_refused(devices: int) -> None:
         requests_over_devices(SearchRequest(workload=replace(OPTIONS, devices=devices)))
 
 
+def test_a_number_of_devices_that_does_not_divide_the_batch_is_refused() -> None:
+    """As without the smaller ones: another number would not answer what was asked."""
+    for devices in (3, 5):
+        with pytest.raises(UsageError, match=f"global-batch 4 is not a multiple of {devices} devices"):
+            requests_over_devices(SearchRequest(workload=replace(OPTIONS, global_batch=4, devices=devices)))
+
+
 def test_only_numbers_that_divide_the_global_batch_each_with_its_share_of_the_time() -> None:
     asked = SearchRequest(workload=replace(OPTIONS, global_batch=6, devices=6), time_budget_seconds=400.0)
     found = requests_over_devices(asked)
@@ -66,12 +73,22 @@ def test_every_number_of_devices_is_searched_in_its_own_space(world: World, requ
 def test_as_json_the_best_stands_first_and_every_number_beside_it(world: World, request_: SearchRequest) -> None:
     found = search_over_devices(request_)
     body = found.to_json()
-    assert {k: v for k, v in body.items() if k != "by_devices"} == found.best.to_json()
+    assert {k: v for k, v in body.items() if k not in ("by_devices", "devices_left_out")} == found.best.to_json()
+    assert body["devices_left_out"] == []
     for entry, (devices, result) in zip(body["by_devices"], found.results.items(), strict=True):
         speed = result.recommendation.point.measurement.tokens_per_second
         assert entry["devices"] == devices
         assert entry["tokens_per_second_per_device"] == pytest.approx(speed / devices)
         assert entry["search_id"] == result.search_id
+
+
+def test_smaller_numbers_that_were_not_searched_are_named(world: World, request_: SearchRequest) -> None:
+    found = search_over_devices(request_)
+    assert found.left_out == () and "Left out" not in over_devices_text(found)
+    more = replace(found, nothing_fits={4: "made"})
+    assert more.to_json()["devices_left_out"] == [3]
+    said = "Left out, because the global batch of 4 is not a multiple of them: 3 devices"
+    assert said in over_devices_text(more).splitlines()
 
 
 def test_a_second_run_is_answered_from_the_store(world: World, request_: SearchRequest) -> None:

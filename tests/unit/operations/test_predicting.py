@@ -62,6 +62,17 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
         assert after[config].step_seconds == pytest.approx(5 * before[config].step_seconds)
 
 
+def test_what_was_kept_assumes_nothing_of_another_machines_host(job: Job, store: Store) -> None:
+    """The key of an estimate does not include the host's memory."""
+    config = complete(parse("method=lora,micro_batch=1,checkpointing=offload"))
+    told = []
+    for there in (0, 64 * GIB):
+        hardware = replace(job.hardware, host_memory_bytes=there)
+        found = predict_all(replace(job, hardware=hardware), [config], memory_limit_bytes=GIB, store=store)[config]
+        told.append([sentence for sentence in found.assumptions if sentence.startswith("the host has enough memory")])
+    assert [len(sentences) for sentences in told] == [1, 0]
+
+
 def test_no_failure_of_the_estimator_reaches_who_asks(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -205,6 +205,12 @@ def test_a_family_shares_all_that_is_not_exact() -> None:
         ({"checkpointing": "full"}, job(CTRL), "transformers has no checkpointing for tiny-ctrl"),
         ({"checkpointing": "every-2", "method": "lora"}, job(CTRL), "checkpointing=every-2 cannot work"),
         ({"offload": "optimizer"}, job(stack=BARE), "offload=optimizer needs deepspeed"),
+        ({"offload": "optimizer", "optimizer": "lion"}, job(), "autofit offloads no other optimizer than adamw"),
+        (
+            {"offload": "params", "sharding": "fsdp", "optimizer": "adamw-foreach"},
+            job(devices=2),
+            "autofit offloads no other optimizer than adamw",
+        ),
         ({"sharding": "zero3"}, job(), "sharding=zero3 needs several devices"),
         ({"sharding": "fsdp"}, job(CTRL, devices=2), "fsdp shards layer by layer"),
         ({}, job(devices=2), "sharding=none is for one device"),
