@@ -221,7 +221,7 @@ def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks
         gradient_norms=tuple(norm if math.isfinite(norm) else None for norm in steps.gradient_norms),
         steps=len(steps.seconds),
         leak_bytes_per_step=leak(steps.in_use, meter.leak_noise_bytes),
-        expandable_segments=job.hardware.kind == "cuda",
+        expandable_segments=meter.expandable_segments(),
         ranks=(_own_figures(ranks.rank, memory, steps),) if ranks.size > 1 else (),
         **known,
     )
