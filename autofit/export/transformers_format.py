@@ -200,14 +200,16 @@ def export_transformers(task: Task) -> Export:
 
 
 def _launch(task: Task) -> str:
-    """For one device the others are hidden: Trainer would spread the batch over every device it sees."""
+    """For one device the others are hidden: Trainer would spread the batch over every device it sees. Numbered by slot,
+    as trials number them, device 0 is the same card everywhere; by default CUDA numbers by speed."""
     devices = task.workload.devices
     if devices > 1 or by_deepspeed(task):
         updates_on_host = devices > 1 and task.config["offload"] != "none"
         threads = f"OMP_NUM_THREADS=$(($(nproc) / {devices})) " if updates_on_host else ""  # torchrun sets it to 1
         return f"{threads}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
-    hidden = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
-    return f"{hidden}python THIS_FILE TOKENS.pt"
+    if task.recommendation.hardware.kind != "cuda":
+        return "python THIS_FILE TOKENS.pt"
+    return "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 python THIS_FILE TOKENS.pt"
 
 
 def _needs(made: Settings) -> str:

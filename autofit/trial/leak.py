@@ -10,6 +10,11 @@ LEAK_STEPS = 6
 """With fewer steps, a heap that is settling looks like one that grows."""
 
 
+def may_leak(in_use: Sequence[int], noise_bytes: int) -> bool:
+    """Whether memory has grown by more than `noise_bytes` at every step so far, in too few steps for `leak` to tell."""
+    return len(in_use) < LEAK_STEPS and all(b - a > noise_bytes for a, b in itertools.pairwise(in_use))
+
+
 def leak(in_use: Sequence[int], noise_bytes: int) -> int:
     """Bytes by which memory grows per step, from what was in use after each step since the warm-up; 0 if the growth is
     not steady, does not exceed `noise_bytes`, or there are too few steps to tell.

@@ -19,7 +19,7 @@ from autofit.training.step import TrainingStep
 from autofit.trial import process_memory
 from autofit.trial.classify import memory_failure
 from autofit.trial.divergence import divergence
-from autofit.trial.leak import leak
+from autofit.trial.leak import leak, may_leak
 from autofit.trial.meter import MemoryReading, Meter, meter_for
 from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
@@ -174,7 +174,8 @@ def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequ
 
 
 def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks) -> bool:
-    """Time steps until the spread is small, the budget is spent, or a rival has surely won; returns whether one has."""
+    """Time steps until the spread is small or the budget is spent, with a few more while memory grows at every one, or
+    until a rival has surely won; returns whether one has."""
     started = time.monotonic()
     if _hopeless(request, meter, steps.timed(), ranks):
         return True
@@ -184,8 +185,9 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks) -> 
             continue
         spread = relative_spread(steps.seconds)
         assert spread is not None, "there are several repeats"
-        (elapsed,) = ranks.largest([time.monotonic() - started])
-        if spread <= STEADY_SPREAD or elapsed > request.timing_seconds:
+        growing = may_leak(steps.in_use, meter.leak_noise_bytes)
+        elapsed, growing_anywhere = ranks.largest([time.monotonic() - started, float(growing)])
+        if (spread <= STEADY_SPREAD or elapsed > request.timing_seconds) and not growing_anywhere:
             break
     return False
 
@@ -221,7 +223,7 @@ def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks
         gradient_norms=tuple(norm if math.isfinite(norm) else None for norm in steps.gradient_norms),
         steps=len(steps.seconds),
         leak_bytes_per_step=leak(steps.in_use, meter.leak_noise_bytes),
-        expandable_segments=job.hardware.kind == "cuda",
+        expandable_segments=meter.expandable_segments(),
         ranks=(_own_figures(ranks.rank, memory, steps),) if ranks.size > 1 else (),
         **known,
     )

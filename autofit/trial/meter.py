@@ -65,6 +65,9 @@ class Meter(Protocol):
     def in_use(self) -> int:
         """Bytes in use now, for detecting leaks."""
 
+    def expandable_segments(self) -> bool:
+        """Whether the allocator uses expandable segments; asking for them does not give them on every platform."""
+
     def reading(self) -> MemoryReading:
         """The peaks.
 
@@ -132,6 +135,10 @@ class CpuMeter:
     def in_use(self) -> int:
         """Anonymous resident bytes."""
         return process_memory.read().anonymous
+
+    def expandable_segments(self) -> bool:
+        """The host's allocator has none."""
+        return False
 
     def reading(self) -> MemoryReading:
         """The CPU has no caching allocator: allocated, reserved and device memory are the same figure."""
@@ -252,6 +259,11 @@ class CudaMeter:
     def in_use(self) -> int:
         """Allocated bytes."""
         return torch.cuda.memory_allocated()
+
+    def expandable_segments(self) -> bool:
+        """Whether any of the segments that the allocator holds is expandable (torch.cuda.memory_snapshot)."""
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return any(segment["is_expandable"] for segment in segments)
 
     def reading(self) -> MemoryReading:
         """Device memory is the peak reserved plus context plus paged states.

@@ -40,7 +40,8 @@ class NvidiaDevices:
     installed: int
     """Cards in the machine, including hidden ones."""
     visible: tuple[NvidiaDevice, ...]
-    """In CUDA's order for this process: its device 0 first."""
+    """In the order of CUDA_VISIBLE_DEVICES, or else in that of their slots (PCI), which is CUDA's own order only if
+    CUDA_DEVICE_ORDER is PCI_BUS_ID: by default CUDA begins with the fastest card."""
 
 
 def devices() -> NvidiaDevices | None:
@@ -64,7 +65,7 @@ def devices() -> NvidiaDevices | None:
 
 
 def visible(number: int) -> NvidiaDevice | None:
-    """CUDA's device `number` for this process; None where there is none or the driver does not say."""
+    """This process's visible device `number`; None where there is none or the driver does not say."""
     try:
         found = devices()
     except EnvironmentLacks:
@@ -73,16 +74,17 @@ def visible(number: int) -> NvidiaDevice | None:
 
 
 def first_visible() -> NvidiaDevice | None:
-    """CUDA's device 0 for this process; None where there is none or the driver does not say."""
+    """This process's first visible device; None where there is none or the driver does not say."""
     return visible(0)
 
 
 def visible_ids(value: str | None, cards: list[str], instances: dict[str, list[str]]) -> list[str]:
     """The ids that CUDA_VISIBLE_DEVICES=`value` leaves visible, in order.
 
-    `cards` are the cards' ids in PCI order, and `instances` the MIG instances of the partitioned ones. As in CUDA, the
-    list ends at the first word that names no device, naming a device twice leaves none visible, ids may be abbreviated,
-    and a partitioned card stands for its first instance. (CUDA programming guide, "CUDA environment variables".)
+    `cards` are the cards' ids in PCI order, by which numbers count, and `instances` the MIG instances of the
+    partitioned ones. As in CUDA, the list ends at the first word that names no device, naming a device twice leaves
+    none visible, ids may be abbreviated, and a partitioned card stands for its first instance. (CUDA programming
+    guide, "CUDA environment variables".)
     """
     words = [str(i) for i in range(len(cards))] if value is None else [word.strip() for word in value.split(",")]
     every = [*cards, *(instance for found in instances.values() for instance in found)]

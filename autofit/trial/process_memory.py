@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from autofit.trial import control_groups
+
 KIB = 1024
 CLEAR_REFS = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
@@ -87,11 +89,12 @@ def trim() -> None:
 
 
 def host_available() -> int | None:
-    """Bytes that programs could still allocate on this machine (proc(5), MemAvailable); None where it does not say."""
+    """Bytes that programs could still allocate on this machine (proc(5), MemAvailable) and in this process's control
+    groups; None where the machine does not say."""
     with suppress(OSError):
         for line in Path("/proc/meminfo").read_text().splitlines():
             if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * KIB
+                return control_groups.memory_left_bytes(int(line.split()[1]) * KIB)
     return None
 
 

@@ -10,7 +10,7 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -19,14 +19,11 @@ from pathlib import Path
 from autofit.catalog.hardware import Card, match
 from autofit.errors import EnvironmentLacks, unknown
 from autofit.hardware import Hardware, Stack
-from autofit.trial import nvml, process_memory
+from autofit.trial import control_groups, nvml, process_memory
 from autofit.units import GIB
 
 NATIVE_BF16 = 8.0
 """First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
-OWN_GROUPS = Path("/proc/self/cgroup")
-"""The control groups that this process belongs to, one per line: number, controllers, path."""
 PROCESSORS = Path("/proc/cpuinfo")
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 
@@ -120,41 +117,13 @@ def check_even(cards: Sequence[str]) -> None:
 def cores() -> int:
     """Processors that this process may use, given its affinity and its control groups' quotas; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, int(min([float(allowed), *map(_quota, _control_groups())])))
-
-
-def _control_groups() -> Iterator[Path]:
-    """The folders of this process's control groups and of the groups above them, as far as they are visible here."""
-    with suppress(OSError):
-        for line in OWN_GROUPS.read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                root = CONTROL_GROUPS  # version 2 (cgroups(7))
-            elif "cpu" in controllers.split(","):
-                root = CONTROL_GROUPS / "cpu"
-            else:
-                continue
-            own = root / path.lstrip("/")
-            yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
-
-
-def _quota(group: Path) -> float:
-    """Processors' worth of time that a control group allows; infinite without a quota."""
-    with suppress(OSError, ValueError):
-        quota, period = (group / "cpu.max").read_text().split()
-        return float("inf") if quota == "max" else int(quota) / int(period)
-    with suppress(OSError, ValueError):
-        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-        return float("inf") if int(quota) < 0 else int(quota) / int(period)
-    return float("inf")
+    return max(1, int(control_groups.processors(allowed)))
 
 
 def host_memory_bytes() -> int:
-    """Physical memory, or the control group's limit where that is lower."""
+    """Physical memory, or what this process's control groups allow where that is less."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):
-        physical = min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    return physical
+    return control_groups.memory_bytes(physical)
 
 
 def installed_stack() -> Stack:

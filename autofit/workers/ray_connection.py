@@ -7,16 +7,15 @@ import logging
 import os
 import signal
 import socket
-import stat
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from autofit.errors import EnvironmentLacks, not_installed
+from autofit.workers.private_folder import PrivateFolder
 
 OBJECT_STORE_BYTES = 80 * 1024**2
 """Ray's minimum: only small JSON documents pass between driver and workers."""
@@ -30,8 +29,25 @@ def check_installed() -> None:
         raise not_installed(ModuleNotFoundError(name="ray"), otherwise=", or use --in-place")
 
 
-def connect(address: str | None) -> Any:
-    """The `ray` module, connected; raises `EnvironmentLacks` if Ray is not installed or cannot be reached."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """This process's connection to Ray."""
+
+    ray: Any
+    """The `ray` module, connected."""
+    folder: PrivateFolder | None
+    """A private Ray's; None for a cluster."""
+
+    def close(self) -> None:
+        """Leave Ray; a private one ends, and its folder is removed. To be called once."""
+        self.ray.shutdown()
+        if self.folder is not None:
+            self.folder.close()
+
+
+def connect(address: str | None) -> Connection:
+    """Connect to the cluster at `address`, or start a private Ray; raises `EnvironmentLacks` if Ray is not installed or
+    cannot be reached."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # By default Ray runs workers at nice 15, where anything else on the machine takes precedence over the timed steps.
@@ -48,13 +64,14 @@ def connect(address: str | None) -> Any:
     ray_constants.ENABLE_RAY_CLUSTER = address is not None and not _on_loopback_only(address)
 
     settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    if address is None:
+    folder = PrivateFolder() if address is None else None
+    if folder is not None:
         settings |= {
             "address": "local",
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
             "object_store_memory": OBJECT_STORE_BYTES,
-            "_temp_dir": str(private_folder()),
+            "_temp_dir": str(folder.path),
         }
     else:
         settings["address"] = address
@@ -62,13 +79,15 @@ def connect(address: str | None) -> Any:
         with _sigterm_kept():
             ray.init(**settings)
     except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        if folder is not None:
+            folder.release()
         raise EnvironmentLacks(
             f"Ray cannot be reached: {cause(error)}",
             remedy="check --ray-address and, for a cluster with token authentication, RAY_AUTH_MODE=token"
             if address
             else "run `autofit doctor`, or use --in-place",
         ) from error
-    return ray
+    return Connection(ray=ray, folder=folder)
 
 
 @contextmanager
@@ -124,21 +143,6 @@ def _check_answers(address: str) -> None:
             f"no Ray cluster answers at {address}: {error}",
             remedy="check --ray-address, or leave it out for this machine",
         ) from error
-
-
-def private_folder() -> Path:
-    """Where a private Ray keeps its sockets and logs: one short path per user, because a socket's path is limited to
-    107 characters. Raises `EnvironmentLacks` if another user has created it first."""
-    folder = Path(tempfile.gettempdir()) / f"autofit-ray-{os.getuid()}"
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise EnvironmentLacks(
-            f"{folder} is not this user's folder", remedy="remove it, or let TMPDIR name another place"
-        )
-    folder.chmod(0o700)
-    return folder
 
 
 def wait_for_nodes(ray: Any) -> None:

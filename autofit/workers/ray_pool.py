@@ -75,7 +75,8 @@ class RayPool:
         accelerator: str | None = None,
     ) -> None:
         """For trials of `devices` ranks, `workers` of them at a time; by default as many as there is room for."""
-        self._ray = connect(address)
+        self._connection = connect(address)
+        self._ray = self._connection.ray
         self.devices = devices
         self._device = device
         # In a cluster the driver may be on another machine; there Ray itself ends a lost driver's workers.
@@ -97,7 +98,7 @@ class RayPool:
             self._idle = list(range(self.size))
             self._site: tuple[Hardware, Stack] | None = None
         except BaseException:
-            self._ray.shutdown()
+            self._connection.close()
             raise
 
     def _size(self, workers: int | None) -> int:
@@ -356,7 +357,7 @@ class RayPool:
         if groups:
             for group in groups:
                 self._end(group)
-            self._ray.shutdown()
+            self._connection.close()
 
 
 def _card(hardware: Hardware) -> str:

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,15 @@ def test_launcher_starts_a_rank_for_each_device(devices: int) -> None:
     assert f"# Launch:    torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt\n" in text
 
 
+@pytest.mark.parametrize(
+    ("kind", "first"), [("cuda", "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 "), ("cpu", "")]
+)
+def test_one_device_is_the_one_that_trials_call_the_first(kind: str, first: str) -> None:
+    there = make_recommendation()
+    there = replace(there, hardware=replace(there.hardware, kind=kind))
+    assert f"# Launch:    {first}python THIS_FILE TOKENS.pt\n" in make(there).text
+
+
 def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     os.environ.pop("PYTORCH_ALLOC_CONF", None)
     run(make(make_recommendation()), monkeypatch)
@@ -146,8 +156,6 @@ def test_expandable_segments_come_before_torch(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_cpu_is_named_only_where_it_was_the_hardware(monkeypatch: pytest.MonkeyPatch) -> None:
-    from dataclasses import replace
-
     gpu = make_recommendation()
     assert "use_cpu" not in make(gpu).text
     cpu = replace(gpu, hardware=replace(gpu.hardware, kind="cpu"))

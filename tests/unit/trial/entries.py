@@ -45,8 +45,6 @@ def stubborn_grandchild(data: Mapping[str, Any], descriptor: int, asked_at: floa
     code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True, pass_fds=(descriptor,))
     print(f"grandchild {process.pid}", flush=True)
-    with open(os.environ["AUTOFIT_TEST_PID_FILE"], "w") as file:
-        file.write(str(process.pid))
     os._exit(3)
 
 
@@ -125,14 +123,10 @@ def greedy_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) 
 
 
 def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Keeps 16 MiB more at every step, and takes enough steps for that to show."""
+    """Keeps 16 MiB more at every step."""
     import torch
 
     from autofit.training.step import TrainingStep
-    from autofit.trial import measure
-    from autofit.trial.leak import LEAK_STEPS
-
-    measure.MIN_REPEATS = LEAK_STEPS
 
     kept = []
     original = TrainingStep.update
@@ -142,6 +136,14 @@ def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         original(self, *args, **kwargs)
 
     TrainingStep.update = update  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)
+
+
+def expanding(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Trains where the allocator says that its segments are expandable."""
+    from autofit.trial.meter import CpuMeter
+
+    CpuMeter.expandable_segments = lambda self: True  # type: ignore[method-assign]
     child.run(data, descriptor, asked_at)
 
 

@@ -30,6 +30,8 @@ class FakeCuda:
         self.fraction = 1.0
         self.stream: object = None
         """The current one; None is the stream of the steps."""
+        self.expandable = True
+        """Whether the driver gives expandable segments to who asks for them."""
 
     def _book(self) -> None:
         self.peak_reserved = max(self.peak_reserved, self.reserved)
@@ -66,6 +68,9 @@ class FakeCuda:
 
     def memory_stats(self) -> dict[str, int]:
         return {"allocated_bytes.all.peak": self.peak_allocated, "reserved_bytes.all.peak": self.peak_reserved}
+
+    def memory_snapshot(self) -> list[dict[str, Any]]:
+        return [{"total_size": self.reserved, "is_expandable": self.expandable}]
 
     def reset_peak_memory_stats(self) -> None:
         self.peak_allocated, self.peak_reserved = self.allocated, self.reserved
@@ -118,6 +123,7 @@ def install_cuda(monkeypatch: pytest.MonkeyPatch, *, others: int = 0, nvml: bool
     monkeypatch.setattr(cuda, "memory_reserved", lambda: fake.reserved)
     monkeypatch.setattr(cuda, "memory_allocated", lambda: fake.allocated)
     monkeypatch.setattr(cuda, "memory_stats", fake.memory_stats)
+    monkeypatch.setattr(cuda, "memory_snapshot", fake.memory_snapshot)
     monkeypatch.setattr(cuda, "reset_peak_memory_stats", fake.reset_peak_memory_stats)
     monkeypatch.setattr(cuda, "empty_cache", fake.empty_cache)
     monkeypatch.setattr(cuda, "set_per_process_memory_fraction", fake.set_fraction)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import random
@@ -134,6 +135,18 @@ def greedy_on_rank_1(data: Mapping[str, Any]) -> None:
     TrainingStep.update = update  # type: ignore[method-assign]
 
 
-CHANGES = {f.__name__: f for f in (leaves_segment, leaves_swap, uneven_clocks, nan_on_rank_1, greedy_on_rank_1)}
+def leaking_on_rank_1(data: Mapping[str, Any]) -> None:
+    """Rank 1 alone finds 16 MiB more in use after every step."""
+    from autofit.trial.meter import CpuMeter
+
+    grown = itertools.count()
+    rank = data["rendezvous"]["rank"]
+    CpuMeter.in_use = lambda self: rank * next(grown) * 16 * 1024**2  # type: ignore[method-assign]
+
+
+CHANGES = {
+    f.__name__: f
+    for f in (leaves_segment, leaves_swap, uneven_clocks, nan_on_rank_1, greedy_on_rank_1, leaking_on_rank_1)
+}
 FATES = {f.__name__: f for f in (rank_1_dies, rank_1_hangs, rank_1_raises, rank_0_is_deaf)}
 FATES_OF = {"fsdp_fails": {"fsdp": rank_1_hangs, "fsdp-no-reshard": rank_1_dies}}

@@ -19,6 +19,7 @@ from autofit.techniques import complete
 from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.training.nvme import own_prefix
 from autofit.trial.group_runner import GroupRunner
+from autofit.trial.leak import LEAK_STEPS
 from autofit.trial.measure import PATIENCE_SECONDS
 from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
@@ -102,6 +103,13 @@ def test_ranks_that_see_other_times_decide_alike(pair: GroupRunner) -> None:
     found = outcome.measurement
     fast, slow = found.ranks
     assert fast.step_seconds < slow.step_seconds == found.step_seconds.median
+
+
+def test_ranks_of_which_one_leaks_take_more_steps_alike(pair: GroupRunner) -> None:
+    outcome, _ = pair.run(fated("leaking_on_rank_1", timing_seconds=0.0))
+    assert isinstance(outcome, Fits), outcome
+    assert outcome.measurement.leak_bytes_per_step == 16 * 1024**2
+    assert outcome.measurement.steps == LEAK_STEPS
 
 
 def test_a_loss_that_is_not_finite_on_one_rank_is_not_on_any(pair: GroupRunner) -> None:

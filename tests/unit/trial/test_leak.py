@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autofit.trial.leak import LEAK_STEPS, leak
+from autofit.trial.leak import LEAK_STEPS, leak, may_leak
 from autofit.units import MIB
 
 FLOOR = 4 * MIB
@@ -55,3 +55,25 @@ def test_what_a_counter_cannot_tell_from_noise_is_its_own() -> None:
     growing = mib([100 + 3 * step for step in range(8)])
     assert leak(growing, FLOOR) == 0
     assert leak(growing, MIB) == 3 * MIB
+
+
+@pytest.mark.parametrize(
+    ("in_use", "expected"),
+    [
+        ([100, 150, 200], True),
+        ([100, 150, 200, 250, 300], True),
+        ([100, 150, 150], False),
+        ([100, 150, 200, 203], False),
+        ([100, 150, 140, 190], False),
+        ([100, 150, 200, 250, 300, 350], False),
+    ],
+)
+def test_more_steps_are_worth_it_while_every_one_so_far_left_something(in_use: list[int], expected: bool) -> None:
+    assert may_leak(mib(in_use), FLOOR) is expected
+
+
+@pytest.mark.parametrize("growth", [STEADY["at every step"], STEADY["though much was given back at the end"]])
+def test_who_goes_on_while_memory_may_leak_learns_whether_it_does(growth: list[int]) -> None:
+    steps = next(count for count in range(3, len(growth) + 1) if not may_leak(mib(growth[:count]), FLOOR))
+    assert steps == LEAK_STEPS
+    assert leak(mib(growth[:steps]), FLOOR) == 50 * MIB

@@ -137,6 +137,13 @@ def test_a_display_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fake.fraction == pytest.approx((TOTAL - meter.context) / TOTAL)
 
 
+@pytest.mark.parametrize("there", [True, False])
+def test_expandable_segments_are_those_that_the_allocator_has(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    fake = install_cuda(monkeypatch)
+    fake.expandable = there  # not on every platform that torch calls cuda, though every trial asks for them
+    assert CudaMeter(CARD).expandable_segments() is there
+
+
 def test_others_that_come_meanwhile_spoil_the_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install_cuda(monkeypatch)
     meter = CudaMeter(CARD)

@@ -99,49 +99,6 @@ def test_the_build_of_torch_is_read_without_importing_it() -> None:
     assert f"cuda={torch.version.cuda!r}" in done.stdout
 
 
-@pytest.fixture
-def control_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the control groups of a machine with eight processors."""
-    monkeypatch.setattr(site.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
-    monkeypatch.setattr(site, "CONTROL_GROUPS", tmp_path / "cgroup")
-    monkeypatch.setattr(site, "OWN_GROUPS", tmp_path / "own")
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("own", "files", "cores"),
-    [
-        ("0::/", {}, 8),
-        ("0::/", {"cpu.max": "max 100000"}, 8),
-        ("0::/", {"cpu.max": "250000 100000"}, 2),
-        ("0::/", {"cpu.max": "50000 100000"}, 1),
-        ("0::/", {"cpu.max": "1600000 100000"}, 8),
-        # A group's quota binds those below it, also where the own folder is not to be seen.
-        ("0::/pod/trial", {"pod/cpu.max": "300000 100000", "pod/trial/cpu.max": "max 100000"}, 3),
-        ("0::/elsewhere", {"cpu.max": "400000 100000"}, 4),
-        ("2:cpu,cpuacct:/\n1:memory:/", {"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "50000"}, 4),
-        ("1:cpu:/\n0::/", {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-        ("1:cpuset:/", {"cpu/cpu.cfs_quota_us": "100000", "cpu/cpu.cfs_period_us": "100000"}, 8),
-        ("0::/", {"cpu.max": "many"}, 8),
-    ],
-)
-def test_a_quota_is_no_more_than_so_many_processors(
-    control_groups: Path, own: str, files: dict[str, str], cores: int
-) -> None:
-    (control_groups / "own").write_text(f"{own}\n")
-    for name, text in files.items():
-        file = control_groups / "cgroup" / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"{text}\n")
-    hardware = site.cpu()
-    assert hardware.cores == cores
-    assert hardware.name.endswith(f"-{cores}c")
-
-
-def test_a_system_without_control_groups(control_groups: Path) -> None:
-    assert site.cpu().cores == 8
-
-
 def test_a_system_that_does_not_account_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory, "is_accounted", lambda: False)
     with pytest.raises(EnvironmentLacks, match=r"does not report.*Linux"):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +16,10 @@ from jobs import tiny_job, tiny_model, tiny_request
 
 from autofit.catalog.models import Model
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
+from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
+from autofit.trial.leak import LEAK_STEPS
+from autofit.trial.measure import MIN_REPEATS
 from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
 
@@ -23,22 +27,13 @@ MIB = 1024**2
 
 
 @pytest.fixture
-def runner_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], TrialRunner]]:
-    """Runners whose children do something else than train."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    opened: list[TrialRunner] = []
-
-    def make(name: str) -> TrialRunner:
-        opened.append(TrialRunner(entry=f"entries:{name}"))
-        return opened[-1]
-
-    yield make
-    for runner in opened:
-        runner.close()
-
-
-def run(runner: TrialRunner, deadline: float = 120.0) -> Outcome:
-    return runner.run(tiny_request(deadline_seconds=deadline))[0]
+def goes_on(warm: TrialRunner) -> Iterator[None]:
+    """Requires after the test that the same parent runs the next trial."""
+    warm.start()
+    before = warm._process
+    yield
+    assert isinstance(warm.run(tiny_request())[0], Fits)
+    assert warm._process is before, "no new parent was needed"
 
 
 def misbehaving(name: str, config: Config | None = None, **request: Any) -> TrialRequest:
@@ -62,39 +57,37 @@ def test_limit_is_enforced_and_the_next_trial_runs(warm: TrialRunner) -> None:
     assert larger.measurement.device_bytes > 200 * MIB
 
 
-def test_sigkill_by_anybody_but_the_kernel_says_nothing_about_the_config(
-    runner_of: Callable[[str], TrialRunner],
-) -> None:
-    outcome = run(runner_of("killed"))
+@pytest.mark.usefixtures("goes_on")
+def test_sigkill_by_anybody_but_the_kernel_says_nothing_about_the_config(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(misbehaving("killed"))
     assert (outcome.kind, getattr(outcome, "signal", None)) == ("crashed", "SIGKILL")
     assert isinstance(outcome, Crashed) and outcome.transient
     assert outcome.phase == "backward"
 
 
-def test_hang_ends_at_the_deadline(runner_of: Callable[[str], TrialRunner]) -> None:
-    runner = runner_of("hang")
-    run(runner, deadline=1.0)  # the parent's own start is not the second trial's
+@pytest.mark.usefixtures("goes_on")
+def test_hang_ends_at_the_deadline(warm: TrialRunner) -> None:
+    warm.run(tiny_request())  # the parent's own start is no part of the next trial
     started = time.monotonic()
-    outcome = run(runner, deadline=1.0)
+    outcome, _ = warm.run(misbehaving("hang", deadline_seconds=1.0))
     assert time.monotonic() - started < 4.0
     assert isinstance(outcome, TimedOut)
     assert (outcome.deadline_seconds, outcome.phase) == (1.0, "forward")
 
 
-def test_no_grandchild_survives(
-    runner_of: Callable[[str], TrialRunner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pid_file = tmp_path / "pid"
-    monkeypatch.setenv("AUTOFIT_TEST_PID_FILE", str(pid_file))
-    outcome = run(runner_of("stubborn_grandchild"))
+@pytest.mark.usefixtures("goes_on")
+def test_no_grandchild_survives(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(misbehaving("stubborn_grandchild"))
     assert isinstance(outcome, Crashed)
     assert outcome.exit_code == 3
-    assert "grandchild" in outcome.stderr_tail
-    assert not Path(f"/proc/{pid_file.read_text()}").exists()
+    found = re.search(r"grandchild (\d+)", outcome.stderr_tail)
+    assert found is not None
+    assert not Path(f"/proc/{found[1]}").exists()
 
 
-def test_segfault_is_a_crash_with_signal_and_output(runner_of: Callable[[str], TrialRunner]) -> None:
-    outcome = run(runner_of("segfault"))
+@pytest.mark.usefixtures("goes_on")
+def test_segfault_is_a_crash_with_signal_and_output(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(misbehaving("segfault"))
     assert isinstance(outcome, Crashed)
     assert outcome.signal == "SIGSEGV"
     assert "about to fall" in outcome.stderr_tail
@@ -156,19 +149,32 @@ def test_a_recording_is_not_held_to_the_trials_memory_limit(warm: TrialRunner, t
     assert file.read_text() == str(300 * MIB + 1)
 
 
-def test_leak_is_reported(warm: TrialRunner) -> None:
-    outcome = warm.run(misbehaving("leaking"))[0]
+def test_leak_is_reported_though_the_time_for_steps_is_spent(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(misbehaving("leaking", timing_seconds=0.0))
     assert isinstance(outcome, Fits)
     assert outcome.measurement.leak_bytes_per_step == pytest.approx(16 * MIB, rel=0.3)
+    assert outcome.measurement.steps == LEAK_STEPS
 
 
-def test_python_error_is_a_crash_and_costs_one_trial(runner_of: Callable[[str], TrialRunner]) -> None:
-    runner = runner_of("raises")
-    for _ in range(2):
-        outcome = run(runner)
-        assert isinstance(outcome, Crashed)
-        assert outcome.exit_code == 1
-        assert "kaboom" in outcome.stderr_tail
+def test_no_step_is_spent_on_memory_that_does_not_grow(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(tiny_request(timing_seconds=0.0))
+    assert isinstance(outcome, Fits)
+    assert (outcome.measurement.steps, outcome.measurement.leak_bytes_per_step) == (MIN_REPEATS, 0)
+
+
+def test_what_is_stored_of_the_allocator_is_what_it_says(warm: TrialRunner) -> None:
+    for name, there in (("tiny", False), ("expanding", True)):
+        outcome, _ = warm.run(misbehaving(name))
+        assert isinstance(outcome, Fits)
+        assert outcome.measurement.expandable_segments is there
+
+
+@pytest.mark.usefixtures("goes_on")
+def test_python_error_is_a_crash_and_costs_one_trial(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(misbehaving("raises"))
+    assert isinstance(outcome, Crashed)
+    assert outcome.exit_code == 1
+    assert "kaboom" in outcome.stderr_tail
 
 
 def test_a_parent_that_dies_is_started_again() -> None:
@@ -193,11 +199,10 @@ def wait_for_child(runner: TrialRunner) -> str:
     raise AssertionError("no trial has begun")
 
 
-def test_closing_ends_the_running_trial(runner_of: Callable[[str], TrialRunner]) -> None:
-    import threading
-
-    runner = runner_of("hang")
-    thread = threading.Thread(target=run, args=(runner,))
+def test_closing_ends_the_running_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+    runner = TrialRunner(entry="entries:hang")
+    thread = threading.Thread(target=runner.run, args=(tiny_request(deadline_seconds=120.0),))
     thread.start()
     child = wait_for_child(runner)
     runner.close()

@@ -26,6 +26,7 @@ from autofit.training import native_ops
 from autofit.training.requirements import cannot_here
 from autofit.trial.site import cpu
 from autofit.workers import ray_connection, ray_pool
+from autofit.workers.private_folder import PrivateFolder
 from autofit.workers.ray_pool import RayPool
 
 
@@ -187,7 +188,15 @@ def test_a_worker_that_does_not_answer_is_given_up(pool: RayPool, monkeypatch: p
     assert isinstance(completed(pool)[0].outcome, Fits)
 
 
-def test_a_worker_that_cannot_be_replaced_ends_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the private Rays of processes that a test starts have their folders. A short path, as sockets need."""
+    with tempfile.TemporaryDirectory(prefix="af", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        monkeypatch.setenv("TMPDIR", folder)
+        yield Path(folder) / f"autofit-ray-{os.getuid()}"
+
+
+def test_a_worker_that_cannot_be_replaced_ends_the_pool(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     """A node that is lost for good: its successor waits for resources that never come."""
     code = """
 import os, signal, time, psutil
@@ -212,6 +221,11 @@ finally:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert "EnvironmentLacks: Ray has lost its last worker" in done.stderr, done.stderr[-2000:]
+    assert names(place) == ["0.lock"], "closed, it leaves no folder"
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
 
 
 class Nodes:
@@ -236,22 +250,11 @@ def test_gpus_of_other_types_are_not_counted() -> None:
     assert ray_connection.cpus_per_node(mixed) == [16, 16]
 
 
-def test_the_folder_of_a_private_ray_is_this_users_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    folder = ray_connection.private_folder()
-    folder.chmod(0o777)
-    assert ray_connection.private_folder() == folder
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.rmdir()
-    folder.symlink_to(tmp_path)
-    with pytest.raises(EnvironmentLacks, match="not this user's"):
-        ray_connection.private_folder()
-
-
-def test_more_workers_than_machines_are_refused() -> None:
+def test_more_workers_than_machines_are_refused(place: Path) -> None:
     code = "from autofit.workers.ray_pool import RayPool; RayPool(device='cpu', workers=2)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert "EnvironmentLacks" in done.stderr and "--workers 1" in done.stderr
+    assert names(place) == ["0.lock"]
 
 
 def test_an_address_that_does_not_answer_is_named() -> None:
@@ -261,7 +264,9 @@ def test_an_address_that_does_not_answer_is_named() -> None:
     assert "--ray-address" in done.stderr
 
 
-def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
+def test_a_killed_driver_leaves_no_process_and_its_folder_to_the_next(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Ray's two agents and its idle workers are no part of this: they find out by themselves, within minutes."""
     code = (
         "import time; from autofit.workers.ray_pool import RayPool; "
@@ -272,6 +277,9 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
     assert driver.stdout is not None
     assert driver.stdout.readline().strip() == "up"
     assert any("autofit.trial.host" in line for line in left_by(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(place.parent))
+    PrivateFolder().close()
+    assert [name[:8] for name in names(place / "0")] == ["session_"] * 2, "one session, and a link to it: in use"
     driver.kill()
     driver.wait()
     driver.stdout.close()
@@ -279,6 +287,9 @@ def test_a_killed_driver_leaves_no_process(tmp_path: Path) -> None:
     while left_by(tmp_path) and time.monotonic() < until:
         time.sleep(0.5)
     assert left_by(tmp_path) == []
+    following = PrivateFolder()
+    assert names(following.path) == []
+    following.close()
 
 
 def left_by(marker: Path) -> list[str]:

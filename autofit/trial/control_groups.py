@@ -1,0 +1,84 @@
+"""What control groups leave this process of its machine's processors and memory (cgroups(7)).
+
+Version 1 has a hierarchy per controller, version 2 one for all. A group's limit binds the groups below it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+ROOT = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+"""The control groups that this process belongs to, one per line: number, controllers, path."""
+
+
+def processors(machine: int) -> float:
+    """Of the machine's processors, those that the groups allow: a quota of processor time, which may be a fraction."""
+    return min([float(machine), *map(_quota, _groups("cpu"))])
+
+
+def memory_bytes(machine: int) -> int:
+    """Of the machine's memory, what the groups allow."""
+    return min([machine, *(limit for _, limit in _memory_limits())])
+
+
+def memory_left_bytes(machine: int) -> int:
+    """Of the memory that programs could still allocate on the machine, what they could before a group is full."""
+    return min([machine, *(max(0, limit - _memory_held(group)) for group, limit in _memory_limits())])
+
+
+def _groups(controller: str) -> Iterator[Path]:
+    """The folders of this process's groups for `controller`, and of the groups above, as far as they are visible."""
+    with suppress(OSError):
+        for line in OWN.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                root = ROOT  # version 2
+            elif controller in controllers.split(","):
+                root = ROOT / controller
+            else:
+                continue
+            own = root / path.lstrip("/")
+            yield from (group for group in (own, *own.parents) if group.is_relative_to(root))
+
+
+def _quota(group: Path) -> float:
+    """Processors' worth of time; infinite without a quota."""
+    with suppress(OSError, ValueError):
+        quota, period = (group / "cpu.max").read_text().split()
+        return float("inf") if quota == "max" else int(quota) / int(period)
+    with suppress(OSError, ValueError):
+        quota, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+        return float("inf") if int(quota) < 0 else int(quota) / int(period)
+    return float("inf")
+
+
+def _memory_limits() -> Iterator[tuple[Path, int]]:
+    """The groups that limit memory, and their limits in bytes."""
+    for group in _groups("memory"):
+        limit = _number(group, "memory.max", "memory.limit_in_bytes")
+        if limit is not None:
+            yield group, limit
+
+
+def _memory_held(group: Path) -> int:
+    """Bytes in use, without the file pages that the kernel gives up before it kills a program."""
+    used = _number(group, "memory.current", "memory.usage_in_bytes") or 0
+    found: dict[str, int] = {}
+    with suppress(OSError, ValueError):
+        for line in (group / "memory.stat").read_text().splitlines():
+            name, value = line.split()
+            found[name] = int(value)
+    # Version 1 leaves the groups below out of what it reports without `total_`.
+    cached = sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("active_file", "inactive_file"))
+    return max(0, used - cached)
+
+
+def _number(group: Path, *names: str) -> int | None:
+    """What the first of these files says that has a number; version 2 writes `max` for no limit."""
+    for name in names:
+        with suppress(OSError, ValueError):
+            return int((group / name).read_text())
+    return None
