@@ -12,9 +12,15 @@ SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2Gi
 
 .PHONY: install search test estimates replay results test-rivals lint types clean anew
 
-install: $(VENV)/.installed
+# Names the extras that are installed, so that others asked for later are added.
+INSTALLED := $(VENV)/.installed
+comma := ,
+ASKED := $(subst $(comma), ,$(EXTRAS))
+LACKING := $(filter-out $(shell cat $(INSTALLED) 2>/dev/null),$(ASKED))
 
-$(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt $(if $(TORCH_INDEX),anew)
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt constraints-cuda.txt $(if $(TORCH_INDEX)$(LACKING),anew)
 	@$(PYTHON) -c 'import sys; sys.exit("autofit needs Python 3.11 or later, and this is " + sys.version.split()[0] + "; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and alone: its build determines what the other packages pull in. Its dependencies come with them from
@@ -22,7 +28,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt constraints-cuda.txt $(if $(T
 	@# such as ROCm's Triton.
 	$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--no-deps --force-reinstall --index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) install -q -c constraints.txt -c constraints-cuda.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[$(EXTRAS)]'
-	@touch $@
+	@echo $(ASKED) >$@
 
 search: install
 	$(BIN)/autofit search $(SEARCH)

@@ -117,10 +117,12 @@ def spaces(
     if as_json:
         print_json(found)
         return
-    rows = [("space", "configs", "purpose")]
-    rows += [(str(s["name"]), f"{s['configs']:,}", str(s["purpose"])) for s in found]
-    print(columns(rows, right=frozenset({1})))
-    print(f"\nconfigs: valid ones at --global-batch {global_batch}, before this hardware rules any out")
+    rows = [("space", "devices", "configs", "purpose")]
+    rows += [(str(s["name"]), str(s["devices"]), f"{s['configs']:,}", str(s["purpose"])) for s in found]
+    print(columns(rows, right=frozenset({1, 2})))
+    print(
+        f"\nconfigs: valid ones at --global-batch {global_batch} on so many devices, before this hardware rules any out"
+    )
 
 
 def doctor(

@@ -69,7 +69,7 @@ def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
     if gpu:
         rows += [
             ("liger_kernel", False, "pip install 'autofit[cuda]'"),
-            ("flash_attn", False, "pip install flash-attn"),
+            ("flash_attn", False, "pip install --no-build-isolation 'flash-attn>=2.8'"),
         ]
     checks = []
     for name, needed, remedy in rows:

@@ -120,10 +120,21 @@ def _for_here(config: Config, job: Job) -> Config:
 
 
 def space_summaries(global_batch: int) -> list[dict[str, object]]:
-    """Every built-in space: its name, purpose, and number of valid configs on hardware and with packages that lack
-    nothing. Raises `UsageError` for a global batch that no workload can have."""
+    """Every built-in space: its name, purpose, the least number of devices that it is for, and its number of valid
+    configs on so many, on hardware and with packages that lack nothing. Raises `UsageError` for a global batch that no
+    workload can have."""
     check_count("global-batch", global_batch)
-    return [
-        {"name": s.name, "purpose": s.purpose, "configs": s.count(AXES, batch=global_batch)}
-        for s in (load_space(name) for name in spaces.names())
-    ]
+    return [_summary(load_space(name), global_batch) for name in spaces.names()]
+
+
+def _summary(space: Space, global_batch: int) -> dict[str, object]:
+    devices = _least_devices(space)
+    share, rest = divmod(global_batch, devices)
+    configs = 0 if rest else space.count(AXES, batch=share)
+    return {"name": space.name, "purpose": space.purpose, "devices": devices, "configs": configs}
+
+
+def _least_devices(space: Space) -> int:
+    """How many devices a space is for at least: sharding takes two."""
+    listed = space.axes.get("sharding") or (space.defaults.get("sharding", "none"),)
+    return 1 if "none" in listed else 2

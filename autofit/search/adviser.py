@@ -1,8 +1,8 @@
 """The Optuna study as adviser: rebuilt from the store's trials, asked for configs, told every outcome.
 
-Optuna holds the search as an ask-and-tell study with two objectives and a constraint: which trials are under way, what
-each has shown, which are feasible and, through `study.best_trials`, the frontier. Anything that reads Optuna studies
-can read this one.
+Optuna holds the search as an ask-and-tell study with two objectives and a constraint. It keeps which trials are under
+way, what each has shown and which are feasible. The study is in memory only, and what it was told is not read
+back: the frontier comes from `Knowledge`, and what outlives the search is in the store.
 
 The suggestions are our own, from a sampler that plugs into Optuna (`LatticeSampler`). Optuna's samplers know neither
 the lattice's order (what one failure rules out), nor the memory floor, nor that a trial costs seconds or minutes, and

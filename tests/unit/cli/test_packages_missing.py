@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +72,12 @@ def test_the_doctor_looks_for_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     hardware, stack = detect("cpu")
     found = {c.name: c for c in diagnosis._libraries(hardware, stack)}
     assert (found["optuna"].state, found["optuna"].remedy) == ("missing", "pip install 'optuna>=5.0'")
+
+
+def test_the_doctor_installs_flash_attn_as_pyproject_asks() -> None:
+    hardware, stack = detect("cpu")
+    found = {c.name: c for c in diagnosis._libraries(replace(hardware, kind="cuda"), replace(stack, flash_attn=None))}
+    extras = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (asked,) = extras["flash"]
+    # flash-attn's build imports torch, which an isolated one lacks
+    assert found["flash_attn"].remedy == f"pip install --no-build-isolation '{asked}'"

@@ -232,15 +232,25 @@ def test_every_built_in_space_is_listed_with_its_size() -> None:
 
 @pytest.mark.parametrize("space", [*SPACES, "multi-gpu", "multi-cpu", "offload"])
 def test_what_a_listing_counts_can_be_searched(space: str) -> None:
-    """`autofit spaces` counts valid configs: those that a search on the hardware it is meant for may walk."""
+    """`autofit spaces` counts valid configs: those that a search of that global batch, on the hardware that the space
+    is meant for, may walk."""
+    (summary,) = (s for s in space_summaries(64) if s["name"] == space)
     devices = 2 if space.startswith("multi-") else 1
-    options = replace(OPTIONS, global_batch=64 * devices, devices=devices)
+    options = replace(OPTIONS, global_batch=64, devices=devices)
     stack = replace(STACK, deepspeed="0.19.8")
     job = make_job(options, hardware=CPU if space.endswith("cpu") else make_job().hardware, stack=stack)
-    listed = list(load_space(space).configs(AXES, batch=64))
+    listed = list(load_space(space).configs(AXES, batch=job.workload.batch_per_device))
+    assert (summary["devices"], summary["configs"]) == (devices, len(listed))
     invalid = {reason for c in listed if (reason := unsupported(c, job)) is not None}
     # Packages that are an option to install are no matter of the space.
     assert not [r for r in invalid if "not installed" not in r]
+
+
+@pytest.mark.parametrize("batch", [1, 7])
+def test_an_odd_batch_cannot_be_shared_by_two_devices(batch: int) -> None:
+    counts = {s["name"]: s["configs"] for s in space_summaries(batch)}
+    assert (counts["multi-gpu"], counts["multi-cpu"]) == (0, 0)
+    assert counts["smoke"] == 4  # micro-batch 1 alone
 
 
 T4 = replace(make_job().hardware, name="t4", capability="7.5", bf16=False)

@@ -1,0 +1,54 @@
+"""What `make install` installs, and when it has nothing to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout whose Python only writes down what it is asked to run."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-cuda.txt"):
+        shutil.copy(CHECKOUT / name, tmp_path)
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@" >>asked\n')
+    python.chmod(0o755)
+    return tmp_path
+
+
+def installs(checkout: Path, *words: str) -> list[str]:
+    """The extras of each installation that `make` runs for `words`."""
+    asked = checkout / "asked"
+    asked.write_text("")
+    command = ["make", *words, "PYTHON=.venv/bin/python"]
+    # Without the variables of a make that runs the tests.
+    subprocess.run(command, cwd=checkout, env={"PATH": os.environ["PATH"]}, check=True, capture_output=True)
+    return [line.partition(" -e ")[2] for line in asked.read_text().splitlines() if " -e " in line]
+
+
+def test_what_is_installed_is_not_installed_again(checkout: Path) -> None:
+    assert installs(checkout, "install") == [".[dev]"]
+    assert installs(checkout, "install") == []
+    assert installs(checkout, "test") == []
+
+
+def test_extras_that_are_asked_for_later_are_added(checkout: Path) -> None:
+    installs(checkout, "test")
+    assert installs(checkout, "install", "EXTRAS=dev,cuda") == [".[dev,cuda]"]
+    assert installs(checkout, "install", "EXTRAS=dev,cuda") == []
+    assert installs(checkout, "test") == []
+
+
+def test_another_build_of_torch_and_newer_pins_are_installed(checkout: Path) -> None:
+    installs(checkout, "install")
+    assert installs(checkout, "install", "TORCH_INDEX=https://example.com/cpu") == [".[dev]"]
+    os.utime(checkout / ".venv/.installed", (0, 0))  # older than the pins
+    assert installs(checkout, "test") == [".[dev]"]
