@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -68,13 +66,17 @@ def imports_are_no_garbage() -> None:
 
 @pytest.fixture(scope="session")
 def compiled_adam() -> None:
-    """DeepSpeed's CPU Adam, which takes a minute to compile if it is not compiled yet; done in a process of its own,
-    because the process that compiles it also loads it."""
-    from autofit.training import native_ops
+    """DeepSpeed's CPU Adam is compiled."""
+    from tests.compiled import compiled
 
-    hindrance = native_ops.obstacle("cpu_adam")
-    if hindrance is not None:
-        pytest.skip(str(hindrance))
-    if not native_ops.is_built("cpu_adam"):
-        build = "from autofit.training import native_ops; native_ops.build('cpu_adam')"
-        subprocess.run([sys.executable, "-c", build], check=True)
+    compiled("cpu_adam")
+
+
+@pytest.fixture(scope="session")
+def compiled_files(compiled_adam: None) -> None:
+    """All of DeepSpeed that offload=nvme uses is compiled, which needs libaio."""
+    from autofit.training import native_ops
+    from tests.compiled import compiled
+
+    for name in native_ops.operations():
+        compiled(name)

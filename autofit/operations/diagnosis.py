@@ -81,7 +81,7 @@ def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
 
 def _operations(build: bool) -> list[Check]:
     """DeepSpeed's native operations, which only configs that offload need."""
-    return [_operation(name, build) for name in native_ops.BUILDERS]
+    return [_operation(name, build) for name in native_ops.operations()]
 
 
 def _operation(name: str, build: bool) -> Check:

@@ -8,6 +8,7 @@ waits forever.
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import shutil
@@ -17,6 +18,7 @@ from contextlib import redirect_stdout
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from autofit.errors import EnvironmentLacks
@@ -24,8 +26,8 @@ from autofit.lattice import Config
 from autofit.techniques.compilation import missing_tool
 from autofit.techniques.sharding import uses_deepspeed
 
-BUILDERS = {"cpu_adam": "CPUAdamBuilder", "async_io": "AsyncIOBuilder"}
-"""DeepSpeed's builder class for each operation: Adam on the CPU, asynchronous file I/O."""
+BUILDERS = {"cpu_adam": "CPUAdamBuilder", "pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}
+"""DeepSpeed's builder class for each operation: Adam on the CPU, locked memory for file I/O, asynchronous file I/O."""
 COMMAND = "autofit doctor --build-ops"
 STAMP = "autofit-versions"
 """Name of the file next to a compiled operation that records the versions it was compiled against; with others it may
@@ -38,7 +40,18 @@ def needed(config: Config) -> tuple[str, ...]:
     """The operations that training `config` uses."""
     if not uses_deepspeed(config) or config["offload"] == "none":
         return ()
-    return ("cpu_adam", "async_io") if config["offload"] == "nvme" else ("cpu_adam",)
+    return operations() if config["offload"] == "nvme" else ("cpu_adam",)
+
+
+@cache
+def operations() -> tuple[str, ...]:
+    """Those of `BUILDERS` that the installed DeepSpeed has: `pin_memory` was part of `async_io` before DeepSpeed's pull
+    request 8236. Found without importing it, which takes seconds."""
+    found = importlib.util.find_spec("deepspeed")
+    if found is None or found.origin is None:
+        return tuple(BUILDERS)
+    builders = Path(found.origin).parent / "ops" / "op_builder" / "cpu"
+    return tuple(name for name in BUILDERS if (builders / f"{name}.py").exists())
 
 
 def is_built(name: str) -> bool:
@@ -71,8 +84,13 @@ def load_operation(name: str) -> None:
     """Load the compiled operation for DeepSpeed unless it already is. Raises `EnvironmentLacks` if it does not load."""
     from deepspeed.ops.op_builder.builder import OpBuilder
 
-    if name in OpBuilder._loaded_ops:
-        return
+    if name not in OpBuilder._loaded_ops:
+        OpBuilder._loaded_ops[name] = _imported(name)
+    if name == "pin_memory":  # async_io calls its functions, and is not linked to it
+        ctypes.CDLL(str(_library(name)), mode=ctypes.RTLD_GLOBAL)
+
+
+def _imported(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, _library(name))
     assert spec is not None and spec.loader is not None
     try:
@@ -81,7 +99,7 @@ def load_operation(name: str) -> None:
     except ImportError as error:  # a library it was linked against is gone
         remedy = f"rm -r {_folder(name)}; {COMMAND}"
         raise EnvironmentLacks(f"DeepSpeed's {name} is compiled, but does not load: {error}", remedy=remedy) from error
-    OpBuilder._loaded_ops[name] = module
+    return module
 
 
 def hindrance(name: str) -> EnvironmentLacks | None:
@@ -128,10 +146,14 @@ def build(name: str) -> None:
         found = obstacle(name)
         if found is not None:
             raise found
+        if name == "async_io" and "pin_memory" in operations():  # torch loads what it has compiled
+            build("pin_memory")
+            load_operation("pin_memory")
         remove_lock_of_the_dead(name)
         try:
             with redirect_stdout(sys.stderr):
-                _builder(name).load(verbose=False)
+                # Not `load`, which with async_io also loads pin_memory, and that by torch's lock.
+                _builder(name).jit_load(verbose=False)
         except Exception as error:  # whatever the compiler, linker or loader raises
             raise EnvironmentLacks(
                 f"DeepSpeed's {name} could not be compiled: {_complaint(error)}",
@@ -182,6 +204,8 @@ def _folder(name: str) -> Path:
 
 
 def _builder(name: str) -> Any:
-    from deepspeed.ops import op_builder
+    """DeepSpeed's builder for the operation on a CPU, whatever the device: no source needs CUDA, but its builder of
+    `async_io` for NVIDIA GPUs asks for a CUDA toolkit."""
+    from deepspeed.ops.op_builder import cpu
 
-    return getattr(op_builder, BUILDERS[name])()
+    return getattr(cpu, BUILDERS[name])()

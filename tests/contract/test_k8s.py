@@ -25,6 +25,7 @@ from autofit.catalog import hardware, models
 from autofit.cli.main import app
 from autofit.store import Store
 from autofit.store.address import ENVIRONMENT, Address
+from autofit.training import native_ops
 from autofit.units import parse_bytes, parse_duration
 from autofit.workload import METHODS, Effect
 
@@ -34,6 +35,8 @@ README = (K8S / "README.md").read_text()
 PART, COMPONENT, NAME = "app.kubernetes.io/part-of", "app.kubernetes.io/component", "app.kubernetes.io/name"
 VARIANTS = ("base", *sorted(f"overlays/{folder.name}" for folder in (K8S / "overlays").iterdir()))
 SEARCHES = {"base": "autofit-search", "overlays/h100": "autofit-search", "overlays/cpu-smoke": "autofit-smoke"}
+OFFLOADING = ("base", "overlays/h100")
+"""Those whose search may offload."""
 
 Object = dict[str, Any]
 
@@ -213,13 +216,13 @@ def test_images_are_of_one_version(objects: tuple[Object, ...]) -> None:
     assert len({c["image"] for c in all_containers(objects)}) == 2
 
 
-def test_commands_are_autofits_own(objects: tuple[Object, ...]) -> None:
+def test_commands_are_autofits_own(objects: tuple[Object, ...], variant: str) -> None:
     found = {}
     for container in all_containers(objects):
         if container.get("command", [""])[0] == "autofit":
             name, options = parsed(container["command"][1:])
             found[name] = options
-    assert set(found) == {"serve", "db upgrade"}
+    assert set(found) == {"serve", "db upgrade"} | ({"doctor"} if variant in OFFLOADING else set())
     assert found["serve"]["host"] == "0.0.0.0"
 
 
@@ -305,6 +308,19 @@ def test_trials_land_on_workers_alone(objects: tuple[Object, ...], variant: str)
         shared = {v["name"]: v["emptyDir"] for v in template["spec"]["volumes"]}[mount["/dev/shm"]]
         assert shared["medium"] == "Memory"
         assert shared["sizeLimit"]
+
+
+def test_workers_compile_what_offloading_needs_where_trials_find_it(objects: tuple[Object, ...], variant: str) -> None:
+    spec = templates(objects)["ray-worker"]["spec"]
+    if variant not in OFFLOADING:
+        assert "initContainers" not in spec
+        return
+    (worker,), (first,) = spec["containers"], spec["initContainers"]
+    assert [word for word in first["command"] if word != "--no-ray"] == native_ops.COMMAND.split()
+    for key in ("image", "volumeMounts", "resources", "securityContext"):
+        assert first[key] == worker[key], key
+    (installed,) = re.findall(r"apt-get install ([^\\]+)", (K8S / "Dockerfile").read_text())
+    assert {"g++", "libaio-dev"} <= set(installed.split())
 
 
 def test_ray_asks_for_a_token(objects: tuple[Object, ...]) -> None:

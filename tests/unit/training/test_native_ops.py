@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 from collections import namedtuple
 from dataclasses import replace
+from importlib.machinery import ModuleSpec
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.training import native_ops, nvme
 from autofit.training.build import build
 from autofit.training.requirements import cannot_here
+from tests.compiled import compiled
 from tests.tiny import CPU, STACK, config, job
 
 
@@ -39,11 +42,21 @@ def nothing_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ({"sharding": "fsdp", "offload": "params"}, ()),
         ({"offload": "optimizer"}, ("cpu_adam",)),
         ({"sharding": "zero3", "offload": "params"}, ("cpu_adam",)),
-        ({"offload": "nvme"}, ("cpu_adam", "async_io")),
+        ({"offload": "nvme"}, ("cpu_adam", "pin_memory", "async_io")),
     ],
 )
 def test_a_config_needs_what_it_calls(values: dict[str, str], needed: tuple[str, ...]) -> None:
     assert native_ops.needed(config(**values)) == needed
+
+
+def test_an_older_deepspeed_has_fewer_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    builders = tmp_path / "ops" / "op_builder" / "cpu"
+    builders.mkdir(parents=True)
+    for name in ("cpu_adam", "async_io"):
+        (builders / f"{name}.py").touch()
+    older = ModuleSpec("deepspeed", None, origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: older)
+    assert native_ops.operations.__wrapped__() == ("cpu_adam", "async_io")
 
 
 def test_a_trial_does_not_compile_but_says_the_command(nothing_compiled: Path) -> None:
@@ -84,7 +97,7 @@ def test_what_is_compiled_for_files_is_of_no_use_without_libaio(
     nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, has_libaio: bool, words: str | None
 ) -> None:
     monkeypatch.setattr(native_ops, "_has_libaio", lambda: has_libaio)
-    for name in native_ops.BUILDERS:
+    for name in native_ops.operations():
         (native_ops._folder(name) / f"{name}.so").touch()
         (native_ops._folder(name) / native_ops.STAMP).write_text(native_ops._versions())
     assert native_ops.hindrance("cpu_adam") is None
@@ -116,25 +129,84 @@ def test_the_lock_of_a_killed_process_holds_nobody_up(nothing_compiled: Path) ->
     assert not lock.exists()
 
 
-def test_a_lock_on_what_is_compiled_holds_no_trial_up(compiled_adam: None, tmp_path: Path) -> None:
-    """DeepSpeed itself would wait for it."""
-    shutil.copytree(native_ops._folder("cpu_adam"), tmp_path / "cpu_adam")
-    (tmp_path / "cpu_adam" / native_ops.LOCK).touch()
-    program = """
-import torch
-from deepspeed.ops.adam import DeepSpeedCPUAdam
-from autofit.training import native_ops
-native_ops.load_operation("cpu_adam")
+ADAM = """
 weight = torch.nn.Parameter(torch.zeros(64))
 weight.grad = torch.ones(64)
 DeepSpeedCPUAdam([weight], lr=0.5).step()
 assert (weight < -0.4).all(), weight
 """
+PINS = """
+held = op_builder.PinMemoryBuilder().load().pin_handle().new_cpu_locked_tensor(64, torch.zeros(0))
+assert held.fill_(2.0).sum() == 128.0
+"""
+FILES = """
+handle = op_builder.AsyncIOBuilder().load().aio_handle(4096, 1, False, False, 1)
+held = handle.new_cpu_locked_tensor(1024, torch.zeros(0)).fill_(2.0)
+assert handle.sync_pwrite(held, "file", 0) == 1
+assert torch.from_file("file", size=1024).sum() == 2048.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "use"),
+    [(("cpu_adam",), ADAM), (("pin_memory",), PINS), (("pin_memory", "async_io"), FILES)],
+    ids=["cpu_adam", "pin_memory", "async_io"],
+)
+def test_a_lock_on_what_is_compiled_holds_no_trial_up(names: tuple[str, ...], use: str, tmp_path: Path) -> None:
+    """DeepSpeed itself would wait for it. Its swappers load `pin_memory` with `async_io`."""
+    for name in names:
+        compiled(name)
+        shutil.copytree(native_ops._folder(name), tmp_path / name)
+        (tmp_path / name / native_ops.LOCK).touch()
+    program = f"""
+import torch
+from deepspeed.ops import op_builder
+from deepspeed.ops.adam import DeepSpeedCPUAdam
+from autofit.training import native_ops
+for name in {names}:
+    native_ops.load_operation(name)
+{use}"""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500,
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500, cwd=tmp_path,
         env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+ON_NVIDIA_WITHOUT_TOOLKIT = """
+import json
+import torch
+from torch.utils import cpp_extension
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder.builder import OpBuilder
+from autofit.training import native_ops
+
+assert get_accelerator().device_name() == "cuda"
+cpp_extension.CUDA_HOME = None
+torch.cuda.is_available = lambda: True
+OpBuilder.has_function = lambda *asked: True
+native_ops._has_libaio = lambda: True
+native_ops.load_operation = lambda name: None
+given = {}
+cpp_extension.load = lambda name, **asked: given.update({name: asked})
+for name in native_ops.operations():
+    native_ops.build(name)
+print(json.dumps(given))
+"""
+
+
+def test_nothing_is_compiled_with_a_cuda_toolkit(tmp_path: Path) -> None:
+    """What would be compiled on a machine with an NVIDIA GPU and no toolkit: nothing of CUDA, each operation alone."""
+    done = subprocess.run(
+        [sys.executable, "-c", ON_NVIDIA_WITHOUT_TOOLKIT], capture_output=True, text=True,
+        env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cuda"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    given = json.loads(done.stdout.splitlines()[-1])
+    assert list(given) == list(native_ops.operations())
+    for asked in given.values():
+        flags = [*asked["extra_cflags"], *asked["extra_include_paths"], *asked["extra_ldflags"]]
+        assert not asked["with_cuda"] and not [flag for flag in flags if "cuda" in flag.lower()]
 
 
 def test_without_a_compiler_there_is_nothing_to_build_with(

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.training import native_ops, nvme
+from autofit.training import nvme
 from autofit.training.build import build
 from autofit.training.engine import Resident
 from tests.group import Case, on_ranks
@@ -23,16 +23,6 @@ WITH_DEEPSPEED = replace(STACK, deepspeed="0.19.8")
 FULL: Case = {"precision": "fp32", "micro_batch": 2, "checkpointing": "full"}
 LORA: Case = {"precision": "fp32", "micro_batch": 2, "method": "lora", "rank": 8}
 STEPS = 5
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compiled(compiled_adam: None) -> None:
-    """Compiling it takes minutes, hence is not done here."""
-    hindrance = native_ops.obstacle("async_io")
-    if hindrance is not None:
-        pytest.skip(str(hindrance))
-    if not native_ops.is_built("async_io"):
-        pytest.skip(f"DeepSpeed's async_io is not compiled: {native_ops.COMMAND}")
 
 
 def train(case: Case) -> tuple[list[float], Resident]:
@@ -47,6 +37,7 @@ def train(case: Case) -> tuple[list[float], Resident]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("compiled_files")
 @pytest.mark.parametrize(("ranks", "sharding"), [(1, "none"), (2, "zero3")])
 def test_what_is_in_files_trains_as_one_process_does(ranks: int, sharding: str, tmp_path: Path) -> None:
     away = {"offload": "nvme", "sharding": sharding, "micro_batch": 1}
