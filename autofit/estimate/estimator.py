@@ -269,6 +269,16 @@ class Estimator:
         full, head = trace_decoder(config, self.job, every, self._scratch)
         return _Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
 
+    def lasting_bytes(self, config: Config) -> int:
+        """Weights, gradients and optimizer states on a device as an update begins, once the first has made the states.
+
+        Raises `NotTraced`.
+        """
+        traced = self.trace(config)
+        held = traced.timeline.breakdown(traced.timeline.before_update())
+        lasting = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
+        return sum(held[category] for category in lasting) + traced.paged_bytes + _on_same_memory(traced, self.job)
+
     def holdings(self, config: Config) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it. Raises `NotTraced`."""
         spread = library(config, self.job)
@@ -375,11 +385,8 @@ def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
 
 
 def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
-    """Add the memory outside the allocator: paged states count as in a trial, on the device and in full.
-
-    A CPU's device memory is that of its host.
-    """
-    here = 0 if _cuda(job) else traced.hosted_bytes
+    """Add the memory outside the allocator: paged states count as in a trial, on the device and in full."""
+    here = _on_same_memory(traced, job)
     beside = traced.paged_bytes + here
     return replace(
         found,
@@ -390,6 +397,11 @@ def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
         breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + beside},
         phase_peaks={phase: size + here for phase, size in found.phase_peaks.items()},
     )
+
+
+def _on_same_memory(traced: Traced, job: Job) -> int:
+    """Bytes that offloading puts on the host and does not save: a CPU's device memory is that of its host."""
+    return 0 if _cuda(job) else traced.hosted_bytes
 
 
 def _cuda(job: Job) -> bool:
