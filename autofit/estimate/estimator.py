@@ -57,14 +57,12 @@ class Traced:
     """Of one optimizer step of the whole global batch."""
     pinned_bytes: int
     """Host memory that offloaded activations take."""
-    moved_bytes: int
-    """To the host and back in one optimizer step."""
     paged_bytes: int
     """Of optimizer states in managed memory."""
+    traffic: Traffic
+    """Of one rank in one optimizer step."""
     hosted_bytes: int = 0
     """Host memory that one rank's offloaded weights, gradients and states take."""
-    traffic: Traffic | None = None
-    """Of one rank in one optimizer step; None for a single rank with everything on its device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -172,9 +170,12 @@ class Estimator:
         if self._sheet is None:
             return found, None
         slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0
-        transfers = (0.0, 0.0) if traced.traffic is None else transfer_seconds(traced.traffic, self.job.hardware)
         work = step_work(
-            traced.costs, self._sheet, moved_bytes=traced.moved_bytes, operation=slower, transfers=transfers
+            traced.costs,
+            self._sheet,
+            moved_bytes=traced.traffic.hosted,
+            operation=slower,
+            transfers=transfer_seconds(traced.traffic, self.job.hardware),
         )
         # The rates are those of all cores together, which the ranks on a CPU share.
         return found, work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
@@ -220,16 +221,17 @@ class Estimator:
             line,
             tuple(costs),
             pinned_bytes=decoder.copies.blocks_at(micro_batch, rank),
-            moved_bytes=2 * accumulation * decoder.copies.bytes_at(micro_batch, rank),
             paged_bytes=update.paged_bytes,
+            traffic=Traffic(hosted=2 * accumulation * decoder.copies.bytes_at(micro_batch, rank)),
         )
         if spread is None or holdings is None:
             return traced
+        traffic = spread.traffic(holdings, accumulation)
         return replace(
             traced,
             paged_bytes=update.paged_bytes // spread.updaters if spread.updaters else 0,
             hosted_bytes=spread.host_bytes(holdings),
-            traffic=spread.traffic(holdings, accumulation),
+            traffic=replace(traffic, hosted=traffic.hosted + traced.traffic.hosted),
         )
 
     def _decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> _Decoder:
