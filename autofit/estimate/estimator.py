@@ -147,7 +147,8 @@ class Estimator:
         try:
             found, work = _cached(self._figures, key, lambda: self._memory_and_work(config, replayed=replayed))
         except NotTraced as error:
-            return bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
+            by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
+            return by_formula.timed(self.job, self.rates)
         estimate = Estimate(
             config=config,
             hardware=self.job.hardware.name,
