@@ -219,7 +219,7 @@ class StepWork:
     operations: float
     """Operations that the host launches."""
     moved_bytes: float
-    """Bytes moved between the device and the host."""
+    """Bytes moved between the device and the host; the time that this takes is part of `waiting_seconds`."""
     estimator: int
     """Version of the estimator that counted the work; counts of different versions cannot be compared."""
     beside_seconds: float = 0.0

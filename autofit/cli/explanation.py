@@ -54,14 +54,15 @@ def explanation_text(found: Explanation) -> str:
 
 
 def step_text(step: Step) -> str:
-    """One change: how much it saved, out of how much one would expect, and why not more."""
+    """One change: how much it saves, out of how much at most, and why."""
     change = ",".join(f"{axis}={'-' if value is None else value}" for axis, value in step.change.items())
     said = f"{change} {'saves' if step.saved_bytes >= 0 else 'costs'} {format_bytes(abs(step.saved_bytes))}"
-    if step.expected_bytes is not None:
+    if step.expected_bytes is not None and step.at_most_bytes is not None:
         said += " of the" if step.saved_bytes >= 0 else " instead of saving the"
-        said += f" {format_bytes(step.expected_bytes)} to be expected if all parameters were trained"
-    if step.at_most_bytes is not None and step.at_most_bytes != step.expected_bytes:
-        said += f"; here at most {format_bytes(step.at_most_bytes)} can be saved"
+        said += f" {format_bytes(step.expected_bytes)} to be expected"
+        if step.at_most_bytes < step.expected_bytes:
+            possible = f"at most {format_bytes(step.at_most_bytes)}" if step.at_most_bytes else "nothing"
+            said += f" if all parameters were trained; here {possible} can be saved"
     return "\n  ".join([said, *step.reasons])
 
 

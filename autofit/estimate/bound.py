@@ -7,6 +7,8 @@ import time
 from autofit.catalog.models import shape
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.floor import floor_parts
+from autofit.estimate.libraries import Holdings, library
+from autofit.estimate.libraries.edit import plain
 from autofit.estimate.memory import CONTEXT_BYTES
 from autofit.lattice import Config
 from autofit.techniques import Job
@@ -34,14 +36,18 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
     checkpointed = 0 if value in ("none", "selective") else -(-model.layers // every)
     recomputed = layer if checkpointed else 0
+    pinned = checkpointed * kept if value == "offload" else 0
+    on_host, processor = _hosted_bytes(config, job), job.hardware.kind == "cpu"
     parts = {
         **floor_parts(config, job),
-        "activations": (model.layers - checkpointed) * layer + checkpointed * kept + recomputed,
+        "activations": (model.layers - checkpointed) * layer + checkpointed * kept - pinned + recomputed,
         "logits_and_loss": LOGIT_BYTES * tokens * model.vocabulary_size,
         "temporaries": 0,
         "fragmentation": 0,
         "context": CONTEXT_BYTES if job.hardware.kind == "cuda" else 0,
     }
+    if processor:  # its memory is that of its host
+        parts["optimizer"] += on_host
     allocated = sum(parts.values()) - parts["context"]
     states = parts["weights"] + parts["gradients"] + parts["optimizer"]
     return Estimate(
@@ -51,7 +57,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=allocated,
         device_bytes=sum(parts.values()),
-        host_bytes=0,
+        host_bytes=allocated if processor else on_host + pinned,
         breakdown=parts,
         phase_peaks={"forward": allocated, "backward": allocated, "optimizer": states},
         work=None,
@@ -61,4 +67,24 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
             "predicted",
         ),
         seconds_to_estimate=time.monotonic() - started,
+    )
+
+
+def _hosted_bytes(config: Config, job: Job) -> int:
+    """Host memory of what one rank offloads; adapters are left out, as in the floor."""
+    spread = library(config, job)
+    if spread is None:
+        return 0
+    model, full = shape(job.model), config["method"] == "full"
+    stored, computed = floor_parts(plain(config), job), floor_parts(spread.traced(config), job)
+    trained = computed["weights"] if full else 0
+    return spread.host_bytes(
+        Holdings(
+            trained=float(model.parameters) if full else 0.0,
+            trained_bytes=trained,
+            largest_bytes=trained * model.embedding_parameters // model.parameters,
+            frozen_bytes=0 if full else computed["weights"],
+            stored_bytes=stored["weights"] if full else 0,
+            states_bytes=stored["optimizer"],
+        )
     )

@@ -57,14 +57,12 @@ class Traced:
     """Of one optimizer step of the whole global batch."""
     pinned_bytes: int
     """Host memory that offloaded activations take."""
-    moved_bytes: int
-    """To the host and back in one optimizer step."""
     paged_bytes: int
     """Of optimizer states in managed memory."""
+    traffic: Traffic
+    """Of one rank in one optimizer step."""
     hosted_bytes: int = 0
     """Host memory that one rank's offloaded weights, gradients and states take."""
-    traffic: Traffic | None = None
-    """Of one rank in one optimizer step; None for a single rank with everything on its device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,7 +147,8 @@ class Estimator:
         try:
             found, work = _cached(self._figures, key, lambda: self._memory_and_work(config, replayed=replayed))
         except NotTraced as error:
-            return bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
+            by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
+            return by_formula.timed(self.job, self.rates)
         estimate = Estimate(
             config=config,
             hardware=self.job.hardware.name,
@@ -172,9 +171,12 @@ class Estimator:
         if self._sheet is None:
             return found, None
         slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0
-        transfers = (0.0, 0.0) if traced.traffic is None else transfer_seconds(traced.traffic, self.job.hardware)
         work = step_work(
-            traced.costs, self._sheet, moved_bytes=traced.moved_bytes, operation=slower, transfers=transfers
+            traced.costs,
+            self._sheet,
+            moved_bytes=traced.traffic.hosted,
+            operation=slower,
+            transfers=transfer_seconds(traced.traffic, self.job.hardware),
         )
         # The rates are those of all cores together, which the ranks on a CPU share.
         return found, work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
@@ -221,16 +223,17 @@ class Estimator:
             line,
             tuple(costs),
             pinned_bytes=decoder.copies.blocks_at(micro_batch, rank),
-            moved_bytes=2 * accumulation * decoder.copies.bytes_at(micro_batch, rank),
             paged_bytes=update.paged_bytes,
+            traffic=Traffic(hosted=2 * accumulation * decoder.copies.bytes_at(micro_batch, rank)),
         )
         if spread is None or holdings is None:
             return traced
+        traffic = spread.traffic(holdings, accumulation)
         return replace(
             traced,
             paged_bytes=update.paged_bytes // spread.updaters if spread.updaters else 0,
             hosted_bytes=spread.host_bytes(holdings),
-            traffic=spread.traffic(holdings, accumulation),
+            traffic=replace(traffic, hosted=traffic.hosted + traced.traffic.hosted),
         )
 
     def _decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> _Decoder:
@@ -269,6 +272,16 @@ class Estimator:
                 return _Stack(spliced, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
         full, head = trace_decoder(config, self.job, every, self._scratch)
         return _Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
+
+    def lasting_bytes(self, config: Config) -> int:
+        """Weights, gradients and optimizer states on a device as an update begins, once the first has made the states.
+
+        Raises `NotTraced`.
+        """
+        traced = self.trace(config)
+        held = traced.timeline.breakdown(traced.timeline.before_update())
+        lasting = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
+        return sum(held[category] for category in lasting) + traced.paged_bytes + _on_same_memory(traced, self.job)
 
     def holdings(self, config: Config) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it. Raises `NotTraced`."""
@@ -381,11 +394,8 @@ def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
 
 
 def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
-    """Add the memory outside the allocator: paged states count as in a trial, on the device and in full.
-
-    A CPU's device memory is that of its host.
-    """
-    here = 0 if _cuda(job) else traced.hosted_bytes
+    """Add the memory outside the allocator: paged states count as in a trial, on the device and in full."""
+    here = _on_same_memory(traced, job)
     beside = traced.paged_bytes + here
     return replace(
         found,
@@ -396,6 +406,11 @@ def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
         breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + beside},
         phase_peaks={phase: size + here for phase, size in found.phase_peaks.items()},
     )
+
+
+def _on_same_memory(traced: Traced, job: Job) -> int:
+    """Bytes that offloading puts on the host and does not save: a CPU's device memory is that of its host."""
+    return 0 if _cuda(job) else traced.hosted_bytes
 
 
 def _cuda(job: Job) -> bool:

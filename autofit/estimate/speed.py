@@ -24,8 +24,6 @@ BANDWIDTH_EFFICIENCY = 0.8
 """Share of a data sheet's bandwidth that elementwise kernels reach; a guess that calibration replaces."""
 OPERATION_SECONDS = 6e-6
 """Host time that PyTorch takes to launch one operation; a guess that calibration replaces."""
-HOST_BYTES_PER_SECOND = 25e9
-"""Between pinned memory and the device; a guess: packet overhead leaves 25 of PCIe 4.0 x16's 31.5 GB/s each way."""
 CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e9, 6.4e9, 25e-6
 """Per core of any CPU: FLOP/s of matrix products in 16 bits and in fp32, bytes/s between its caches and memory; and
 seconds per operation, thread synchronisation included. Calibration on the configs of
@@ -185,7 +183,7 @@ def features(work: StepWork) -> Features:
 def seconds(work: StepWork, rates: Rates) -> float:
     """Time of the work: an accelerator hides the host's part behind its own unless the host is slower; transfers that
     overlap with both count only where they take longer."""
-    own = float(_parts(work, rates).sum()) + work.moved_bytes / HOST_BYTES_PER_SECOND
+    own = float(_parts(work, rates).sum())
     return max(own, work.beside_seconds) + work.waiting_seconds
 
 
@@ -224,10 +222,7 @@ def _fitted(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
     the scaled guess."""
     if not measured:
         return prior
-    copying = [work.moved_bytes / HOST_BYTES_PER_SECOND + work.waiting_seconds for work, _ in measured]
-    taken = np.array(
-        [max(time - copied, LEAST_RATIO * time) for copied, (_, time) in zip(copying, measured, strict=True)]
-    )
+    taken = np.array([max(time - work.waiting_seconds, LEAST_RATIO * time) for work, time in measured])
 
     def relative(rates: Rates) -> Features:
         shares: Features = np.array([_parts(work, rates) for work, _ in measured]) / taken[:, None]

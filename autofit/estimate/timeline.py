@@ -42,6 +42,10 @@ class Timeline:
         """The most of `totals`, a figure for each event, in each phase."""
         return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(PHASES)}
 
+    def before_update(self) -> int:
+        """The last event before the second update, which finds weights, gradients and optimizer states."""
+        return int(np.flatnonzero(self.phases != PHASES.index("optimizer"))[-1])
+
     def breakdown(self, at: int | None = None) -> dict[Category, int]:
         """Bytes of each category after the event `at`; by default at the moment of the peak."""
         until = (int(self.totals.argmax()) if at is None else at) + 1

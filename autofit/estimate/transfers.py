@@ -14,7 +14,7 @@ links are unknown."""
 DISK_READ, DISK_WRITE = 7.0e9, 5.0e9
 """Bytes per second of one NVMe drive on PCIe 4.0 x4 (Samsung PM9A3 data sheet: 6.9 GB/s read, 4.1 to 4.0 GB/s written;
 Samsung 990 PRO: 7.45 and 6.9); round figures, as the drive is unknown."""
-HOST_BYTES_PER_SECOND = 50e9
+DRAM_BYTES_PER_SECOND = 50e9
 """Of a CPU's memory, to one rank's optimizer; a guess: half of what eight channels of DDR4-3200 have together (JEDEC
 JESD79-4: 25.6 GB/s each), with two ranks or more on a socket."""
 LOOPBACK_BYTES_PER_SECOND = 2e9
@@ -29,7 +29,7 @@ def seconds(traffic: Traffic, hardware: Hardware) -> tuple[float, float]:
     waits = collectives - beside
     waits += traffic.hosted / host
     waits += traffic.disk_read / DISK_READ + traffic.disk_written / DISK_WRITE
-    waits += traffic.updated_on_host / HOST_BYTES_PER_SECOND
+    waits += traffic.updated_on_host / DRAM_BYTES_PER_SECOND
     return beside, waits
 
 
@@ -37,7 +37,7 @@ def bandwidths(hardware: Hardware) -> tuple[float, float]:
     """Bytes per second one way (between ranks, between a device and its host): the data sheets' figures less losses. A
     card without a link to others goes through its host."""
     if hardware.kind == "cpu":
-        return LOOPBACK_BYTES_PER_SECOND, HOST_BYTES_PER_SECOND
+        return LOOPBACK_BYTES_PER_SECOND, DRAM_BYTES_PER_SECOND
     card = next((known for known in cards() if known.name == hardware.name), None)
     host = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
     link = card.interconnect.bytes_per_second if card is not None and card.interconnect else host

@@ -19,26 +19,11 @@ from autofit.units import format_bytes
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
-    from autofit.estimate.libraries import Holdings
 
 WORTH_NAMING = 0.005
 """Share of the larger config's memory that a part must differ by to be mentioned."""
 MOVES = (("method", "rank", "targets"), ("precision",), ("sharding", "offload"))
 """Groups of axes that change together; every other axis is a change by itself."""
-SHARES = {
-    "zero1": ("optimizer states",),
-    "zero2": ("gradients", "optimizer states"),
-    "zero3": ("weights", "gradients", "optimizer states"),
-    "fsdp": ("weights", "gradients", "optimizer states"),
-    "fsdp-no-reshard": ("weights", "gradients", "optimizer states"),
-}
-"""What each value of `sharding` distributes over the ranks."""
-OFFLOADS = {
-    "optimizer": ("optimizer states",),
-    "params": ("weights", "gradients", "optimizer states"),
-    "nvme": ("weights", "gradients", "optimizer states"),
-}
-"""What each value of `offload` moves off the device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,10 +49,10 @@ class Step:
     saved_bytes: int
     """Device memory saved; negative if the change needs more."""
     expected_bytes: int | None
-    """What the change would save if every parameter of the model were trained and held on each device; None if the
-    change neither shards nor offloads anything."""
+    """The most that the change can save, in this training or if every parameter were trained, whichever is more; None
+    if it takes no weights, gradients or optimizer states off a device, or if memory is estimated by formula."""
     at_most_bytes: int | None
-    """How much of that this training actually has to save."""
+    """The most that it can save in this training; never negative."""
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -124,27 +109,67 @@ def explain(
     A config with `sharding=none` is estimated on a single device, with as many sequences as each of several would get.
     Raises `UsageError` for a config that cannot be estimated, saying why.
     """
-    found = _Comparison(options, hardware, memory_limit_bytes, store)
-    first, last = found.estimate(before), found.estimate(after)
-    parts = tuple(
-        Part(name=name, before_bytes=first.breakdown[name], after_bytes=last.breakdown[name])
-        for name in first.breakdown
+    return Comparison(options, hardware=hardware, memory_limit_bytes=memory_limit_bytes, store=store).explanation(
+        before, after
     )
-    return Explanation(before=first, after=last, parts=parts, steps=tuple(found.steps(before, after)))
 
 
-class _Comparison:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Saving:
+    """What a change takes off each device; negative where it adds memory."""
+
+    device_bytes: int
+    """Of the peak."""
+    lasting_bytes: int
+    """Of weights, gradients and optimizer states as an update begins."""
+
+    @property
+    def most_bytes(self) -> int:
+        """The most that can be saved. The peak itself can shrink by more than what lasts: 16-bit copies of weights, and
+        gradients on their way to where they are summed, are not there when the update begins."""
+        return max(self.device_bytes, self.lasting_bytes)
+
+    @property
+    def sentence(self) -> str:
+        """How the difference of the peaks is made up."""
+        beside = self.device_bytes - self.lasting_bytes
+        return (
+            f"as the update begins, weights, gradients and optimizer states take {_less(self.lasting_bytes)}; what the "
+            f"peak has beside them takes {_less(beside)}"
+        )
+
+
+def _less(size: int) -> str:
+    return f"{format_bytes(abs(size))} {'less' if size >= 0 else 'more'}"
+
+
+class Comparison:
     """Estimates of configs of one workload, on several devices or one, that share their traces."""
 
     def __init__(
-        self, options: WorkloadOptions, hardware: str, memory_limit_bytes: int | None, store: str | None
+        self,
+        options: WorkloadOptions,
+        *,
+        hardware: str = "auto",
+        memory_limit_bytes: int | None = None,
+        store: str | None = None,
     ) -> None:
+        """Arguments as for `explain`; nothing is traced yet."""
         device, stack = site(hardware)
         self._job = options.job((device, stack))
         with readable(store) as opened:
             self._rates = rates_for(device, stack, opened, self._job.workload.key)
         self._limit = memory_limit(memory_limit_bytes, device, options.devices)
         self._estimators: dict[int, Estimator] = {}
+
+    def explanation(self, before: Config, after: Config) -> Explanation:
+        """Raises `UsageError` for a config that cannot be estimated, saying why."""
+        first, last = self.estimate(before), self.estimate(after)
+        parts = tuple(
+            Part(name=name, before_bytes=first.breakdown[name], after_bytes=last.breakdown[name])
+            for name in first.breakdown
+        )
+        return Explanation(before=first, after=last, parts=parts, steps=tuple(self.steps(before, after)))
 
     def estimate(self, config: Config) -> Estimate:
         """Raises `UsageError` for a config that cannot be estimated, saying why."""
@@ -178,32 +203,32 @@ class _Comparison:
         )
 
     def _expectation(self, last: Config, now: Config) -> tuple[int | None, int | None, list[str]]:
-        """(what the change would save if all parameters were trained, what there is to save here, why that is less)."""
-        named = _spread(now, self._job.workload.devices)
-        if named is None or (last["sharding"], last["offload"]) == (now["sharding"], now["offload"]):
+        """(`expected_bytes` and `at_most_bytes` of the change, and reasons why it saves what it does)."""
+        if (last["sharding"], last["offload"]) == (now["sharding"], now["offload"]):
             return None, None, []
-        what, share = named
-        had = _spread(last, self._job.workload.devices)
-        kept = 1.0 if had is None else 1.0 - had[1]
-        own = self._estimator(last).holdings(last)
-        everything = shape(self._job.model).parameters
-        whole = _kept(own, trained=float(everything), frozen=0)
-        there = _kept(own, trained=own.trained, frozen=own.frozen_bytes)
+        own = self._saving(last, now)
+        whole = self._saving(_of_everything(last), _of_everything(now)) or own
+        if own is None or whole is None or max(own.lasting_bytes, whole.lasting_bytes) <= 0:
+            return None, None, []
+        reasons = [own.sentence]
+        if whole.lasting_bytes > own.lasting_bytes:
+            trained = self._estimator(now).holdings(now).trained / shape(self._job.model).parameters
+            reasons.append(
+                f"{now['method']} trains {trained:.2%} of {self._job.model.name}: if all of it were trained, these "
+                f"would take {format_bytes(whole.lasting_bytes)} less"
+            )
+        return max(own.most_bytes, whole.most_bytes), max(own.most_bytes, 0), reasons
 
-        def saved(sizes: dict[str, float]) -> int:
-            before = {name: sizes[name] * (kept if had is not None and name in had[0] else 1.0) for name in what}
-            return int(sum(before[name] - sizes[name] * (1.0 - share) for name in what))
-
-        expected, at_most = saved(whole), saved(there)
-        if at_most >= expected:
-            return expected, at_most, []
-        listed = " and ".join(what) if len(what) < 3 else ", ".join(what[:-1]) + " and " + what[-1]
-        left, all_of_it = (format_bytes(int(sum(sizes[name] for name in what))) for sizes in (there, whole))
-        cause = "" if now["method"] == "full" else f": {now['method']} trains {own.trained / everything:.2%} of it"
-        return (
-            expected,
-            at_most,
-            [f"{listed} take {left}, where training all of {self._job.model.name} would take {all_of_it}{cause}"],
+    def _saving(self, last: Config, now: Config) -> _Saving | None:
+        """What the change takes off each device; None if either config is refused, or its memory is by formula."""
+        if self.refused(last) is not None or self.refused(now) is not None:
+            return None
+        before, after = self.estimate(last), self.estimate(now)
+        if before.memory_error or after.memory_error:
+            return None
+        return _Saving(
+            device_bytes=before.device_bytes - after.device_bytes,
+            lasting_bytes=self._estimator(last).lasting_bytes(last) - self._estimator(now).lasting_bytes(now),
         )
 
     def _estimator(self, config: Config) -> Estimator:
@@ -236,21 +261,9 @@ def _with(config: Config, other: Config, axes: Sequence[str]) -> Config:
     return Config.of({**values, **{name: other[name] for name in axes if name in other}})
 
 
-def _spread(config: Config, devices: int) -> tuple[tuple[str, ...], float] | None:
-    """(what leaves each device, which share of it); None if nothing does."""
-    offload, sharding = config.text("offload"), config.text("sharding")
-    if offload != "none":
-        return OFFLOADS[offload], 1.0
-    if sharding in SHARES and devices > 1:
-        return SHARES[sharding], 1.0 - 1.0 / devices
-    return None
-
-
-def _kept(own: Holdings, *, trained: float, frozen: int) -> dict[str, float]:
-    """Bytes of weights, gradients and optimizer states for so many trained parameters, in the formats of `own`."""
-    each = own.stored_bytes / own.trained
-    states = own.states_bytes / own.trained
-    return {"weights": trained * each + frozen, "gradients": trained * each, "optimizer states": trained * states}
+def _of_everything(config: Config) -> Config:
+    """`config` with every parameter trained."""
+    return Config.of({**{k: v for k, v in config.items if k not in ("rank", "targets")}, "method": "full"})
 
 
 def _differences(before: Estimate, after: Estimate) -> list[str]:

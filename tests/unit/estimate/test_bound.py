@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from tiny import CUDA_HARDWARE, STACK
+from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 
 from autofit.catalog.models import load
 from autofit.estimate.bound import MEMORY_ERROR, bounded
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.recorder import NotTraced
+from autofit.hardware import Hardware
 from autofit.techniques import Job, complete, parse
 from autofit.units import GIB
 from autofit.workload import Workload
@@ -57,3 +60,53 @@ def test_what_cannot_be_followed_is_estimated_by_formula_and_says_so(monkeypatch
     limit = int(found.device_bytes * (1 + MEMORY_ERROR / 2))
     assert not estimator.estimate(config, memory_limit_bytes=limit).fits
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "close"),
+    [
+        ("method=full,offload=optimizer", 0.01),
+        ("method=full,offload=params", 0.01),
+        ("method=full,precision=bf16,offload=optimizer", 0.01),
+        ("method=lora,rank=8,offload=params", 0.2),  # adapters are left out
+        ("method=full,precision=bf16,checkpointing=offload", 0.1),  # blocks of pinned memory are powers of two
+    ],
+)
+def test_the_formula_knows_what_the_host_holds(text: str, close: float) -> None:
+    config, of = complete(parse(f"{text},micro_batch=1")), on(CUDA_HARDWARE)
+    traced = Estimator(of, None).estimate(config, memory_limit_bytes=80 * GIB)
+    formula = bounded(config, of, memory_limit_bytes=80 * GIB, reason="a test")
+    assert formula.host_bytes == pytest.approx(traced.host_bytes, rel=close)
+    assert sum(formula.breakdown.values()) == formula.device_bytes
+
+
+def test_what_a_processor_offloads_goes_to_the_memory_it_came_from() -> None:
+    for text in ("method=full,precision=bf16", "method=full,precision=bf16,offload=optimizer"):
+        config, of = complete(parse(f"{text},micro_batch=1")), on(CPU_HARDWARE)
+        traced = Estimator(of, None).estimate(config, memory_limit_bytes=80 * GIB)
+        formula = bounded(config, of, memory_limit_bytes=80 * GIB, reason="a test")
+        assert formula.host_bytes == formula.device_bytes == sum(formula.breakdown.values())
+        assert formula.host_bytes == pytest.approx(traced.host_bytes, rel=MEMORY_ERROR)
+
+
+def test_a_host_that_is_too_small_rules_out_what_cannot_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*arguments: object) -> None:
+        raise ValueError("the data decides")
+
+    monkeypatch.setattr("autofit.estimate.estimator.trace_decoder", fails)
+    config = complete(parse("method=full,offload=optimizer,micro_batch=1"))
+    found = {
+        size: Estimator(on(replace(CUDA_HARDWARE, count=1, host_memory_bytes=size)), None).estimate(
+            config, memory_limit_bytes=80 * GIB
+        )
+        for size in (4 * GIB, 64 * GIB)
+    }
+    small, large = found.values()
+    assert small.memory_error == MEMORY_ERROR and small.fits_device
+    assert not small.fits and small.host_short_bytes == small.host_bytes - 4 * GIB
+    assert large.fits
+
+
+def on(hardware: Hardware) -> Job:
+    """The job of a small model on this hardware, with DeepSpeed."""
+    return replace(job("smollm2-360m"), hardware=hardware, stack=replace(STACK, deepspeed="installed"))

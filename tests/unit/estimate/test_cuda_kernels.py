@@ -16,7 +16,8 @@ from autofit.estimate.cuda_kernels import Attention, attention_kernel, cuda_scra
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.liger import chunk_rows
-from autofit.estimate.speed import guess
+from autofit.estimate.speed import guess, seconds
+from autofit.estimate.transfers import bandwidths
 from autofit.estimate.update import PAGED_FROM
 from autofit.lattice import Axis, Config, Lattice, Value
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
@@ -118,7 +119,19 @@ def test_offloaded_activations_are_on_the_host_but_for_those_of_one_layer() -> N
     saved = full.breakdown["activations"] - offload.breakdown["activations"]
     assert (layers - 2) * input_bytes <= saved <= layers * input_bytes
     assert offload.step_seconds > full.step_seconds  # type: ignore[operator]
-    assert "PCIe" in offload.assumptions[0] and not full.assumptions
+    assert "host link" in offload.assumptions[0] and not full.assumptions
+
+
+@pytest.mark.parametrize("card", ["h100-80g", "a100-80g"])
+def test_offloaded_activations_move_at_the_pace_of_the_cards_own_link(card: str) -> None:
+    of = replace(job(), hardware=replace(CUDA_HARDWARE, name=card))
+    work = predicted("method=full,precision=bf16,micro_batch=4,checkpointing=offload", of).work
+    moved = 2 * (BATCH // 4) * 30 * 4 * MANY * 576 * 2  # the input of each layer, out and in at every micro-step
+    assert work is not None and work.moved_bytes == moved
+    assert work.waiting_seconds == pytest.approx(moved / bandwidths(of.hardware)[1])
+    assert seconds(work, RATES) == pytest.approx(
+        seconds(replace(work, waiting_seconds=0.0), RATES) + work.waiting_seconds
+    )
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

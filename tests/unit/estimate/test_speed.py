@@ -68,9 +68,15 @@ def test_without_trials_the_guess_stands_and_says_so() -> None:
     assert PRIOR.calibrated_on == 0 and PRIOR.relative_error == 0.5
 
 
-def work(flops: float, operations: float = 0.0, *, bytes_: float = 0.0, moved: float = 0.0) -> StepWork:
+def work(flops: float, operations: float = 0.0, *, bytes_: float = 0.0, waiting: float = 0.0) -> StepWork:
     return StepWork(
-        flops=flops, wide_flops=0.0, bytes=bytes_, operations=operations, moved_bytes=moved, estimator=ESTIMATOR_VERSION
+        flops=flops,
+        wide_flops=0.0,
+        bytes=bytes_,
+        operations=operations,
+        moved_bytes=0.0,
+        estimator=ESTIMATOR_VERSION,
+        waiting_seconds=waiting,
     )
 
 
@@ -105,7 +111,7 @@ def test_contradictory_trials_leave_every_rate_positive() -> None:
 def test_trials_that_the_host_bounds_show_its_speed_alone() -> None:
     true = PRIOR.times(np.array([2.0, 2.0, 2.0, 6.0]))
     bound_by_host = [work(1e9, n * 1e4) for n in (1, 2, 3)]
-    bound_by_device = [work(n * 1e15, 10.0, moved=1e9) for n in (1, 2, 3)]
+    bound_by_device = [work(n * 1e15, 10.0, waiting=0.04) for n in (1, 2, 3)]
     shown = [(one, seconds(one, true)) for one in (*bound_by_host, *bound_by_device)]
     fitted = calibrated(PRIOR, shown)
     for one, taken in shown:
