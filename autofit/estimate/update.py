@@ -31,8 +31,8 @@ def trace_updates(
     """The tape of two updates, at stages `optimizer-1` and `optimizer-2`.
 
     Weights and gradients exist beforehand and are not recorded; it is the backward that allocates the gradients. Of the
-    decoder layers of a kind only the first is built, and stands for the others, unless `exact`. With `flat` the optimizer
-    sees no parameters, but flat buffers of at most that many elements, which are updated one after another.
+    decoder layers of a kind only the first is built, and stands for the others, unless `exact`. With `flat` the
+    optimizer sees no parameters, but flat buffers of at most that many elements, which are updated one after another.
     """
     plan = make_plan(config, job, HOST)
     plan.attention = "eager"  # no update runs attention, so its package need not be installed

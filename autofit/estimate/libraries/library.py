@@ -52,8 +52,8 @@ class Library(Protocol):
 
     @property
     def flat(self) -> float | None:
-        """Of the flat buffers that the optimizer updates in place of the parameters, one after another: the most elements
-        that one has, over all ranks together. None where it updates the parameters themselves."""
+        """Of the flat buffers that the optimizer updates in place of the parameters, one after another: the most
+        elements that one has, over all ranks together. None where it updates the parameters themselves."""
 
     def traced(self, config: Config) -> Config:
         """The single-device config whose step a rank runs between its collectives."""

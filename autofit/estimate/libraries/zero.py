@@ -238,8 +238,8 @@ class Zero:
         return edit.allocate(wide, Place(stage, AFTER), shares=self.ranks, holds=Category.GRADIENTS)
 
     def _reached(self, sizes: Sequence[int]) -> list[int]:
-        """Of the parameters with these sizes, in order, those that overlap a rank's part of the flat buffer, at the rank
-        where their sum is largest."""
+        """Of the parameters with these sizes, in order, those that overlap a rank's part of the flat buffer, at the
+        rank where their sum is largest."""
         ends = list(itertools.accumulate(sizes))
         share = sum(sizes) / self.ranks
         parts = [(rank * share, (rank + 1) * share) for rank in range(self.ranks)]

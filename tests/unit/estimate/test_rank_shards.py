@@ -26,8 +26,8 @@ from held_by_ranks import job_of, ranks_of
 CLOSE = 0.02
 """Relative error asked of shards."""
 SCALARS = 2048
-"""Bytes that rounding every tensor up to 64 bytes may add: Adafactor, and Adam, which counts its steps, have a scalar for
-each parameter, a 4-bit weight has two, and this model has 21 parameters, or 28 adapters."""
+"""Bytes that rounding every tensor up to 64 bytes may add: Adafactor, and Adam, which counts its steps, have a scalar
+for each parameter, a 4-bit weight has two, and this model has 21 parameters, or 28 adapters."""
 CONFIGS = (
     "sharding=ddp,micro_batch=2",
     "sharding=ddp,micro_batch=4",
