@@ -78,13 +78,15 @@ def _hosted_bytes(config: Config, job: Job) -> int:
     model, full = shape(job.model), config["method"] == "full"
     stored, computed = floor_parts(plain(config), job), floor_parts(spread.traced(config), job)
     trained = computed["weights"] if full else 0
+    embeddings = trained * model.embedding_parameters // model.parameters
     return spread.host_bytes(
         Holdings(
             trained=float(model.parameters) if full else 0.0,
             trained_bytes=trained,
-            largest_bytes=trained * model.embedding_parameters // model.parameters,
+            sizes=(embeddings, *[(trained - embeddings) // model.layers] * model.layers),
             frozen_bytes=0 if full else computed["weights"],
             stored_bytes=stored["weights"] if full else 0,
             states_bytes=stored["optimizer"],
-        )
+        ),
+        accumulates=job.workload.batch_per_device > config.number("micro_batch"),
     )

@@ -21,6 +21,7 @@ from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import DecoderEvents, MicroSteps, Updates, updates
 from autofit.estimate.host_kernels import host_scratch
 from autofit.estimate.libraries import Holdings, Library, Traffic, library
+from autofit.estimate.libraries.edit import in_order
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.pattern import representatives
 from autofit.estimate.recorder import NotTraced
@@ -132,7 +133,7 @@ class Estimator:
         self._losses: dict[tuple[LossKernel, HeadShape, int], _Loss] = {}
         self._latest: _Decoder | None = None
         self._micro_steps: dict[_Loss, MicroSteps] = {}
-        self._updates: dict[Config, _Update] = {}
+        self._updates: dict[tuple[Config, float | None], _Update] = {}
         self._fragmentation: dict[Config, float] = {}
         self._figures: dict[tuple[Config, bool], tuple[Memory, StepWork | None]] = {}
 
@@ -206,7 +207,7 @@ class Estimator:
             self._latest = decoder
             self._micro_steps.clear()
         steps = _cached(self._micro_steps, loss, lambda: decoder.events.with_loss(loss.tape))
-        update = self._update(config)
+        update = self._update(config, spread)
         holdings = None if spread is None else self._holdings(config, alone, rank, update)
         line = timeline(
             steps,
@@ -232,7 +233,7 @@ class Estimator:
         return replace(
             traced,
             paged_bytes=update.paged_bytes // spread.updaters if spread.updaters else 0,
-            hosted_bytes=spread.host_bytes(holdings),
+            hosted_bytes=spread.host_bytes(holdings, accumulates=accumulation > 1),
             traffic=replace(traffic, hosted=traffic.hosted + traced.traffic.hosted),
         )
 
@@ -288,11 +289,11 @@ class Estimator:
         spread = library(config, self.job)
         alone = _alone(config, spread)
         with _without_collections():
-            return self._holdings(config, alone, int(config.get("rank") or 1), self._update(config))
+            return self._holdings(config, alone, int(config.get("rank") or 1), self._update(config, spread))
 
     def _holdings(self, config: Config, alone: Config, rank: int, update: _Update) -> Holdings:
         """The sizes of `config`'s model, from its single-device config `alone`."""
-        parameters = [s for s in self._stack(alone).tape.storages if s.trained is not None and s.allocated is None]
+        parameters = in_order(self._stack(alone).tape)
         of_trained, of_frozen = (
             Amounts.of(s.bytes for s in parameters if s.trained is is_trained).at(1, rank)
             for is_trained in (True, False)
@@ -302,7 +303,7 @@ class Estimator:
         return Holdings(
             trained=count,
             trained_bytes=trained,
-            largest_bytes=int(of_trained.max(initial=0)),
+            sizes=tuple(map(int, of_trained)),
             frozen_bytes=frozen,
             stored_bytes=int(count * make_plan(config, self.job, HOST).trained_dtype.itemsize),
             states_bytes=update.states_bytes,
@@ -318,12 +319,13 @@ class Estimator:
         first, further = (_works(tape, number, lambda place: place.layer == LOSS) for number in "12")
         return _Loss(tape, (first.at(1, 1), further.at(1, 1)))
 
-    def _update(self, config: Config) -> _Update:
-        key = _common(config, only=("method", "precision", "optimizer", "rank", "targets"))
-        return _cached(self._updates, key, lambda: self._trace_updates(config))
+    def _update(self, config: Config, spread: Library | None) -> _Update:
+        flat = None if spread is None else spread.flat
+        key = _common(config, only=("method", "precision", "optimizer", "rank", "targets")), flat
+        return _cached(self._updates, key, lambda: self._trace_updates(config, flat))
 
-    def _trace_updates(self, config: Config) -> _Update:
-        tape = trace_updates(config, self.job, self._scratch, exact=self._exact)
+    def _trace_updates(self, config: Config, flat: float | None) -> _Update:
+        tape = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat)
         return _Update(tape, updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
 
 

@@ -25,11 +25,14 @@ UPDATES = 2
 """The first update creates the states, the second is like all later ones."""
 
 
-def trace_updates(config: Config, job: Job, scratch: Scratch, *, exact: bool = False) -> Tape:
+def trace_updates(
+    config: Config, job: Job, scratch: Scratch, *, exact: bool = False, flat: float | None = None
+) -> Tape:
     """The tape of two updates, at stages `optimizer-1` and `optimizer-2`.
 
     Weights and gradients exist beforehand and are not recorded; it is the backward that allocates the gradients. Of the
-    decoder layers of a kind only the first is built, and stands for the others, unless `exact`.
+    decoder layers of a kind only the first is built, and stands for the others, unless `exact`. With `flat` the
+    optimizer sees no parameters, but flat buffers of at most that many elements, which are updated one after another.
     """
     plan = make_plan(config, job, HOST)
     plan.attention = "eager"  # no update runs attention, so its package need not be installed
@@ -42,24 +45,43 @@ def trace_updates(config: Config, job: Job, scratch: Scratch, *, exact: bool = F
         fake_weights.materialise(model)
         if not exact:
             _repeat_layers(model, [built.index(first[kind]) for kind in kinds])
+        modules = [model] if flat is None else _flat_buffers(model, flat)
     assert plan.optimizer is not None
     # Outside the fake mode: bitsandbytes computes its quantisation maps from numbers. Loss scaling needs no memory.
-    engine = LocalEngine(model, plan.optimizer, loss_scaling=False)
+    engines = [LocalEngine(module, plan.optimizer, loss_scaling=False) for module in modules]
     recorder = Recorder(scratch)
-    trained = [p for p in model.parameters() if p.requires_grad]
     with fake:
-        _give_quantisation_maps(engine.optimizer)
-        _page_states(engine.optimizer, recorder)
+        for engine in engines:
+            _give_quantisation_maps(engine.optimizer)
+            _page_states(engine.optimizer, recorder)
         for update in range(1, UPDATES + 1):
             recorder.move(f"optimizer-{update}", AFTER)
-            for parameter in trained:
-                parameter.grad = torch.empty_like(parameter)
-                recorder.ignore(parameter)
-                recorder.ignore(parameter.grad)
-            with recorder, _as_on_host(job):
-                engine.update()
+            for engine in engines:
+                for parameter in (p for p in engine.root.parameters() if p.requires_grad):
+                    parameter.grad = torch.empty_like(parameter)
+                    recorder.ignore(parameter)
+                    recorder.ignore(parameter.grad)
+                with recorder, _as_on_host(job):
+                    engine.update()
         recorder.close()
     return recorder.tape
+
+
+def _flat_buffers(model: nn.Module, most: float) -> list[nn.Module]:
+    """Modules with one parameter each, of at most so many elements, that together have the trained elements of `model`.
+
+    Whatever a module is to an optimizer besides its parameters, as an embedding is to bitsandbytes, is lost.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    left = sum(p.numel() for p in trained)
+    modules = []
+    while left:
+        elements = int(min(left, most))
+        module = nn.Module()
+        module.register_parameter("flat", nn.Parameter(torch.empty(elements, dtype=trained[0].dtype)))
+        modules.append(module)
+        left -= elements
+    return modules
 
 
 def _repeat_layers(model: nn.Module, stand_ins: list[int]) -> None:

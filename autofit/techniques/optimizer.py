@@ -108,7 +108,8 @@ def _bitsandbytes(name: str) -> OptimizerFactory:
         made.mng = bnb.optim.GlobalOptimManager.__new__(bnb.optim.GlobalOptimManager)
         made.mng.initialize()
         if name.endswith("8bit"):
-            # As in transformers' Trainer, the states of embeddings stay in 32 bits, for stability.
+            # As in transformers' Trainer, the states of embeddings stay in 32 bits, for stability. With ZeRO, there as
+            # here, they do not: the optimizer sees flat partitions, among which bitsandbytes finds no embedding.
             for child in module.modules():
                 if isinstance(child, nn.Embedding):
                     made.mng.register_module_override(child, "weight", {"optim_bits": 32})

@@ -26,6 +26,10 @@ class Ddp:
     def updaters(self) -> int:
         return 1
 
+    @property
+    def flat(self) -> None:
+        return None
+
     def traced(self, config: Config) -> Config:
         return plain(config)
 
@@ -46,7 +50,7 @@ class Ddp:
     def update(self, tape: Tape, holdings: Holdings) -> Tape:
         return tape
 
-    def host_bytes(self, holdings: Holdings) -> int:
+    def host_bytes(self, holdings: Holdings, *, accumulates: bool) -> int:
         return 0
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:

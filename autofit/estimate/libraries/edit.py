@@ -39,11 +39,8 @@ class Edit:
         ]
 
     def in_order(self) -> list[Storage]:
-        """Every parameter, in the order of the model: what precedes the layers, the layers, what follows them."""
-        every = [s for s in self.tape.storages if s.trained is not None and s.allocated is None]
-        first = next((i for i, s in enumerate(every) if s.layer is not None), len(every))
-        layers = [s for layer in self.layers for s in self.parameters(layer)]
-        return [*every[:first], *layers, *(s for s in every[first:] if s.layer is None)]
+        """Every parameter, in the order of the model."""
+        return in_order(self.tape)
 
     def allocate(
         self,
@@ -106,6 +103,14 @@ class Edit:
         events: Events = []
         self.tape.segments.insert((at[-1] if after else at[0]) + after, (place, events))
         return events
+
+
+def in_order(tape: Tape) -> list[Storage]:
+    """Every parameter, in the order of the model: what precedes the layers, the layers, what follows them."""
+    every = [s for s in tape.storages if s.trained is not None and s.allocated is None]
+    first = next((i for i, s in enumerate(every) if s.layer is not None), len(every))
+    layers = sorted((s for s in every if s.layer is not None), key=lambda s: s.layer or 0)
+    return [*every[:first], *layers, *(s for s in every[first:] if s.layer is None)]
 
 
 def alike(tape: Tape) -> Tape:

@@ -37,6 +37,10 @@ class Fsdp:
     def updaters(self) -> int:
         return 0 if self.offloads else self.ranks
 
+    @property
+    def flat(self) -> None:
+        return None
+
     def traced(self, config: Config) -> Config:
         """With mixed precision matrix products and gradients are in 16 bits throughout: no autocast remains."""
         return plain(config).replace(precision="bf16") if self.mixed else plain(config)
@@ -55,7 +59,7 @@ class Fsdp:
         """The rank's share of each parameter is updated separately."""
         return Tape() if self.offloads else shared(tape, self.ranks)
 
-    def host_bytes(self, holdings: Holdings) -> int:
+    def host_bytes(self, holdings: Holdings, *, accumulates: bool) -> int:
         if not self.offloads:
             return 0
         gradients = holdings.stored_bytes

@@ -17,8 +17,8 @@ class Holdings:
     """Number of parameters that the optimizer updates."""
     trained_bytes: int
     """Of those, in the format that matrix products take."""
-    largest_bytes: int
-    """Of the largest of those alone."""
+    sizes: tuple[int, ...]
+    """The same for each of those parameters, in the order of the model."""
     frozen_bytes: int
     """Of all other parameters, in the format that they are kept in."""
     stored_bytes: int
@@ -50,6 +50,11 @@ class Library(Protocol):
     def updaters(self) -> int:
         """Number of devices that share the update's work; 0 where it is done on the host."""
 
+    @property
+    def flat(self) -> float | None:
+        """Of the flat buffers that the optimizer updates in place of the parameters, one after another: the most
+        elements that one has, over all ranks together. None where it updates the parameters themselves."""
+
     def traced(self, config: Config) -> Config:
         """The single-device config whose step a rank runs between its collectives."""
 
@@ -59,8 +64,8 @@ class Library(Protocol):
     def update(self, tape: Tape, holdings: Holdings) -> Tape:
         """The optimizer's tape on one rank."""
 
-    def host_bytes(self, holdings: Holdings) -> int:
-        """Bytes of host memory that one rank's share takes."""
+    def host_bytes(self, holdings: Holdings, *, accumulates: bool) -> int:
+        """Bytes of host memory that one rank's share takes; `accumulates` as for `micro_steps`."""
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         """The traffic of one optimizer step with this many micro-steps."""

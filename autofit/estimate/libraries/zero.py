@@ -104,6 +104,16 @@ class Zero:
     def updaters(self) -> int:
         return 0 if self.offload != "none" else self.ranks
 
+    @property
+    def _gathers(self) -> bool:
+        """Whether stage 3 copies what it gathers: the only rank of a CPU takes its shard itself (`NoGatherHandle` of
+        runtime/zero/partition_parameters.py)."""
+        return self.pinned or self.ranks > 1
+
+    @property
+    def flat(self) -> float:
+        return SUB_GROUP * self.ranks if self.stage == 3 else math.inf
+
     def traced(self, config: Config) -> Config:
         """With mixed precision the model itself is in 16 bits: no autocast remains."""
         return plain(config).replace(precision="bf16") if self.mixed else plain(config)
@@ -134,7 +144,7 @@ class Zero:
             share = min(share, SUB_GROUP * (4 if self.mixed or self.wide else 2))
         return found if self.mixed and self.stage < 3 else beside(found, share)
 
-    def host_bytes(self, holdings: Holdings) -> int:
+    def host_bytes(self, holdings: Holdings, *, accumulates: bool) -> int:
         """A rank's masters, states and gradients, the 16-bit copy on its way to the device, and the gradient sums."""
         if self.offload == "none":
             return 0
@@ -147,10 +157,13 @@ class Zero:
             if self.offload != "optimizer":
                 kept += [trained, holdings.frozen_bytes / self.ranks]
         else:
-            # What goes back to the device, and the gradients of the micro-batches so far (accumulated_grads_in_cpu),
-            # which pure bf16 sums in the masters' own gradients.
-            # Copies to the host pass through a buffer (temp_grad_buffer_for_cpu_offload).
-            kept = [trained, trained if self.mixed or self.wide else 0.0, holdings.largest_bytes]
+            # What goes back to the device, and the buffer that gradients pass through on their way to the host
+            # (param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload).
+            kept = [trained, max(holdings.sizes, default=0)]
+            if self.stage == 2 and accumulates and (self.mixed or self.wide):
+                # The gradients of the micro-batches so far, each whole (accumulated_grads_in_cpu). Pure bf16 sums them
+                # in the masters' own gradients, and stage 1 on the device.
+                kept += self._reached(holdings.sizes)
         return int(sum(map(self._block, [*kept, masters, masters])) + states)  # the masters and their gradients
 
     def _beside_files(self, trained: float) -> int:
@@ -219,20 +232,22 @@ class Zero:
     def _partition(self, edit: Edit, trained: Sequence[int], stage: str) -> Sequence[int]:
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
         if not self.mixed:
-            return edit.allocate([self._reached(edit)], Place(stage, AFTER), holds=Category.GRADIENTS)
+            reached = self._reached([self._bytes(p) for p in edit.in_order() if p.trained])
+            return edit.allocate([sum(reached)], Place(stage, AFTER), holds=Category.GRADIENTS)
         wide = (self._masters * b for b in trained)
         return edit.allocate(wide, Place(stage, AFTER), shares=self.ranks, holds=Category.GRADIENTS)
 
-    def _reached(self, edit: Edit) -> int:
-        """Bytes of the parameters that overlap a rank's part of the flat buffer, at the rank with the most."""
-        sizes = [self._bytes(p) for p in edit.in_order() if p.trained]
+    def _reached(self, sizes: Sequence[int]) -> list[int]:
+        """Of the parameters with these sizes, in order, those that overlap a rank's part of the flat buffer, at the
+        rank where their sum is largest."""
         ends = list(itertools.accumulate(sizes))
         share = sum(sizes) / self.ranks
         parts = [(rank * share, (rank + 1) * share) for rank in range(self.ranks)]
-        return max(
-            sum(size for size, end in zip(sizes, ends, strict=True) if end > start and end - size < stop)
+        every = [
+            [size for size, end in zip(sizes, ends, strict=True) if end > start and end - size < stop]
             for start, stop in parts
-        )
+        ]
+        return max(every, key=sum)
 
     def _bytes(self, parameter: Storage) -> int:
         """At the adapters' actual rank."""
@@ -332,7 +347,8 @@ class Zero:
         trained = self._trained(edit)
         for number in (1, 2):
             made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
-            self._gather(edit, number)
+            if self._gathers:
+                self._gather(edit, number)
             into_buckets(edit, f"backward-{number}", made)
             self._last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)
         self._norm(edit, last)
@@ -353,7 +369,7 @@ class Zero:
         return edit.tape
 
     def _persists(self, storage: Storage) -> bool:
-        return self._bytes(storage) // storage.item_bytes <= self.buckets.persists
+        return self._gathers and self._bytes(storage) // storage.item_bytes <= self.buckets.persists
 
     def _gather(self, edit: Edit, number: int) -> None:
         """Modules are whole while they run, along with what is prefetched; what is soon used again stays.

@@ -64,8 +64,14 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The states of all parameters, without the step counts, which are scalars."""
-    found = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
+    """The states of all parameters, without the step counts, which are scalars, and bitsandbytes' maps of 8-bit values:
+    2 KiB, to which every parameter's state refers."""
+    found = [
+        t
+        for state in optimizer.state.values()
+        for name, t in state.items()
+        if isinstance(t, torch.Tensor) and not name.startswith("qmap")
+    ]
     return [t for t in found if t.dim() > 0]
 
 

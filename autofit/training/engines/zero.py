@@ -118,12 +118,14 @@ class ZeroEngine:
         shards = [p.ds_tensor for p in own if hasattr(p, "ds_tensor")]
         constants = quantisation_bytes(self._module)
         shared, whole = _storages(shards, counted), _storages(own, counted)
-        optimizer, gradients = _storages(self._states(), counted), _storages(self._gradients(), counted)
+        optimizer = _storages(self._states(), counted)
+        of_backward = _storages([p.grad for p in own if p.grad is not None], counted)
+        gradients = _storages(self._gradients(), counted)
         on_host = self._offload != "none"
         params_on_host = on_host and self._offload != "optimizer"
         return Resident(
             parameters=whole + constants + (0 if params_on_host else shared),
-            gradients=0 if on_host else gradients,
+            gradients=of_backward + (0 if on_host else gradients),
             optimizer=0 if on_host else optimizer,
             host_parameters=shared if params_on_host else 0,
             host_gradients=gradients if on_host else 0,
@@ -137,14 +139,14 @@ class ZeroEngine:
         return [*masters, *states(zero.optimizer)]
 
     def _gradients(self) -> list[torch.Tensor]:
-        """Gradients wherever DeepSpeed keeps them: on the parameters, in partitions, on the master copies, or summed on
-        the host."""
+        """Gradients wherever DeepSpeed keeps them apart from the parameters: in partitions, on the master copies, or
+        summed on the host."""
         zero = self._engine.optimizer
         summed = getattr(zero, "accumulated_grads_in_cpu", {}).values()
         partitions = [t for group in getattr(zero, "averaged_gradients", {}).values() for t in group or []]
         flat = [t for name in GRADIENTS for t in _listed(getattr(zero, name, None))]
-        at = [p.grad for p in (*self._module.parameters(), *self._states()) if p.grad is not None]
-        return [*at, *partitions, *flat, *summed]
+        masters = [t.grad for t in self._states() if t.grad is not None]
+        return [*masters, *partitions, *flat, *summed]
 
 
 def _listed(value: Any) -> list[torch.Tensor]:

@@ -1,9 +1,10 @@
-"""A program of its own: trains configs on two gloo ranks and prints what each rank's engine holds, as JSON.
+"""A program of its own: trains configs on one or two gloo ranks and prints what each rank's engine holds, as JSON.
 
     python held_by_ranks.py CONFIG ...
 
 For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; then
-the bytes of the largest fp64 copy made in the backward passes, and of DeepSpeed's host buffer for gradients in transit.
+the bytes of the largest fp64 copy made in the backward passes, and of DeepSpeed's host buffers for gradients and
+weights in transit. Configs without `sharding` have one rank, all others two.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -22,16 +24,20 @@ from tiny import STACK, job, model, rows
 
 from autofit.techniques import Job, complete, parse
 
-RANKS = 2
 MODEL = model("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=2, tie_word_embeddings=False)
 SEQUENCES = 4
 """Per rank and optimizer step."""
 
 
-def shared_job() -> Job:
-    """The job that the ranks train."""
+def ranks_of(config: str) -> int:
+    """The number of ranks that train `config`."""
+    return 1 if complete(parse(config))["sharding"] == "none" else 2
+
+
+def job_of(ranks: int) -> Job:
+    """The job that so many ranks train."""
     stack = replace(STACK, deepspeed="installed")
-    return job(MODEL, devices=RANKS, global_batch=SEQUENCES * RANKS, stack=stack)
+    return job(MODEL, devices=ranks, global_batch=SEQUENCES * ranks, stack=stack)
 
 
 def held(config: str, rank: int) -> list[dict[str, int]]:
@@ -51,22 +57,51 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
             return made
 
     torch.manual_seed(0)
-    step = build(complete(parse(config)), shared_job(), torch.device("cpu"))
+    ranks = ranks_of(config)
+    step = build(complete(parse(config)), job_of(ranks), torch.device("cpu"))
     tokens = rows(SEQUENCES, seed=rank)
     micro_batches = list(step.split(tokens))
-    targets = SEQUENCES * (tokens.shape[1] - 1) * RANKS
+    targets = SEQUENCES * (tokens.shape[1] - 1) * ranks
     with Fp64() as fp64:
         for index, (inputs, labels) in enumerate(micro_batches):
             step.micro_step(inputs, labels, targets, last=index == len(micro_batches) - 1)
     before = asdict(step.engine.resident())
     step.update()
-    on_the_way = getattr(getattr(step.engine.root, "optimizer", None), "temp_grad_buffer_for_cpu_offload", None)
-    passing = {"fp64": fp64.largest, "on_the_way": 0 if on_the_way is None else on_the_way.nbytes}
-    return [before, asdict(step.engine.resident()), passing]
+    zero = getattr(step.engine.root, "optimizer", None)
+    out, back = (
+        sum(buffer.nbytes for buffer in buffers)
+        for buffers in (
+            [b for b in [getattr(zero, "temp_grad_buffer_for_cpu_offload", None)] if b is not None],
+            getattr(zero, "param_buffer_of_bit16_for_cpu_offload_groups", []),
+        )
+    )
+    return [before, asdict(step.engine.resident()), {"fp64": fp64.largest, "host_out": out, "host_back": back}]
+
+
+def on_group(configs: Sequence[str], ranks: int) -> list[list[list[dict[str, int]]]]:
+    """What is held for each config, by each of so many ranks: a process each, forked from this one, which has already
+    imported the libraries."""
+    import torch
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    ends = []
+    for rank in range(ranks):
+        read, write = os.pipe()
+        if os.fork() == 0:
+            os.dup2(2, 1)  # DeepSpeed prints
+            torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=ranks)
+            os.write(write, json.dumps([held(config, rank) for config in configs]).encode())
+            os._exit(0)
+        os.close(write)
+        ends.append(read)
+    answers = [json.loads(os.fdopen(end).read() or "null") for end in ends]
+    return [list(of_config) for of_config in zip(*answers, strict=True)]
 
 
 def main(configs: list[str]) -> None:
-    """Fork one process per rank from this one, which has already imported the libraries."""
+    """Answer for every config, in order, with one group of processes for each number of ranks."""
     import deepspeed.ops.adam  # noqa: F401
     import torch
     import torch.distributed.fsdp
@@ -74,22 +109,12 @@ def main(configs: list[str]) -> None:
     from autofit.training.build import build
 
     torch.set_num_threads(1)
-    build(complete(parse("method=lora")), job(MODEL), torch.device("cpu"))  # imports what ranks need
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    ends = []
-    for rank in range(RANKS):
-        read, write = os.pipe()
-        if os.fork() == 0:
-            os.dup2(2, 1)  # DeepSpeed prints
-            torch.distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=RANKS)
-            answer: list[Any] = [held(config, rank) for config in configs]
-            os.write(write, json.dumps(answer).encode())
-            os._exit(0)
-        os.close(write)
-        ends.append(read)
-    print(json.dumps([json.loads(os.fdopen(end).read() or "null") for end in ends]))
+    build(complete(parse("method=qlora")), job(MODEL), torch.device("cpu"))  # imports what ranks need
+    found: dict[str, list[list[dict[str, int]]]] = {}
+    for ranks in sorted(set(map(ranks_of, configs))):
+        of_group = [config for config in configs if ranks_of(config) == ranks]
+        found |= dict(zip(of_group, on_group(of_group, ranks), strict=True))
+    print(json.dumps([found[config] for config in configs]))
 
 
 if __name__ == "__main__":

@@ -124,6 +124,21 @@ def test_the_host_holds_what_the_device_does_not(text: str, devices: int, each: 
     assert found.hosted_bytes == pytest.approx(each * shape(OF).parameters + passing, rel=0.01)
 
 
+def test_the_host_holds_sums_only_where_stage_2_accumulates_there() -> None:
+    here = replace(CPU_HARDWARE, memory_bytes=64 * GIB)
+    one, four = (
+        {
+            stage: Estimator(job(2, hardware=here, sequences=n), None)
+            .trace(complete(parse(f"sharding={stage},offload=optimizer,micro_batch=1")))
+            .hosted_bytes
+            for stage in ("zero1", "zero2")
+        }
+        for n in (1, 4)
+    )
+    assert one["zero1"] == one["zero2"] == four["zero1"]
+    assert four["zero2"] - one["zero2"] == pytest.approx(2 / 2 * shape(OF).parameters, rel=0.05)
+
+
 def test_the_host_holds_the_buffers_of_what_is_in_files() -> None:
     here = job(2, hardware=replace(CPU_HARDWARE, memory_bytes=64 * GIB))
     config = complete(parse("sharding=zero3,offload=nvme,micro_batch=1"))

@@ -1,12 +1,17 @@
-"""The optimizer's part: layers that stand for others change no byte."""
+"""The optimizer's part: layers that stand for others change no byte, and flat buffers hold no parameters."""
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import pytest
 from test_trace import GQA, MIXTURE, TIED, history, job
 
-from autofit.catalog.models import Model
+from autofit.catalog.models import Model, shape
 from autofit.estimate.cuda_kernels import cuda_scratch
+from autofit.estimate.events import updates
+from autofit.estimate.tape import Category
 from autofit.estimate.update import trace_updates
 from autofit.techniques import complete, parse
 
@@ -28,3 +33,27 @@ def test_layers_that_stand_for_others_give_the_update_of_them_all(name: str, tex
         return history(tape), [len(w) for w in tape.work.values()], tape.elsewhere
 
     assert traced(MODELS[name], exact=False) == traced(MODELS[name], exact=True)
+
+
+def states_and_peak(text: str, flat: float | None) -> tuple[int, int]:
+    """Bytes of the states, and the most that an update with states takes beside them."""
+    found = updates(trace_updates(complete(parse(text)), job(GQA), cuda_scratch, flat=flat))
+    later = found.second
+    states = int(found.sizes[found.categories == Category.OPTIMIZER].sum())
+    return states, int(np.cumsum(later.signs * found.sizes[later.storages]).max(initial=0))
+
+
+def test_a_flat_buffer_has_no_embeddings_with_states_of_their_own() -> None:
+    parameters = shape(GQA).parameters
+    states, _ = states_and_peak("method=full,precision=bf16,optimizer=adamw-8bit", math.inf)
+    assert states == pytest.approx(2 * (1 + 4 / 256) * parameters, abs=1024)
+    apart, _ = states_and_peak("method=full,precision=bf16,optimizer=adamw-8bit", None)
+    assert apart > states + 5 * shape(GQA).embedding_parameters
+
+
+def test_flat_buffers_are_updated_one_after_another() -> None:
+    text, parameters = "method=full,precision=bf16,optimizer=adamw-foreach", shape(GQA).parameters
+    one_states, one_peak = states_and_peak(text, math.inf)
+    states, peak = states_and_peak(text, parameters / 4)
+    assert states == pytest.approx(one_states, rel=1e-3) and one_states == pytest.approx(4 * parameters, rel=1e-3)
+    assert peak == pytest.approx(one_peak / 4, rel=0.01)

@@ -98,16 +98,17 @@ def run(step: TrainingStep, tokens: torch.Tensor) -> Trained:
 SHARDINGS = ("ddp", "fsdp", "fsdp-no-reshard", "zero1", "zero2", "zero3")
 TWO = [
     *(of(sharding=sharding, micro_batch=1) for sharding in SHARDINGS),
-    *(of(sharding=s, method="lora") for s in ("ddp", "fsdp", "zero2", "zero3")),
-    *(of(sharding=s, method="qlora") for s in ("ddp", "zero2", "zero3", *(["fsdp"] if FSDP_TAKES_QLORA else []))),
+    *(of(sharding=s, method="lora") for s in SHARDINGS),
+    *(of(sharding=s, method="qlora") for s in SHARDINGS if FSDP_TAKES_QLORA or not s.startswith("fsdp")),
     *(of(sharding=sharding, precision="bf16-mixed") for sharding in ("ddp", "fsdp", "zero1", "zero2", "zero3")),
-    of(sharding="zero2", precision="bf16"),
+    *(of(sharding=sharding, precision="bf16") for sharding in ("ddp", "zero1", "zero2", "zero3")),
     of(sharding="fsdp", precision="fp16-mixed"),
     of(sharding="fsdp", model="tied", checkpointing="selective"),
     of(sharding="zero3", model="tied", checkpointing="full"),
     of(sharding="ddp", model="tied", checkpointing="every-2"),
     of(sharding="fsdp", offload="params"),
     of(sharding="zero1", offload="optimizer"),
+    of(sharding="zero1", offload="optimizer", micro_batch=1),
     of(sharding="zero2", offload="optimizer", precision="bf16-mixed"),
     of(sharding="zero2", offload="optimizer", precision="bf16-mixed", micro_batch=1),
     of(sharding="zero3", offload="optimizer"),
@@ -271,7 +272,8 @@ def promised(case: Case, ranks: int) -> Resident:
     if offload == "optimizer":
         # Beside the master copies' gradients what is summed over micro-batches, for which pure bf16 takes the former.
         accumulates = ranks * case["micro_batch"] < GLOBAL_BATCH
-        sums = {"bf16": 0, "fp32": 4}.get(case["precision"], 2) * overlapping(trained, ranks) if accumulates else 0
+        on_host_summed = accumulates and sharding != "zero1"  # which sums on the device
+        sums = {"bf16": 0, "fp32": 4}.get(case["precision"], 2) * overlapping(trained, ranks) if on_host_summed else 0
         return on_host(offload, constants, whole, summed + sums, optimizer)
     if sharding == "zero1" and case["precision"] == "bf16-mixed":
         # all gradients twice: in 16 bits, and in fp32 where they are summed
