@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.frontier import Point, pareto
+from autofit.frontier import MAX_TIE, Point, pareto
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, TimedOut
 from autofit.search.budget import TIMING_SECONDS
@@ -23,6 +23,9 @@ Array = NDArray[np.float64]
 
 WORTHWHILE_GAIN = 0.01
 """Expected relative gain below which an untried config is not worth its trial."""
+CONTEST_GAIN = MAX_TIE / 2
+"""Expected gain over the winner from which a config that was measured once runs again: less would be likely to end in a
+tie, and so to leave the recommendation as it is."""
 LUCK = 0.24
 """Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
@@ -157,11 +160,11 @@ class Advice:
 
     def contender(self, winner: Point) -> Point | None:
         """The config, measured once, from whose second run the most is to be expected: that it is the faster one of its
-        method after all. None if what is to be expected could not be told from noise."""
+        method after all. None if that is not worth the run."""
         own = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
         once = [p for p in own if not p.verified and not p.measurement.stopped_early]
         gains = [_gain_over(winner, rival) for rival in once]
-        if not gains or max(gains) <= self._noise_gain():
+        if not gains or max(gains) <= max(self._noise_gain(), CONTEST_GAIN):
             return None
         return once[gains.index(max(gains))]
 
