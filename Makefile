@@ -51,7 +51,7 @@ replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
 # Writes benchmarks/RESULTS.md with its plots. Takes hours the first time; if interrupted, run it again to continue.
-RESULTS ?= $(patsubst %,--table benchmarks/recorded/cpu-2c-%.jsonl,smollm2-135m pythia-160m) \
+RESULTS ?= $(patsubst %,--table benchmarks/recorded/%.jsonl,cpu-2c-smollm2-135m cpu-2c-pythia-160m cpu-zen5-2c-smollm2-135m) \
 	--elsewhere benchmarks/recorded/cpu-1c-smollm2-135m.jsonl
 
 results: $(RIVALS)
