@@ -85,11 +85,12 @@ def estimate(
             exact=exact,
         )
         found = asked.estimate() if no_advice else asked.advised(waiting)
+    print_json(found.to_json()) if as_json else print(estimate_text(found))
     if html is not None:
+        # Comes second, because a model that cannot be traced has an estimate but no timeline.
         from autofit.export import memory_chart
 
         write(html, [memory_chart.html(asked.timeline(), found, asked.workload).encode()])
-    print_json(found.to_json()) if as_json else print(estimate_text(found))
     raise typer.Exit(0 if found.fits else 3)
 
 

@@ -72,7 +72,7 @@ def _kept_by_the_heap(config: Config) -> str:
     benchmarks/recorded/cpu-2c-sharded-memory.json; a test compares them."""
     kept = "how much freed memory the C library keeps is an average over trials"
     if not needs_process_group(config):
-        return f"{kept}: half of them were off by more than 3 %, and some by 19 %"
+        return f"{kept}: half of them were off by less than 3 %, and the worst by 20 %"
     said = (
         f"{kept} without sharding and offload: of 10 predictions for two ranks half were off by more than 9 %, and "
         "those for zero3 and fsdp were 15 to 46 % too low"

@@ -18,6 +18,12 @@ from autofit.techniques import complete
 from autofit.workload import Workload
 
 
+WIDEST = 1000.0
+"""Relative spread that no timing has: steps that differ as much are a clock's mistake."""
+SAME_SPEED = 0.01
+"""Relative difference between a trial's two statements of its speed that rounding explains."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedTable:
     """A search space as it was measured on one machine."""
@@ -54,7 +60,7 @@ def read_whole(file: Path) -> RecordedTable:
     trials: dict[Config, list[Trial]] = {}
     first: dict[tuple[int, Config], int] = {}
     for number, row in enumerate(rows[1:], start=2):
-        config, outcome, seconds = _measured(file, number, row, limit)
+        config, outcome, seconds = _measured(file, number, row, workload, limit)
         earlier = first.setdefault((_pass(file, number, row), config), number)
         if earlier != number:
             raise _wrong(file, number, f"repeats the config of row {earlier}: {config}")
@@ -124,20 +130,26 @@ def _header(file: Path, row: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def _measured(file: Path, number: int, row: dict[str, Any], limit: int) -> tuple[Config, Outcome, float]:
+def _measured(
+    file: Path, number: int, row: dict[str, Any], workload: Workload, limit: int
+) -> tuple[Config, Outcome, float]:
     if "schema" in row:
         raise _wrong(file, number, "the header of another recording: a file can hold only one")
     try:
         config = Config.from_json(row["config"])
         if complete(row["config"]) != config:
             raise ValueError("its config does not name every axis")
+        if workload.batch_per_device % config.number("micro_batch"):
+            raise ValueError(
+                f"micro_batch={config['micro_batch']} does not divide the {workload.batch_per_device} sequences of a device"
+            )
         outcome = outcome_from_json({k: v for k, v in row.items() if k not in BESIDE_OUTCOME})
         seconds = row["seconds"]
     except KeyError as error:
         raise _wrong(file, number, f"{error.args[0]} is missing") from error
     except (AutofitError, AttributeError, TypeError, ValueError) as error:
         raise _wrong(file, number, str(error)) from error
-    reason = _impossible(outcome, seconds, limit)
+    reason = _impossible(outcome, seconds, workload, limit)
     if reason is not None:
         raise _wrong(file, number, reason)
     return config, outcome, float(seconds)
@@ -150,7 +162,7 @@ def _pass(file: Path, number: int, row: dict[str, Any]) -> int:
     return found
 
 
-def _impossible(outcome: Outcome, seconds: Any, limit: int) -> str | None:
+def _impossible(outcome: Outcome, seconds: Any, workload: Workload, limit: int) -> str | None:
     """Why no trial can have given these values; None if one can."""
     if isinstance(outcome, Crashed) and outcome.transient:
         return "a failure of the machinery says nothing about its config"
@@ -162,16 +174,30 @@ def _impossible(outcome: Outcome, seconds: Any, limit: int) -> str | None:
         memory, spread = measured.device_bytes, measured.step_seconds.relative_spread
         if not _is_number(memory) or not 0 <= memory <= limit:
             return f"device_bytes is {memory!r}: what fits has at least 0 and at most the limit of {limit}"
-        if spread is not None and (not _is_number(spread) or spread < 0):
-            return f"step_seconds.relative_spread is {spread!r}, and cannot be below 0"
+        if spread is not None and (not _is_number(spread) or not 0 <= spread <= WIDEST):
+            return f"step_seconds.relative_spread is {spread!r}, and must be between 0 and {WIDEST:g}"
     for name, value in above_zero.items():
         if not _is_number(value) or value <= 0:
-            return f"{name} is {value!r}, and must be above 0"
+            return f"{name} is {_shortened(value)}, and must be above 0"
+    if isinstance(outcome, Fits):
+        measured = outcome.measurement
+        speed = workload.tokens_per_step / measured.step_seconds.median
+        if not math.isclose(speed, measured.tokens_per_second, rel_tol=SAME_SPEED):
+            return f"tokens_per_second is {measured.tokens_per_second!r}, and its step_seconds.median makes it {speed!r}"
     return None
 
 
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:20]}...{text[-10:]}"
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether `value` is a number that a float can hold."""
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def _no_number(text: str) -> float:

@@ -10,7 +10,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Axis, Config, Value
 from autofit.search.foresight import Foresight
 from autofit.techniques import AXES
-from autofit.workload import Workload
+from autofit.workload import Effect, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +52,9 @@ class Problem:
         return tuple(sorted(found, key=lambda value: place(axis, value)))
 
     def nearest(self, config: Config) -> Config:
-        """The recorded config that differs from `config` on the fewest axes; of several, the one with the nearest
-        numbers, and of those the first. `config` itself, if it is recorded."""
+        """The recorded config that differs from `config` on the fewest axes; of several, one that trains the same (a
+        chunked loss that is one chunk is recorded as the full loss), then the one with the nearest numbers, and of
+        those the first. `config` itself, if it is recorded."""
         return min(self.configs, key=lambda known: _distance(known, config))
 
 
@@ -72,8 +73,9 @@ def _place_in(axis: Axis, config: Config) -> int:
     return -1 if value is None else place(axis, value)
 
 
-def _distance(a: Config, b: Config) -> tuple[int, float]:
+def _distance(a: Config, b: Config) -> tuple[int, int, float]:
     differing = [(axis, a.get(axis.name), b.get(axis.name)) for axis in AXES]
     differing = [(axis, x, y) for axis, x, y in differing if x != y]
+    inexact = [axis for axis, _, _ in differing if any(e is not Effect.EXACT for e in axis.effects.values())]
     numbers = [abs(math.log2(int(x) / int(y))) for axis, x, y in differing if axis.numeric and x and y]
-    return len(differing), sum(numbers)
+    return len(differing), len(inexact), sum(numbers)
