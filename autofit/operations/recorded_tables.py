@@ -17,7 +17,6 @@ from autofit.outcome import Crashed, Fits, Outcome, Trial, outcome_from_json
 from autofit.techniques import complete
 from autofit.workload import Workload
 
-
 WIDEST = 1000.0
 """Relative spread that no timing has: steps that differ as much are a clock's mistake."""
 SAME_SPEED = 0.01
@@ -140,9 +139,8 @@ def _measured(
         if complete(row["config"]) != config:
             raise ValueError("its config does not name every axis")
         if workload.batch_per_device % config.number("micro_batch"):
-            raise ValueError(
-                f"micro_batch={config['micro_batch']} does not divide the {workload.batch_per_device} sequences of a device"
-            )
+            batch = workload.batch_per_device
+            raise ValueError(f"micro_batch={config['micro_batch']} does not divide the {batch} sequences of a device")
         outcome = outcome_from_json({k: v for k, v in row.items() if k not in BESIDE_OUTCOME})
         seconds = row["seconds"]
     except KeyError as error:
@@ -183,7 +181,9 @@ def _impossible(outcome: Outcome, seconds: Any, workload: Workload, limit: int) 
         measured = outcome.measurement
         speed = workload.tokens_per_step / measured.step_seconds.median
         if not math.isclose(speed, measured.tokens_per_second, rel_tol=SAME_SPEED):
-            return f"tokens_per_second is {measured.tokens_per_second!r}, and its step_seconds.median makes it {speed!r}"
+            return (
+                f"tokens_per_second is {measured.tokens_per_second!r}, and its step_seconds.median makes it {speed!r}"
+            )
     return None
 
 

@@ -231,7 +231,10 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "negative step": (changed(1, in_steps(median=-1.0)), r"row \d+: step_seconds.median is -1.0"),
     "negative spread": (changed(1, in_steps(relative_spread=-0.1)), r"row \d+: step_seconds.relative_spread is -0.1"),
     "endless spread": (changed(1, in_steps(relative_spread=5e3)), r"row \d+: step_seconds.relative_spread is 5000"),
-    "endless time": (changed(1, lambda line: line.update(seconds=10**400)), r"row \d+: seconds is 1000+\.\.\.0+, and must"),
+    "endless time": (
+        changed(1, lambda line: line.update(seconds=10**400)),
+        r"row \d+: seconds is 1000+\.\.\.0+, and must",
+    ),
     "two speeds": (
         changed(1, in_measurement(tokens_per_second=1e9)),
         r"row \d+: tokens_per_second is 1000000000.0, and its step_seconds.median makes it",
