@@ -51,6 +51,20 @@ def test_a_heaps_noise_is_none() -> None:
     assert not any(found)
 
 
+def test_growth_is_told_from_scatter() -> None:
+    """As a large model's heap: tens of MiB up and down, with a tail. Without growth, and with 20 MiB at every step."""
+    none, grown = [], []
+    for seed in range(300):
+        draw = random.Random(seed)
+        sizes = [
+            1600 * MIB + int(draw.gauss(0, 25 * MIB)) - (150 * MIB if draw.random() < 0.05 else 0) for _ in range(14)
+        ]
+        none.append(leak(sizes, FLOOR))
+        grown.append(leak([size + 20 * MIB * step for step, size in enumerate(sizes)], FLOOR))
+    assert sum(map(bool, none)) <= 1
+    assert sum(map(bool, grown)) >= 270
+
+
 def test_what_a_counter_cannot_tell_from_noise_is_its_own() -> None:
     growing = mib([100 + 3 * step for step in range(8)])
     assert leak(growing, FLOOR) == 0
