@@ -69,13 +69,13 @@ def ranks_per_host(job: Job) -> int:
 
 def _kept_by_the_heap(config: Config) -> str:
     """How far the shares of estimate/heap.py are off. Figures of sharding are those of
-    benchmarks/recorded/cpu-2c-sharded-memory.json; a test compares them."""
+    benchmarks/recorded/cpu-zen5-2c-sharded-memory.json; a test compares them."""
     kept = "how much freed memory the C library keeps is an average over trials"
     if not needs_process_group(config):
         return f"{kept}: half of them were off by less than 3 %, and the worst by 20 %"
     said = (
         f"{kept} without sharding and offload: of 10 predictions for two ranks half were off by more than 9 %, and "
-        "those for zero3 and fsdp were 15 to 46 % too low"
+        "those for zero3 and fsdp were 14 to 45 % too low"
     )
     return said if config["offload"] == "none" else f"{said}; none with offload was compared"
 

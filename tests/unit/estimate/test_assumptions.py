@@ -15,7 +15,7 @@ from autofit.hardware import Hardware
 from autofit.techniques import Job, complete, parse
 from autofit.workload import Workload
 
-RECORD = Path(__file__).parents[3] / "benchmarks" / "recorded" / "cpu-2c-sharded-memory.json"
+RECORD = Path(__file__).parents[3] / "benchmarks" / "recorded" / "cpu-zen5-2c-sharded-memory.json"
 
 
 def heap_sentence(text: str, hardware: Hardware = CPU_HARDWARE) -> str | None:
