@@ -48,6 +48,11 @@ class Axis:
         """Whether values are positive integers, compared as numbers."""
         return not self.values
 
+    @property
+    def exact(self) -> bool:
+        """Whether every value with a stated effect leaves the mathematics unchanged. Numbers have none stated."""
+        return all(effect is Effect.EXACT for effect in self.effects.values())
+
     def check(self, value: object) -> Value:
         """`value` if it is valid; raises `UsageError` with the nearest valid values otherwise."""
         if self.numeric:

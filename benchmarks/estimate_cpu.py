@@ -3,7 +3,8 @@
     python benchmarks/estimate_cpu.py [TABLE ...] [--store URL] [--calibrate-on 5] [--seeds 20] [--json FILE]
 
 A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store, every such file in
-recorded/ whose name begins with cpu-2c. The latest full measurement of each config of a table counts; nothing is run.
+recorded/ of a processor with two cores (cpu-2c, cpu-zen5-2c). The latest full measurement of each config of a table
+counts; nothing is run.
 Prints the predicted and the measured figures of every config, with its time calibrated on all trials but its own. Then,
 for each workload of each table:
 

@@ -9,7 +9,6 @@ from functools import cache
 from autofit.lattice import Config
 from autofit.outcome import Diverged, Fits, Measurement, Trial
 from autofit.techniques import AXES, family
-from autofit.workload import Effect
 
 LOSS_TOLERANCE = {"fp32": 2e-3, "default": 2e-2}
 """Relative difference of a step's loss that rounding explains after a few updates. Adam's first steps follow the sign
@@ -67,7 +66,7 @@ def _judged(trial: Trial, others: Sequence[Trial]) -> Trial:
     return against_it[0] if most else trial
 
 
-EXACT_AXES = tuple(a for a in AXES if not a.numeric and all(e is Effect.EXACT for e in a.effects.values()))
+EXACT_AXES = tuple(a for a in AXES if not a.numeric and a.exact)
 
 
 @cache

@@ -27,7 +27,6 @@ class _Begun:
     """With the deadline after which the trial is taken to hang."""
     reserved_seconds: float
     """What of the search's time the trial must leave for later."""
-    is_retry: bool = False
     ends_with_budget: bool = False
     """Whether it will be killed because the search's time is over, before it counts as hanging."""
 

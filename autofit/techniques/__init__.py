@@ -107,7 +107,7 @@ def family(config: Config) -> str:
 
     Within a family a dominated config is useless, whatever the user allows.
     """
-    axes = [axis for axis in AXES if axis.numeric or any(e is not Effect.EXACT for e in axis.effects.values())]
+    axes = [axis for axis in AXES if axis.numeric or not axis.exact]
     return ",".join(f"{a.name}={config[a.name]}" for a in axes if a.name in config and a.name != "micro_batch")
 
 

@@ -10,7 +10,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Axis, Config, Value
 from autofit.search.foresight import Foresight
 from autofit.techniques import AXES
-from autofit.workload import Effect, Workload
+from autofit.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +76,6 @@ def _place_in(axis: Axis, config: Config) -> int:
 def _distance(a: Config, b: Config) -> tuple[int, int, float]:
     differing = [(axis, a.get(axis.name), b.get(axis.name)) for axis in AXES]
     differing = [(axis, x, y) for axis, x, y in differing if x != y]
-    inexact = [axis for axis, _, _ in differing if any(e is not Effect.EXACT for e in axis.effects.values())]
+    inexact = [axis for axis, _, _ in differing if not axis.exact]
     numbers = [abs(math.log2(int(x) / int(y))) for axis, x, y in differing if axis.numeric and x and y]
     return len(differing), len(inexact), sum(numbers)
