@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from autofit.errors import in_one_line
 from autofit.lattice import Config
+from autofit.operations import predicting
 from autofit.operations.other_hardware import is_calibrated, learned_elsewhere
 from autofit.operations.predicting import predict_all
 from autofit.store import Store
@@ -69,6 +70,14 @@ def foresee(
         shared_host_bytes=(job.hardware.host_memory_bytes or None) if one_host else None,
     )
     return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
+
+
+def get_ready(
+    job: Job, configs: Sequence[Config], *, memory_limit_bytes: int, seconds: float | None, store: Store
+) -> None:
+    """Begin to load, in the background, what `foresee` of the same configs will need."""
+    if _is_time_to(configs, seconds):
+        predicting.get_ready(job, configs, memory_limit_bytes=memory_limit_bytes, store=store)
 
 
 def _is_time_to(configs: Sequence[Config], seconds: float | None) -> bool:

@@ -47,19 +47,34 @@ def estimate_all(
     cannot be estimated at all are left out: the estimator does not cover the device, or it failed, which is only
     logged, because no prediction is worth ending a search for.
     """
-    possible = configs if not_estimated(job.hardware) is None else []
-    cache, keys = EstimateCache(store), EstimateKeys(job)
-    by_key = {keys.of(config): config for config in possible}
-    found = {
-        by_key[key]: estimate for key, estimate in cache.known(by_key, memory_limit_bytes=memory_limit_bytes).items()
-    }
-    missing = {config: key for key, config in by_key.items() if config not in found}
-    report(len(found), len(possible))
+    found, missing = _looked_up(job, configs, memory_limit_bytes, store)
+    possible = len(found) + len(missing)
+    report(len(found), possible)
     if missing:
-        made = _made(job, list(missing), memory_limit_bytes, lambda done: report(len(found) + done, len(possible)))
-        cache.keep({missing[config]: estimate for config, estimate in made.items()})
+        made = _made(job, list(missing), memory_limit_bytes, lambda done: report(len(found) + done, possible))
+        EstimateCache(store).keep({missing[config]: estimate for config, estimate in made.items()})
         found |= made
-    return {config: found[config] for config in possible if config in found}
+    return {config: found[config] for config in configs if config in found}
+
+
+def get_ready(job: Job, configs: Sequence[Config], *, memory_limit_bytes: int, store: Store) -> None:
+    """Begin to load, in the background, what `predict_all` of the same configs will need."""
+    from autofit.estimate import sweep
+
+    _, missing = _looked_up(job, configs, memory_limit_bytes, store)
+    sweep.get_ready(list(missing))
+
+
+def _looked_up(
+    job: Job, configs: Sequence[Config], limit: int, store: Store | None
+) -> tuple[dict[Config, Estimate], dict[Config, str]]:
+    """The estimates made before, and the configs that have none, with their keys in the cache."""
+    possible = configs if not_estimated(job.hardware) is None else []
+    keys = EstimateKeys(job)
+    by_key = {keys.of(config): config for config in possible}
+    known = EstimateCache(store).known(by_key, memory_limit_bytes=limit)
+    found = {by_key[key]: estimate for key, estimate in known.items()}
+    return found, {config: key for key, config in by_key.items() if config not in found}
 
 
 def _made(job: Job, configs: list[Config], limit: int, report: Callable[[int], None]) -> dict[Config, Estimate]:

@@ -15,7 +15,7 @@ from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.operations.answers import recommendation
 from autofit.operations.earlier_searches import begin, findings, its_end_noted
-from autofit.operations.foreseeing import foresee
+from autofit.operations.foreseeing import foresee, get_ready
 from autofit.operations.keeping import Keeper
 from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
@@ -141,7 +141,7 @@ def _run(
             workload_key=job.workload.key,
             search_id=search_id if request.fresh else None,
         ),
-        open_pool=(lambda: pool) if pool is not None else (lambda: open_pool(request)),
+        open_pool=partial(_workers, request, prepared, store, pool),
         foresee=partial(_foresight, request, prepared, store),
         save=keeper.keep,
         report=shown,
@@ -152,6 +152,19 @@ def _run(
     with nullcontext() if answered else its_end_noted(store, search_id, found):
         found.run()
         return _result(request, prepared, found, store, search_id, time.monotonic() - started)
+
+
+def _workers(request: SearchRequest, prepared: Prepared, store: Store, pool: Pool | None) -> Pool:
+    """`pool`, or the one that the request asks for; meanwhile what estimating needs is loaded."""
+    if request.predict:
+        get_ready(
+            prepared.job,
+            _may_fit(prepared),
+            memory_limit_bytes=prepared.memory_limit_bytes,
+            seconds=request.time_budget_seconds,
+            store=store,
+        )
+    return open_pool(request) if pool is None else pool
 
 
 def _foresight(
@@ -165,13 +178,17 @@ def _foresight(
         return Foresight()
     return foresee(
         prepared.job,
-        [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],
+        _may_fit(prepared),
         memory_limit_bytes=prepared.memory_limit_bytes,
         seconds=request.time_budget_seconds,
         store=store,
         report=report,
         one_host=request.ray_address is None,
     )
+
+
+def _may_fit(prepared: Prepared) -> list[Config]:
+    return [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes]
 
 
 def _result(

@@ -33,9 +33,9 @@ from typing import IO, Any, NoReturn
 from autofit.lattice import Config
 from autofit.outcome import Crashed, Outcome, outcome_from_json, outcome_to_json
 from autofit.rendezvous import listening
+from autofit.training.postponed import import_postponed
 from autofit.trial import classify, nvml, process_memory, shared_memory
 from autofit.trial.commands import Commands, Stopped
-from autofit.trial.postponed import import_postponed
 from autofit.trial.request import seconds_since_asked
 from autofit.trial.swap_folder import explained, swap_folder
 

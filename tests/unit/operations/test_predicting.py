@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -17,7 +19,7 @@ from autofit import operations
 from autofit.estimate import sweep
 from autofit.estimate.estimator import Estimator
 from autofit.lattice import Config
-from autofit.operations.predicting import predict_all
+from autofit.operations.predicting import get_ready, predict_all
 from autofit.store import Store
 from autofit.techniques import Job, complete, parse
 from autofit.units import GIB
@@ -85,6 +87,23 @@ def test_no_failure_of_the_estimator_reaches_who_asks(
     with caplog.at_level(logging.WARNING):
         assert predict_all(job, CONFIGS, memory_limit_bytes=GIB, store=store) == kept
     assert "a process ended" in caplog.text
+
+
+def test_what_is_kept_needs_nothing_loaded(job: Job, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[Config]] = []
+    monkeypatch.setattr(sweep, "get_ready", asked.append)
+    predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
+    get_ready(job, CONFIGS, memory_limit_bytes=GIB, store=store)
+    assert asked == [CONFIGS[1:]]
+
+
+def test_the_server_of_estimating_processes_loads_the_libraries_and_touches_no_device() -> None:
+    said = (
+        "import sys, autofit.estimate.preloaded;"
+        "print(*(name in sys.modules for name in ('peft', 'transformers', 'bitsandbytes')))"
+    )
+    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True", "False"]
 
 
 def test_a_device_that_estimates_are_not_for_has_none(job: Job) -> None:
