@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 from autofit.trial.request import DEADLINE_SECONDS
 
-TIMING_SECONDS = 4.0
-"""Time spent on the repeats of one trial: enough to rank. The winner is timed for longer when it is verified."""
-VERIFICATION_SECONDS = 20.0
-"""Time spent on the repeats of that verification, unless they agree sooner: its figure is the one that users see. In
-ten seconds a two-second step has five repeats, of which a single slow one makes the interval a third of the figure."""
+TIMING_SECONDS = 3.0
+"""Time spent on the repeats of one trial, beyond the minimum number: enough to rank. More would hardly make its figure
+more certain, because executions of one config differ, too. Kalibera and Jones (2013) derive how many repeats are worth
+their time: sqrt(c/t) s/b, where an execution costs c before its first timed step, a step takes t and scatters by s, and
+executions differ by b. With what benchmarks/trial_noise.py shows on two cores (c/t of 3, s of 5 %, b of 4 to 7 %),
+that is one or two."""
+VERIFICATION_SECONDS = 8.0
+"""Time spent on the repeats of the winner's verification, unless they agree sooner: users see its figure and spread."""
 GRACE_SECONDS = 10.0
 """How far a trial begun in time may overrun the budget: killing it then would waste what it has cost."""
 LEAST_DEADLINE_SECONDS = 90.0
