@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
 from autofit.estimate.estimate import Change, Estimate
-from autofit.frontier import Alternative, Frontier, Recommendation
+from autofit.frontier import Alternative, Frontier, Point, Recommendation
 from autofit.hardware import Hardware
 from autofit.lattice import Config
 from autofit.outcome import Fits, Trial
@@ -49,17 +49,23 @@ def spread_text(spread: float | None) -> str:
 
 
 def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
-    """The frontier's points, one line each, lightest first; those over the limit are marked.
+    """The frontier's points, one line each, lightest first; those over the limit are marked. A table per method.
 
     With several devices, memory is per device, and speed is given both in total and per device.
     """
-    if not frontier.points:
-        return "nothing that was measured fits"
-    devices = frontier.workload.devices
+    tables = []
+    for method in METHODS:
+        points = [p for p in frontier.points if p.method == method]
+        if points:
+            tables.append(_measured_table(method, points, frontier.workload.devices, memory_limit_bytes))
+    return "\n\n".join(tables) or "nothing that was measured fits"
+
+
+def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
     several = devices > 1
-    heading: tuple[str, ...] = ("memory", "tokens/s", "spread", "config")
-    rows = [("memory of each", "tokens/s", "of each", "spread", "config") if several else heading]
-    for point in frontier.points:
+    heading: tuple[str, ...] = ("memory", "tokens/s", "spread", method)
+    rows = [("memory of each", "tokens/s", "of each", "spread", method) if several else heading]
+    for point in points:
         m = point.measurement
         beyond = memory_limit_bytes is not None and m.device_bytes > memory_limit_bytes
         rows.append(
@@ -91,7 +97,7 @@ def recommendation_text(answer: Recommendation) -> str:
         f"{' on each' if answer.workload.devices > 1 else ''}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
     if m.leak_bytes_per_step:
-        lines.append(f"  warning: memory grew by {format_bytes(m.leak_bytes_per_step)} at every step")
+        lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
     if answer.changes_training:
         lines += [f"  {sentence}" for sentence in answer.changes_training]
     else:
@@ -139,7 +145,7 @@ def trial_text(trial: Trial) -> str:
         (f"rank {own.rank}", f"{format_bytes(own.device_bytes)}, {own.step_seconds:.3f} s a step") for own in m.ranks
     ]
     if m.leak_bytes_per_step:
-        rows.append(("leak", f"{format_bytes(m.leak_bytes_per_step)} more at every step"))
+        rows.append(("leak", f"about {format_bytes(m.leak_bytes_per_step)} more with each step"))
     return head + columns([("outcome", "fits"), *rows])
 
 

@@ -297,8 +297,9 @@ class Search:
             for trial in shown:
                 if not machinery_failed(trial):
                     self._adviser.tell(trial)
-        self._refute()
-        self.knowledge.executions_differ(self.between())  # the second run shows more of it
+            self._refute()
+            self.knowledge.executions_differ(self.between())  # the second run shows more of it
+            self._show()
         self.progress.verifying = False
         return has_shown
 

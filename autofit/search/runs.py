@@ -42,7 +42,7 @@ class Runs:
     keep: Callable[[Trial], Trial]
     """Judges and commits a trial; called before anything else happens to it."""
     show: Callable[[], None]
-    """Called while trials are under way, and whenever some have ended."""
+    """Called while trials are under way."""
     predictions: Mapping[Config, Prediction] = field(default_factory=dict)
     """Stored beside the trials' measurements."""
     ended: int = 0
@@ -120,7 +120,6 @@ class Runs:
                 cut.append(trial.config)
             else:
                 shown.append((begun, trial))
-        self.show()
         return [trial for begun, trial in shown if not self._begun_again(begun, trial)], cut
 
     def _submit(self, begun: _Begun) -> None:

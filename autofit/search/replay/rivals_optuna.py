@@ -42,7 +42,7 @@ def rival(make: Callable[[int], BaseSampler], directions: tuple[StudyDirection, 
             try:
                 _search(problem, oracle, optuna.create_study(directions=directions, sampler=make(seed)))
             except ImportError as error:
-                raise CannotRun(f"{error}: Optuna's sampler needs it (pip install 'autofit[bench]')") from error
+                raise CannotRun(f"{error}: Optuna's sampler needs it (pip install 'scipy>=1.15')") from error
 
     return search
 

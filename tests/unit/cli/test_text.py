@@ -141,7 +141,7 @@ def test_a_leak_and_an_unknown_peak_are_said() -> None:
     outcome = fits(3, 1234.5)
     leaking = Fits(measurement=replace(outcome.measurement, leak_bytes_per_step=2 * GIB, mfu=None))
     text = trial_text(make_trial({}, leaking))
-    assert "2.00 GiB more at every step" in text
+    assert "about 2.00 GiB more with each step" in text
     assert "unknown peak" in text
 
 
@@ -155,7 +155,7 @@ def test_a_recommendation_warns_of_a_leak() -> None:
         [point], hardware=trial.hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=0
     )
     answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
-    assert "warning: memory grew by 1.00 GiB at every step" in recommendation_text(answer)
+    assert "warning: memory grew by about 1.00 GiB a step" in recommendation_text(answer)
 
 
 def test_a_trial_that_failed_in_words() -> None:

@@ -203,6 +203,8 @@ class Run:
     opened: int = 0
     reports: list[tuple[int, int, int, bool]] = field(default_factory=list)
     """Of each report: trials done, out of memory, ruled out, verifying."""
+    unknown: list[int] = field(default_factory=list)
+    """Of each report: how many saved configs the search did not know the outcome of."""
 
     @property
     def progress(self) -> Progress:
@@ -253,6 +255,7 @@ def prepare(
 
     def report(progress: Progress) -> None:
         run.reports.append((progress.done, progress.out_of_memory, progress.ruled_out, progress.verifying))
+        run.unknown.append(len({t.config for t in run.saved} - search.knowledge.trials.keys()))
 
     search = Search(
         job=truth.job,

@@ -68,6 +68,11 @@ def test_the_best_that_fits_is_found(lattice: Lattice, job: object, seed: int, s
     check_counts(run)
 
 
+def test_what_is_reported_includes_every_trial_that_has_ended(lattice: Lattice) -> None:
+    run = searched(Truth(make_job(), lattice, seed=1), size=3)
+    assert len(run.unknown) > run.progress.done and not any(run.unknown)
+
+
 def test_the_stated_regret_holds_in_nineteen_of_twenty_worlds(lattice: Lattice) -> None:
     bounds, held = [], []
     for seed in range(12):
