@@ -68,7 +68,7 @@ def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
     rows.append(("deepspeed", False, "pip install deepspeed"))
     if gpu:
         rows += [
-            ("liger_kernel", False, "pip install 'autofit[cuda]'"),
+            ("liger_kernel", False, "pip install 'liger-kernel>=0.6.4'"),
             ("flash_attn", False, "pip install --no-build-isolation 'flash-attn>=2.8'"),
         ]
     checks = []

@@ -243,5 +243,5 @@ def _refusal(found: _Found, address: Address) -> StoreError:
         )
     return StoreError(
         f"the store {address} has schema {found.revision}, newer than autofit {__version__} knows",
-        remedy="pip install --upgrade autofit",
+        remedy="use the version that wrote it, or another store (--store or AUTOFIT_STORE)",
     )
