@@ -75,6 +75,9 @@ class Measurement:
     gradient_norms: tuple[float | None, ...] = ()
     """L2 norm of all gradients before clipping, one per optimizer step that ran, warm-up included; None where it was
     not finite (JSON has no infinity): loss scaling overflows on purpose, to find its scale."""
+    plain_gradient_norm: float | None = None
+    """L2 norm of the gradient after the timed steps as plain training gives it, with which that of the step's own was
+    found to agree; None where they were not compared."""
     setup_peak_bytes: int = 0
     """Peak while the step was built and checked, before the first training step: not included in the peaks above."""
     leak_bytes_per_step: int = 0

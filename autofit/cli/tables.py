@@ -139,6 +139,7 @@ def trial_text(trial: Trial) -> str:
         ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in m.phase_peaks.items())),
         ("host", f"{format_bytes(m.host_peak_bytes)}, of which {format_bytes(m.host_baseline_bytes)} before the trial"),
         ("loss", f"{m.losses[0]:.4f} -> {m.losses[-1]:.4f} over {len(m.losses)} steps"),
+        ("gradient", "not compared" if m.plain_gradient_norm is None else "agrees with plain training's"),
         ("set-up", format_duration(m.setup_seconds)),
     ]
     rows += [

@@ -57,6 +57,7 @@ def trial(
             config=config,
             memory_limit_bytes=limit,
             deadline_seconds=deadline_seconds,
+            compares_gradient=True,
             snapshot=snapshot,
             profile=profile,
         )

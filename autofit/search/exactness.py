@@ -9,12 +9,11 @@ from functools import cache
 from autofit.lattice import Config
 from autofit.outcome import Diverged, Fits, Measurement, Trial
 from autofit.techniques import AXES, family
+from autofit.trial.divergence import GRADIENT_TOLERANCE
 
 LOSS_TOLERANCE = {"fp32": 2e-3, "default": 2e-2}
 """Relative difference of a step's loss that rounding explains after a few updates. Adam's first steps follow the sign
 of each gradient, which rounding flips where a gradient is near zero: hence more than one step's rounding."""
-GRADIENT_TOLERANCE = {"fp32": 5e-3, "default": 5e-2}
-"""Relative difference of the first gradient's norm that rounding explains: this norm is taken before any update."""
 
 
 class FamilyBaselines:

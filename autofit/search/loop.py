@@ -290,6 +290,7 @@ class Search:
             timing_seconds=self._verification_timing(),
             # More patient than for the others: the winner's failure would count for everyone who asks the store.
             patience_seconds=self.limits.deadline_seconds,
+            compares_gradient=True,
         )
         while self._runs.in_flight:
             shown, _ = self._runs.collect()

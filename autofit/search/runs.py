@@ -85,6 +85,7 @@ class Runs:
         patience_seconds: float,
         reserved_seconds: float = 0.0,
         rivals: tuple[Rival, ...] = (),
+        compares_gradient: bool = False,
     ) -> None:
         """Start the trial of `config` on an idle worker.
 
@@ -99,6 +100,7 @@ class Runs:
             deadline_seconds=patience_seconds,
             timing_seconds=timing_seconds,
             rivals=rivals,
+            compares_gradient=compares_gradient,
         )
         self._submit(_Begun(request=request, reserved_seconds=reserved_seconds))
 

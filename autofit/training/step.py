@@ -8,8 +8,10 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from autofit.techniques.chunked_cross_entropy import chunked_cross_entropy
+from autofit.techniques.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX
 from autofit.training.engine import Engine
+from autofit.training.engines.local import LocalEngine
 from autofit.training.loss_module import LossModule
 
 PhaseObserver = Callable[[str], AbstractContextManager[None]]
@@ -128,6 +130,26 @@ class TrainingStep:
         finally:
             self.module.train(training)
         return total / targets
+
+    def plain_gradient_norm(self, row: torch.Tensor) -> float:
+        """L2 norm of the gradient of the mean loss on `row` [1, seq_len], as plain training of the method and precision
+        gives it: no compilation, no checkpointing, no custom kernel. Updates nothing.
+
+        Only for an engine that does not share the work (`LocalEngine`). Raises what torch raises: unlike
+        `reference_loss`, this may need more memory than training does.
+        """
+        assert isinstance(self.engine, LocalEngine)
+        training = self.module.training
+        self.module.eval()
+        try:
+            ((inputs, labels),) = self.split(row)
+            with self.precision():
+                loss = self.engine.root(inputs, labels, full_cross_entropy) / (row.shape[1] - 1)
+            self.engine.backward(loss, last=True)
+        finally:
+            self.module.train(training)
+            norm = self.engine.discard()
+        return float(norm)
 
     def precision(self) -> AbstractContextManager[None]:
         """The autocast context of the forward pass, if the config's precision needs one."""

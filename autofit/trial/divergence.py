@@ -11,6 +11,8 @@ from autofit.outcome import Diverged
 REFERENCE_TOLERANCE = {"fp32": 1e-5, "default": 2e-3}
 """Relative difference between the first loss and the plain forward's that rounding explains: several times what the
 techniques' tests see, which is 1e-6 in fp32 and 1e-3 in bf16."""
+GRADIENT_TOLERANCE = {"fp32": 5e-3, "default": 5e-2}
+"""Relative difference of a gradient's norm that rounding explains, at the same weights."""
 FALLING_STEPS = 4
 """Updates on the same batch after which its loss must have fallen."""
 
@@ -41,6 +43,19 @@ def divergence(
                 reference_loss=reference if reference is not None and math.isfinite(reference) else None,
             )
     return None
+
+
+def other_gradient(config: Config, losses: Sequence[float], norm: float, plain: float) -> Diverged | None:
+    """The outcome if the gradient's `norm` differs from that of plain training by more than rounding."""
+    tolerance = GRADIENT_TOLERANCE.get(config.text("precision"), GRADIENT_TOLERANCE["default"])
+    if abs(norm - plain) <= tolerance * plain:
+        return None
+    return Diverged(
+        reason=f"the gradient's norm is {norm:.4g}, that of plain training {plain:.4g}: more than the {tolerance:.1%} "
+        "that rounding explains",
+        losses=tuple(losses),
+        reference_loss=None,
+    )
 
 
 def _not_finite(config: Config, losses: Sequence[float], gradient_norms: Sequence[float]) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from autofit.training.ranks import Ranks, join
 from autofit.training.step import TrainingStep
 from autofit.trial import process_memory
 from autofit.trial.classify import memory_failure
-from autofit.trial.divergence import divergence
+from autofit.trial.divergence import divergence, other_gradient
 from autofit.trial.leak import leak, may_leak
 from autofit.trial.meter import MemoryReading, Meter, meter_for
 from autofit.trial.recording import memory_snapshot, write_profile
@@ -100,7 +100,12 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
         overhead_seconds=overhead_seconds,
         stopped_early=stopped_early,
     )
-    return Ended(outcome=Fits(measurement=measurement), record=_recorder(request, step, tokens, ranks), ranks=ranks)
+    outcome = (
+        _compared(measurement, request, step, tokens, steps)
+        if request.compares_gradient
+        else Fits(measurement=measurement)
+    )
+    return Ended(outcome=outcome, record=_recorder(request, step, tokens, ranks), ranks=ranks)
 
 
 def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> Ranks:
@@ -171,6 +176,29 @@ def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequ
         if ranks.size > 1 or memory_failure(error, "forward", host_is_device=job.hardware.kind == "cpu") is None:
             raise
         return None
+
+
+def _compared(
+    measurement: Measurement, request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, steps: Steps
+) -> Fits | Diverged:
+    """`measurement` with the gradient norm of plain training, or `Diverged` if the step's own is another. Nothing is
+    compared where dropout or other ranks take part, where plain training does not fit, or where it overflows."""
+    job = request.job
+    shared = request.rendezvous is not None or needs_process_group(request.config)
+    if shared or step.dropout or job.workload.lora_dropout > 0:
+        return Fits(measurement=measurement)
+    try:
+        plain = step.plain_gradient_norm(tokens[:1])
+        steps.once()
+    except Exception as error:
+        if memory_failure(error, "backward", host_is_device=job.hardware.kind == "cpu") is None:
+            raise
+        return Fits(measurement=measurement)
+    own = steps.gradient_norms[-1]
+    if not math.isfinite(plain) or not math.isfinite(own):
+        return Fits(measurement=measurement)
+    diverged = other_gradient(request.config, steps.losses, own, plain)
+    return diverged or Fits(measurement=replace(measurement, plain_gradient_norm=plain))
 
 
 def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks) -> bool:

@@ -42,6 +42,8 @@ class TrialRequest:
     timing_seconds: float = TIMING_SECONDS
     rivals: tuple[Rival, ...] = ()
     """Configs that make this one hopeless if one of them is both no heavier and much faster."""
+    compares_gradient: bool = False
+    """Whether to compare the gradient with plain training's, after the measurement."""
     snapshot: str | None = None
     """File for PyTorch's memory snapshot."""
     profile: str | None = None
@@ -63,6 +65,7 @@ class TrialRequest:
             "deadline_seconds": self.deadline_seconds,
             "timing_seconds": self.timing_seconds,
             "rivals": [asdict(r) for r in self.rivals],
+            "compares_gradient": self.compares_gradient,
             "snapshot": self.snapshot,
             "profile": self.profile,
             "rendezvous": None if self.rendezvous is None else self.rendezvous.to_json(),
@@ -84,6 +87,7 @@ class TrialRequest:
             deadline_seconds=data["deadline_seconds"],
             timing_seconds=data["timing_seconds"],
             rivals=tuple(Rival(**r) for r in data["rivals"]),
+            compares_gradient=data["compares_gradient"],
             snapshot=data["snapshot"],
             profile=data["profile"],
             rendezvous=None if data.get("rendezvous") is None else Rendezvous.from_json(data["rendezvous"]),

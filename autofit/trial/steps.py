@@ -100,6 +100,11 @@ class Steps:
             self._settle(self._lag)
         return self.seconds[-1]
 
+    def once(self) -> None:
+        """Run one more step and wait for it; it counts among the timed ones, though the queue was empty."""
+        self._issue(self._announced)
+        self._settle(0)
+
     def finish(self) -> None:
         """Wait for the device; a step that was issued only to keep it busy counts like any other."""
         self._settle(0)

@@ -193,6 +193,19 @@ def test_the_reference_disturbs_nothing(method: str, precision: str) -> None:
     assert relative_error(found[1], found[0]) == 0.0
 
 
+@pytest.mark.parametrize("precision", ["bf16", "bf16-mixed", "fp16-mixed", "fp32"])
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+def test_the_plain_gradient_is_that_of_the_next_step_and_leaves_nothing(method: str, precision: str) -> None:
+    values = {"method": method, "precision": precision, "micro_batch": 1, "checkpointing": "full", "loss": "chunked"}
+    step = built(config(**values))
+    stir_adapters(step)
+    same = rows(1).expand(4, -1)
+    plain = step.plain_gradient_norm(same[:1])
+    assert not gradients(step) and step.module.training
+    step.run(same)
+    assert plain == pytest.approx(float(step.gradient_norm), rel=1e-5 if precision == "fp32" else 2e-2)
+
+
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 @pytest.mark.parametrize("tiny", [PHI, COHERE, QWEN3_MOE], ids=lambda tiny: tiny.name)
 def test_the_reference_can_be_taken_of_every_model_that_trains(tiny: Model, method: str) -> None:

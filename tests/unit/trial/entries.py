@@ -87,6 +87,20 @@ def wrong_loss(data: Mapping[str, Any], descriptor: int, asked_at: float) -> Non
     child.run(data, descriptor, asked_at)
 
 
+def wrong_gradient(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Trains with a loss kernel whose value is right, and whose gradient is a tenth too small."""
+    from autofit.training.loss_module import LossModule
+
+    original = LossModule.forward
+
+    def wrong(self: LossModule, tokens: Any, labels: Any, plain: Any = None) -> Any:
+        loss = original(self, tokens, labels, plain)
+        return loss if plain is not None else 0.9 * loss + 0.1 * loss.detach()
+
+    LossModule.forward = wrong  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)
+
+
 def overflowing(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Starts with a loss scale that overflows, as the usual one does for larger models."""
     import torch

@@ -97,6 +97,23 @@ def test_garbage_on_stdout_and_pipe_is_no_answer(warm: TrialRunner) -> None:
     assert isinstance(warm.run(misbehaving("garbage"))[0], Fits)
 
 
+@pytest.mark.usefixtures("goes_on")
+def test_a_wrong_gradient_is_found_where_it_is_compared(warm: TrialRunner) -> None:
+    assert isinstance(warm.run(misbehaving("wrong_gradient"))[0], Fits), "its losses are right"
+    outcome = warm.run(misbehaving("wrong_gradient", compares_gradient=True))[0]
+    assert isinstance(outcome, Diverged) and "that of plain training" in outcome.reason
+
+
+def test_a_gradient_is_compared_with_plain_training_only_as_the_memory_limit_allows(warm: TrialRunner) -> None:
+    job = tiny_job(tiny_model(vocabulary=32768, hidden=64), seq_len=512)
+    light = complete({"micro_batch": 1, "precision": "fp32", "loss": "chunked", "checkpointing": "full"})
+    free, _ = warm.run(tiny_request(light, job=job, compares_gradient=True))
+    assert isinstance(free, Fits) and free.measurement.plain_gradient_norm is not None
+    limit = free.measurement.device_bytes + 48 * MIB
+    tight, _ = warm.run(tiny_request(light, job=job, compares_gradient=True, memory_limit_bytes=limit))
+    assert isinstance(tight, Fits) and tight.measurement.plain_gradient_norm is None
+
+
 def test_nan_loss_is_diverged(warm: TrialRunner) -> None:
     outcome = warm.run(misbehaving("nan_loss"))[0]
     assert isinstance(outcome, Diverged)
