@@ -303,12 +303,13 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
 def speed_text(found: Estimate) -> str:
     """The predicted speed, and what the prediction is based on."""
     if found.tokens_per_second is None or found.relative_error is None:
-        return "not predicted: this hardware's speed is not known"
+        reason = "the step was not traced" if found.memory_error else f"the speed of {found.hardware} is not known"
+        return f"not predicted: {reason}"
     basis = (
-        f"calibrated on {found.calibrated_on} trial{'s' * (found.calibrated_on > 1)}: expect it to be off by "
-        f"{found.relative_error:.0%}"
+        f"calibrated on {found.calibrated_on} trial{'s' * (found.calibrated_on > 1)}"
         if found.calibrated_on
-        else f"a guess, not calibrated: expect it to be off by {found.relative_error:.0%}"
+        else f"a guess{'' if found.stand_in is None else f' from {found.stand_in}'}, not calibrated"
     )
+    basis += f": expect it to be off by {found.relative_error:.0%}"
     utilisation = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
     return f"{found.tokens_per_second:,.0f} tokens/s{utilisation} ({basis})"

@@ -31,8 +31,8 @@ CHECKPOINT_BYTES = 2
 LOGIT_BYTES = 12
 """Per token and entry of the vocabulary: fp32 log-probabilities, their gradient, and that of the logits."""
 MEMORY_ERROR = 0.5
-"""Assumed relative error of the formula. It was made for GPT-2's layers; a test checks it against traces of others, with
-and without a fused attention, and with experts."""
+"""Assumed relative error of the formula. It was made for GPT-2's layers; a test checks it against traces of others,
+with and without a fused attention, and with experts."""
 
 
 def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -> Estimate:
@@ -86,7 +86,7 @@ def _layer_bytes(config: Config, job: Job) -> int:
     model = shape(job.model)
     tokens = config.number("micro_batch") * job.workload.seq_len
     wide = config["precision"] == "fp32"
-    per_token = LAYER_BYTES * model.hidden_size
+    per_token = float(LAYER_BYTES * model.hidden_size)
     merged = 0.0
     if model.experts:
         weights = model.expert_parameters / model.layers

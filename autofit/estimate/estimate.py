@@ -46,6 +46,8 @@ class Estimate:
     """Number of measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None = None
     """Of the predicted time."""
+    stand_in: str | None = None
+    """What a guessed time is taken from in place of the hardware's own data sheet (`Rates.stand_in`)."""
     memory_error: float = 0.0
     """Relative error of the memory, for which the limit must leave room: that of a formula in place of a trace; 0 for a
     trace, of which `memory_deviation` says how far it is off."""
@@ -124,7 +126,13 @@ class Estimate:
         )
         if rates is None or self.work is None:
             return replace(
-                here, step_seconds=None, tokens_per_second=None, mfu=None, calibrated_on=0, relative_error=None
+                here,
+                step_seconds=None,
+                tokens_per_second=None,
+                mfu=None,
+                calibrated_on=0,
+                relative_error=None,
+                stand_in=None,
             )
         from autofit.estimate.speed import seconds
         from autofit.training.flops import mfu
@@ -138,6 +146,7 @@ class Estimate:
             mfu=mfu(job, self.config, speed),
             calibrated_on=rates.calibrated_on,
             relative_error=rates.relative_error + added_error(self.config),
+            stand_in=None if rates.calibrated_on else rates.stand_in,
         )
 
     def judged(self, shown: Mapping[str, MemoryDeviation]) -> Estimate:
@@ -177,6 +186,7 @@ class Estimate:
             "mfu": self.mfu,
             "calibrated_on": self.calibrated_on,
             "relative_error": self.relative_error,
+            "stand_in": self.stand_in,
             "seconds_to_estimate": self.seconds_to_estimate,
             "work": None if self.work is None else asdict(self.work),
             "memory_error": self.memory_error,

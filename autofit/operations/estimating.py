@@ -161,8 +161,7 @@ ASSUMED = "assumed"
 
 def not_estimated(device: Hardware) -> str | None:
     """Why nothing can be estimated for a device, in one sentence; None if it can."""
-    nvidia = device.kind == "cuda" and (device.capability or "")[:1].isdecimal()  # a gfx name is AMD's
-    if nvidia or device.kind == "cpu":
+    if device.is_nvidia or device.kind == "cpu":
         return None
     return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither"
 

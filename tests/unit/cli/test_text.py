@@ -137,7 +137,12 @@ def test_a_predicted_speed_says_what_it_rests_on() -> None:
     assert speed_text(guessed) == "12,346 tokens/s (a guess, not calibrated: expect it to be off by 50%)"
     assert "(calibrated on 5 trials: expect it to be off by 7%)" in speed_text(ESTIMATE)
     assert "on 1 trial:" in speed_text(replace(ESTIMATE, calibrated_on=1))
-    assert "not predicted" in speed_text(replace(ESTIMATE, tokens_per_second=None))
+    like = replace(guessed, stand_in="cards of compute capability 8.6, because x is not in the catalog")
+    said = "(a guess from cards of compute capability 8.6, because x is not in the catalog, not calibrated: expect it"
+    assert said in speed_text(like)
+    silent = replace(ESTIMATE, tokens_per_second=None)
+    assert speed_text(silent) == "not predicted: the speed of h100-80g is not known"
+    assert speed_text(replace(silent, memory_error=0.5)) == "not predicted: the step was not traced"
 
 
 @pytest.mark.parametrize(
