@@ -128,8 +128,13 @@ class Estimation:
         return found.judged(self.deviations)
 
     def timeline(self) -> Timeline:
-        """The config's memory, event by event."""
-        return self.estimator.trace(self.config).timeline
+        """The config's memory, event by event. Raises `NotTraced` where its memory is known by formula alone."""
+        from autofit.estimate.recorder import NotTraced
+
+        try:
+            return self.estimator.trace(self.config).timeline
+        except NotTraced as error:
+            raise NotTraced(f"there is no memory timeline, because the step cannot be traced ({error})") from error
 
 
 def why_not(config: Config, job: Job) -> str | None:
