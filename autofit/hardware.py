@@ -44,6 +44,11 @@ class Hardware:
         """
         return digest([self.name, self.kind, self.device_name, self.cores])
 
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether it is an NVIDIA device, whose capability is a number: AMD's are names (`gfx942`)."""
+        return self.kind == "cuda" and (self.capability or "")[:1].isdecimal()
+
     def has_devices_for(self, ranks: int) -> bool:
         """Whether so many ranks are known to be on one machine.
 

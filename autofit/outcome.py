@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from autofit.hardware import Hardware, Stack
@@ -272,6 +273,11 @@ class Prediction:
         """The inverse of `to_json`."""
         work = data.get("work")
         return cls(**{**data, "work": None if work is None else StepWork(**work)})
+
+
+def now() -> str:
+    """The time as a trial's `recorded_at`: ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,8 +21,10 @@ for each workload of each table:
   hindsight, and the tau of predictions without any other error. The costs of operations show up in such corrections;
   what they leave is noise, or interactions of three or more axes.
 
-Last come the heap's shares fitted to all tables. The predictions are of the same step as the trials only if these ran
-on the present versions of the libraries. About half a second per config on one core.
+Each table of at least 60 configs is then held to the targets, which are printed beside what was reached. Last come the
+memory errors over all tables together, and the heap's shares fitted to all of them. Exits with 0 only if every such
+table reaches every target. The predictions are of the same step as the trials only if these ran on the present versions
+of the libraries. About half a second per config on one core.
 """
 
 from __future__ import annotations
@@ -32,9 +34,11 @@ import itertools
 import json
 import random
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +56,11 @@ from autofit.store import Store, read_lines
 from autofit.techniques import Job
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("cpu-*2c-*.jsonl"))
+MEMORY_ERROR, FIT_MISJUDGED, SPEED_ERROR, TAU = 0.03, 0.02, 0.15, 0.85
+"""The targets of every table: median error of memory and share of fits misjudged, at most; of tokens/s after
+calibration, median error at most, and Kendall's tau at least."""
+LEAST_CONFIGS = 60
+"""Configs that a table must have to be held to the targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,6 +264,39 @@ def judged(rows: Sequence[Row], others: Sequence[Row], count: int, seeds: int) -
     }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A figure beside its target."""
+
+    name: str
+    found: float
+    target: float
+    reached: bool
+
+    @classmethod
+    def at_most(cls, name: str, found: float, target: float) -> Target:
+        """A target that is an upper limit."""
+        return cls(name=name, found=found, target=target, reached=found <= target)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.found:.3f} (target: {self.target:g}){'' if self.reached else ', missed'}"
+
+
+def held_to_targets(figures: dict[str, Any]) -> list[Target]:
+    """The figures of one table beside their targets; none for a table of too few configs."""
+    if figures["configs"] < LEAST_CONFIGS:
+        return []
+    memory, time = figures["memory"], figures["time"]
+    tau = time["kendall_tau"]["median"]
+    speed = time["tokens_per_second_error"]["median"]
+    return [
+        Target.at_most("memory, median absolute error", memory["median_absolute_error"], MEMORY_ERROR),
+        Target.at_most("fit misjudged at the trials' limit", memory["fit_misjudged_at_the_limit"], FIT_MISJUDGED),
+        Target.at_most("tokens/s after calibration, median absolute error", speed, SPEED_ERROR),
+        Target(name="Kendall's tau after calibration", found=tau, target=TAU, reached=tau >= TAU),
+    ]
+
+
 def listed(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Every config with its measured and predicted figures, its time calibrated on all others."""
     out = []
@@ -283,8 +325,8 @@ def text(found: dict[str, Any]) -> str:
     )
 
 
-def main() -> None:
-    """Print the figures of every workload that has enough configs to calibrate and compare."""
+def main() -> int:
+    """Print the figures of every workload that has enough configs to calibrate and compare; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path, metavar="TABLE")
     parser.add_argument("--store")
@@ -305,13 +347,19 @@ def main() -> None:
     ]
     found = [(name, group[0], *compared(group)) for name, group in groups]
     documents = []
+    missed = 0
     for name, first, rows, wrong in found:
         if len(rows) <= least:
             continue
         others = [row for other, _, known, _ in found if other != name for row in known]
         figures = judged(rows, others, asked.calibrate_on, asked.seeds)
         figures["memory"]["fit_misjudged_at_the_limit"] = wrong
-        every = listed(rows)
+        print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
+        print("\n".join(map(text, listed(rows))))
+        print(json.dumps(figures, indent=2))
+        targets = held_to_targets(figures)
+        print("\n".join(map(str, targets)) or f"not judged: fewer than {LEAST_CONFIGS} configs")
+        missed += sum(not target.reached for target in targets)
         documents.append(
             {
                 "table": name,
@@ -319,20 +367,23 @@ def main() -> None:
                 "stack": first.stack.to_json(),
                 "workload": first.workload.to_json(),
                 **figures,
-                "listed": every,
+                "targets": [asdict(target) for target in targets],
             }
         )
-        print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
-        print("\n".join(map(text, every)))
-        print(json.dumps(figures, indent=2))
-    if documents:
-        shares = heap([row for _, _, rows, _ in found for row in rows])
-        print(json.dumps({"heap_fitted_to_all": [float(share) for share in shares]}))
-    if asked.json:
-        asked.json.write_text(json.dumps(documents, indent=2) + "\n", encoding="utf-8")
     if not documents:
-        parser.error(f"no workload has more than {asked.calibrate_on + 2} configs that were measured on a CPU")
+        parser.error(f"no workload has more than {least} configs that were measured on a CPU")
+    every = [row for _, _, rows, _ in found for row in rows]
+    together = {
+        "configs": len(every),
+        "memory": memory_errors(every, SHARES),
+        "heap_fitted_to_all": [float(share) for share in heap(every)],
+    }
+    print(f"all tables: {json.dumps(together)}")
+    if asked.json:
+        document = {"recorded_at": datetime.now(UTC).isoformat(), "all_tables": together, "tables": documents}
+        asked.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

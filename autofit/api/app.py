@@ -136,6 +136,7 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
     elif loopback:
         _require_own_name(app)
 
+    @app.head("/healthz", include_in_schema=False)  # by which some load balancers probe
     @app.get("/healthz", summary="Whether the server is running")
     def healthz() -> dict[str, str]:
         return {"status": "ok", "version": __version__}

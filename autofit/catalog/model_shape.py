@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ class ModelShape:
     attention_width: int
     """Query heads times head dimension: the width of attention's inner products; often, but not always, `hidden_size`.
     The mean over layers, rounded down, where they differ (Gemma 4); 0 for a model without attention."""
+    attention_heads: int
+    """Query heads of a layer, each with its own scores; mean and 0 as for `attention_width`."""
+    key_heads: int
+    """Key heads of a layer: fewer than query heads where several of these share one."""
     vocabulary_size: int
     """Rows of the input embedding."""
     parameters: int
@@ -113,7 +118,9 @@ def _counted(model: Any, config: Any) -> ModelShape:
     return ModelShape(
         layers=text.num_hidden_layers,
         hidden_size=text.hidden_size,
-        attention_width=_attention_width(text),
+        attention_width=_mean(text, _attention_width),
+        attention_heads=_mean(text, _heads),
+        key_heads=_mean(text, _key_heads),
         vocabulary_size=embedding.shape[0],
         parameters=sum(p.numel() for p in parameters.values()),
         embedding_parameters=embedding.numel(),
@@ -131,16 +138,25 @@ def _counted(model: Any, config: Any) -> ModelShape:
     )
 
 
-def _attention_width(text: Any) -> int:
-    """Query heads times head dimension; the mean over layers if transformers says that they differ."""
-
-    def width(layer: Any) -> int:
-        heads = int(getattr(layer, "num_attention_heads", None) or 0)
-        return heads * int(getattr(layer, "head_dim", None) or text.hidden_size // max(heads, 1))
-
+def _mean(text: Any, of: Callable[[Any], int]) -> int:
+    """The mean over layers, rounded down, if transformers says that they differ; else the value of every layer."""
     # A config whose layers differ refuses to give the fields that differ.
     layers = list(text.per_layer_config) if getattr(text, "is_heterogeneous", False) else [text]
-    return sum(width(layer) for layer in layers) // len(layers)
+    return sum(of(layer) for layer in layers) // len(layers)
+
+
+def _heads(layer: Any) -> int:
+    return int(getattr(layer, "num_attention_heads", None) or 0)
+
+
+def _key_heads(layer: Any) -> int:
+    return int(getattr(layer, "num_key_value_heads", None) or 0) or _heads(layer)
+
+
+def _attention_width(layer: Any) -> int:
+    """Query heads times head dimension."""
+    heads = _heads(layer)
+    return heads * int(getattr(layer, "head_dim", None) or layer.hidden_size // max(heads, 1))
 
 
 def _linear_weights(model: nn.Module, layers: int) -> int:

@@ -87,7 +87,7 @@ def estimate(
         found = asked.estimate() if no_advice else asked.advised(waiting)
     print_json(found.to_json()) if as_json else print(estimate_text(found))
     if html is not None:
-        # Comes second, because a model that cannot be traced has an estimate but no timeline.
+        # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
         from autofit.export import memory_chart
 
         write(html, [memory_chart.html(asked.timeline(), found, asked.workload).encode()])

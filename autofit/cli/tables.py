@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -152,27 +153,54 @@ def trial_text(trial: Trial) -> str:
 
 def estimate_text(found: Estimate) -> str:
     """An estimate as text for people: whether it fits, where the bytes go, how fast it would be, what would help."""
-    room = found.headroom_bytes
-    verdict = (
-        f"fits, {format_bytes(room)} left"
-        if found.fits_device
-        else f"does not fit: {format_bytes(-room)} over the limit"
-    )
     share = {name: f"{format_bytes(size)} ({size / found.device_bytes:.0%})" for name, size in found.breakdown.items()}
     rows = [
-        ("predicted", f"{verdict} of {format_bytes(found.memory_limit_bytes)} on {found.hardware}"),
+        (
+            "predicted",
+            f"{fit_text(found)}, {room_text(found)} of {format_bytes(found.memory_limit_bytes)} on {found.hardware}",
+        ),
         ("device memory", f"{format_bytes(found.device_bytes)} at the peak, of which"),
         *((f"  {name.replace('_', ' ')}", share[name]) for name, size in found.breakdown.items() if size),
         ("allocated", format_bytes(found.peak_allocated_bytes)),
         ("reserved", format_bytes(found.peak_reserved_bytes)),
         ("peak by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
         *host_rows(found),
+        ("memory error", memory_text(found)),
         ("predicted speed", speed_text(found)),
         *(("assumed", sentence) for sentence in found.assumptions),
         *advice_rows(found),
         ("estimated in", format_duration(found.seconds_to_estimate)),
     ]
     return f"{found.config}\n{columns(rows)}"
+
+
+def fit_text(found: Estimate) -> str:
+    """Whether it fits the device, as sure as that is."""
+    said = {
+        "likely": ("likely fits", "likely does not fit"),
+        "unsure": ("may fit", "may not fit"),
+    }.get(found.certainty or "", ("fits", "does not fit"))
+    return said[0] if found.fits_device else said[1]
+
+
+def room_text(found: Estimate) -> str:
+    """What it leaves of the limit, or by how much it exceeds it."""
+    room = found.headroom_bytes
+    return f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} over the limit"
+
+
+def memory_text(found: Estimate) -> str:
+    """How far predicted memory may be off, and what that is based on."""
+    shown, of = found.memory_deviation, f"{found.config['method']} trial"
+    if found.memory_error:
+        return f"by formula: expect it to be off by up to {found.memory_error:.0%}"
+    if shown is None or not shown.compared_on:
+        assumed = "" if shown is None else f"; {shown.deviation:.0%} is assumed"
+        return f"unknown: no {of} on {found.hardware} was compared with its prediction{assumed}"
+    return (
+        f"{shown.compared_on} {of}{'s' * (shown.compared_on > 1)} on {found.hardware} took "
+        f"{math.exp(shown.mean):.0%} of what was predicted, give or take {shown.deviation:.0%}"
+    )
 
 
 def host_rows(found: Estimate) -> list[tuple[str, str]]:
@@ -195,10 +223,11 @@ def advice_rows(found: Estimate) -> list[tuple[str, str]]:
     if found.lightest is None:
         return []
     light = found.lightest.estimate
+    needs = format_bytes(light.device_bytes)
     if light.fits:
-        said = f"no one or two changes are enough; {format_bytes(light.device_bytes)} would do: {short(light.config)}"
+        said = f"no one or two changes are enough; {needs}, which {fit_text(light)}, is needed by {short(light.config)}"
     else:
-        said = f"no change is enough; the lightest config needs {format_bytes(light.device_bytes)}"
+        said = f"no change is enough; the lightest config needs {needs}"
         said += f", which {found.lightest.card} has" if found.lightest.card is not None else ""
         said += f": {short(light.config)}"
     return [("to make it fit", said)]
@@ -210,8 +239,8 @@ def change_text(change: Change) -> str:
     then = change.estimate
     speed = "" if then.tokens_per_second is None else f", {then.tokens_per_second:,.0f} tokens/s"
     return (
-        f"{values} ({EFFECTS[change.effect]}): {format_bytes(then.device_bytes)}, "
-        f"{format_bytes(then.headroom_bytes)} left{speed}"
+        f"{values} ({EFFECTS[change.effect]}): {fit_text(then)}, {format_bytes(then.device_bytes)}, "
+        f"{room_text(then)}{speed}"
     )
 
 
@@ -241,7 +270,9 @@ def _predicted_table(method: str, points: Iterable[Estimate], devices: int) -> s
     rows = [("memory of each", "tokens/s", "of each", method) if several else heading]
     for point in points:
         speed = (_tokens_per_second(point), *((_tokens_per_second(point, devices=devices),) if several else ()))
-        rows.append((format_bytes(point.device_bytes), *speed, short(point.config)))
+        sure = fit_text(point)
+        mark = "" if sure == "fits" else f" ({sure})"
+        rows.append((format_bytes(point.device_bytes), *speed, short(point.config) + mark))
     return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
 
 
@@ -261,7 +292,9 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
         "",
         f"  {speed_text(found)}",
         f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}"
-        f"{' on each' if workload.devices > 1 else ''}: {format_bytes(found.headroom_bytes)} of headroom",
+        f"{' on each' if workload.devices > 1 else ''}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of "
+        "headroom",
+        f"  memory error: {memory_text(found)}",
     ]
     lines += [f"  {s}" for s in choice.changes_training or ("trains exactly as the plain recipe does",)]
     for beside in choice.alternatives:
@@ -277,12 +310,13 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
 def speed_text(found: Estimate) -> str:
     """The predicted speed, and what the prediction is based on."""
     if found.tokens_per_second is None or found.relative_error is None:
-        return "not predicted: this hardware's speed is not known"
+        reason = "the step was not traced" if found.memory_error else f"the speed of {found.hardware} is not known"
+        return f"not predicted: {reason}"
     basis = (
-        f"calibrated on {found.calibrated_on} trial{'s' * (found.calibrated_on > 1)}: expect it to be off by "
-        f"{found.relative_error:.0%}"
+        f"calibrated on {found.calibrated_on} trial{'s' * (found.calibrated_on > 1)}"
         if found.calibrated_on
-        else f"a guess, not calibrated: expect it to be off by {found.relative_error:.0%}"
+        else f"a guess{'' if found.stand_in is None else f' from {found.stand_in}'}, not calibrated"
     )
+    basis += f": expect it to be off by {found.relative_error:.0%}"
     utilisation = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
     return f"{found.tokens_per_second:,.0f} tokens/s{utilisation} ({basis})"

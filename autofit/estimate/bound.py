@@ -4,24 +4,35 @@ from __future__ import annotations
 
 import time
 
-from autofit.catalog.models import shape
+from autofit.catalog.models import ModelShape, shape
+from autofit.estimate.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.floor import floor_parts
 from autofit.estimate.libraries import Holdings, library
 from autofit.estimate.libraries.edit import plain
 from autofit.estimate.memory import CONTEXT_BYTES
+from autofit.estimate.trace import HOST
 from autofit.lattice import Config
 from autofit.techniques import Job
+from autofit.training.build import make_plan
 
-LAYER_BYTES = 34
-"""Saved activations of a layer in 16 bits, per token and unit of width, without attention scores (Korthikanti et al.
-2022, arXiv:2205.05198, equation 1)."""
+LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
+"""Saved activations of a layer in 16 bits, and those outside its MLP, per token and unit of width, without attention
+scores (Korthikanti et al. 2022, arXiv:2205.05198, equation 1 and the list before it)."""
+EXPERT_BYTES, EXPERT_WEIGHT_BYTES = 6, 8 / 3
+"""The same of the MLP for each expert that a token is sent to: its row as it goes in, as it comes out and as it is
+weighted, each of the model's width; and gate, up projection, activation and their product, each as wide as the expert,
+of which there are three matrices' worth of weights (transformers, integrations/moe.py)."""
+SCORE_BYTES, WIDE_SCORE_BYTES = 6, 4
+"""Per query head, token and token attended to, where no fused kernel attends: the fp32 softmax and, if the values are
+in 16 bits, its copy in 16 bits (`eager_attention_forward` of transformers' models)."""
 CHECKPOINT_BYTES = 2
 """Of a checkpointed layer only its input is kept (ibid., section 5)."""
 LOGIT_BYTES = 12
 """Per token and entry of the vocabulary: fp32 log-probabilities, their gradient, and that of the logits."""
 MEMORY_ERROR = 0.5
-"""Assumed relative error of the formula. It was made for GPT-2's layers; a test checks it against traces of others."""
+"""Assumed relative error of the formula. It was made for GPT-2's layers; a test checks it against traces of others,
+with and without a fused attention, and with experts."""
 
 
 def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -> Estimate:
@@ -30,7 +41,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     model = shape(job.model)
     tokens = config.number("micro_batch") * job.workload.seq_len
     width = 2 if config["precision"] == "fp32" else 1
-    layer = LAYER_BYTES * width * tokens * model.hidden_size
+    layer = _layer_bytes(config, job)
     kept = CHECKPOINT_BYTES * width * tokens * model.hidden_size
     value = config.text("checkpointing")
     every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
@@ -68,6 +79,39 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         ),
         seconds_to_estimate=time.monotonic() - started,
     )
+
+
+def _layer_bytes(config: Config, job: Job) -> int:
+    """What one layer keeps from its forward to its backward, if nothing is recomputed."""
+    model = shape(job.model)
+    tokens = config.number("micro_batch") * job.workload.seq_len
+    wide = config["precision"] == "fp32"
+    per_token = float(LAYER_BYTES * model.hidden_size)
+    merged = 0.0
+    if model.experts:
+        weights = model.expert_parameters / model.layers
+        of_one = EXPERT_BYTES * model.hidden_size + EXPERT_WEIGHT_BYTES * weights / model.experts / model.hidden_size
+        per_token = OUTSIDE_MLP_BYTES * model.hidden_size + model.experts_per_token * of_one
+        if config["method"] != "full" and config["targets"] == "all-linear":
+            merged = 2 * weights  # peft adds adapters of stacked experts to a copy of all of these
+    scores = (WIDE_SCORE_BYTES if wide else SCORE_BYTES) * model.attention_heads * job.workload.seq_len
+    return int((2 if wide else 1) * (tokens * per_token + merged) + tokens * scores * _keeps_scores(config, job, model))
+
+
+def _keeps_scores(config: Config, job: Job, model: ModelShape) -> bool:
+    """Whether attention scores are kept: no fused kernel computes them block by block."""
+    if config["attention"] != "sdpa" or job.hardware.kind != "cuda" or not model.attention_heads:
+        return config["attention"] == "eager"
+    width = model.attention_width // model.attention_heads
+    kernel = attention_kernel(
+        dtype=make_plan(config, job, HOST).compute_dtype,
+        width=width,
+        value_width=width,
+        grouped=model.key_heads != model.attention_heads,
+        masked=False,
+        capability=job.hardware.capability,
+    )
+    return kernel is Attention.MATH
 
 
 def _hosted_bytes(config: Config, job: Job) -> int:

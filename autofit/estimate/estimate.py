@@ -11,6 +11,7 @@ from autofit.outcome import Prediction, StepWork
 from autofit.workload import Effect
 
 if TYPE_CHECKING:
+    from autofit.estimate.deviation import MemoryDeviation
     from autofit.estimate.speed import Rates
     from autofit.techniques import Job
 
@@ -45,8 +46,13 @@ class Estimate:
     """Number of measured trials that the time was fitted to; 0 for a guess."""
     relative_error: float | None = None
     """Of the predicted time."""
+    stand_in: str | None = None
+    """What a guessed time is taken from in place of the hardware's own data sheet (`Rates.stand_in`)."""
     memory_error: float = 0.0
-    """Relative error of the memory, for which the limit must leave room: that of a formula in place of a trace."""
+    """Relative error of the memory, for which the limit must leave room: that of a formula in place of a trace; 0 for a
+    trace, of which `memory_deviation` says how far it is off."""
+    memory_deviation: MemoryDeviation | None = None
+    """How far trials on this hardware were from their predictions; None where nobody asked (`judged`)."""
     assumptions: tuple[str, ...] = ()
     """What no trace can show, one sentence each."""
     advice: Change | None = None
@@ -67,6 +73,12 @@ class Estimate:
     def fits_device(self) -> bool:
         """Whether it stays within the limit even if its memory is off by `memory_error`."""
         return self.device_bytes * (1.0 + self.memory_error) <= self.memory_limit_bytes
+
+    @property
+    def certainty(self) -> str | None:
+        """How sure `fits_device` is: `sure`, `likely` or `unsure`; None where nobody asked (`judged`)."""
+        shown = self.memory_deviation
+        return None if shown is None else shown.certainty(self.device_bytes, self.memory_limit_bytes)
 
     @property
     def machine_host_bytes(self) -> int:
@@ -114,7 +126,13 @@ class Estimate:
         )
         if rates is None or self.work is None:
             return replace(
-                here, step_seconds=None, tokens_per_second=None, mfu=None, calibrated_on=0, relative_error=None
+                here,
+                step_seconds=None,
+                tokens_per_second=None,
+                mfu=None,
+                calibrated_on=0,
+                relative_error=None,
+                stand_in=None,
             )
         from autofit.estimate.speed import seconds
         from autofit.training.flops import mfu
@@ -128,6 +146,21 @@ class Estimate:
             mfu=mfu(job, self.config, speed),
             calibrated_on=rates.calibrated_on,
             relative_error=rates.relative_error + added_error(self.config),
+            stand_in=None if rates.calibrated_on else rates.stand_in,
+        )
+
+    def judged(self, shown: Mapping[str, MemoryDeviation]) -> Estimate:
+        """The same, its advice included, with what trials have `shown` about the memory predicted for each method; what
+        they show about traces says nothing about a formula."""
+        from autofit.estimate.deviation import MemoryDeviation
+
+        error, advice, light = self.memory_error, self.advice, self.lightest
+        own = MemoryDeviation.of_formula(error) if error else shown[self.config.text("method")]
+        return replace(
+            self,
+            memory_deviation=own,
+            advice=None if advice is None else replace(advice, estimate=advice.estimate.judged(shown)),
+            lightest=None if light is None else replace(light, estimate=light.estimate.judged(shown)),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -137,6 +170,7 @@ class Estimate:
             "hardware": self.hardware,
             "provenance": "predicted",
             "fits": self.fits,
+            "certainty": self.certainty,
             "peak_allocated_bytes": self.peak_allocated_bytes,
             "peak_reserved_bytes": self.peak_reserved_bytes,
             "device_bytes": self.device_bytes,
@@ -152,9 +186,11 @@ class Estimate:
             "mfu": self.mfu,
             "calibrated_on": self.calibrated_on,
             "relative_error": self.relative_error,
+            "stand_in": self.stand_in,
             "seconds_to_estimate": self.seconds_to_estimate,
             "work": None if self.work is None else asdict(self.work),
             "memory_error": self.memory_error,
+            "memory_deviation": None if self.memory_deviation is None else self.memory_deviation.to_json(),
             "assumptions": list(self.assumptions),
             "advice": None if self.advice is None else self.advice.to_json(),
             "lightest": None if self.lightest is None else self.lightest.to_json(),
@@ -162,8 +198,10 @@ class Estimate:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
-        """The inverse of `to_json`, except for the advice and the hosts, which `timed` sets; other keys are ignored."""
-        other = ("config", "assumptions", "advice", "lightest", "work", "ranks_per_host", "host_memory_bytes")
+        """The inverse of `to_json`, except for the advice, the hosts, which `timed` sets, and what trials have shown,
+        which `judged` sets; other keys are ignored."""
+        hosts, advice = ("ranks_per_host", "host_memory_bytes"), ("advice", "lightest")
+        other = ("config", "assumptions", "work", "memory_deviation", *hosts, *advice)
         own = {f.name: data[f.name] for f in fields(cls) if f.name not in other}
         work = None if data["work"] is None else StepWork(**data["work"])
         return cls(config=Config.from_json(data["config"]), assumptions=tuple(data["assumptions"]), work=work, **own)
@@ -173,6 +211,7 @@ class Estimate:
         return {
             "config": self.config.to_json(),
             "fits": self.fits,
+            "certainty": self.certainty,
             "device_bytes": self.device_bytes,
             "headroom_bytes": self.headroom_bytes,
             "tokens_per_second": self.tokens_per_second,

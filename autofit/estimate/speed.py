@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.catalog.hardware import cards
+from autofit.catalog.hardware import Card, cards
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware
 from autofit.outcome import StepWork
@@ -31,6 +32,8 @@ benchmarks/recorded/cpu-2c-every-axis.jsonl gives these for an AMD EPYC with bf1
 orders of magnitude only, which calibration replaces."""
 CORE_ERROR = 1.0
 """Relative error of a time guessed from the number of cores alone."""
+LIKE_CARDS_ERROR = 1.0
+"""Relative error of a time guessed from other cards of like compute capability, which differ by up to a factor of 3."""
 ATTENTION_FACTOR = 4.0
 """How many FLOPs of an fp32 matrix product take a CPU as long as one FLOP of PyTorch's fused attention, whatever the
 format: 17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13, 128 and 512 tokens, width 64)."""
@@ -70,6 +73,9 @@ class Rates:
     """Number of trials that the rates were fitted to; 0 for a guess."""
     relative_error: float = 0.5
     """Median relative error on held-out trials, or the uncertainty of the guess."""
+    stand_in: str | None = None
+    """What a guess is taken from in place of the device's own data sheet, and why; None where it is the device's own,
+    or its number of cores."""
 
     def as_array(self) -> Features:
         """The four rates, in the order of `features`."""
@@ -84,7 +90,8 @@ class Rates:
 def prior(hardware: Hardware) -> Rates | None:
     """Rates from an accelerator's data sheet, or from a CPU's number of cores.
 
-    None for an accelerator that is not in the catalog, or whose peak is not.
+    An NVIDIA device that is not in the catalog, or whose entry lacks a figure, gets those of the cards of the nearest
+    compute capability; None for any other such accelerator.
     """
     if hardware.kind == "cpu":
         cores = max(hardware.cores, 1)
@@ -97,10 +104,40 @@ def prior(hardware: Hardware) -> Rates | None:
             relative_error=CORE_ERROR,
         )
     found = next((card for card in cards() if card.name == hardware.name), None)
-    if found is None or found.training_peak_flops is None:
+    if found is None:
+        return _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
+    missing = missing_figure(found)
+    if missing is not None:
+        return _of_like_cards(hardware, f"the catalog lacks {missing} of {hardware.name}")
+    flops, wide_flops = found.training_peak_flops, found.peak_flops["fp32"]
+    assert flops is not None, "it is not missing"
+    return guess(flops=flops, wide_flops=wide_flops, bandwidth=found.bandwidth_bytes_per_second)
+
+
+def missing_figure(card: Card) -> str | None:
+    """The first figure of those that the time model needs which the catalog lacks, in words; None if it has all."""
+    if card.training_peak_flops is None:
+        return "the 16-bit peak (peak_flops: bf16 or fp16)"
+    if "fp32" not in card.peak_flops:
+        return "the fp32 peak (peak_flops: fp32)"
+    return None
+
+
+def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
+    """Rates from the mean figures of the NVIDIA cards whose compute capability is nearest to that of `hardware`."""
+    if not hardware.is_nvidia:
         return None
-    peak = found.training_peak_flops
-    return guess(flops=peak, wide_flops=found.peak_flops.get("fp32", peak), bandwidth=found.bandwidth_bytes_per_second)
+    sheets = [card for card in cards() if card.vendor == "nvidia" and missing_figure(card) is None]
+    own = float(hardware.capability or 0)
+    nearest = min(sheets, key=lambda card: abs(float(card.capability) - own)).capability
+    alike = [card for card in sheets if card.capability == nearest]
+    found = guess(
+        flops=geometric_mean(card.training_peak_flops or 0.0 for card in alike),
+        wide_flops=geometric_mean(card.peak_flops["fp32"] for card in alike),
+        bandwidth=geometric_mean(card.bandwidth_bytes_per_second for card in alike),
+    )
+    stand_in = f"cards of compute capability {nearest}, because {why}"
+    return replace(found, relative_error=LIKE_CARDS_ERROR, stand_in=stand_in)
 
 
 def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:

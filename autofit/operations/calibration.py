@@ -85,15 +85,27 @@ def latest_of_each(newest_first: Iterable[Trial]) -> dict[tuple[str, Config], tu
 
 def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
     """The latest trials that fitted, newest first."""
-    if hardware.device_name != hardware.name:  # a device detected here, under the name that its driver reports
+    if is_detected(hardware):
         return store.trials(
             hardware_key=hardware.key, stack_key=stack.key, outcome=Fits.kind, limit=LATEST, newest_first=True
         )
-    keys = [known.key for known in store.hardware() if known.name == hardware.name]
     every = [
         trial
-        for key in keys
+        for key in hardware_keys(hardware, store)
         for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=LATEST, newest_first=True)
     ]
     trials = sorted(every, key=lambda trial: trial.recorded_at, reverse=True)[:LATEST]
     return [trial for trial in trials if trial.stack.key == trials[0].stack.key]
+
+
+def is_detected(hardware: Hardware) -> bool:
+    """Whether it is a device detected here, under the name that its driver reports, and not a card of the catalog."""
+    return hardware.device_name != hardware.name
+
+
+def hardware_keys(hardware: Hardware, store: Store) -> list[str]:
+    """Keys of the hardware whose trials show what `hardware` does: its own or, for a catalog card that is not in this
+    machine, those of all stored cards of that name."""
+    if is_detected(hardware):
+        return [hardware.key]
+    return [known.key for known in store.hardware() if known.name == hardware.name]

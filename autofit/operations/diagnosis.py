@@ -24,7 +24,7 @@ class Check:
 
     name: str
     state: str
-    """`ok`, `optional` (absent, and only some techniques need it) or `missing`."""
+    """`ok`, `optional` (absent, and only some techniques need it, which were not asked for) or `missing`."""
     found: str
     remedy: str = ""
 
@@ -36,7 +36,8 @@ class Check:
 def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool = False) -> list[Check]:
     """Check everything that a search needs on this machine; never raises for anything missing.
 
-    With `build_ops`, DeepSpeed's native operations are compiled first if they are not already: a minute each.
+    With `build_ops`, DeepSpeed's native operations are compiled first if they are not already, a minute each; whatever
+    then prevents every offload is missing.
     """
     try:
         hardware, stack = detect(device)
@@ -48,7 +49,7 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
             state="ok",
             found=f"{hardware.name}: {hardware.device_name}, {format_bytes(hardware.memory_bytes)}",
         ),
-        *_libraries(hardware, stack),
+        *_libraries(hardware, stack, offload=build_ops),
         *(_operations(build_ops) if stack.deepspeed is not None else []),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
         _disk(),
@@ -59,13 +60,13 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
     return checks
 
 
-def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
+def _libraries(hardware: Hardware, stack: Stack, *, offload: bool) -> list[Check]:
     found = stack.to_json() | {"optuna": version("optuna")}
     gpu = hardware.kind == "cuda"
     rows = [("torch", True, ""), ("transformers", True, ""), ("peft", True, "pip install peft")]
     rows.append(("bitsandbytes", True, "pip install bitsandbytes"))
     rows.append(("optuna", True, "pip install 'optuna>=5.0'"))
-    rows.append(("deepspeed", False, "pip install deepspeed"))
+    rows.append(("deepspeed", offload, "pip install deepspeed"))
     if gpu:
         rows += [
             ("liger_kernel", False, "pip install 'liger-kernel>=0.6.4'"),
@@ -80,7 +81,8 @@ def _libraries(hardware: Hardware, stack: Stack) -> list[Check]:
 
 
 def _operations(build: bool) -> list[Check]:
-    """DeepSpeed's native operations, which only configs that offload need."""
+    """DeepSpeed's native operations, which only configs that offload need. Where they are to be built, one that every
+    kind of offload needs is missing if it cannot be."""
     return [_operation(name, build) for name in native_ops.operations()]
 
 
@@ -95,7 +97,8 @@ def _operation(name: str, build: bool) -> Check:
     except EnvironmentLacks as error:
         hindrance = error
     if hindrance is not None:
-        return Check(name=title, state="optional", found=hindrance.message, remedy=hindrance.remedy)
+        state = "missing" if build and name in native_ops.OF_EVERY_OFFLOAD else "optional"
+        return Check(name=title, state=state, found=hindrance.message, remedy=hindrance.remedy)
     return Check(name=title, state="optional", found="not compiled", remedy=native_ops.COMMAND)
 
 

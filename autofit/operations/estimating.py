@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from autofit.catalog.hardware import Card, card, cards
 from autofit.errors import UsageError
+from autofit.estimate.deviation import MemoryDeviation
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys
 from autofit.hardware import Hardware, Stack
@@ -15,6 +16,7 @@ from autofit.lattice import Config
 from autofit.operations.calibration import rates_for
 from autofit.operations.cheapest_change import advised
 from autofit.operations.estimate_cache import EstimateCache, readable
+from autofit.operations.memory_deviations import memory_deviations
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import Job, unsupported
 from autofit.trial.site import detect, installed_stack
@@ -36,7 +38,8 @@ def estimate(
 ) -> Estimate:
     """Predict the memory and speed of `config` on a catalog card or, with `auto`, on this machine's device.
 
-    The libraries are those installed here; the speed is calibrated on the store's trials on that hardware, if any.
+    The libraries are those installed here; the speed is calibrated on the store's trials on that hardware, if any, and
+    predicted memory is as sure as those trials show.
     `exact` traces every decoder layer instead of repeating a few. Raises `UsageError` for a config that cannot work
     there, saying why. `Estimation` also gives advice and the memory timeline.
     """
@@ -53,6 +56,8 @@ class Estimation:
     estimator: Estimator
     config: Config
     memory_limit_bytes: int
+    deviations: Mapping[str, MemoryDeviation]
+    """By method."""
     kept: bool = False
     """Whether the estimate is looked up in the store and kept there."""
     store: str | None = None
@@ -79,8 +84,15 @@ class Estimation:
         limit = memory_limit(memory_limit_bytes, device, options.devices)
         with readable(store) as opened:
             rates = rates_for(device, stack, opened, job.workload.key)
-        estimator = Estimator(job, rates, exact=exact)
-        return cls(estimator=estimator, config=config, memory_limit_bytes=limit, kept=not exact, store=store)
+            deviations = memory_deviations(device, opened)
+        return cls(
+            estimator=Estimator(job, rates, exact=exact),
+            config=config,
+            memory_limit_bytes=limit,
+            deviations=deviations,
+            kept=not exact,
+            store=store,
+        )
 
     @property
     def workload(self) -> Workload:
@@ -89,6 +101,10 @@ class Estimation:
 
     def estimate(self) -> Estimate:
         """The estimate, without advice."""
+        return self._looked_up().judged(self.deviations)
+
+    def _looked_up(self) -> Estimate:
+        """The estimate, from the store if it is kept there."""
         if not self.kept:
             return self.estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
         job = self.estimator.job
@@ -108,11 +124,17 @@ class Estimation:
         Predicts configs near it; `report` is called with how many so far.
         """
         job = self.estimator.job
-        return advised(self.estimate(), self.estimator, lambda config: why_not(config, job), report)
+        found = advised(self._looked_up(), self.estimator, lambda config: why_not(config, job), report)
+        return found.judged(self.deviations)
 
     def timeline(self) -> Timeline:
-        """The config's memory, event by event."""
-        return self.estimator.trace(self.config).timeline
+        """The config's memory, event by event. Raises `NotTraced` where its memory is known by formula alone."""
+        from autofit.estimate.recorder import NotTraced
+
+        try:
+            return self.estimator.trace(self.config).timeline
+        except NotTraced as error:
+            raise NotTraced(f"there is no memory timeline, because the step cannot be traced ({error})") from error
 
 
 def why_not(config: Config, job: Job) -> str | None:
@@ -144,8 +166,7 @@ ASSUMED = "assumed"
 
 def not_estimated(device: Hardware) -> str | None:
     """Why nothing can be estimated for a device, in one sentence; None if it can."""
-    nvidia = device.kind == "cuda" and (device.capability or "")[:1].isdecimal()  # a gfx name is AMD's
-    if nvidia or device.kind == "cpu":
+    if device.is_nvidia or device.kind == "cpu":
         return None
     return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither"
 

@@ -13,6 +13,7 @@ from autofit.lattice import Config
 from autofit.operations.calibration import rates_for
 from autofit.operations.estimate_cache import readable
 from autofit.operations.estimating import site, why_not
+from autofit.operations.memory_deviations import memory_deviations
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import AXES, Job
 from autofit.units import format_bytes
@@ -159,6 +160,7 @@ class Comparison:
         self._job = options.job((device, stack))
         with readable(store) as opened:
             self._rates = rates_for(device, stack, opened, self._job.workload.key)
+            self._deviations = memory_deviations(device, opened)
         self._limit = memory_limit(memory_limit_bytes, device, options.devices)
         self._estimators: dict[int, Estimator] = {}
 
@@ -176,7 +178,7 @@ class Comparison:
         reason = self.refused(config)
         if reason is not None:
             raise UsageError(reason)
-        return self._estimator(config).estimate(config, memory_limit_bytes=self._limit)
+        return self._estimator(config).estimate(config, memory_limit_bytes=self._limit).judged(self._deviations)
 
     def refused(self, config: Config) -> str | None:
         """Why a config cannot be estimated; None if it can."""

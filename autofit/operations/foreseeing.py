@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from autofit.errors import in_one_line
 from autofit.lattice import Config
 from autofit.operations import predicting
+from autofit.operations.memory_deviations import COMPARED
 from autofit.operations.other_hardware import is_calibrated, learned_elsewhere
 from autofit.operations.predicting import predict_all
 from autofit.store import Store
@@ -23,8 +24,6 @@ ESTIMATE_SECONDS = 0.02
 took half of this (benchmarks/estimator_time.py). In a small lattice each takes longer, but there are fewer."""
 ESTIMATING_SHARE = 0.2
 """Share of a time budget: if estimating might take more, the budget is better spent on trials."""
-COMPARED = 1000
-"""Number of trials, the latest ones, whose predictions are compared with their outcomes; more would add nothing."""
 
 _log = logging.getLogger(__name__)
 

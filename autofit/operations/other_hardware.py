@@ -54,12 +54,12 @@ def _by_hardware(trials: Iterable[Trial]) -> list[list[Trial]]:
 
 def _time_misses(newest_first: Sequence[Trial]) -> list[Miss]:
     """How far each config's measured time is from what the hardware's data sheet alone predicts, which is all that is
-    known of a device without trials."""
+    known of a device without trials; none where other cards stand in for it, whose error is another one."""
     from autofit.estimate.speed import prior, seconds
     from autofit.search.elsewhere import Miss
 
     guess = prior(newest_first[0].hardware)
-    if guess is None:
+    if guess is None or guess.stand_in is not None:
         return []
     return [
         Miss(config=config, workload_key=workload_key, logarithm=math.log(taken / seconds(work, guess)))

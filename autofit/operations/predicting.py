@@ -12,6 +12,7 @@ from autofit.lattice import Config
 from autofit.operations.calibration import rates_for
 from autofit.operations.estimate_cache import EstimateCache
 from autofit.operations.estimating import not_estimated
+from autofit.operations.memory_deviations import memory_deviations
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -26,10 +27,11 @@ def predict_all(
     store: Store | None,
     report: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[Config, Estimate]:
-    """`estimate_all`, timed at this hardware's speed as shown by the store's trials."""
+    """`estimate_all`, timed at this hardware's speed and as sure of memory as the store's trials show."""
     found = estimate_all(job, configs, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
     rates = rates_for(job.hardware, job.stack, store, job.workload.key)
-    return {config: estimate.timed(job, rates) for config, estimate in found.items()}
+    shown = memory_deviations(job.hardware, store)
+    return {config: estimate.timed(job, rates).judged(shown) for config, estimate in found.items()}
 
 
 def estimate_all(

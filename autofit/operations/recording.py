@@ -10,7 +10,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -20,7 +19,7 @@ from autofit.lattice import Config
 from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
-from autofit.outcome import Crashed, Outcome, Trial, outcome_from_json, outcome_to_json
+from autofit.outcome import Crashed, Outcome, Trial, now, outcome_from_json, outcome_to_json
 from autofit.search.budget import TIMING_SECONDS
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Pool
@@ -79,7 +78,24 @@ def record(
     if passes < 1:
         raise UsageError(f"passes is {passes}: it must be at least 1")
     request = replace(request, goal=Goal(method="any", allow=Effect.TRAINING))
-    prepared = prepare(request)
+    # What a cluster has and can run, its workers alone can say.
+    pool = open_pool(request) if request.ray_address is not None else None
+    try:
+        return _record(request, prepare(request, pool), pool, file, report, passes)
+    finally:
+        if pool is not None:
+            pool.close()
+
+
+def _record(
+    request: SearchRequest,
+    prepared: Prepared,
+    pool: Pool | None,
+    file: Path,
+    report: Callable[[int, int, Trial | None], None],
+    passes: int,
+) -> RecordResult:
+    """`record` once it is known what is to run; `pool` is None where workers are started only if anything is to run."""
     job = prepared.job
     header = {
         "hardware": job.hardware.to_json(),
@@ -99,7 +115,7 @@ def record(
         ]
         total = len(known) + len(wanted)
         report(len(known), total, None)
-        for number, config, outcome, seconds in _measured(request, prepared, wanted):
+        for number, config, outcome, seconds in _measured(request, prepared, pool, wanted):
             again = {} if number == 1 else {"pass": number}
             _append(file, {"config": config.to_json(), **again, **outcome_to_json(outcome), "seconds": seconds})
             known[number, config] = outcome
@@ -157,13 +173,13 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 def _measured(
-    request: SearchRequest, prepared: Prepared, wanted: list[tuple[int, Config]]
+    request: SearchRequest, prepared: Prepared, pool: Pool | None, wanted: list[tuple[int, Config]]
 ) -> Iterator[tuple[int, Config, Outcome, float]]:
     """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome."""
     if not wanted:
         return
     job = prepared.job
-    pool = open_pool(request)
+    pool = pool or open_pool(request)
     try:
         _check_site(pool, job.hardware, job.stack)
         for number, part in itertools.groupby(wanted, key=lambda entry: entry[0]):
@@ -219,7 +235,7 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
 def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], Outcome]:
     """The outcomes that `file` already holds of the same recording, by pass and config; an empty file gets a header."""
     if file.stat().st_size == 0:
-        begun = {"schema": SCHEMA, **header, "recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+        begun = {"schema": SCHEMA, **header, "recorded_at": now()}
         _append(file, begun)
         return {}
     there, lines = _read(file)

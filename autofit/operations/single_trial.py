@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 
 from autofit.errors import UsageError
 from autofit.lattice import Config
 from autofit.operations.keeping import Keeper
 from autofit.operations.requests import WorkloadOptions, left_by_others, memory_limit
-from autofit.outcome import Outcome, Trial, Unsupported
+from autofit.outcome import Outcome, Trial, Unsupported, now
 from autofit.training.requirements import cannot_here
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.recording import check_writable, modified
@@ -71,7 +70,7 @@ def trial(
         memory_limit_bytes=limit,
         outcome=outcome,
         seconds=seconds,
-        recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        recorded_at=now(),
     )
     stored = keeper.keep(done) if keeper is not None and not isinstance(outcome, Unsupported) else done
     for name, path in recordings.items():

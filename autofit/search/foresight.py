@@ -98,10 +98,16 @@ class Foresight:
 
 
 def learned(trials: Iterable[Trial]) -> Prior:
-    """The memory error to expect, from trials with predictions on the same hardware, of any workload.
+    """The memory error to expect, from trials with predictions on the same hardware, of any workload."""
+    mean, deviation = normal_of(memory_errors(trials))
+    return memory_error(deviation, mean)
 
-    The mean and the deviation of a normal variable with both unknown (Gelman 2013, section 3.3); for a trial that ran
-    out of memory, its limit gives only a lower bound on the error.
+
+def memory_errors(trials: Iterable[Trial]) -> list[float]:
+    """The logarithm of measured over predicted memory of each trial whose prediction was traced.
+
+    For a trial that ran out of memory, its limit gives only a lower bound: it counts as what is to be expected above
+    that bound, and not at all where it was to be expected to run out.
     """
     errors, ran_out = [], []
     for trial in trials:
@@ -114,15 +120,12 @@ def learned(trials: Iterable[Trial]) -> Prior:
         elif ran_out_on_device(trial):
             ran_out.append(math.log(trial.memory_limit_bytes) - predicted)
     mean, deviation = normal_of(errors)
-    # Running out of memory where that was to be expected shows nothing.
-    errors += [mean_above(least, mean, deviation) for least in ran_out if least > mean]
-    mean, deviation = normal_of(errors)
-    return memory_error(deviation, mean)
+    return errors + [mean_above(least, mean, deviation) for least in ran_out if least > mean]
 
 
 def normal_of(errors: list[float]) -> tuple[float, float]:
-    """Mean and deviation of a normal variable, from the draws seen plus `WORTH` imaginary ones of what is expected
-    where nothing was compared."""
+    """Mean and deviation of a normal variable with both unknown (Gelman 2013, section 3.3), from the draws seen plus
+    `WORTH` imaginary ones of what is expected where nothing was compared."""
     count = len(errors)
     if not count:
         return 0.0, UNKNOWN

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from autofit.catalog.models import shape
 from autofit.frontier import Point, choose
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, Trial
+from autofit.outcome import Fits, Trial, now
 from autofit.search.advice import Advice
 from autofit.search.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits
@@ -16,7 +16,7 @@ from autofit.search.exactness import FamilyBaselines
 from autofit.search.foresight import Foresight
 from autofit.search.knowledge import Knowledge, answers
 from autofit.search.progress import Progress
-from autofit.search.runs import Runs, machinery_failed, now
+from autofit.search.runs import Runs, machinery_failed
 from autofit.techniques import Job, changes
 from autofit.trial.request import Rival
 from autofit.units import format_bytes

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 
 from autofit.errors import EnvironmentLacks
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Prediction, TimedOut, Trial
+from autofit.outcome import Crashed, Prediction, TimedOut, Trial, now
 from autofit.search.budget import Budget
 from autofit.techniques import Job
 from autofit.trial.request import Rival, TrialRequest
@@ -187,8 +186,3 @@ class Runs:
 def machinery_failed(trial: Trial) -> bool:
     """Whether what failed is what runs the trials, so that this one says nothing about its config."""
     return isinstance(trial.outcome, Crashed) and trial.outcome.transient
-
-
-def now() -> str:
-    """The time, as trials are stored with it."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

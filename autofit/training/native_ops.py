@@ -28,6 +28,8 @@ from autofit.techniques.sharding import uses_deepspeed
 
 BUILDERS = {"cpu_adam": "CPUAdamBuilder", "pin_memory": "PinMemoryBuilder", "async_io": "AsyncIOBuilder"}
 """DeepSpeed's builder class for each operation: Adam on the CPU, locked memory for file I/O, asynchronous file I/O."""
+OF_EVERY_OFFLOAD = ("cpu_adam",)
+"""Those without which nothing can be offloaded; the others are for `offload=nvme` alone."""
 COMMAND = "autofit doctor --build-ops"
 STAMP = "autofit-versions"
 """Name of the file next to a compiled operation that records the versions it was compiled against; with others it may
@@ -40,7 +42,7 @@ def needed(config: Config) -> tuple[str, ...]:
     """The operations that training `config` uses."""
     if not uses_deepspeed(config) or config["offload"] == "none":
         return ()
-    return operations() if config["offload"] == "nvme" else ("cpu_adam",)
+    return operations() if config["offload"] == "nvme" else OF_EVERY_OFFLOAD
 
 
 @cache

@@ -46,6 +46,8 @@ def get(client: TestClient, path: str, **query: Any) -> Any:
 
 def test_health(client: TestClient) -> None:
     assert get(client, "/healthz")["status"] == "ok"
+    probed = client.head("/healthz")
+    assert (probed.status_code, probed.content) == (200, b"")
 
 
 def test_a_recommendation_has_the_designs_keys(client: TestClient) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import json
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -35,6 +36,38 @@ def test_tau_counts_pairs(script: ModuleType) -> None:
 
 def test_fit_is_misjudged_where_a_limit_lies_between_the_two_sizes(script: ModuleType) -> None:
     assert script.misjudged([10, 20, 22], [10, 20, 30]) == pytest.approx(1 / 6)
+
+
+@pytest.mark.parametrize(
+    ("changed", "missed"),
+    [
+        ({}, []),
+        ({"median_absolute_error": 0.031}, ["memory, median absolute error: 0.031 (target: 0.03), missed"]),
+        ({"fit_misjudged_at_the_limit": 0.023}, ["fit misjudged at the trials' limit: 0.023 (target: 0.02), missed"]),
+        (
+            {"speed": 0.16, "tau": 0.84},
+            [
+                "tokens/s after calibration, median absolute error: 0.160 (target: 0.15), missed",
+                "Kendall's tau after calibration: 0.840 (target: 0.85), missed",
+            ],
+        ),
+    ],
+)
+def test_a_missed_target_is_named(script: ModuleType, changed: dict[str, float], missed: list[str]) -> None:
+    at = {"median_absolute_error": 0.03, "fit_misjudged_at_the_limit": 0.02, "speed": 0.15, "tau": 0.85, **changed}
+    time = {"tokens_per_second_error": {"median": at.pop("speed")}, "kendall_tau": {"median": at.pop("tau")}}
+    found = script.held_to_targets({"configs": 60, "memory": at, "time": time})
+    assert len(found) == 4
+    assert [str(one) for one in found if not one.reached] == missed
+    assert script.held_to_targets({"configs": 59, "memory": at, "time": time}) == []
+
+
+def test_the_record_is_of_the_tables_that_are_judged_by_default(script: ModuleType) -> None:
+    record = json.loads((BENCHMARKS / "recorded" / "estimate-cpu.json").read_text())
+    assert [table["table"] for table in record["tables"]] == [table.name for table in script.RECORDED]
+    for table in record["tables"]:
+        targets = script.held_to_targets(table)
+        assert [asdict(target) for target in targets] == table["targets"]
 
 
 def test_the_heap_is_fitted_to_what_most_trials_show(script: ModuleType) -> None:

@@ -97,6 +97,7 @@ def test_a_dense_shape() -> None:
     assert not llama.tied_embeddings
     assert llama.active_matmul_parameters == llama.linear_parameters + 128256 * 4096
     assert (llama.hidden_size, llama.attention_width, llama.experts, llama.experts_per_token) == (4096, 4096, 0, 0)
+    assert (llama.attention_heads, llama.key_heads) == (32, 8)
 
 
 def test_a_tied_shape_counts_the_head_once() -> None:

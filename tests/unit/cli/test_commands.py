@@ -312,6 +312,8 @@ def test_a_library_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPa
     states = {c["name"]: (c["state"], c["remedy"]) for c in done.document}
     assert states["peft"] == ("missing", "pip install peft")
     assert states["deepspeed"] == ("optional", "pip install deepspeed")
+    building = autofit("doctor", "--device", "cpu", "--build-ops", "--json").document
+    assert {c["name"] for c in building if c["state"] == "missing"} == {"peft", "deepspeed"}
 
 
 def test_ray_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:

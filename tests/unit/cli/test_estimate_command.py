@@ -8,12 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from unit.cli.conftest import Autofit
 
 PROGRAM = str(Path(sys.executable).parent / "autofit")
 CONTRACT = {
     "config", "hardware", "fits", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes", "host_bytes",
     "memory_limit_bytes", "breakdown", "phase_peaks", "tokens_per_second", "step_seconds", "mfu", "seconds_to_estimate",
-    "provenance", "headroom_bytes", "advice", "lightest",
+    "provenance", "headroom_bytes", "advice", "lightest", "certainty", "memory_deviation", "stand_in",
 }  # fmt: skip
 PARTS = {
     "weights", "gradients", "optimizer", "activations", "logits_and_loss", "temporaries", "fragmentation", "context",
@@ -81,6 +82,25 @@ def test_what_cannot_be_estimated_is_one_clear_line(arguments: tuple[str, ...], 
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_a_model_that_cannot_be_traced_is_estimated_but_not_drawn(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fails(*arguments: object) -> None:
+        raise ValueError("the data decides")
+
+    monkeypatch.setattr("autofit.estimate.estimator.trace_decoder", fails)
+    page = tmp_path / "memory.html"
+    asked = ("--model", "smollm2-135m", "--config", "method=lora", "--hardware", "l4", "--no-advice")
+    done = autofit("estimate", *asked, "--html", str(page))
+    assert done.code == 2
+    assert (
+        "by formula: expect it to be off by up to 50%" in done.out
+        and "not predicted: the step was not traced" in done.out
+    )
+    assert "there is no memory timeline" in done.err and "ValueError: the data decides" in done.err
+    assert not page.exists()
 
 
 def test_explain_says_where_the_difference_comes_from() -> None:

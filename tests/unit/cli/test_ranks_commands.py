@@ -195,8 +195,20 @@ def test_without_a_compiler(autofit: Autofit, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_compiler")
 def test_the_doctor_says_what_cannot_be_compiled() -> None:
     found = diagnosis._operation("cpu_adam", build=True)
-    assert (found.state, found.remedy) == ("optional", "apt-get install build-essential python3-dev")
+    assert (found.state, found.remedy) == ("missing", "apt-get install build-essential python3-dev")
     assert found.found == "DeepSpeed's cpu_adam cannot be compiled without a compiler (no-such-compiler)"
+
+
+@pytest.mark.usefixtures("no_compiler")
+def test_the_doctor_who_cannot_build_what_every_offload_needs_ends_with_4(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "_trial", lambda device: "a small trial ran in 1.0 s")
+    asked = ("doctor", "--device", "cpu", "--no-ray", "--json")
+    done = autofit(*asked, "--build-ops")
+    assert done.code == 4
+    assert [check["name"] for check in done.document if check["state"] == "missing"] == ["deepspeed cpu_adam"]
+    assert autofit(*asked).code == 0, "a search without offload needs none of them"
 
 
 @pytest.fixture

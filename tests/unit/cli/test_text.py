@@ -11,7 +11,17 @@ from unit.operations.test_estimate_cache import ESTIMATE
 
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
-from autofit.cli.tables import frontier_table, recommendation_text, short, speed_text, trial_text
+from autofit.cli.tables import (
+    estimate_text,
+    fit_text,
+    frontier_table,
+    memory_text,
+    recommendation_text,
+    short,
+    speed_text,
+    trial_text,
+)
+from autofit.estimate.deviation import MemoryDeviation
 from autofit.frontier import Frontier, Point
 from autofit.operations.answers import recommendation
 from autofit.outcome import Fits
@@ -127,7 +137,36 @@ def test_a_predicted_speed_says_what_it_rests_on() -> None:
     assert speed_text(guessed) == "12,346 tokens/s (a guess, not calibrated: expect it to be off by 50%)"
     assert "(calibrated on 5 trials: expect it to be off by 7%)" in speed_text(ESTIMATE)
     assert "on 1 trial:" in speed_text(replace(ESTIMATE, calibrated_on=1))
-    assert "not predicted" in speed_text(replace(ESTIMATE, tokens_per_second=None))
+    like = replace(guessed, stand_in="cards of compute capability 8.6, because x is not in the catalog")
+    said = "(a guess from cards of compute capability 8.6, because x is not in the catalog, not calibrated: expect it"
+    assert said in speed_text(like)
+    silent = replace(ESTIMATE, tokens_per_second=None)
+    assert speed_text(silent) == "not predicted: the speed of h100-80g is not known"
+    assert speed_text(replace(silent, memory_error=0.5)) == "not predicted: the step was not traced"
+
+
+@pytest.mark.parametrize(
+    ("gib", "words"),
+    [(30, "fits"), (24, "likely fits"), (22, "may fit"), (20, "may not fit"), (18, "likely does not fit"),
+     (15, "does not fit")],
+)  # fmt: skip
+def test_a_fit_is_stated_as_sure_as_memory_is(gib: int, words: str) -> None:
+    shown = MemoryDeviation(mean=0.0, deviation=0.1, compared_on=0)
+    found = replace(ESTIMATE, memory_limit_bytes=gib * GIB, memory_deviation=shown)
+    assert fit_text(found) == words
+    text = estimate_text(found)
+    room = f"{abs(gib - 21)}.00 GiB {'left' if gib > 21 else 'over the limit'} of {gib}.00 GiB"
+    assert f"{words}, {room} on h100-80g" in text
+    assert "unknown: no qlora trial on h100-80g was compared with its prediction; 10% is assumed" in text
+
+
+def test_the_error_of_memory_says_what_it_rests_on() -> None:
+    shown = MemoryDeviation(mean=0.0296, deviation=0.051, compared_on=40)
+    said = "qlora trials on h100-80g took 103% of what was predicted, give or take 5%"
+    assert memory_text(replace(ESTIMATE, memory_deviation=shown)) == f"40 {said}"
+    one = replace(ESTIMATE, memory_deviation=replace(shown, compared_on=1))
+    assert memory_text(one).startswith("1 qlora trial on")
+    assert memory_text(replace(ESTIMATE, memory_error=0.5)) == "by formula: expect it to be off by up to 50%"
 
 
 def test_a_trial_that_fits_in_words() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +16,22 @@ from autofit.hardware import Hardware
 from autofit.techniques import Job, complete, parse
 from autofit.workload import Workload
 
-RECORD = Path(__file__).parents[3] / "benchmarks" / "recorded" / "cpu-zen5-2c-sharded-memory.json"
+RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"
+RECORD = RECORDED / "cpu-zen5-2c-sharded-memory.json"
 
 
 def heap_sentence(text: str, hardware: Hardware = CPU_HARDWARE) -> str | None:
     workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4, devices=2)
     job = Job(model=LLAMA, workload=workload, hardware=hardware, stack=replace(STACK, deepspeed="installed"))
     return next((said for said in assumptions(complete(parse(text)), job) if "C library" in said), None)
+
+
+def test_a_processors_memory_is_said_to_be_off_by_what_was_recorded() -> None:
+    errors = json.loads((RECORDED / "estimate-cpu.json").read_text(encoding="utf-8"))["all_tables"]["memory"]
+    median, worst = math.ceil(100 * errors["median_absolute_error"]), round(100 * abs(errors["worst_error"]))
+    said = heap_sentence("method=full")
+    assert said is not None
+    assert said.endswith(f"half of them were off by less than {median} %, and the worst by {worst} %")
 
 
 @pytest.mark.parametrize("sharding", ["ddp", "zero1", "zero2", "zero3", "fsdp"])

@@ -23,14 +23,26 @@ def job(name: str) -> Job:
     return Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
 
 
-@pytest.mark.parametrize("name", ["smollm2-360m", "qwen2.5-1.5b", "llama-3.1-8b"])
+DENSE = [
+    "method=full,precision=bf16,checkpointing=none,micro_batch=2",
+    "method=full,precision=bf16,checkpointing=full,micro_batch=4",
+    "method=lora,precision=bf16,checkpointing=none,micro_batch=2",
+    "method=qlora,precision=bf16,checkpointing=full,micro_batch=4",
+]
+KEEPING_SCORES = [
+    "method=lora,precision=bf16,checkpointing=none,micro_batch=2,attention=eager",
+    "method=lora,precision=bf16,checkpointing=full,micro_batch=4,attention=eager",
+    "method=lora,precision=fp32,checkpointing=none,micro_batch=2",  # fused only for heads that share no key
+]
+EXPERTS = ["method=lora,precision=bf16,checkpointing=none,micro_batch=2", DENSE[0]]
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("name", "text"),
     [
-        "method=full,precision=bf16,checkpointing=none,micro_batch=2",
-        "method=full,precision=bf16,checkpointing=full,micro_batch=4",
-        "method=lora,precision=bf16,checkpointing=none,micro_batch=2",
-        "method=qlora,precision=bf16,checkpointing=full,micro_batch=4",
+        *((name, text) for name in ("smollm2-360m", "qwen2.5-1.5b", "llama-3.1-8b") for text in DENSE),
+        *((name, text) for name in ("smollm2-360m", "pythia-160m") for text in KEEPING_SCORES),
+        *(("qwen3-30b-a3b", text) for text in EXPERTS),
     ],
 )
 def test_the_formula_errs_by_no_more_than_it_says(name: str, text: str) -> None:

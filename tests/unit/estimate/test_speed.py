@@ -10,6 +10,7 @@ import pytest
 from jobs import tiny_model
 from tiny import CPU_HARDWARE, STACK
 
+from autofit.catalog.hardware import cards
 from autofit.estimate.amounts import MICRO_BATCH, RANK
 from autofit.estimate.speed import (
     ATTENTION_FACTOR,
@@ -21,6 +22,7 @@ from autofit.estimate.speed import (
     calibrated,
     features,
     guess,
+    missing_figure,
     prior,
     seconds,
     step_work,
@@ -46,6 +48,45 @@ def test_an_operation_counts_by_what_bounds_it() -> None:
     assert features(found).tolist() == [3e12, 1e12, 3e9, 7]
     assert (found.moved_bytes, found.estimator) == (5, ESTIMATOR_VERSION)
     assert step_work([Works.joined(works).at(1, 1)], PRIOR, moved_bytes=5) == found
+
+
+def of_capability(capability: str, name: str = "rtx-a6000-48g") -> Hardware:
+    return Hardware(name=name, kind="cuda", device_name="x", memory_bytes=1, capability=capability)
+
+
+def test_a_card_outside_the_catalog_is_guessed_from_those_of_like_capability() -> None:
+    found = prior(of_capability("8.6"))
+    assert found is not None
+    assert (found.relative_error, found.calibrated_on) == (1.0, 0)
+    assert found.stand_in == "cards of compute capability 8.6, because rtx-a6000-48g is not in the catalog"
+    alike = np.array([one.as_array() for name in ("a10g", "rtx-3090") if (one := prior(of_capability("8.6", name)))])
+    assert found.as_array()[:3] == pytest.approx(np.sqrt(alike.prod(axis=0))[:3])
+    newer = prior(of_capability("12.1"))
+    assert newer is not None and newer.stand_in is not None and "capability 12.0," in newer.stand_in
+    # AMD's capability is a name, and of a device without one nothing is known.
+    assert prior(of_capability("gfx1100")) is None
+    assert prior(replace(of_capability(""), capability=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "named"),
+    [({"bf16": 7e13}, "the fp32 peak (peak_flops: fp32)"),
+     ({"fp32": 3.5e13}, "the 16-bit peak (peak_flops: bf16 or fp16)")],
+)  # fmt: skip
+def test_a_figure_that_the_catalog_lacks_is_named_and_not_replaced_in_silence(
+    monkeypatch: pytest.MonkeyPatch, kept: dict[str, float], named: str
+) -> None:
+    lacking = tuple(replace(card, peak_flops=kept) if card.name == "a10g" else card for card in cards())
+    monkeypatch.setattr("autofit.estimate.speed.cards", lambda: lacking)
+    found, alike = prior(of_capability("8.6", "a10g")), prior(of_capability("8.6", "rtx-3090"))
+    assert found is not None and alike is not None
+    assert found.stand_in == f"cards of compute capability 8.6, because the catalog lacks {named} of a10g"
+    assert found.as_array() == pytest.approx(alike.as_array())
+    assert (found.relative_error, alike.stand_in) == (1.0, None)
+
+
+def test_every_card_of_the_catalog_that_is_estimated_has_what_the_time_model_needs() -> None:
+    assert {card.name: missing_figure(card) for card in cards() if missing_figure(card) is not None} == {}
 
 
 def test_costs_grow_with_what_they_are_proportional_to() -> None:
@@ -118,12 +159,11 @@ def test_trials_that_the_host_bounds_show_its_speed_alone() -> None:
         assert seconds(one, fitted) == pytest.approx(taken, rel=0.2)
 
 
-def test_a_processor_has_a_guess_and_a_card_without_figures_has_none() -> None:
+def test_a_processors_guess_grows_with_its_cores() -> None:
     two, four = (prior(Hardware(name="c", kind="cpu", device_name="x", memory_bytes=1, cores=n)) for n in (2, 4))
     assert two is not None and four is not None
     assert two.per_flop == 2 * four.per_flop and two.per_operation == four.per_operation
     assert two.processor and two.calibrated_on == 0 and two.relative_error > PRIOR.relative_error
-    assert prior(Hardware(name="unheard-of", kind="cuda", device_name="x", memory_bytes=1)) is None
     known = prior(Hardware(name="h100-80g", kind="cuda", device_name="x", memory_bytes=1))
     assert known is not None and known.per_flop < two.per_flop / 1000
 

@@ -114,6 +114,18 @@ def test_a_card_that_is_not_here_is_as_fast_as_the_one_that_was_measured(store: 
     )
 
 
+def test_a_card_outside_the_catalog_is_as_fast_as_its_own_trials(store: Store) -> None:
+    unlisted = replace(HARDWARE, name="rtx-a6000-48g", device_name="NVIDIA RTX A6000", capability="8.6")
+    first = rates_for(unlisted, STACK, store, OWN)
+    assert first is not None and first.calibrated_on == 0 and first.stand_in is not None
+    for rank in (8, 16, 32):
+        trial = predicted(fits(10, 512 / (3 * seconds(WORK, first))), job=make_job(hardware=unlisted), rank=rank)
+        store.add(trial)
+    found = rates_for(unlisted, STACK, store, OWN)
+    assert found is not None and (found.calibrated_on, found.relative_error < 0.1) == (3, True)
+    assert seconds(WORK, found) == pytest.approx(3 * seconds(WORK, first), rel=1e-3)
+
+
 def test_a_store_that_fails_costs_the_calibration_alone(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 from jobs import tiny_model
 
 from autofit.catalog.hardware import card
+from autofit.cli.tables import predicted_frontier_text
 from autofit.errors import UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.operations import PredictedFrontier, SearchRequest, WorkloadOptions, predict_frontier
@@ -79,6 +80,16 @@ def test_the_document_has_what_an_outline_has_and_says_predicted(found: Predicte
     assert [p["config"] for p in body["frontier"]] == [p.config.to_json() for p in found.points]
     assert all(p["estimate"]["provenance"] == "predicted" for p in body["frontier"])
     assert json.loads(json.dumps(body, allow_nan=False)) == body
+
+
+def test_how_far_predicted_memory_may_be_off_is_said_to_be_unknown(found: PredictedFrontier) -> None:
+    for point in found.points:
+        assert point.memory_deviation is not None and point.memory_deviation.compared_on == 0
+        assert point.certainty == "sure"
+    text = predicted_frontier_text(found)
+    assert "memory error: unknown: no full trial on h100-80g was compared" in text
+    tight = replace(found, points=tuple(replace(p, memory_limit_bytes=p.device_bytes) for p in found.points))
+    assert predicted_frontier_text(tight).count(" (may fit)") == len(found.points)
 
 
 def test_the_most_faithful_method_is_recommended(found: PredictedFrontier) -> None:

@@ -64,6 +64,15 @@ def test_what_was_kept_is_timed_by_what_was_measured_since(
         assert after[config].step_seconds == pytest.approx(5 * before[config].step_seconds)
 
 
+def test_a_card_outside_the_catalog_has_a_time_that_claims_little(job: Job) -> None:
+    unlisted = replace(job, hardware=replace(job.hardware, name="rtx-a6000-48g", capability="8.6"))
+    found = predict_all(unlisted, CONFIGS[:1], memory_limit_bytes=GIB, store=None)[CONFIGS[0]]
+    assert found.work is not None and found.step_seconds is not None
+    assert (found.relative_error, found.calibrated_on) == (1.0, 0)
+    document = found.to_json()
+    assert document["stand_in"] == "cards of compute capability 8.6, because rtx-a6000-48g is not in the catalog"
+
+
 def test_what_was_kept_assumes_nothing_of_another_machines_host(job: Job, store: Store) -> None:
     """The key of an estimate does not include the host's memory."""
     config = complete(parse("method=lora,micro_batch=1,checkpointing=offload"))

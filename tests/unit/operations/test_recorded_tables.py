@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from unit.operations.made_trials import OPTIONS, crashed
 from unit.operations.made_world import World
+from unit.search.made_truth import FakePool
 
 from autofit.errors import EnvironmentLacks, UsageError
-from autofit.operations import SearchRequest, read_table, record, recording
+from autofit.operations import SearchRequest, preparing, read_table, record, recording
 from autofit.operations.recorded_tables import read_whole
 from autofit.outcome import Fits, OutOfMemory
 from autofit.units import GIB
@@ -52,6 +53,25 @@ def test_what_is_too_large_is_recorded_as_such(world: World, file: Path) -> None
     assert {type(t.outcome) for t in trials} == {Fits, OutOfMemory}
     assert found.outcomes["out_of_memory"] == sum(isinstance(t.outcome, OutOfMemory) for t in trials)
     assert all(t.memory_limit_bytes == GIB and t.workload.model == OPTIONS.model for t in trials)
+
+
+def test_a_cluster_says_itself_what_it_has_and_can_run(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def not_here(device: str) -> None:
+        raise EnvironmentLacks("this machine has no device", remedy="none")
+
+    def opened(request: SearchRequest) -> FakePool:
+        pool = world.open_pool(replace(request, ray_address=None))
+        monkeypatch.setattr(preparing, "detect", not_here)
+        return pool
+
+    monkeypatch.setattr(recording, "open_pool", opened)
+    found = record(replace(REQUEST, ray_address="auto"), file)
+    assert found.run == found.configs > 1
+    (pool,) = world.pools
+    assert pool.closed >= 1
+    assert json.loads(file.read_text().splitlines()[0])["hardware"] == pool.site()[0].to_json()
 
 
 def test_a_recording_goes_on_where_it_stopped(world: World, file: Path) -> None:

@@ -52,3 +52,4 @@ def test_heads_that_differ_between_layers_are_counted_layer_by_layer() -> None:
     dims = {"num_attention_heads": 8, "head_dim": 256, "global_head_dim": 512, "num_hidden_layers": 6}
     found = shape(named("gemma4_text", **dims))  # every sixth layer is a global one
     assert found.attention_width == 8 * (5 * 256 + 512) // 6
+    assert found.attention_heads == 8 >= found.key_heads > 0

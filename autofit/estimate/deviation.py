@@ -1,0 +1,38 @@
+"""How far measured memory has been from predicted memory, and how sure that makes a predicted fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+CERTAINTIES = ((2.0, "sure"), (1.0, "likely"))
+"""By how many deviations memory must be clear of the limit: a normal variable is so in 98 % and 84 % of cases. With
+less room than either, a fit is `unsure`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryDeviation:
+    """The logarithm of measured over predicted memory, as a normal variable."""
+
+    mean: float
+    """Above 0 where trials needed more than was predicted."""
+    deviation: float
+    """Standard deviation; assumed where nothing was compared."""
+    compared_on: int
+    """Number of trials that predictions were compared with; 0 where the deviation is an assumption."""
+
+    @classmethod
+    def of_formula(cls, error: float) -> MemoryDeviation:
+        """That of memory by formula, which no trial was compared with, from the formula's own relative error."""
+        return cls(mean=0.0, deviation=math.log1p(error), compared_on=0)
+
+    def certainty(self, device_bytes: int, memory_limit_bytes: int) -> str:
+        """How sure it is on which side of the limit a prediction falls: `sure`, `likely` or `unsure`."""
+        room = math.log(memory_limit_bytes / device_bytes)
+        clear = math.copysign(1.0, room) * (room - self.mean) / self.deviation
+        return next((word for least, word in CERTAINTIES if clear >= least), "unsure")
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)

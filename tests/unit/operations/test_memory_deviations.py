@@ -1,0 +1,98 @@
+"""How far off predicted memory is, learnt from the trials in the store."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+from unit.operations.made_trials import HARDWARE, fits, make_trial, out_of_memory
+from unit.operations.test_calibration import CARD
+from unit.store.test_store_failures import sql
+
+from autofit.operations import WorkloadOptions, estimate
+from autofit.operations.memory_deviations import memory_deviations
+from autofit.outcome import Outcome, Prediction, Trial
+from autofit.search.foresight import UNKNOWN
+from autofit.store import Store
+from autofit.techniques import complete
+from autofit.units import GIB
+
+SAID = Prediction(
+    peak_allocated_bytes=1, device_bytes=10 * GIB, step_seconds=None, calibrated_on=0, relative_error=None
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[Store]:
+    with Store.open(path) as opened:
+        yield opened
+
+
+def predicted(outcome: Outcome, **values: object) -> Trial:
+    return replace(make_trial(values, outcome, limit=12 * GIB), prediction=SAID)
+
+
+def add_lora(store: Store) -> None:
+    """Twenty trials that took a tenth more than predicted."""
+    for rank in (8, 16, 32, 64, 128):
+        for micro_batch in (1, 2):
+            for targets in ("attention", "all-linear"):
+                values = {"method": "lora", "rank": rank, "micro_batch": micro_batch, "targets": targets}
+                store.add(predicted(fits(11.0 + 0.01 * micro_batch, 100), **values))
+
+
+def test_where_nothing_was_compared_nothing_is_known(store: Store) -> None:
+    store.add(make_trial({"method": "lora"}, fits(11, 100)))
+    for opened in (None, store):
+        found = memory_deviations(HARDWARE, opened)
+        assert set(found) == {"full", "lora", "qlora"}
+        assert {(one.mean, one.deviation, one.compared_on) for one in found.values()} == {(0.0, UNKNOWN, 0)}
+
+
+def test_each_method_is_judged_by_its_own_trials(store: Store) -> None:
+    add_lora(store)
+    store.add(predicted(out_of_memory(), method="full"))
+    found = memory_deviations(HARDWARE, store)
+    assert found["lora"].compared_on == 20
+    assert found["lora"].mean == pytest.approx(0.09, abs=0.015)
+    assert found["lora"].deviation < UNKNOWN / 2
+    assert (found["full"].compared_on, found["qlora"].compared_on) == (1, 0)
+    assert found["full"].mean > 0  # it ran out at a limit above what was predicted
+    assert found == memory_deviations(CARD, store), "a card that is not here errs as the one that was measured"
+    elsewhere = replace(HARDWARE, device_name="NVIDIA H100 NVL")
+    assert memory_deviations(elsewhere, store)["lora"].compared_on == 0
+
+
+def test_a_store_that_fails_costs_the_comparison_alone(
+    store: Store, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_lora(store)
+    sql(f"sqlite:///{path}", "DROP TABLE trials")
+    with caplog.at_level(logging.WARNING):
+        assert memory_deviations(HARDWARE, store)["lora"].compared_on == 0
+    assert "how far off predicted memory is" in caplog.text
+
+
+def test_an_estimate_is_as_sure_as_the_trials_on_its_hardware(store: Store, path: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_model(vocabulary=4096, hidden=128).config))
+    options = WorkloadOptions(model=str(tmp_path), seq_len=256, global_batch=4)
+    config = complete({"method": "lora", "checkpointing": "full"})
+    needed = estimate(options, config, hardware="h100-80g", store=path).device_bytes
+
+    def certainty() -> str | None:
+        limit = int(1.13 * needed)
+        return estimate(options, config, hardware="h100-80g", memory_limit_bytes=limit, store=path).certainty
+
+    assert certainty() == "likely"
+    add_lora(store)
+    assert certainty() == "unsure"  # of the 13 % that are left, trials took 10 %
