@@ -225,6 +225,18 @@ def test_which_kernel_torch_takes(
     assert found is Attention(kernel)
 
 
+@pytest.mark.parametrize(
+    ("width", "capability", "kernel"), [(256, "8.9", "efficient"), (192, "8.9", "flash"), (256, "9.0", "flash")]
+)
+def test_dropped_scores_of_wide_heads_are_not_for_flash_attention_on_small_cards(
+    width: int, capability: str, kernel: str
+) -> None:
+    found = attention_kernel(
+        dtype=BF16, width=width, value_width=width, grouped=False, masked=False, capability=capability, dropout=True
+    )
+    assert found is Attention(kernel)
+
+
 def test_heads_of_values_that_are_narrower_are_not_for_flash_attention() -> None:
     found = attention_kernel(dtype=BF16, width=192, value_width=128, grouped=False, masked=False, capability="9.0")
     assert found is Attention.EFFICIENT
