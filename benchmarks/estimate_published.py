@@ -23,6 +23,7 @@ import json
 import statistics
 import sys
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -309,12 +310,13 @@ def summary(every: list[Compared]) -> dict[str, Any]:
 
 
 def document(every: list[tuple[Row, Compared | None, str | None]], figures: dict[str, Any], stack: Stack) -> str:
-    """Everything printed, as JSON."""
+    """Everything printed, as JSON, with the date and the libraries that traced the predictions."""
     listed = [
         {
             "line": row.line,
             "source": row.source,
             "setting": row.setting,
+            "versions": row.versions,
             "note": row.note,
             "measured_bytes": row.peak_bytes,
             "left_out": reason,
@@ -325,7 +327,12 @@ def document(every: list[tuple[Row, Compared | None, str | None]], figures: dict
         }
         for row, found, reason in every
     ]
-    return json.dumps({"stack": stack.to_json(), **figures, "listed": listed}, indent=2)
+    about = {
+        "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "hardware": sorted({f"{row.gpus} {row.gpu}" for row, found, _ in every if found is not None}),
+        "stack": stack.to_json(),
+    }
+    return json.dumps({**about, **figures, "listed": listed}, indent=2)
 
 
 def main() -> int:

@@ -3,15 +3,13 @@
 Read in the versions that the runs' authors pinned (scripts/benchmarks/refs/requirements.txt of
 foundation-model-stack/fms-acceleration: torch 2.4.1, transformers 4.48.1, trl 0.13.0, peft 0.13.2, accelerate 1.0.1,
 fms-hf-tuning 2.5.0); each difference names its place in those sources. Prediction errors guided where to read, but no
-number here was fitted to a measurement. Where CUDA differs from a trace on the CPU, only what these runs show is
-included: dropout's masks, layer_norm under autocast.
+number here was fitted to a measurement.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -62,14 +60,6 @@ class OlderLibraries(Technique):
         causal_lm = unwrap(model)
         if causal_lm.config.model_type == "gpt_bigcode":
             _keep_cache(causal_lm.transformer)
-            for block in causal_lm.transformer.h:
-                # flash-attn keeps dropout's seed, not its mask; torch's CPU kernel does not support dropout at all.
-                block.attn.attn_dropout = 0.0
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.forward = partial(_cuda_dropout, module)  # type: ignore[method-assign]
-            elif isinstance(module, nn.LayerNorm) and plan.autocast:
-                module.forward = partial(_cuda_autocast_layer_norm, module)  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -161,17 +151,3 @@ def _keep_cache(decoder: Any) -> None:
     for block in decoder.h:
         block.attn.c_attn.register_forward_hook(collect)
     decoder.register_forward_hook(hand_over)
-
-
-def _cuda_dropout(dropout: nn.Dropout, given: torch.Tensor) -> torch.Tensor:
-    """CUDA's kernel keeps a mask of one byte per element; the CPU's keeps factors in the input's format."""
-    if not dropout.training or dropout.p == 0.0:
-        return given
-    return torch.native_dropout(given, dropout.p, True)[0]
-
-
-def _cuda_autocast_layer_norm(norm: nn.LayerNorm, hidden: torch.Tensor) -> torch.Tensor:
-    """CUDA's autocast runs layer_norm in fp32 and leaves its result in fp32; the CPU's has no rule for it."""
-    return functional.layer_norm(
-        hidden.float(), norm.normalized_shape, norm.weight.float(), norm.bias.float(), norm.eps
-    )

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from autofit.lattice import Config
 from autofit.techniques import Job, needs_process_group
+from autofit.units import format_bytes
 
+ASSUMED = "assumed"
+"""In a stack, the version of a package that is taken to be installed where the job runs."""
+_PACKAGES = (("loss", "fused", "liger_kernel"), ("attention", "flash", "flash_attn"))
+"""(axis, value, field of the stack): the kernel that a value runs is the package's."""
 COMPILE_ERROR = 0.41
 """Relative error that compilation adds to a predicted time: its speedup in training has a geometric mean of 1.41 (Ansel
 et al. 2024, "PyTorch 2": over 180 models on an A100), and none of it is predicted."""
@@ -46,7 +51,45 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
         found.append("offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does")
     if config["optimizer"] == "paged-adamw-8bit":
         found.append("optimizer=paged-adamw-8bit keeps all its states on the device, as it does if they fit there")
-    return tuple(found)
+    if job.hardware.kind == "cuda":
+        found += _of_cuda_kernels(config, job)
+    return (*found, *of_any_step(config, job))
+
+
+def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
+    """What is assumed of `config` however its memory is computed, by a trace or by formula."""
+    if job.hardware.kind != "cuda":
+        return ()
+    from autofit.estimate.memory import CONTEXT_BYTES
+
+    context = (
+        f"the CUDA context takes {format_bytes(CONTEXT_BYTES)}: it depends on the card, the driver and the kernels in "
+        "use, and was measured on none"
+    )
+    return context, *_of_packages(config, job)
+
+
+def _of_packages(config: Config, job: Job) -> list[str]:
+    needed = [(axis, package) for axis, value, package in _PACKAGES if config[axis] == value]
+    return [
+        f"{axis}={config[axis]} finds {package.replace('_', '-')} installed where it trains: here it is not"
+        for axis, package in needed
+        if getattr(job.stack, package) == ASSUMED
+    ]
+
+
+def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
+    found = []
+    major = (job.hardware.capability or "").partition(".")[0]
+    if config["attention"] == "sdpa" and config["precision"] != "fp32" and major in ("9", "10"):
+        # check_prefer_cudnn_attention in aten/src/ATen/native/transformers/cuda/sdp_utils.cpp
+        found.append(
+            f"attention=sdpa may run in cuDNN's kernel on compute capability {job.hardware.capability}: its workspace "
+            "is not documented, and is taken to be as large as flash attention's"
+        )
+    if config["sharding"] != "none":
+        found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
+    return found
 
 
 def _of_hosts(job: Job) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from autofit.catalog.models import ModelShape, shape
+from autofit.estimate.assumptions import of_any_step
 from autofit.estimate.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.floor import floor_parts
@@ -76,6 +77,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         assumptions=(
             f"by formula, not traced ({reason}): to fit, it needs a limit {MEMORY_ERROR:.0%} above this; time is not "
             "predicted",
+            *of_any_step(config, job),
         ),
         seconds_to_estimate=time.monotonic() - started,
     )

@@ -44,17 +44,25 @@ class Attention(Enum):
 
 
 def attention_kernel(
-    *, dtype: torch.dtype, width: int, value_width: int, grouped: bool, masked: bool, capability: str | None
+    *,
+    dtype: torch.dtype,
+    width: int,
+    value_width: int,
+    grouped: bool,
+    masked: bool,
+    capability: str | None,
+    dropout: bool = False,
 ) -> Attention:
-    """The kernel that torch 2.11 to 2.13 picks for a training step without dropout.
+    """The kernel that torch 2.11 to 2.13 picks for a training step.
 
     `dtype` is that of the product, autocast included; `width` and `value_width` are per head; `grouped` says whether
-    several query heads share a key head; `masked` whether there is a mask tensor besides causality; a `capability` of
-    None is taken as a recent card's.
+    several query heads share a key head; `masked` whether there is a mask tensor besides causality; `dropout` whether
+    it drops scores; a `capability` of None is taken as a recent card's.
 
     | kernel    | 16 bits           | fp32 | mask | grouped | head width                                          |
     |-----------|-------------------|------|------|---------|-----------------------------------------------------|
-    | flash     | from 8.0 on       | no   | no   | yes     | up to 256, but not 193 to 224 on 8.6 to 8.9 and 12  |
+    | flash     | from 8.0 on       | no   | no   | yes     | up to 256; on 8.6 to 8.9 and 12 not 193 to 224, and |
+    |           |                   |      |      |         | with dropout up to 192                              |
     | efficient | bf16 from 8.0 on  | yes  | yes  | no      | a multiple of the alignment of tensor-core loads    |
     | math      | yes               | yes  | yes  | yes     | any                                                 |
 
@@ -71,7 +79,7 @@ def attention_kernel(
         and version >= (8, 0)
         and not masked
         and width == value_width <= 256
-        and not (untrained and 192 < width <= 224)
+        and not (untrained and width > 192 and (dropout or width <= 224))
     ):
         return Attention.FLASH
     bf16 = str(dtype) == "torch.bfloat16"

@@ -13,6 +13,7 @@ from torch import nn
 from autofit.catalog.models import Model, architecture
 from autofit.estimate import cuda_kernels, fake_weights
 from autofit.estimate.amounts import MICRO_BATCH, RANK
+from autofit.estimate.cuda_dispatch import cuda_dispatch
 from autofit.estimate.recorder import Recorder, Scratch, without_data
 from autofit.estimate.seam import HeadShape, Seam
 from autofit.estimate.tape import AFTER, BEFORE, LOSS, Tape
@@ -182,7 +183,7 @@ def _as_with_data() -> Iterator[None]:
 
 @contextmanager
 def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
-    """On CUDA: have torch choose the device's attention kernel, and offload activations to a separate host."""
+    """On CUDA: have torch choose the device's kernels and formats, and offload activations to a separate host."""
     if job.hardware.kind != "cuda":
         yield
         return
@@ -192,7 +193,8 @@ def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
     functional.scaled_dot_product_attention = partial(_attention, before[0], job.hardware.capability)
     graph.save_on_cpu = partial(_save_on_host, recorder)
     try:
-        yield
+        with cuda_dispatch():
+            yield
     finally:
         functional.scaled_dot_product_attention, graph.save_on_cpu = before
 
@@ -204,9 +206,14 @@ def _attention(
     key: torch.Tensor,
     value: torch.Tensor,
     attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
     **options: Any,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention, fused only where it would be on the device."""
+    """scaled_dot_product_attention, fused only where it would be on the device.
+
+    The device's fused kernels draw dropout's mask anew in the backward and so keep nothing of it (rng_state in
+    flash_api.cpp and attention.cu of aten/src/ATen/native/transformers/cuda); the CPU's fused kernel has no dropout.
+    """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     kernel = cuda_kernels.attention_kernel(
@@ -216,10 +223,12 @@ def _attention(
         grouped=key.shape[-3] != query.shape[-3],
         masked=attn_mask is not None,
         capability=capability,
+        dropout=dropout_p > 0.0,
     )
     unfused = kernel is cuda_kernels.Attention.MATH
+    dropped = dropout_p if unfused else 0.0
     with sdpa_kernel(SDPBackend.MATH) if unfused else nullcontext():
-        result: torch.Tensor = torch_attention(query, key, value, attn_mask=attn_mask, **options)
+        result: torch.Tensor = torch_attention(query, key, value, attn_mask=attn_mask, dropout_p=dropped, **options)
     return result
 
 
@@ -259,10 +268,11 @@ def _unmasked_attention(
     attention_mask: torch.Tensor | None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention without windows and caps on the scores: flash-attn applies these in place, without memory."""
+    """Causal attention without dropout, windows and caps on the scores: flash-attn applies these in place, without
+    memory."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    known = {name: options[name] for name in ("dropout", "scaling", "is_causal") if name in options}
+    known = {name: options[name] for name in ("scaling", "is_causal") if name in options}
     return cast("tuple[torch.Tensor, None]", sdpa_attention_forward(module, query, key, value, None, **known))
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from autofit.catalog.hardware import Card, card, cards
 from autofit.errors import UsageError
+from autofit.estimate.assumptions import ASSUMED
 from autofit.estimate.deviation import MemoryDeviation
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys
@@ -158,10 +159,6 @@ def site(hardware: str) -> tuple[Hardware, Stack]:
     stack = installed_stack()
     kernels = {"liger_kernel": stack.liger_kernel or ASSUMED, "flash_attn": stack.flash_attn or ASSUMED}
     return _device(card(hardware)), replace(stack, **kernels)
-
-
-ASSUMED = "assumed"
-"""The version given for a package that is assumed to be installed."""
 
 
 def not_estimated(device: Hardware) -> str | None:

@@ -1,8 +1,9 @@
-"""The published measurements: what the benchmark reads of them and compares. Nothing is traced here."""
+"""The published measurements: what the benchmark reads of them, and that its predictions of some still hold."""
 
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -57,6 +58,28 @@ def test_what_is_compared_is_a_config_that_we_support(published: ModuleType) -> 
             assert config["method"] == row.words["method"] and config["micro_batch"] == row.micro_batch
             assert job.workload.global_batch == row.micro_batch * (row.accumulation or 1) * row.gpus
             assert job.workload.seq_len <= job.model.config.get("n_positions", job.workload.seq_len)
+
+
+@pytest.mark.parametrize(("model", "method"), [("santacoder", "full"), ("Mistral", "lora"), ("santacoder", "qlora")])
+def test_a_published_peak_is_predicted_to_within_the_targets_median(
+    published: ModuleType, model: str, method: str
+) -> None:
+    """One run of each method on one GPU: the shortest to trace, between them with dropout everywhere and autocast."""
+    every = (row for row in published.rows() if published.left_out(row) is None)
+    row = next(r for r in every if model in r.model and (r.words["method"], r.gpus) == (method, 1))
+    found = published.compared(row, STACK)
+    assert abs(found.error) <= published.MEDIAN_ERROR
+    assert found.estimate.fits
+
+
+def test_the_page_states_the_recorded_figures() -> None:
+    record = json.loads((BENCHMARKS / "recorded" / "published-estimates.json").read_text(encoding="utf-8"))
+    page = (BENCHMARKS / "README.md").read_text(encoding="utf-8")
+    assert record["reached"]
+    for figures, of in ((record, f"peak allocated, {record['rows']} rows"), (record["several_gpus"], "per GPU of two")):
+        median, largest = (f"{100 * figures[f'{which}_absolute_error']:.2f} %" for which in ("median", "largest"))
+        (at,) = (number for number, line in enumerate(page.splitlines()) if line.startswith(f"| {of}"))
+        assert median in page.splitlines()[at] and largest in page.splitlines()[at + 1]
 
 
 def row_like(published: ModuleType, **changed: Any) -> Any:

@@ -11,19 +11,28 @@ from pathlib import Path
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, STACK
 
-from autofit.estimate.assumptions import assumptions
+from autofit.estimate.assumptions import ASSUMED, assumptions
+from autofit.estimate.bound import bounded
+from autofit.estimate.memory import CONTEXT_BYTES
 from autofit.hardware import Hardware
+from autofit.operations.estimating import site
 from autofit.techniques import Job, complete, parse
+from autofit.trial.site import installed_stack
+from autofit.units import format_bytes
 from autofit.workload import Workload
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"
 RECORD = RECORDED / "cpu-zen5-2c-sharded-memory.json"
 
 
-def heap_sentence(text: str, hardware: Hardware = CPU_HARDWARE) -> str | None:
+def said_of(text: str, hardware: Hardware, **packages: str | None) -> tuple[str, ...]:
     workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4, devices=2)
-    job = Job(model=LLAMA, workload=workload, hardware=hardware, stack=replace(STACK, deepspeed="installed"))
-    return next((said for said in assumptions(complete(parse(text)), job) if "C library" in said), None)
+    stack = replace(STACK, deepspeed="installed", **packages)
+    return assumptions(complete(parse(text)), Job(model=LLAMA, workload=workload, hardware=hardware, stack=stack))
+
+
+def heap_sentence(text: str, hardware: Hardware = CPU_HARDWARE) -> str | None:
+    return next((said for said in said_of(text, hardware) if "C library" in said), None)
 
 
 def test_a_processors_memory_is_said_to_be_off_by_what_was_recorded() -> None:
@@ -53,3 +62,52 @@ def test_what_was_not_compared_is_not_said_to_be_close() -> None:
     alone = heap_sentence("method=full")
     assert alone is not None and "ranks" not in alone
     assert heap_sentence("sharding=zero3", CUDA_HARDWARE) is None
+
+
+def test_every_estimate_for_a_gpu_says_that_its_context_is_a_guess() -> None:
+    (said,) = (s for s in said_of("method=full,attention=eager", CUDA_HARDWARE) if "context" in s)
+    assert format_bytes(CONTEXT_BYTES) in said
+    workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4)
+    job = Job(model=LLAMA, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
+    by_formula = bounded(complete(parse("method=full")), job, memory_limit_bytes=1, reason="a test")
+    assert said in by_formula.assumptions
+    assert not any("context" in s for s in said_of("method=full", CPU_HARDWARE))
+
+
+@pytest.mark.parametrize(
+    ("capability", "text", "assumed"),
+    [
+        ("9.0", "precision=bf16-mixed", True),
+        ("10.3", "precision=bf16", True),
+        ("9.0", "precision=fp32", False),
+        ("9.0", "attention=eager", False),
+        ("8.0", "precision=bf16", False),
+        ("12.0", "precision=bf16", False),
+    ],
+)
+def test_cudnns_workspace_is_said_to_be_assumed_where_torch_prefers_its_kernel(
+    capability: str, text: str, assumed: bool
+) -> None:
+    found = said_of(f"method=full,{text}", replace(CUDA_HARDWARE, capability=capability))
+    assert any("cuDNN" in said and capability in said for said in found) is assumed
+
+
+@pytest.mark.parametrize(
+    ("text", "package", "name"),
+    [("loss=fused", "liger_kernel", "liger-kernel"), ("attention=flash", "flash_attn", "flash-attn")],
+)
+def test_a_package_that_only_a_card_of_the_catalog_is_taken_to_have_is_named(
+    text: str, package: str, name: str
+) -> None:
+    _, of_card = site("h100-80g")
+    assert getattr(of_card, package) in (ASSUMED, getattr(installed_stack(), package))
+    for version, expected in ((ASSUMED, True), ("1.0", False)):
+        for config in (text, "method=full"):
+            found = any(name in said for said in said_of(config, CUDA_HARDWARE, **{package: version}))
+            assert found is (expected and config == text)
+
+
+def test_several_gpus_are_said_to_leave_out_what_their_collectives_take() -> None:
+    assert any("NCCL" in said for said in said_of("sharding=fsdp", CUDA_HARDWARE))
+    assert not any("NCCL" in said for said in said_of("method=full", CUDA_HARDWARE))
+    assert not any("NCCL" in said for said in said_of("sharding=fsdp", CPU_HARDWARE))

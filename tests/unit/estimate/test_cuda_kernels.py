@@ -119,7 +119,7 @@ def test_offloaded_activations_are_on_the_host_but_for_those_of_one_layer() -> N
     saved = full.breakdown["activations"] - offload.breakdown["activations"]
     assert (layers - 2) * input_bytes <= saved <= layers * input_bytes
     assert offload.step_seconds > full.step_seconds  # type: ignore[operator]
-    assert "host link" in offload.assumptions[0] and not full.assumptions
+    assert "host link" in offload.assumptions[0] and set(full.assumptions) < set(offload.assumptions)
 
 
 @pytest.mark.parametrize("card", ["h100-80g", "a100-80g"])
@@ -156,7 +156,7 @@ def test_compilation_is_assumed_to_change_nothing_and_the_estimate_says_so() -> 
     assert compiled.breakdown == eager.breakdown
     assert compiled.step_seconds == eager.step_seconds
     assert compiled.relative_error == pytest.approx(eager.relative_error + COMPILE_ERROR)  # type: ignore[operator]
-    assert not eager.assumptions
+    assert set(eager.assumptions) < set(compiled.assumptions)
     assert "without compilation" in compiled.assumptions[0]
     assert any("builds a mask" in sentence for sentence in compiled.assumptions)
     assert compiled.to_json()["assumptions"] == list(compiled.assumptions)
@@ -221,6 +221,18 @@ def test_which_kernel_torch_takes(
 ) -> None:
     found = attention_kernel(
         dtype=dtype, width=width, value_width=width, grouped=grouped, masked=masked, capability=capability
+    )
+    assert found is Attention(kernel)
+
+
+@pytest.mark.parametrize(
+    ("width", "capability", "kernel"), [(256, "8.9", "efficient"), (192, "8.9", "flash"), (256, "9.0", "flash")]
+)
+def test_dropped_scores_of_wide_heads_are_not_for_flash_attention_on_small_cards(
+    width: int, capability: str, kernel: str
+) -> None:
+    found = attention_kernel(
+        dtype=BF16, width=width, value_width=width, grouped=False, masked=False, capability=capability, dropout=True
     )
     assert found is Attention(kernel)
 
