@@ -182,3 +182,7 @@ class Lattice:
     def above(self, config: Config) -> tuple[Config, ...]:
         """The configs that need at least as much memory as `config`, not including itself."""
         return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(config, c))
+
+    def below(self, config: Config) -> tuple[Config, ...]:
+        """The configs that need no more memory than `config`, not including itself."""
+        return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(c, config))
