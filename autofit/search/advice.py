@@ -19,6 +19,7 @@ from autofit.search.gains import Front, expected_gain, gain_over, normal_share_b
 from autofit.search.knowledge import Knowledge
 from autofit.search.regret import regret_bound, timing_deviation
 from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, Prior, Rows, mean_above
+from autofit.techniques import only_slower
 
 Array = NDArray[np.float64]
 
@@ -42,6 +43,9 @@ POSSIBLE = 0.05
 LIKELY = 0.5
 """Probability of fitting below which a config is left alone once something has fitted: a trial that runs out of memory
 shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to them last."""
+ROOM = 0.05
+"""Share of the limit that a config must leave free for its speed to be a bound on others': closer to the limit, an
+allocator may spend time on making room."""
 CANNOT_FIT = 1e-3
 """Probability of fitting below which a predicted config is not run: about three deviations of the errors seen."""
 
@@ -171,7 +175,8 @@ class Advice:
         """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
         rows = self._weighed().rows
-        own = self._methods[rows] == winner.method
+        # What cannot be faster than a measured config adds nothing to the chance that this one is.
+        own = (self._methods[rows] == winner.method) & np.isneginf(self._least_times(rows))
         untried = self._step_time(rows[own])
         tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
         rivals = LogNormal(
@@ -248,11 +253,19 @@ class Advice:
         time, (memory, probability) = self._step_time(rows), self._fit(rows)
         seconds = self._seconds(time, rows)
         methods = self._methods[rows]
-        fronts = self._fronts()
+        fronts, least = self._fronts(), self._least_times(rows)
         gain = np.zeros(len(rows))
         for method in np.unique(methods).tolist():
             own = np.flatnonzero(methods == method)
-            gain[own] = self._gain(fronts.get(method), _part(time, own), memory[own]) * probability[own]
+            front = fronts.get(method)
+            if front is None:
+                # Nothing of this method has fitted yet: the fastest that is likely to fit comes first.
+                speed = np.exp(-time.mean[own])
+                gain[own] = 1.0 + speed / speed.max()
+            else:
+                limit = float(self._knowledge.memory_limit_bytes)
+                gain[own] = expected_gain(front, _part(time, own), least[own], memory[own], limit)
+        gain *= probability
         recommended = self._recommended(fronts, methods[probability >= POSSIBLE])
         if recommended is not None:
             gain[methods != recommended] *= BESIDE
@@ -292,6 +305,16 @@ class Advice:
         measured = self._knowledge.measured()
         known = [(p.config, math.log(p.measurement.step_seconds.median)) for p in measured]
         return self._time.predict_rows(known, rows, [timing_deviation(p) for p in measured], self._under_way())
+
+    def _least_times(self, rows: Rows) -> Array:
+        """The logarithm of the seconds that a step of each config takes at least, because a measured one does part of
+        its work and nothing else; minus infinity where there is none."""
+        least = np.full(len(self._knowledge.lattice.configs), -math.inf)
+        for point in self._knowledge.points():
+            if point.measurement.device_bytes <= (1.0 - ROOM) * self._knowledge.memory_limit_bytes:
+                slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
+                least[slower] = np.maximum(least[slower], math.log(point.measurement.step_seconds.median))
+        return least[rows]
 
     def _fit(self, rows: Rows) -> tuple[Array, Array]:
         """Expected bytes, and the probability of fitting: 1 for what a trial of something heavier has shown to fit."""
@@ -337,14 +360,6 @@ class Advice:
                 known.append((config, math.log(max(trial.outcome.deadline_seconds, 0.1))))
         setup = np.exp(self._setup.predict_rows(known, rows).mean)
         return np.asarray(setup + np.maximum(TIMING_SECONDS, LEAST_REPEATS * np.exp(time.mean)))
-
-    def _gain(self, front: Front | None, time: LogNormal, memory: Array) -> Array:
-        """Expected gain of configs of one method if they fit, given its frontier so far."""
-        if front is None:
-            # Nothing of this method has fitted yet: the fastest that is likely to fit comes first.
-            speed = np.exp(-time.mean)
-            return np.asarray(1.0 + speed / speed.max())
-        return expected_gain(front, time, memory, float(self._knowledge.memory_limit_bytes))
 
 
 ENOUGH = 500

@@ -42,13 +42,14 @@ class Front:
         return float(self.seconds[-1])
 
 
-def expected_gain(front: Front, time: LogNormal, memory: Array, limit: float) -> Array:
+def expected_gain(front: Front, time: LogNormal, least: Array, memory: Array, limit: float) -> Array:
     """Expected gain of each config in the best speed, plus half that in the frontier's area, if it fits; relative.
 
-    `time`: the logarithms of their step times; `memory`: their bytes; `limit`: the memory limit in bytes.
+    `time`: the logarithms of their step times, which are no less than `least`; `memory`: their bytes; `limit`: the
+    memory limit in bytes.
     """
     draws = time.mean[:, None] + time.deviation[:, None] * NORMAL_DRAWS[None, :]
-    speedup = front.best_seconds / np.exp(draws)  # 1 is the best so far
+    speedup = front.best_seconds / np.exp(np.maximum(draws, least[:, None]))  # 1 is the best so far
     faster = np.maximum(0.0, speedup - 1.0).mean(axis=1)
     return np.asarray(faster + 0.5 * area_gain(front, memory, speedup, limit))
 

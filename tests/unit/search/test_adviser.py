@@ -29,7 +29,7 @@ from autofit.search.gains import Front, area_gain
 from autofit.search.knowledge import Knowledge
 from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
 from autofit.search.surrogate import mean_above
-from autofit.techniques import AXES
+from autofit.techniques import AXES, only_slower
 from autofit.units import GIB
 
 LATTICE = cpu_lattice(make_job())
@@ -133,6 +133,34 @@ def test_outcomes_may_come_in_any_order() -> None:
         adviser.tell(make_trial(config, fits(4, 100 + number), limit=LIMIT))
     assert [suggested(t.params) for t in adviser.study.trials] == configs
     assert [t.values[1] for t in adviser.study.trials] == [103.0, 102.0, 101.0, 100.0]
+
+
+@pytest.mark.parametrize(("gib", "room"), [(5.0, True), (9.9, False)])
+def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(gib: float, room: bool) -> None:
+    """Even where it is predicted to be twice as fast: it can only save memory."""
+    said = {
+        c: Prediction(
+            peak_allocated_bytes=1,
+            device_bytes=GIB if c["checkpointing"] == "none" else 2 * GIB,
+            step_seconds=1.0 if c["checkpointing"] == "none" else 0.5,
+            calibrated_on=0,
+            relative_error=0.5,
+        )
+        for c in LATTICE.configs
+    }
+    adviser, knowledge = make_adviser()
+    adviser.advice.foresee(Foresight(predictions=said))
+    plain = next(c for c in LATTICE.configs if c["checkpointing"] == "none")
+    adviser.tell(make_trial(plain, fits(gib, 250), limit=LIMIT))
+    slower = only_slower(plain)
+    found = {c.config: c.expected_gain for c in adviser.advice.candidates() if c.config in slower}
+    other = {c.config: c.expected_gain for c in adviser.advice.candidates() if c.config["checkpointing"] == "full"}
+    assert len(found) > 2 and max(other.values()) > 0.5
+    assert all((gain < 0.5) is room for gain in found.values())
+    (winner,) = knowledge.points()
+    for config in set(knowledge.open) - set(found):
+        knowledge.rule_out(config, "only those are to be judged")
+    assert (adviser.advice.regret_bound(winner) == 0.0) is room
 
 
 def test_what_was_cut_off_is_open_again() -> None:
