@@ -42,6 +42,9 @@ class Axis:
     """The value of the plain recipe, and of a config that does not name the axis."""
     lighter: Pairs = frozenset()
     """Pairs (a, b) where a is claimed to need no more memory than b, all else equal; only these rule configs out."""
+    slower: Pairs = frozenset()
+    """Pairs (a, b) where a step with a is claimed to do all the work of one with b and more, all else equal, so that it
+    cannot be faster."""
 
     @property
     def numeric(self) -> bool:
@@ -182,3 +185,7 @@ class Lattice:
     def above(self, config: Config) -> tuple[Config, ...]:
         """The configs that need at least as much memory as `config`, not including itself."""
         return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(config, c))
+
+    def below(self, config: Config) -> tuple[Config, ...]:
+        """The configs that need no more memory than `config`, not including itself."""
+        return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(c, config))

@@ -239,7 +239,8 @@ def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]], groups:
     That error is the median of the leave-one-out errors: how far the fit to all other trials misses each one. It counts
     one more error, the larger of the worst of them and the guess's own, so that two or three trials cannot make the fit
     look exact. `groups`, the group of each trial, are given where the rates are for a group not among them, such as
-    another model: each group is then left out as a whole; a single group's errors are those of the guess.
+    another model: each group is then left out as a whole, and counts as one error, the median of its trials', because
+    what its trials have in common is a single draw. A single group's error is that of the guess.
     """
     if not measured:
         return prior
@@ -248,7 +249,8 @@ def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]], groups:
     missed = []
     for left_out in dict.fromkeys(own_group):
         rates = _fitted(prior, [shown for shown, group in grouped if group != left_out])
-        missed += [abs(seconds(work, rates) / taken - 1.0) for (work, taken), group in grouped if group == left_out]
+        errors = [abs(seconds(work, rates) / taken - 1.0) for (work, taken), group in grouped if group == left_out]
+        missed.append(float(np.median(errors)))
     error = float(np.median([*missed, max(prior.relative_error, *missed)]))
     return replace(_fitted(prior, measured), calibrated_on=len(measured), relative_error=error)
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.frontier import MAX_TIE, Point, pareto
+from autofit.frontier import MAX_TIE, Point
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, TimedOut
 from autofit.search.budget import TIMING_SECONDS
 from autofit.search.foresight import Foresight, ran_out_on_device, time_error
+from autofit.search.gains import Front, expected_gain, gain_over, normal_share_below
 from autofit.search.knowledge import Knowledge
 from autofit.search.regret import regret_bound, timing_deviation
 from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, Prior, Rows, mean_above
+from autofit.techniques import only_slower
 
 Array = NDArray[np.float64]
 
@@ -41,10 +43,11 @@ POSSIBLE = 0.05
 LIKELY = 0.5
 """Probability of fitting below which a config is left alone once something has fitted: a trial that runs out of memory
 shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to them last."""
+ROOM = 0.05
+"""Share of the limit that a config must leave free for its speed to be a bound on others': closer to the limit, an
+allocator may spend time on making room."""
 CANNOT_FIT = 1e-3
 """Probability of fitting below which a predicted config is not run: about three deviations of the errors seen."""
-NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
-"""Midpoints of ten equally likely parts of the standard normal distribution: expectations are averages over these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +166,7 @@ class Advice:
         method after all. None if that is not worth the run."""
         own = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
         once = [p for p in own if not p.verified and not p.measurement.stopped_early]
-        gains = [_gain_over(winner, rival) for rival in once]
+        gains = [gain_over(winner, rival) for rival in once]
         if not gains or max(gains) <= max(self._noise_gain(), CONTEST_GAIN):
             return None
         return once[gains.index(max(gains))]
@@ -172,7 +175,8 @@ class Advice:
         """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
         rows = self._weighed().rows
-        own = self._methods[rows] == winner.method
+        # What cannot be faster than a measured config adds nothing to the chance that this one is.
+        own = (self._methods[rows] == winner.method) & np.isneginf(self._least_times(rows))
         untried = self._step_time(rows[own])
         tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
         rivals = LogNormal(
@@ -184,7 +188,7 @@ class Advice:
 
     def expected_seconds(self, config: Config) -> float:
         """Expected duration of the trial of a config of the lattice, set-up included."""
-        rows = np.array([self._row_of[config]])
+        rows = self._rows([config])
         return float(self._seconds(self._step_time(rows), rows)[0])
 
     def _worthwhile(self) -> NDArray[np.bool_]:
@@ -245,20 +249,24 @@ class Advice:
         return weighed
 
     def _weigh(self) -> _Weighed:
-        rows = np.fromiter((self._row_of[c] for c in self._knowledge.open), dtype=np.intp)
-        time = self._step_time(rows)
-        memory = self._memory_above_floor(rows)
+        rows = self._rows(self._knowledge.open)
+        time, (memory, probability) = self._step_time(rows), self._fit(rows)
         seconds = self._seconds(time, rows)
-        points = self._knowledge.points()
-        methods, floors = self._methods[rows], self._floors[rows]
-        gain, probability = np.zeros(len(rows)), np.zeros(len(rows))
+        methods = self._methods[rows]
+        fronts, least = self._fronts(), self._least_times(rows)
+        gain = np.zeros(len(rows))
         for method in np.unique(methods).tolist():
-            chosen = np.flatnonzero(methods == method)
-            own = [p for p in points if p.method == method]
-            gain[chosen], probability[chosen] = self._gains(
-                floors[chosen], _part(time, chosen), _part(memory, chosen), own
-            )
-        recommended = self._recommended(methods, probability)
+            own = np.flatnonzero(methods == method)
+            front = fronts.get(method)
+            if front is None:
+                # Nothing of this method has fitted yet: the fastest that is likely to fit comes first.
+                speed = np.exp(-time.mean[own])
+                gain[own] = 1.0 + speed / speed.max()
+            else:
+                limit = float(self._knowledge.memory_limit_bytes)
+                gain[own] = expected_gain(front, _part(time, own), least[own], memory[own], limit)
+        gain *= probability
+        recommended = self._recommended(fronts, methods[probability >= POSSIBLE])
         if recommended is not None:
             gain[methods != recommended] *= BESIDE
         order = np.argsort(-gain / seconds, kind="stable")
@@ -270,20 +278,52 @@ class Advice:
             cannot_fit=(self._predicted[rows] & (probability < CANNOT_FIT))[order],
         )
 
-    def _recommended(self, methods: NDArray[np.str_], probability: Array) -> str | None:
+    def _recommended(self, fronts: Mapping[str, Front], possible: NDArray[np.str_]) -> str | None:
         """The most faithful method that has fitted or still may. None until something has fitted: before that, anything
         that fits is what the user needs."""
-        fitted = {p.method for p in self._knowledge.points()}
-        if not fitted:
-            return None
-        possible = fitted | set(methods[probability >= POSSIBLE].tolist())
-        return next((method for method in self._faithful if method in possible), None)
+        return next((m for m in self._faithful if m in fronts or m in possible), None) if fronts else None
+
+    def _fronts(self) -> dict[str, Front]:
+        """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
+        is expected of it: what is asked for meanwhile should be worth its trial beside that."""
+        points, rows = self._knowledge.points(), self._under_way()
+        shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
+        memory, probability = self._fit(rows)
+        seconds, likely = np.exp(self._step_time(rows).mean), probability >= LIKELY
+        shown += zip(*(expected[likely].tolist() for expected in (self._methods[rows], memory, seconds)), strict=True)
+        methods = {method for method, _, _ in shown}
+        return {m: Front.of((memory, seconds) for method, memory, seconds in shown if method == m) for m in methods}
+
+    def _rows(self, configs: Iterable[Config]) -> Rows:
+        return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
+
+    def _under_way(self) -> Rows:
+        return np.sort(self._rows(self._knowledge.under_way))
 
     def _step_time(self, rows: Rows) -> LogNormal:
         """The logarithm of seconds per step."""
         measured = self._knowledge.measured()
         known = [(p.config, math.log(p.measurement.step_seconds.median)) for p in measured]
-        return self._time.predict_rows(known, rows, [timing_deviation(p) for p in measured])
+        return self._time.predict_rows(known, rows, [timing_deviation(p) for p in measured], self._under_way())
+
+    def _least_times(self, rows: Rows) -> Array:
+        """The logarithm of the seconds that a step of each config takes at least, because a measured one does part of
+        its work and nothing else; minus infinity where there is none."""
+        least = np.full(len(self._knowledge.lattice.configs), -math.inf)
+        for point in self._knowledge.points():
+            if point.measurement.device_bytes <= (1.0 - ROOM) * self._knowledge.memory_limit_bytes:
+                slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
+                least[slower] = np.maximum(least[slower], math.log(point.measurement.step_seconds.median))
+        return least[rows]
+
+    def _fit(self, rows: Rows) -> tuple[Array, Array]:
+        """Expected bytes, and the probability of fitting: 1 for what a trial of something heavier has shown to fit."""
+        floors, above = self._floors[rows], self._memory_above_floor(rows)
+        room = np.log(np.maximum(self._knowledge.memory_limit_bytes - floors, 1.0))
+        probability = normal_share_below((room - above.mean) / above.deviation)
+        configs = self._knowledge.lattice.configs
+        probability[[self._knowledge.is_below_a_fit(configs[row]) for row in rows]] = 1.0
+        return floors + np.exp(above.mean), probability
 
     def _memory_above_floor(self, rows: Rows) -> LogNormal:
         """The logarithm of the bytes above the floor. A config that ran out needed more than its limit left above the
@@ -321,36 +361,6 @@ class Advice:
         setup = np.exp(self._setup.predict_rows(known, rows).mean)
         return np.asarray(setup + np.maximum(TIMING_SECONDS, LEAST_REPEATS * np.exp(time.mean)))
 
-    def _gains(self, floors: Array, time: LogNormal, above: LogNormal, points: Sequence[Point]) -> tuple[Array, Array]:
-        """Expected gain and probability of fitting of configs of one method, given its points so far."""
-        limit = float(self._knowledge.memory_limit_bytes)
-        room = np.log(np.maximum(limit - floors, 1.0))
-        probability = normal_share_below((room - above.mean) / above.deviation)
-        if not points:
-            # Nothing of this method has fitted yet: the fastest that is likely to fit comes first.
-            speed = np.exp(-time.mean)
-            return probability * (1.0 + speed / speed.max()), probability
-        best = min(p.measurement.step_seconds.median for p in points)
-        draws = time.mean[:, None] + time.deviation[:, None] * NORMAL_DRAWS[None, :]
-        speedup = best / np.exp(draws)  # 1 is the best so far
-        faster = np.maximum(0.0, speedup - 1.0).mean(axis=1) * probability
-        memory = floors + np.exp(above.mean)
-        area = _area_gain(points, best, memory, speedup, limit)
-        return faster + 0.5 * area * probability, probability
-
-
-def _gain_over(winner: Point, rival: Point) -> float:
-    """Expected gain in speed over `winner` if the rival's true speed, of which its trial gives a distribution, were
-    known: nothing where it is slower; relative."""
-    lead = math.log(winner.measurement.step_seconds.median / rival.measurement.step_seconds.median)
-    speedups = np.exp(lead + timing_deviation(rival) * NORMAL_DRAWS)
-    return float(np.maximum(0.0, speedups - 1.0).mean())
-
-
-def normal_share_below(deviations: Array) -> Array:
-    """The probability that a normal variable is less than so many standard deviations above its mean."""
-    return np.array([math.erfc(-d / math.sqrt(2)) / 2 for d in deviations])
-
 
 ENOUGH = 500
 """Known configs that determine the axes' effects as well as thousands would, in a regression of cubic cost."""
@@ -369,18 +379,3 @@ def _completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) 
 
 def _part(found: LogNormal, chosen: NDArray[np.intp]) -> LogNormal:
     return LogNormal(mean=found.mean[chosen], deviation=found.deviation[chosen])
-
-
-def _area_gain(points: Sequence[Point], best: float, memory: Array, speedup: Array, limit: float) -> Array:
-    """Expected growth of the area under the frontier if one more point is added, for each of many.
-
-    `memory`: bytes, one per config, counted as a share of the limit. `speedup`: equally likely speeds of each config,
-    as multiples of the best point's; shape (configs, draws).
-    """
-    front = pareto(points)
-    starts = np.array([0.0, *(p.measurement.device_bytes / limit for p in front)])
-    heights = np.array([0.0, *(best / p.measurement.step_seconds.median for p in front)])
-    ends = np.append(starts[1:], 1.0)
-    widths = np.maximum(0.0, ends[None, :] - np.maximum(starts[None, :], (memory / limit)[:, None]))
-    rise = np.maximum(0.0, speedup[:, :, None] - heights[None, None, :]).mean(axis=1)
-    return np.asarray((rise * widths).sum(axis=1))

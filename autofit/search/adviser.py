@@ -77,7 +77,8 @@ class Adviser:
         return self._knowledge.recall(trial, attempts)
 
     def give_up(self, config: Config) -> None:
-        """Give up on `config`, which was asked for: no outcome of it will be told."""
+        """Give up on `config`, which was asked for: no outcome of it will be told, and it is open again."""
+        self._knowledge.give_back(config)
         asked = self._asked.pop(config, None)
         if asked is not None:
             self.study.tell(asked, state=TrialState.FAIL)

@@ -117,6 +117,8 @@ class Knowledge:
         """`repeatability.between_executions` of the hardware."""
         self.version = 0
         """Rises with every change."""
+        self._below_a_fit: set[Config] = set()
+        """Configs that are sure to fit: they need no more memory than one that has fitted."""
         self._ruled_by: dict[Config, Config] = {}
         """For each config that a trial has ruled out: the config of that trial."""
         self._attempts: defaultdict[Config, list[Trial]] = defaultdict(list)
@@ -132,11 +134,23 @@ class Knowledge:
         """Configs that are neither measured, under way nor ruled out."""
         return tuple(self._open)
 
+    def is_below_a_fit(self, config: Config) -> bool:
+        """Whether `config` is sure to fit: it needs no more memory than one that has fitted, and no trial contradicts
+        that."""
+        return config in self._below_a_fit
+
     def take(self, config: Config) -> None:
         """Mark `config` as under way."""
         if config in self._open:
             del self._open[config]
             self.under_way.add(config)
+            self.version += 1
+
+    def give_back(self, config: Config) -> None:
+        """Mark `config` as open again if it was under way: nothing has been learnt of it."""
+        if config in self.under_way:
+            self.under_way.remove(config)
+            self._open[config] = None
             self.version += 1
 
     def recall(self, trial: Trial, attempts: Iterable[Trial]) -> int:
@@ -174,6 +188,7 @@ class Knowledge:
         self.trials[config] = trial
         if earlier is not None and self._fits(earlier) and not self._fits(trial):
             self._reopen_without_rival()
+        self._infer_fits(trial, earlier)
         if self._fits(trial):
             self._reopen(config)
             return 0
@@ -239,6 +254,26 @@ class Knowledge:
     def _refuted(self, config: Config) -> bool:
         """Whether something fits that needs at least the memory of `config`."""
         return any(self._fits(t) and self.lattice.is_lighter_or_equal(config, c) for c, t in self.trials.items())
+
+    def _infer_fits(self, trial: Trial, earlier: Trial | None) -> None:
+        """Note what is sure to fit, now that `trial` settles its config in place of `earlier`."""
+        fits = self._fits(trial)
+        is_news = earlier is not None and self._fits(earlier) is not fits
+        if is_news or (trial.config in self._below_a_fit and not fits):
+            self._below_a_fit.clear()
+            for config in [c for c, known in self.trials.items() if self._fits(known)]:
+                self._infer_fits_below(config)
+        elif fits:
+            self._infer_fits_below(trial.config)
+
+    def _infer_fits_below(self, fitted: Config) -> None:
+        """Note that what needs no more memory than `fitted` fits, unless some of that ran out all the same: then the
+        order is wrong here, and shows nothing."""
+        if fitted in self._below_a_fit:
+            return  # and so is all below it
+        below = self.lattice.below(fitted)
+        if not any(c in self.trials and self._rules_out(self.trials[c]) for c in below):
+            self._below_a_fit.update(below)
 
     def _rule_out_above(self, ruler: Config, config: Config) -> bool:
         if not self.rule_out(config, f"needs at least the memory of a config that ran out ({ruler})"):

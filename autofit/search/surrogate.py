@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,7 @@ from autofit.lattice import Axis, Config, Value
 Array = NDArray[np.float64]
 Rows = NDArray[np.intp]
 """Positions of configs in their lattice."""
+NO_ROWS: Rows = np.array([], dtype=np.intp)
 
 PRIOR_TIME: dict[tuple[str, Value], float] = {
     ("checkpointing", "full"): 0.29,
@@ -147,6 +148,13 @@ def _mixed(beliefs: Sequence[_Belief], log_evidence: Array) -> _Belief:
     )
 
 
+def _confirmed(belief: _Belief, features: Array) -> _Belief:
+    """`belief` after figures of these features, [observations, effects], that are just what it expects."""
+    reach = belief.covariance @ features.T
+    expected = features @ reach + belief.noise_variance * np.eye(len(features))
+    return replace(belief, covariance=belief.covariance - reach @ np.linalg.solve(expected, reach.T))
+
+
 class LogLinear:
     """Regression of one log figure on axis values, for the configs of one lattice."""
 
@@ -220,13 +228,26 @@ class LogLinear:
         return self._predict(known, blur, self.matrix(wanted), self._beyond(wanted))
 
     def predict_rows(
-        self, known: Sequence[tuple[Config, float]], rows: Rows, blur: Sequence[float] | None = None
+        self,
+        known: Sequence[tuple[Config, float]],
+        rows: Rows,
+        blur: Sequence[float] | None = None,
+        under_way: Rows = NO_ROWS,
     ) -> LogNormal:
-        """`predict` for configs of the lattice, given by their positions in it."""
-        return self._predict(known, blur, self._features[rows], self._ahead[rows])
+        """`predict` for configs of the lattice, given by their positions in it.
+
+        `under_way`: configs whose figures will be known soon. They count as known to be what is expected of them (the
+        kriging believer of Ginsbourger et al. 2010): predictions stay the same, and those of similar configs get surer.
+        """
+        return self._predict(known, blur, self._features[rows], self._ahead[rows], self._features[under_way])
 
     def _predict(
-        self, known: Sequence[tuple[Config, float]], blur: Sequence[float] | None, wanted: Array, ahead: Array
+        self,
+        known: Sequence[tuple[Config, float]],
+        blur: Sequence[float] | None,
+        wanted: Array,
+        ahead: Array,
+        under_way: Array | None = None,
     ) -> LogNormal:
         seen = self.matrix([c for c, _ in known]).reshape(len(known), wanted.shape[1])
         surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ self._prior_mean
@@ -237,6 +258,8 @@ class LogLinear:
             for noise in self._noises
         ]
         found = _mixed([belief for belief, _ in parts], np.array([evidence for _, evidence in parts]))
+        if under_way is not None and len(under_way):
+            found = _confirmed(found, under_way)
         variance = ((wanted @ found.covariance) * wanted).sum(axis=1) + found.noise_variance
         return LogNormal(mean=wanted @ (self._prior_mean + found.shift) + ahead, deviation=np.sqrt(variance))
 

@@ -62,6 +62,21 @@ def holds(job: Job) -> Callable[[Config, Config], bool]:
     return every_technique_agrees
 
 
+def only_slower(config: Config) -> tuple[Config, ...]:
+    """The configs that differ from `config` on one axis and do all of its work and more: they cannot train faster.
+
+    None of a compiled one: the compiler decides itself what to keep and what to recompute.
+    """
+    if config.get("compile") is True:
+        return ()
+    return tuple(
+        config.replace(**{axis.name: slower})
+        for axis in AXES
+        for slower, than in sorted(axis.slower, key=str)
+        if than == config.get(axis.name)
+    )
+
+
 def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None = None) -> Config:
     """A full config from the given values; absent axes are filled from `defaults`, then from the plain recipe.
 
@@ -138,6 +153,7 @@ __all__ = [
     "family",
     "holds",
     "needs_process_group",
+    "only_slower",
     "parse",
     "unsupported",
 ]

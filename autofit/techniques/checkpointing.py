@@ -27,6 +27,9 @@ class Checkpointing(Technique):
         recipe="none",
         # No claim between every-4 and selective: which is lighter depends on the architecture.
         lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
+        # Each recomputes the layers of the next and others, or moves what they save. No claim between full and
+        # selective, whose bookkeeping may take longer than what it saves from recomputation.
+        slower=closure({*chain("offload", "full", "every-2", "every-4", "none"), ("selective", "none")}),
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from autofit.catalog.models import load
 from autofit.errors import AutofitError
@@ -52,8 +53,19 @@ def search_thoroughly(problem: Problem, oracle: Oracle, seed: int) -> None:
     _search(problem, oracle, seed, problem.foresee, thorough=True)
 
 
+def search_on(pool: ReplayPool, problem: Problem, seed: int) -> None:
+    """`search` on the workers of this pool."""
+    _search(problem, pool.oracle, seed, problem.foresee, pool=pool)
+
+
 def _search(
-    problem: Problem, oracle: Oracle, seed: int, foresee: Callable[[], Foresight], *, thorough: bool = False
+    problem: Problem,
+    oracle: Oracle,
+    seed: int,
+    foresee: Callable[[], Foresight],
+    *,
+    thorough: bool = False,
+    pool: ReplayPool | None = None,
 ) -> None:
     job = job_of(problem)
     configs = list(problem.configs)
@@ -66,7 +78,7 @@ def _search(
         limits=Limits(memory_bytes=problem.memory_limit_bytes),
         floor=lambda config: floor_bytes(config, job),
         known={},
-        open_pool=lambda: ReplayPool(job, oracle, devices=job.workload.devices),
+        open_pool=lambda: pool or ReplayPool(job, oracle, devices=job.workload.devices),
         foresee=lambda told: foresee(),
         save=lambda trial: trial,
         thorough=thorough,
@@ -91,15 +103,19 @@ def job_of(problem: Problem) -> Job:
 
 @dataclass(slots=True)
 class ReplayPool:
-    """One worker, whose trials are looked up."""
+    """Workers whose trials are looked up. They end in the order that their recorded seconds give."""
 
     job: Job
     oracle: Oracle
     size: int = 1
     devices: int = 1
     """Devices of each recorded trial."""
+    ran: list[tuple[float, float]] = field(default_factory=list)
+    """When each trial began and ended, in the order asked: seconds since the first began."""
+    _now: float = 0.0
     _begun: set[Config] = field(default_factory=set)
-    _done: list[Completed] = field(default_factory=list)
+    _running: list[tuple[float, int, Completed]] = field(default_factory=list)
+    """A heap: each with the time of its end, and its number."""
 
     def site(self) -> tuple[Hardware, Stack]:
         """Where the table was recorded."""
@@ -114,12 +130,16 @@ class ReplayPool:
         again = request.config in self._begun
         self._begun.add(request.config)
         answer = self.oracle.run_again(request.config) if again else self.oracle.ask(request.config)
-        self._done.append(Completed(request=request, outcome=answer.outcome, seconds=answer.seconds))
+        done = Completed(request=request, outcome=answer.outcome, seconds=answer.seconds)
+        self.ran.append((self._now, self._now + answer.seconds))
+        heappush(self._running, (self.ran[-1][1], len(self.ran), done))
 
     def wait(self, timeout: float) -> list[Completed]:
-        """What was submitted."""
-        done, self._done = self._done, []
-        return done
+        """The next trial to end."""
+        if not self._running:
+            return []
+        self._now, _, done = heappop(self._running)
+        return [done]
 
     def close(self) -> None:
         """There is nothing to free."""

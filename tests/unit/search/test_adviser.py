@@ -19,16 +19,17 @@ from optuna.trial import TrialState
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import Truth, cpu_lattice
 
-from autofit.frontier import Point
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Outcome, Prediction, TimedOut, Trial
 from autofit.repeatability import INTERVAL_DEVIATIONS
-from autofit.search.advice import BESIDE, LIKELY, WORTHWHILE_GAIN, Advice, _area_gain, mean_above
+from autofit.search.advice import BESIDE, LIKELY, WORTHWHILE_GAIN, Advice
 from autofit.search.adviser import OVER_LIMIT, Adviser
 from autofit.search.foresight import Foresight
+from autofit.search.gains import Front, area_gain
 from autofit.search.knowledge import Knowledge
 from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
-from autofit.techniques import AXES
+from autofit.search.surrogate import mean_above
+from autofit.techniques import AXES, only_slower
 from autofit.units import GIB
 
 LATTICE = cpu_lattice(make_job())
@@ -132,6 +133,48 @@ def test_outcomes_may_come_in_any_order() -> None:
         adviser.tell(make_trial(config, fits(4, 100 + number), limit=LIMIT))
     assert [suggested(t.params) for t in adviser.study.trials] == configs
     assert [t.values[1] for t in adviser.study.trials] == [103.0, 102.0, 101.0, 100.0]
+
+
+@pytest.mark.parametrize(("gib", "room"), [(5.0, True), (9.9, False)])
+def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(gib: float, room: bool) -> None:
+    """Even where it is predicted to be twice as fast: it can only save memory."""
+    said = {
+        c: Prediction(
+            peak_allocated_bytes=1,
+            device_bytes=GIB if c["checkpointing"] == "none" else 2 * GIB,
+            step_seconds=1.0 if c["checkpointing"] == "none" else 0.5,
+            calibrated_on=0,
+            relative_error=0.5,
+        )
+        for c in LATTICE.configs
+    }
+    adviser, knowledge = make_adviser()
+    adviser.advice.foresee(Foresight(predictions=said))
+    plain = next(c for c in LATTICE.configs if c["checkpointing"] == "none")
+    adviser.tell(make_trial(plain, fits(gib, 250), limit=LIMIT))
+    slower = only_slower(plain)
+    found = {c.config: c.expected_gain for c in adviser.advice.candidates() if c.config in slower}
+    other = {c.config: c.expected_gain for c in adviser.advice.candidates() if c.config["checkpointing"] == "full"}
+    assert len(found) > 2 and max(other.values()) > 0.5
+    assert all((gain < 0.5) is room for gain in found.values())
+    (winner,) = knowledge.points()
+    for config in set(knowledge.open) - set(found):
+        knowledge.rule_out(config, "only those are to be judged")
+    assert (adviser.advice.regret_bound(winner) == 0.0) is room
+
+
+def test_what_was_cut_off_is_open_again() -> None:
+    """It may still be the best, which the regret bound has to count."""
+    adviser, knowledge = make_adviser()
+    run(adviser, fits(4, 250))
+    (winner,) = knowledge.points()
+    before = adviser.advice.regret_bound(winner)
+    config = ask(adviser)
+    assert adviser.advice.regret_bound(winner) < before
+    adviser.give_up(config)
+    assert config in knowledge.open and not knowledge.under_way
+    assert adviser.advice.regret_bound(winner) == pytest.approx(before)
+    assert adviser.study.trials[-1].state == TrialState.FAIL
 
 
 def test_a_second_figure_of_a_config_is_one_more_trial() -> None:
@@ -280,7 +323,7 @@ def test_what_takes_long_to_set_up_must_gain_more() -> None:
 def test_what_cannot_end_in_time_is_not_suggested() -> None:
     adviser, _ = make_adviser(compiled_or_not())
     adviser.tell(with_setup(adviser.ask(), 5.0))
-    for _ in range(20):
+    for _ in range(5):
         candidate = adviser.best_candidate(seconds_left=30.0)
         assert candidate is not None and candidate.expected_seconds <= 30.0
         assert adviser.ask(30.0) == candidate.config
@@ -339,23 +382,65 @@ def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
     choose = random.Random(3)
     limit = 10.0 * GIB
     for _ in range(20):
-        outcomes = [fits(choose.uniform(1, 9), choose.uniform(50, 400)) for _ in range(choose.randrange(1, 6))]
-        points = [Point(config=LATTICE.configs[0], measurement=o.measurement, trial_id=None) for o in outcomes]
-        best = min(p.measurement.step_seconds.median for p in points)
+        points = [(choose.uniform(1, 9) * GIB, choose.uniform(0.1, 2.0)) for _ in range(choose.randrange(1, 6))]
+        best = min(seconds for _, seconds in points)
         memory = np.array([choose.uniform(0.5, 12) * GIB for _ in range(4)])
         speedup = np.array([[choose.uniform(0.3, 2) for _ in range(3)] for _ in range(4)])
         shares = (np.arange(20000) + 0.5) / 20000
         heights = np.zeros_like(shares)
-        for p in points:
-            height = best / p.measurement.step_seconds.median
-            heights[shares >= p.measurement.device_bytes / limit] = np.maximum(
-                heights[shares >= p.measurement.device_bytes / limit], height
-            )
+        for size, seconds in points:
+            heights[shares >= size / limit] = np.maximum(heights[shares >= size / limit], best / seconds)
         expected = [
             np.mean([np.where(shares >= m / limit, np.maximum(0.0, s - heights), 0.0).mean() for s in draws])
             for m, draws in zip(memory, speedup, strict=True)
         ]
-        assert _area_gain(points, best, memory, speedup, limit) == pytest.approx(expected, abs=2e-3)
+        assert area_gain(Front.of(points), memory, speedup, limit) == pytest.approx(expected, abs=2e-3)
+
+
+def test_a_frontier_is_what_nothing_beats() -> None:
+    front = Front.of([(3.0, 2.0), (1.0, 5.0), (2.0, 5.0), (4.0, 2.5), (5.0, 1.0), (3.0, 4.0)])
+    assert front.memory.tolist() == [1.0, 3.0, 5.0] and front.seconds.tolist() == [5.0, 2.0, 1.0]
+    assert front.best_seconds == 1.0
+
+
+def heaviest(lattice: Lattice) -> Config:
+    """A config with many below it."""
+    return max(lattice.configs, key=lambda config: len(lattice.below(config)))
+
+
+@pytest.mark.parametrize("predicted", [False, True])
+def test_what_is_lighter_than_what_has_fitted_fits(predicted: bool) -> None:
+    """Whatever the regression and the predictions say: here, that nothing fits."""
+    adviser, knowledge = make_adviser(limit=2 * GIB)
+    if predicted:
+        said = Prediction(
+            peak_allocated_bytes=1, device_bytes=90 * GIB, step_seconds=1.0, calibrated_on=0, relative_error=0.5
+        )
+        adviser.advice.foresee(Foresight(predictions=dict.fromkeys(LATTICE.configs, said)))
+    fitted = heaviest(LATTICE)
+    adviser.tell(make_trial(fitted, fits(1.999, 250), limit=2 * GIB))
+    below = set(LATTICE.below(fitted))
+    sure = {c.config for c in adviser.advice.candidates() if c.fit_probability == 1.0}
+    assert len(below) > 5 and below <= sure
+    assert not below & set(adviser.advice.predicted_out())
+    others = [c for c in adviser.advice.candidates() if c.config not in below]
+    assert any(c.fit_probability < LIKELY for c in others)
+
+
+def test_what_is_under_way_is_believed_to_show_what_is_expected() -> None:
+    """So the same is not asked for again under another name, and a gain counts beside what is already running."""
+    alike = Lattice(axes=AXES, configs=LATTICE.configs + tuple(c.replace(attention="eager") for c in LATTICE.configs))
+    adviser, _ = make_adviser(alike)
+    adviser.tell(make_trial(alike.configs[0], fits(4, 250), limit=LIMIT))
+    before = {c.config: c for c in adviser.advice.candidates()}
+    running = adviser.ask()
+    after = {c.config: c for c in adviser.advice.candidates()}
+    own = [c for c in after if c["method"] == running["method"]]
+    assert all(after[c].expected_gain < before[c].expected_gain for c in own)
+    assert all(after[c].fit_probability == before[c].fit_probability for c in own), "that it fits is not believed"
+    twin = running.replace(attention="sdpa" if running["attention"] == "eager" else "eager")
+    left = {c: after[c].expected_gain / before[c].expected_gain for c in own}
+    assert left[twin] < 0.5 and left[twin] < max(left.values())
 
 
 @pytest.mark.parametrize(("candidates", "seconds"), [(2_000, 0.05), (50_000, 0.5)])

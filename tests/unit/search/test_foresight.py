@@ -92,6 +92,16 @@ def test_right_predictions_save_trials(lattice: Lattice) -> None:
     assert sum(used) < 0.85 * sum(without)
 
 
+def test_several_workers_do_not_run_the_same_under_several_names(lattice: Lattice) -> None:
+    """What is asked for takes into account what is under way, so four workers need hardly more trials than one."""
+    worlds = [Truth(make_job(), lattice, seed) for seed in range(3)]
+    one, four = (
+        [searched(truth, 0.5, foresight=foreseen(truth, timed=True), size=size) for truth in worlds] for size in (1, 4)
+    )
+    assert sum(r.progress.done for r in four) < 1.25 * sum(r.progress.done for r in one)
+    assert all(run.regret < WITHIN_TIES for run in four)
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_what_cannot_fit_never_runs_and_counts_as_ruled_out(lattice: Lattice, seed: int) -> None:
     truth = Truth(make_job(), lattice, seed)

@@ -316,6 +316,24 @@ def test_rulings_are_those_of_the_trials_that_nothing_contradicts(history: list[
             below = [r for r, k in seen.items() if k == "oom" and LATTICE.is_lighter_or_equal(r, c)]
             assert any(not any(LATTICE.is_lighter_or_equal(r, f) for f in fitting) for r in below)
         assert set(knowledge.open) | set(knowledge.ruled_out) | set(seen) == set(LATTICE.configs)
+        ran_out = [c for c, k in seen.items() if k == "oom"]
+        sound = [f for f in fitting if not any(LATTICE.is_lighter_or_equal(r, f) for r in ran_out)]
+        below = {c for f in sound for c in LATTICE.below(f)}
+        assert {c for c in LATTICE.configs if knowledge.is_below_a_fit(c)} == below
+
+
+def test_below_is_the_converse_of_above() -> None:
+    for config in LATTICE.configs[::7]:
+        assert all(config in LATTICE.above(c) for c in LATTICE.below(config))
+        assert all(config in LATTICE.below(c) for c in LATTICE.above(config))
+
+
+def test_what_the_host_lacked_contradicts_no_fit_above_it() -> None:
+    light, middle, heavy = contradicting()
+    knowledge = Knowledge(LATTICE, 10 * GIB)
+    knowledge.learn(make_trial(heavy, fits(4, 100), limit=10 * GIB))
+    knowledge.learn(make_trial(light, HOST, limit=10 * GIB))
+    assert knowledge.is_below_a_fit(middle)
 
 
 KILLED = OutOfMemory(reason="killed, as the kernel does", signal="SIGKILL")

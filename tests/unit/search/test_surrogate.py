@@ -167,3 +167,18 @@ def test_what_blurs_a_measurement_is_no_part_of_the_figure(lattice: Lattice) -> 
     clear, blurred = (model.predict([(config, 1.5)] * 50, [config], [blur] * 50) for blur in (0.0, 0.3))
     assert clear.deviation[0] == pytest.approx(TIME.noise, rel=0.1)
     assert clear.deviation[0] < blurred.deviation[0] < math.hypot(TIME.noise, 0.3 / math.sqrt(50)) * 1.1
+
+
+def test_what_is_under_way_makes_its_like_surer_and_changes_no_expectation(lattice: Lattice) -> None:
+    """Just as if it had been measured already, and had shown what was expected."""
+    known = [(c, synthetic(c, 2)) for c in sample(lattice, 5)]
+    under_way = sample(lattice, 3, seed=9)
+    model = LogLinear(lattice.axes, lattice.configs, TIME)
+    every = np.arange(len(lattice.configs))
+    rows = np.array([lattice.configs.index(c) for c in under_way])
+    before, after = model.predict_rows(known, every), model.predict_rows(known, every, under_way=rows)
+    expected = [*known, *zip(under_way, before.mean[rows].tolist(), strict=True)]
+    told = model.predict_rows(expected, every)
+    assert after.mean == pytest.approx(before.mean)
+    assert after.deviation == pytest.approx(told.deviation)
+    assert (after.deviation <= before.deviation + 1e-12).all() and (after.deviation < 0.9 * before.deviation).any()

@@ -1,0 +1,85 @@
+"""Every claim about what cannot be faster, against the operations of real training steps and against measured times."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from unit.techniques.test_memory_order import BATCH, MANY, VOCABULARY, make_job
+
+from autofit.frontier import MAX_TIE
+from autofit.lattice import Config
+from autofit.operations.recorded_tables import is_table, read_whole
+from autofit.operations.replaying import RECORDED
+from autofit.outcome import Fits, Measurement
+from autofit.techniques import AXES, complete, only_slower, unsupported
+from autofit.training.build import build
+from tests.tiny import CPU
+
+PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm}
+
+
+class Operations(TorchDispatchMode):
+    """Counts the operations that run, and the matrix products among them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.counts["all"] += 1
+        self.counts["products"] += func.overloadpacket in PRODUCTS
+        return func(*args, **(kwargs or {}))
+
+
+def operations(config: Config) -> Counter[str]:
+    """What one optimizer step of `config` runs."""
+    torch.manual_seed(0)
+    step = build(config, make_job(MANY), CPU)
+    with Operations() as counter:
+        step.run(torch.randint(VOCABULARY, (BATCH, MANY)))
+    return counter.counts
+
+
+def test_what_is_claimed_to_be_slower_runs_more_operations() -> None:
+    claimed = 0
+    for axis in AXES:
+        configs = [complete({"micro_batch": 2, axis.name: than}) for than in {b for _, b in axis.slower}]
+        for config in [c for c in configs if unsupported(c, make_job(MANY)) is None]:
+            less = operations(config)
+            for slower in [c for c in only_slower(config) if unsupported(c, make_job(MANY)) is None]:
+                more = operations(slower)
+                assert more["all"] > less["all"] and more["products"] > less["products"], f"{slower} against {config}"
+                claimed += 1
+    assert claimed >= 4
+
+
+def test_a_claim_is_of_one_axis_and_none_is_made_of_compiled_configs() -> None:
+    plain = complete({"micro_batch": 2, "precision": "bf16"})
+    found = only_slower(plain)
+    assert {c["checkpointing"] for c in found} == {"offload", "full", "every-2", "every-4", "selective"}
+    assert {c.replace(checkpointing="none") for c in found} == {plain}
+    assert only_slower(plain.replace(compile=True)) == ()
+    assert "selective" not in {c["checkpointing"] for c in only_slower(plain.replace(checkpointing="every-2"))}
+    assert [c["checkpointing"] for c in only_slower(plain.replace(checkpointing="full"))] == ["offload"]
+
+
+def test_what_is_claimed_to_be_slower_was_measured_to_be() -> None:
+    """In the recorded tables, up to the noise of two trials, each of whose intervals leaves out a twentieth at either
+    end."""
+    leads = []
+    for file in sorted(file for file in RECORDED.glob("*.jsonl") if is_table(file)):
+        measured = {t.config: t.outcome.measurement for t in read_whole(file).trials if isinstance(t.outcome, Fits)}
+        leads += [lead(measured[s], m) for c, m in measured.items() for s in only_slower(c) if s in measured]
+    assert len(leads) > 300
+    assert sum(one > 0 for one in leads) <= 0.05 * len(leads)
+    assert max(leads) < MAX_TIE
+
+
+def lead(slower: Measurement, faster: Measurement) -> float:
+    """By how much the one that should be slower was faster, beyond the wider of their intervals; logarithm."""
+    spreads = [m.step_seconds.relative_spread or 0.0 for m in (slower, faster)]
+    return math.log(faster.step_seconds.median / slower.step_seconds.median) - max(spreads) / 2
