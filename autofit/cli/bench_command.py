@@ -41,6 +41,7 @@ Examples:
 """
 TITLES = {
     "peak_allocated_bytes": "Peak allocated",
+    "peak_reserved_bytes": "Peak reserved",
     "device_bytes": "Device memory",
     "step_seconds": "Step time, calibrated",
     "step_seconds_uncalibrated": "Step time, guessed from data sheets",
