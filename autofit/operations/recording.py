@@ -5,8 +5,10 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import math
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,19 +23,36 @@ from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
 from autofit.outcome import Crashed, Outcome, Trial, outcome_from_json, outcome_to_json
-from autofit.search.budget import TIMING_SECONDS
-from autofit.trial.request import TrialRequest
+from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
+from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
 from autofit.workers.pool import Pool
 from autofit.workload import Effect, Goal, Workload
 
 SCHEMA = 1
 """Format version of a recorded table, given in its first line."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
-"""The header fields that must agree for a recording to be continued."""
+"""The header fields that must agree for a recording to be continued; of the hardware, its key must."""
 BESIDE_OUTCOME = ("config", "pass", "seconds")
 """A line's fields besides its trial's outcome; `pass` is absent in the first pass."""
 MACHINERY_FAILURES = 3
 """Number of consecutive failures through no fault of the configs after which recording ends."""
+
+
+class _Budget:
+    """The time that a call of `record` may take."""
+
+    def __init__(self, seconds: float | None) -> None:
+        """Unlimited if None."""
+        self._ends = math.inf if seconds is None else time.monotonic() + seconds
+        self.deadline_seconds = DEADLINE_SECONDS
+        """Of one trial. A trial that no call ever let end would be begun by each of them."""
+        if seconds is not None:
+            self.deadline_seconds = min(DEADLINE_SECONDS, max(LEAST_DEADLINE_SECONDS, seconds))
+
+    @property
+    def spent(self) -> bool:
+        """Whether no further trial may begin."""
+        return time.monotonic() >= self._ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +65,8 @@ class RecordResult:
     """How many of these are in the file, once or more."""
     run: int
     """Trials run by this call."""
+    left: int
+    """Trials that are still to be run: what the time budget was not enough for, or the machinery failed."""
     outcomes: dict[str, int]
     """Number of recorded trials by outcome."""
     file: str
@@ -56,6 +77,7 @@ class RecordResult:
             "configs": self.configs,
             "recorded": self.recorded,
             "run": self.run,
+            "left": self.left,
             "outcomes": dict(self.outcomes),
             "file": self.file,
         }
@@ -67,15 +89,18 @@ def record(
     report: Callable[[int, int, Trial | None], None] = lambda done, total, last: None,
     *,
     passes: int = 1,
+    time_budget_seconds: float | None = None,
 ) -> RecordResult:
     """Measure every valid config of the request's space into `file`, in an order shuffled by the workload's seed.
 
     Each trial is written as it ends, and an interrupted recording resumes where it stopped. Of the shuffled configs the
     first `request.max_trials` are measured. With several `passes` they are measured that many times, each time in a
-    different order: how much trials of one config vary shows only when time has passed between them. `report` is called
+    different order: how much trials of one config vary shows only when time has passed between them. No trial begins
+    once the time budget is spent, and none may take longer than all of it; a further call goes on. `report` is called
     with the number of trials recorded, their total, and the last one (None at the start). Raises `UsageError` for a
     file that holds anything else.
     """
+    budget = _Budget(time_budget_seconds)
     if passes < 1:
         raise UsageError(f"passes is {passes}: it must be at least 1")
     request = replace(request, goal=Goal(method="any", allow=Effect.TRAINING))
@@ -99,7 +124,7 @@ def record(
         ]
         total = len(known) + len(wanted)
         report(len(known), total, None)
-        for number, config, outcome, seconds in _measured(request, prepared, wanted):
+        for number, config, outcome, seconds in _measured(request, prepared, wanted, budget):
             again = {} if number == 1 else {"pass": number}
             _append(file, {"config": config.to_json(), **again, **outcome_to_json(outcome), "seconds": seconds})
             known[number, config] = outcome
@@ -110,6 +135,7 @@ def record(
         configs=len(prepared.narrowed.lattice.configs),
         recorded=len({config for _, config in known}),
         run=run,
+        left=total - len(known),
         outcomes={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         file=str(file),
     )
@@ -157,10 +183,11 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 def _measured(
-    request: SearchRequest, prepared: Prepared, wanted: list[tuple[int, Config]]
+    request: SearchRequest, prepared: Prepared, wanted: list[tuple[int, Config]], budget: _Budget
 ) -> Iterator[tuple[int, Config, Outcome, float]]:
-    """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome."""
-    if not wanted:
+    """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome. None
+    begins once the budget is spent."""
+    if not wanted or budget.spent:
         return
     job = prepared.job
     pool = open_pool(request)
@@ -172,9 +199,10 @@ def _measured(
                     job=job,
                     config=config,
                     memory_limit_bytes=prepared.memory_limit_bytes,
+                    deadline_seconds=budget.deadline_seconds,
                     timing_seconds=TIMING_SECONDS,
                 )
-                for _, config in part
+                for _, config in itertools.takewhile(lambda _: not budget.spent, part)
             )
             for config, outcome, seconds in _run_all(pool, requests):
                 yield number, config, outcome, seconds
@@ -195,11 +223,12 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
     """Run the requests, as many at a time as there are workers. Trials that fail through no fault of their config are
     left for the next run; raises `EnvironmentLacks` after `MACHINERY_FAILURES` of them in a row."""
     under_way = failures = 0
-    waiting: TrialRequest | None = next(requests, None)
-    while waiting is not None or under_way:
-        while waiting is not None and under_way < pool.size:
-            pool.submit(waiting)
-            under_way, waiting = under_way + 1, next(requests, None)
+    while True:
+        while under_way < pool.size and (request := next(requests, None)) is not None:
+            pool.submit(request)
+            under_way += 1
+        if not under_way:
+            return
         # What was measured is kept before anything is raised.
         for done in sorted(pool.wait(1.0), key=lambda done: _is_transient(done.outcome)):
             under_way -= 1
@@ -224,10 +253,20 @@ def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], O
         return {}
     there, lines = _read(file)
     for name in SAME:
-        if there.get(name) != header[name]:
+        if _compared(name, there) != _compared(name, header):
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
     _drop_torn_line(file)
     return {_key(d): _outcome(d) for d in lines}
+
+
+def _compared(name: str, header: dict[str, Any]) -> Any:
+    """What must agree of a header's field: another machine with the same device may have more host memory."""
+    if name != "hardware":
+        return header[name]
+    try:
+        return Hardware.from_json(header[name]).key
+    except TypeError:
+        return None  # not a value of this version
 
 
 def _drop_torn_line(file: Path) -> None:
