@@ -67,6 +67,9 @@ def record(
     max_trials: Annotated[
         int | None, typer.Option("--max-trials", help="Record only this many of the shuffled configs.")
     ] = None,
+    cover: Annotated[
+        bool, typer.Option("--cover", help="With --max-trials: choose configs so that every value occurs repeatedly.")
+    ] = False,
     passes: Annotated[
         int, typer.Option("--passes", help="Measure everything this many times: replays use the mean, and its spread.")
     ] = 1,
@@ -99,7 +102,9 @@ def record(
         in_place=in_place,
     )
     try:
-        found = operations.record(request, out, _recorded, passes=passes, time_budget_seconds=seconds)
+        found = operations.record(
+            request, out, _recorded, passes=passes, time_budget_seconds=seconds, covering=cover
+        )
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {out} has what was measured, the same command resumes from there") from None
     if as_json:

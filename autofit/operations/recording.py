@@ -9,7 +9,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -18,7 +18,7 @@ from typing import Any, TypeGuard
 
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
+from autofit.lattice import Config, Value
 from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
@@ -90,11 +90,13 @@ def record(
     *,
     passes: int = 1,
     time_budget_seconds: float | None = None,
+    covering: bool = False,
 ) -> RecordResult:
     """Measure every valid config of the request's space into `file`, in an order shuffled by the workload's seed.
 
     Each trial is written as it ends, and an interrupted recording resumes where it stopped. Of the shuffled configs the
-    first `request.max_trials` are measured. With several `passes` they are measured that many times, each time in a
+    first `request.max_trials` are measured or, if `covering`, those that have every value of every axis again and again
+    (`_covering`). With several `passes` they are measured that many times, each time in a
     different order: how much trials of one config vary shows only when time has passed between them. No trial begins
     once the time budget is spent, and none may take longer than all of it; a further call goes on. `report` is called
     with the number of trials recorded, their total, and the last one (None at the start). Raises `UsageError` for a
@@ -119,7 +121,7 @@ def record(
         wanted = [
             (number, config)
             for number in range(1, passes + 1)
-            for config in _order(prepared, request.max_trials, number)
+            for config in _order(prepared, request.max_trials, number, covering=covering)
             if (number, config) not in known
         ]
         total = len(known) + len(wanted)
@@ -141,15 +143,32 @@ def record(
     )
 
 
-def _order(prepared: Prepared, most: int | None, number: int) -> list[Config]:
+def _order(prepared: Prepared, most: int | None, number: int, *, covering: bool) -> list[Config]:
     """The configs in the order of a pass: those of the first pass, shuffled by the workload's seed, at most `most`;
     every later pass has the same ones in another order."""
     seed = prepared.job.workload.seed
     configs = list(prepared.narrowed.lattice.configs)
     random.Random(seed).shuffle(configs)
-    chosen = configs[:most]
+    chosen = _covering(configs, most) if covering and most is not None else configs[:most]
     if number > 1:
         random.Random(seed + number - 1).shuffle(chosen)
+    return chosen
+
+
+def _covering(configs: Sequence[Config], most: int) -> list[Config]:
+    """At most `most` of the configs, in rounds: within each, every config has as many values as can be that the round
+    still lacks; of equals, the first. A value that few configs have is thus not left out by chance."""
+    left, chosen = dict.fromkeys(configs), list[Config]()
+    lacking: set[tuple[str, Value]] = set()
+    while left and len(chosen) < most:
+        lacking = lacking or {value for config in left for value in config.items}
+        best = max(left, key=lambda config: len(lacking.intersection(config.items)))
+        if lacking.isdisjoint(best.items):
+            lacking = set()  # what is left has none of them
+            continue
+        lacking.difference_update(best.items)
+        chosen.append(best)
+        del left[best]
     return chosen
 
 

@@ -14,6 +14,7 @@ from unit.operations.made_world import World
 
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.operations import SearchRequest, read_table, record, recording
+from autofit.operations.preparing import prepare
 from autofit.operations.recorded_tables import read_whole
 from autofit.outcome import Fits, OutOfMemory
 from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
@@ -137,6 +138,17 @@ def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> N
     found = record(REQUEST, file)
     assert found.recorded == found.configs - 2
     assert record(REQUEST, file).recorded == found.configs
+
+
+def test_no_value_is_left_out_of_some_configs_by_chance(world: World, file: Path) -> None:
+    asked = replace(REQUEST, space="cpu", max_trials=12)
+    record(asked, file, covering=True)
+    chosen = [trial.config for trial in read_table(file)]
+    everything = {value for config in prepare(asked).narrowed.lattice.configs for value in config.items}
+    assert len(set(chosen)) == 12
+    for part in (chosen[:4], chosen[4:8]):  # no axis has more values than this space has checkpointings: 4
+        assert {value for config in part for value in config.items} == everything
+    assert record(asked, file, covering=True).run == 0
 
 
 def test_a_recording_that_is_out_of_time_goes_on_in_the_next_call(
