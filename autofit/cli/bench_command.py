@@ -102,9 +102,7 @@ def record(
         in_place=in_place,
     )
     try:
-        found = operations.record(
-            request, out, _recorded, passes=passes, time_budget_seconds=seconds, covering=cover
-        )
+        found = operations.record(request, out, _recorded, passes=passes, time_budget_seconds=seconds, covering=cover)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {out} has what was measured, the same command resumes from there") from None
     if as_json:

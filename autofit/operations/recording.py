@@ -274,7 +274,7 @@ def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], O
     for name in SAME:
         if _compared(name, there) != _compared(name, header):
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
-    _drop_torn_line(file)
+    drop_torn_line(file)
     return {_key(d): _outcome(d) for d in lines}
 
 
@@ -288,7 +288,7 @@ def _compared(name: str, header: dict[str, Any]) -> Any:
         return None  # not a value of this version
 
 
-def _drop_torn_line(file: Path) -> None:
+def drop_torn_line(file: Path) -> None:
     """Remove an unfinished last line, which a recording leaves if it is killed while writing."""
     data = file.read_bytes()
     if not data.endswith(b"\n"):
