@@ -20,8 +20,8 @@ done
 stop_if_unfinished
 status=0
 for model in "${models[@]}"; do
-  "${PYTHON:-python3}" benchmarks/smaller_limits.py "$out/grid-$model.jsonl" --limits 24GiB,40GiB,79GiB \
-    --time-budget "$((budget > SECONDS ? budget - SECONDS : 0))" --out "$out/limits-$model.jsonl" || status=$?
+  "${PYTHON:-python3}" benchmarks/smaller_limits.py "$out/grid-$model.jsonl" "$out/limits-$model.jsonl" \
+    --limits 24GiB,40GiB,79GiB --time-budget "$((budget > SECONDS ? budget - SECONDS : 0))" || status=$?
   if ((status == UNFINISHED)); then unfinished=1; stop_if_unfinished; fi
 done
 exit "$status"

@@ -1,16 +1,16 @@
 """Whether a recorded table may be replayed under limits below its own: some configs, measured again under real ones.
 
-    python benchmarks/smaller_limits.py TABLE --out FILE [--limits 24GiB,40GiB] [--time-budget SECONDS]
+    python benchmarks/smaller_limits.py TABLE FILE [--limits 24GiB,40GiB] [--time-budget SECONDS]
 
-A replay takes the size that a config had without the limit. For what fits, that is exact: PyTorch's allocator looks at a
-limit only when it asks the driver for more memory, so a step that never reaches the limit runs as it did without one.
+A replay takes the size that a config had without the limit. For what fits, that is exact: PyTorch's allocator looks at
+a limit only when it asks the driver for more memory, so a step that never reaches the limit runs as it did without one.
 What exceeds the limit may still train under it, because the allocator then frees what it has cached and tries again,
 which takes time. A replay counts that as out of memory, and is too careful.
 
 For each limit below the table's, this measures under the real limit what a replay could get wrong: the fastest and the
 heaviest configs that fit it by the table, the one that took most while it was built, and those that exceed the limit by
-no more than what the allocator had cached, the lightest first. Trials are written to FILE as they end, as in an export, and a further call goes on; none begins after
-the time budget.
+no more than what the allocator had cached, the lightest first. Trials are written to FILE as they end, as in an
+export, and a further call goes on; none begins after the time budget.
 
 Exits with 1 if a config that fits a limit by the table does not, with 75 if trials are left, and with 4 on hardware or
 libraries that are not the table's; else with 0.
@@ -129,8 +129,8 @@ def verdict(pairs: Sequence[tuple[Case, Trial]]) -> tuple[str, bool]:
     fitting = [isinstance(trial.outcome, Fits) for case, trial in pairs if case.fits]
     disputed = [isinstance(trial.outcome, Fits) for case, trial in pairs if not case.fits]
     words = (
-        f"{sum(fitting)} of {len(fitting)} configs fit that fit by the table; of {len(disputed)} that exceed a limit only "
-        f"by what the allocator had cached, {sum(disputed)} train all the same"
+        f"{sum(fitting)} of {len(fitting)} configs fit that fit by the table; of {len(disputed)} that exceed a limit "
+        f"only by what the allocator had cached, {sum(disputed)} train all the same"
     )
     return words, all(fitting)
 
@@ -139,7 +139,7 @@ def main() -> int:
     """Measure what is left, then compare; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", type=Path, metavar="TABLE")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE")
+    parser.add_argument("file", type=Path, metavar="FILE")
     parser.add_argument("--limits", default="24GiB,40GiB")
     parser.add_argument("--time-budget", type=float, default=math.inf, metavar="SECONDS")
     asked = parser.parse_args()
@@ -148,9 +148,9 @@ def main() -> int:
         table = read_whole(asked.table)
         limits = [limit for limit in map(parse_bytes, asked.limits.split(",")) if limit < table.memory_limit_bytes]
         wanted = [case for limit in limits for case in cases(table.trials, limit)]
-        known = _read(asked.out)
+        known = _read(asked.file)
         left = [case for case in wanted if not any(map(case.is_of, known))]
-        known += _run(table, left, asked.out, ends)
+        known += _run(table, left, asked.file, ends)
     except AutofitError as error:
         print(f"smaller_limits: {error}", file=sys.stderr)
         return error.exit_code
@@ -161,7 +161,7 @@ def main() -> int:
     return 1 if not right else UNFINISHED if len(pairs) < len(wanted) else 0
 
 
-def _run(table: RecordedTable, left: Sequence[Case], out: Path, ends: float) -> list[Trial]:
+def _run(table: RecordedTable, left: Sequence[Case], file: Path, ends: float) -> list[Trial]:
     """Measure the cases until the time is over; each trial is written as it ends."""
     if not left or time.monotonic() >= ends:
         return []
@@ -171,7 +171,8 @@ def _run(table: RecordedTable, left: Sequence[Case], out: Path, ends: float) -> 
         hardware, stack = pool.site()
         if (hardware.key, stack.key) != (table.hardware.key, table.stack.key):
             raise EnvironmentLacks(
-                f"the table is of {table.hardware.name} and {table.stack}, this machine has {hardware.name} and {stack}",
+                f"the table is of {table.hardware.name} and {table.stack}, this machine has {hardware.name} and "
+                f"{stack}",
                 remedy="measure where the table was recorded, in the same environment",
             )
         for case in left:
@@ -179,24 +180,24 @@ def _run(table: RecordedTable, left: Sequence[Case], out: Path, ends: float) -> 
                 break
             trial = measured(pool, case)
             if trial is not None:
-                _write(out, trial)
+                _write(file, trial)
                 found.append(trial)
     finally:
         pool.close()
     return found
 
 
-def _read(out: Path) -> list[Trial]:
+def _read(file: Path) -> list[Trial]:
     """The trials of earlier calls; a line that was not finished is removed."""
-    if not out.exists() or not out.stat().st_size:
+    if not file.exists() or not file.stat().st_size:
         return []
-    drop_torn_line(out)
-    with out.open(encoding="utf-8") as lines:
+    drop_torn_line(file)
+    with file.open(encoding="utf-8") as lines:
         return list(read_lines(lines))
 
 
-def _write(out: Path, trial: Trial) -> None:
-    with out.open("a", encoding="utf-8") as lines:
+def _write(file: Path, trial: Trial) -> None:
+    with file.open("a", encoding="utf-8") as lines:
         if lines.tell() == 0:
             lines.write(opening_line())
         lines.write(line_of(trial))

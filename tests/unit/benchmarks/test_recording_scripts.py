@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from unit.operations.made_trials import STACK, make_job
 
+from autofit.hardware import Hardware
 from autofit.lattice import Value
 from autofit.space import load
-from autofit.techniques import AXES
+from autofit.techniques import AXES, complete, unsupported
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 PAGED = "paged-adamw-8bit"
@@ -139,6 +142,20 @@ def test_every_axis_of_a_gpu_has_every_value_that_trains_on_one_card() -> None:
         "sharding": {value for axis in AXES if axis.name == "sharding" for value in axis.values} - {"none"},
     }
     assert len(found["rank"]) > 1 and found["micro_batch"] == {1, 2, 4, 8}
+
+
+def test_every_axis_of_a_processor_has_every_value_that_it_can_be_timed_with() -> None:
+    found = values_of("every_axis.yaml", batch=4)
+    processor = Hardware(name="cpu", kind="cpu", device_name="c", memory_bytes=1, cores=2)
+    job = make_job(hardware=processor, stack=replace(STACK, deepspeed="0.19.8"))
+    lacking = {
+        (axis.name, value)
+        for axis in AXES
+        for value in set(axis.values) - found[axis.name]
+        if unsupported(complete({"method": "lora", axis.name: value}), job) is None
+    }
+    assert lacking == {("precision", "fp16-mixed"), *(("offload", value) for value in ("nvme", "params", "optimizer"))}
+    assert found["micro_batch"] == {1, 2, 4} and len(found["rank"]) > 1
 
 
 def test_the_grid_is_complete_for_each_method_and_of_a_size_that_can_be_recorded() -> None:

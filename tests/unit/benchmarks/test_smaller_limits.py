@@ -87,7 +87,7 @@ def call(script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     def run(world: World, *arguments: str) -> int:
         monkeypatch.setattr(script, "InPlacePool", world.open)
         out = str(tmp_path / "limits.jsonl")
-        monkeypatch.setattr("sys.argv", ["s", "t.jsonl", "--out", out, "--limits", "24GiB,90GiB", *arguments])
+        monkeypatch.setattr("sys.argv", ["s", "t.jsonl", out, "--limits", "24GiB,90GiB", *arguments])
         status: int = script.main()
         return status
 
