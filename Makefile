@@ -51,7 +51,12 @@ replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
 # Writes benchmarks/RESULTS.md with its plots. Takes hours the first time; if interrupted, run it again to continue.
+# Tables of record_gpu_tables.sh, once there are any, are replayed under the limits of smaller cards, too; on a card of
+# 80 GB, its own limit is the last of them.
+GRID_LIMITS ?= 24GiB 40GiB 79GiB
+GRIDS := $(foreach table,$(wildcard benchmarks/recorded/*-grid-*.jsonl),--table $(table) $(GRID_LIMITS:%=--table $(table)@%))
 RESULTS ?= $(patsubst %,--table benchmarks/recorded/%.jsonl,cpu-2c-smollm2-135m cpu-2c-pythia-160m cpu-zen5-2c-smollm2-135m) \
+	$(GRIDS) \
 	--elsewhere benchmarks/recorded/cpu-1c-smollm2-135m.jsonl
 
 results: $(RIVALS)

@@ -259,6 +259,8 @@ class Prediction:
     """What the time was predicted from; None where it was not known, and for trials stored before it was recorded."""
     memory_error: float = 0.0
     """Relative error of the memory, for which a limit must leave room: above 0 where a formula stood in for a trace."""
+    peak_reserved_bytes: int | None = None
+    """What the allocator would take from the driver; None for trials stored before it was recorded."""
 
     def fits(self, memory_limit_bytes: int) -> bool:
         """Whether the config was predicted to fit within the limit."""

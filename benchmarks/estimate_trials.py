@@ -6,32 +6,45 @@ A TABLE is a file of `autofit bench record` or `autofit db export`. Nothing is r
 that trained or ran out of memory is predicted anew, for the hardware and libraries of its table; a config's last full
 measurement counts. Prints, config by config, measured and predicted device memory, host memory beyond what the process
 held before, and seconds of an optimizer step. The time is predicted twice: from the data sheet alone, and as `autofit
-estimate` would predict it after all other trials of the same table. Then the median and the worst error, and how often
-fit was misjudged.
+estimate` would predict it after all other trials of the same table.
 
-Exits with 0 only if every config that trained is within --memory (relative error of device memory) and --time (of the
-second time; of the first where there is no other trial), and no config's fit was misjudged. The predictions are of the
-same step as the trials only if these ran on the present versions of the libraries. One to two seconds per config.
+Then, for each workload of each table and for all of one kind of hardware together, the figures that have targets, each
+beside it: relative errors of peak allocated and reserved memory, and how often fit was misjudged at the limit that the
+trial ran under. They are given again without compiled configs, whose graphs are assumed to take what the others take.
+Last come the configs that are farthest off.
+
+Exits with 0 only if every target is reached over all of one kind of hardware. With --memory or --time, it exits with 0
+only if each config that trained is within them (relative error of device memory; of the second time, or of the first
+where there is no other trial) and no config's fit was misjudged. The predictions are of the same step as the trials
+only if these ran on the present versions of the libraries. One to two seconds per config.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
+import math
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from estimate_cpu import latest, read
+from estimate_cpu import latest, misjudged, read
 
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
 from autofit.operations.calibration import LATEST, calibrated_for
+from autofit.operations.comparing import Distribution
 from autofit.outcome import Fits, Measurement, Trial
 from autofit.techniques import Job
+
+SIZES = ("peak_allocated_bytes", "peak_reserved_bytes", "device_bytes")
+"""What is compared of memory: fields of both a prediction and a measurement."""
+WORST = 5
+"""How many of the configs that are farthest off are listed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +67,9 @@ class Row:
         """Whether it fitted unforeseen, or ran out of memory unforeseen."""
         return self.guessed.fits != (self.measured is not None)
 
-    @property
-    def memory_error(self) -> float | None:
-        """Predicted over measured device memory, minus one."""
-        return None if self.measured is None else self.guessed.device_bytes / self.measured.device_bytes - 1.0
+    def memory_error(self, size: str = "device_bytes") -> float | None:
+        """Predicted over measured memory, minus one; `size` is one of `SIZES`."""
+        return None if self.measured is None else getattr(self.guessed, size) / getattr(self.measured, size) - 1.0
 
     def time_error(self, predicted: Estimate) -> float | None:
         """The same of the seconds of a step."""
@@ -73,8 +85,7 @@ class Row:
             "outcome": self.trial.outcome.kind,
             "predicted": {
                 "fits": guessed.fits,
-                "peak_allocated_bytes": guessed.peak_allocated_bytes,
-                "device_bytes": guessed.device_bytes,
+                **{size: getattr(guessed, size) for size in SIZES},
                 "host_bytes": guessed.host_bytes,
                 "step_seconds_from_data_sheet": guessed.step_seconds,
                 "step_seconds": self.calibrated.step_seconds,
@@ -83,15 +94,65 @@ class Row:
             "measured": None
             if measured is None
             else {
-                "peak_allocated_bytes": measured.peak_allocated_bytes,
-                "device_bytes": measured.device_bytes,
+                **{size: getattr(measured, size) for size in SIZES},
                 "host_bytes": measured.host_peak_bytes - measured.host_baseline_bytes,
                 "step_seconds": measured.step_seconds.median,
             },
-            "memory_error": self.memory_error,
+            "memory_errors": {size: self.memory_error(size) for size in SIZES},
             "time_error_from_data_sheet": self.time_error(guessed),
             "time_error": self.time_error(self.calibrated),
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One figure of merit over some trials."""
+
+    name: str
+    of: Callable[[Sequence[Row]], float | None]
+    """None where no trial has it."""
+    most: float | None
+    """Its target; None for a figure that has none."""
+
+    def reached(self, rows: Sequence[Row]) -> bool:
+        """Whether the target is reached; true without one, false where no trial can show it."""
+        found = self.of(rows)
+        return self.most is None or (found is not None and found <= self.most)
+
+
+def _error(rows: Sequence[Row], size: str, statistic: str) -> float | None:
+    errors = [error for row in rows if (error := row.memory_error(size)) is not None]
+    return float(getattr(Distribution.of(errors), statistic)) if errors else None
+
+
+def _misjudged_at_limit(rows: Sequence[Row]) -> float | None:
+    return sum(row.misjudged for row in rows) / len(rows) if rows else None
+
+
+def _misjudged_between(rows: Sequence[Row]) -> float | None:
+    sizes = [(row.guessed.device_bytes, row.measured.device_bytes) for row in rows if row.measured is not None]
+    return misjudged([said for said, _ in sizes], [measured for _, measured in sizes]) if len(sizes) > 1 else None
+
+
+MEDIAN, P95 = "median_absolute", "p95_absolute"
+BETWEEN = Figure(name="fit misjudged, limits between neighbouring sizes", of=_misjudged_between, most=None)
+FIGURES = {
+    "cuda": (
+        Figure(name="peak allocated, median", of=partial(_error, size=SIZES[0], statistic=MEDIAN), most=0.01),
+        Figure(name="peak allocated, 95th percentile", of=partial(_error, size=SIZES[0], statistic=P95), most=0.03),
+        Figure(name="peak reserved, median", of=partial(_error, size=SIZES[1], statistic=MEDIAN), most=0.03),
+        Figure(name="peak reserved, 95th percentile", of=partial(_error, size=SIZES[1], statistic=P95), most=None),
+        Figure(name="device memory, median", of=partial(_error, size=SIZES[2], statistic=MEDIAN), most=None),
+        Figure(name="fit misjudged", of=_misjudged_at_limit, most=0.01),
+        BETWEEN,
+    ),
+    "cpu": (
+        Figure(name="device memory, median", of=partial(_error, size=SIZES[2], statistic=MEDIAN), most=0.03),
+        Figure(name="fit misjudged", of=_misjudged_at_limit, most=0.02),
+        BETWEEN,
+    ),
+}
+"""By kind of hardware. A processor's trials have one size for all three."""
 
 
 def compared(trials: Sequence[Trial]) -> list[Row]:
@@ -114,29 +175,51 @@ def compared(trials: Sequence[Trial]) -> list[Row]:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Median absolute and worst errors, and how often fit was misjudged."""
-    errors = {
-        "memory": [row.memory_error for row in rows],
-        "time": [row.time_error(row.calibrated) for row in rows],
-        "time_from_data_sheet": [row.time_error(row.guessed) for row in rows],
-    }
+    """The distributions of all errors, and how often fit was misjudged."""
+    errors = {size: [row.memory_error(size) for row in rows] for size in SIZES}
+    errors["step_seconds"] = [row.time_error(row.calibrated) for row in rows]
+    errors["step_seconds_from_data_sheet"] = [row.time_error(row.guessed) for row in rows]
     known = {name: [error for error in every if error is not None] for name, every in errors.items()}
     return {
         "configs": len(rows),
         "trained": sum(row.measured is not None for row in rows),
         "fit_misjudged": sum(row.misjudged for row in rows),
-        **{
-            name: {"median_absolute_error": statistics.median(map(abs, every)), "worst_error": max(every, key=abs)}
-            for name, every in known.items()
-            if every
-        },
+        "fit_misjudged_between_neighbouring_sizes": _misjudged_between(rows),
+        "errors": {name: asdict(Distribution.of(every)) for name, every in known.items() if every},
     }
 
 
 def within(row: Row, memory: float, time: float) -> bool:
     """Whether fit was judged rightly and, of what is known, no error is larger than these."""
-    errors = ((row.memory_error, memory), (row.time_error(row.calibrated), time))
+    errors = ((row.memory_error(), memory), (row.time_error(row.calibrated), time))
     return not row.misjudged and all(error is None or abs(error) <= most for error, most in errors)
+
+
+def figures_text(title: str, kind: str, rows: Sequence[Row]) -> str:
+    """The figures of merit over `rows`, each beside its target, and the configs that are farthest off."""
+    eager = [row for row in rows if row.trial.config["compile"] is not True]
+    trained = sum(row.measured is not None for row in rows)
+    lines = [f"{title}: {len(rows)} configs, of which {trained} trained and {len(rows) - len(eager)} are compiled"]
+    lines.append(f"{'':50} {'target':>7} {'found':>7}           {'without compiled':>17}")
+    for figure in FIGURES[kind]:
+        reached = "" if figure.most is None else "reached" if figure.reached(rows) else "MISSED"
+        shares = [_share(figure.most), _share(figure.of(rows))]
+        lines.append(f"{figure.name:50} {shares[0]:>7} {shares[1]:>7} {reached:9} {_share(figure.of(eager)):>17}")
+    lines.append("farthest off:")
+    return "\n".join([*lines, *(f"  {text(row)}" for row in farthest(rows))])
+
+
+def farthest(rows: Sequence[Row]) -> list[Row]:
+    """The rows whose fit was misjudged, then those whose allocated or reserved memory is farthest off."""
+
+    def off(row: Row) -> tuple[bool, float]:
+        return row.misjudged, max(abs(row.memory_error(size) or 0.0) for size in SIZES[:2])
+
+    return sorted(rows, key=off, reverse=True)[:WORST]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def text(row: Row) -> str:
@@ -151,9 +234,10 @@ def text(row: Row) -> str:
     for predicted in (row.guessed, row.calibrated):
         error = row.time_error(predicted)
         seconds += "        -        " if error is None else f" {predicted.step_seconds:8.3f} {error:+7.1%}"
+    allocated, reserved, device = (row.memory_error(size) for size in SIZES)
     return (
         f"{measured.device_bytes / 2**30:7.2f} GiB, host {host / 2**30:7.2f} GiB; predicted {_gib(row.guessed)} "
-        f"{row.memory_error:+6.1%}; step {seconds}   {config}"
+        f"{device:+6.1%}, allocated {allocated:+6.1%}, reserved {reserved:+6.1%}; step {seconds}   {config}"
     )
 
 
@@ -165,28 +249,33 @@ def main() -> int:
     """Predict, compare, print; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE")
-    parser.add_argument("--memory", type=float, default=0.03, help="largest relative error of device memory")
-    parser.add_argument("--time", type=float, default=0.25, help="largest relative error of a step's time")
+    parser.add_argument("--memory", type=float, help="largest relative error of a config's device memory")
+    parser.add_argument("--time", type=float, help="largest relative error of the time of a config's step")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
-    documents, good = [], True
+    one_by_one = asked.memory is not None or asked.time is not None
+    memory, time = (math.inf if most is None else most for most in (asked.memory, asked.time))
+    documents: list[dict[str, Any]] = []
+    every: dict[str, list[Row]] = defaultdict(list)
     for table in asked.tables:
         for group in latest(read(table)):
             first, rows = group[0], compared(group)
+            every[first.hardware.kind] += rows
             print(f"{table.name}: {first.workload.model} on {first.hardware.name}")
             print("seconds of a step: measured, predicted from the data sheet, predicted after the other trials")
             print("\n".join(map(text, rows)))
-            found = summary(rows)
-            found["within"] = sum(within(row, asked.memory, asked.time) for row in rows)
-            good = good and found["within"] == len(rows)
-            print(json.dumps(found, indent=2))
+            print(figures_text(f"{first.workload.model} on {first.hardware.name}", first.hardware.kind, rows))
             about = {name: getattr(first, name).to_json() for name in ("hardware", "stack", "workload")}
-            documents.append({"table": table.name, **about, **found, "rows": [row.to_json() for row in rows]})
+            documents.append({"table": table.name, **about, **summary(rows), "rows": [row.to_json() for row in rows]})
     if not documents:
         parser.error("no config in these tables trained or ran out of memory")
+    for kind, rows in every.items():
+        print(figures_text(f"all on {kind}", kind, rows))
     if asked.json:
         asked.json.write_text(json.dumps(documents, indent=2) + "\n", encoding="utf-8")
-    return 0 if good else 1
+    if one_by_one:
+        return 0 if all(within(row, memory, time) for rows in every.values() for row in rows) else 1
+    return 0 if all(figure.reached(rows) for kind, rows in every.items() for figure in FIGURES[kind]) else 1
 
 
 if __name__ == "__main__":

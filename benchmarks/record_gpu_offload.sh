@@ -21,4 +21,4 @@ python=${PYTHON:-python3}
 "$python" -m autofit.cli.main doctor --no-ray --build-ops --json | tee "$out/doctor.json" || true  # record decides
 "$python" -m autofit.cli.main bench record --model llama-3.1-8b --space "$here/$space" --seq-len 2048 --global-batch 16 \
   --max-trials "$most" --in-place --out "$table"
-"$python" "$here/estimate_trials.py" "$table" --json "${table%.jsonl}.estimates.json"
+"$python" "$here/estimate_trials.py" "$table" --memory 0.03 --time 0.25 --json "${table%.jsonl}.estimates.json"

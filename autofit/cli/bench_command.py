@@ -41,6 +41,7 @@ Examples:
 """
 TITLES = {
     "peak_allocated_bytes": "Peak allocated",
+    "peak_reserved_bytes": "Peak reserved",
     "device_bytes": "Device memory",
     "step_seconds": "Step time, calibrated",
     "step_seconds_uncalibrated": "Step time, guessed from data sheets",
@@ -66,9 +67,16 @@ def record(
     max_trials: Annotated[
         int | None, typer.Option("--max-trials", help="Record only this many of the shuffled configs.")
     ] = None,
+    cover: Annotated[
+        bool, typer.Option("--cover", help="With --max-trials: choose configs so that every value occurs repeatedly.")
+    ] = False,
     passes: Annotated[
         int, typer.Option("--passes", help="Measure everything this many times: replays use the mean, and its spread.")
     ] = 1,
+    time_budget: Annotated[
+        str | None,
+        typer.Option("--time-budget", help="Begin no trial after this time, such as 7m; the same command goes on."),
+    ] = None,
     device: options.Device = "auto",
     ray_address: options.RayAddress = None,
     in_place: options.InPlace = False,
@@ -81,8 +89,9 @@ def record(
     from autofit import operations
     from autofit.cli.run_commands import workload
     from autofit.errors import Interrupted
-    from autofit.units import parse_bytes
+    from autofit.units import parse_bytes, parse_duration
 
+    seconds = parse_duration(time_budget) if time_budget is not None else None
     request = operations.SearchRequest(
         workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
         space=space,
@@ -93,14 +102,15 @@ def record(
         in_place=in_place,
     )
     try:
-        found = operations.record(request, out, _recorded, passes=passes)
+        found = operations.record(request, out, _recorded, passes=passes, time_budget_seconds=seconds, covering=cover)
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {out} has what was measured, the same command resumes from there") from None
     if as_json:
         print_json(found.to_json())
         return
     kinds = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found.outcomes.items())
-    print(f"{found.file}: {found.recorded} of {found.configs} configs (trials: {kinds}), {found.run} trials now")
+    left = f", {found.left} left: run the same command again" if found.left else ""
+    print(f"{found.file}: {found.recorded} of {found.configs} configs (trials: {kinds}), {found.run} trials now{left}")
 
 
 def _recorded(done: int, total: int, last: Trial | None) -> None:

@@ -105,6 +105,7 @@ class Estimate:
         """The part of it that a trial stores."""
         return Prediction(
             peak_allocated_bytes=self.peak_allocated_bytes,
+            peak_reserved_bytes=self.peak_reserved_bytes,
             device_bytes=self.device_bytes,
             step_seconds=self.step_seconds,
             calibrated_on=self.calibrated_on,

@@ -20,6 +20,7 @@ EVERYTHING = "all"
 """The group of all trials on one hardware."""
 QUANTITIES: dict[str, Callable[[Prediction, Measurement], tuple[float | None, float]]] = {
     "peak_allocated_bytes": lambda said, m: (said.peak_allocated_bytes, m.peak_allocated_bytes),
+    "peak_reserved_bytes": lambda said, m: (said.peak_reserved_bytes, m.peak_reserved_bytes),
     "device_bytes": lambda said, m: (said.device_bytes, m.device_bytes),
     "step_seconds": lambda said, m: (said.step_seconds if said.calibrated_on else None, m.step_seconds.median),
     "step_seconds_uncalibrated": lambda said, m: (

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import math
 import os
 import random
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,24 +17,41 @@ from typing import Any, TypeGuard
 
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
+from autofit.lattice import Config, Value
 from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
 from autofit.outcome import Crashed, Outcome, Trial, now, outcome_from_json, outcome_to_json
-from autofit.search.budget import TIMING_SECONDS
-from autofit.trial.request import TrialRequest
+from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
+from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
 from autofit.workers.pool import Pool
 from autofit.workload import Effect, Goal, Workload
 
 SCHEMA = 1
 """Format version of a recorded table, given in its first line."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
-"""The header fields that must agree for a recording to be continued."""
+"""The header fields that must agree for a recording to be continued; of the hardware, its key must."""
 BESIDE_OUTCOME = ("config", "pass", "seconds")
 """A line's fields besides its trial's outcome; `pass` is absent in the first pass."""
 MACHINERY_FAILURES = 3
 """Number of consecutive failures through no fault of the configs after which recording ends."""
+
+
+class _Budget:
+    """The time that a call of `record` may take."""
+
+    def __init__(self, seconds: float | None) -> None:
+        """Unlimited if None."""
+        self._ends = math.inf if seconds is None else time.monotonic() + seconds
+        self.deadline_seconds = DEADLINE_SECONDS
+        """Of one trial. A trial that no call ever let end would be begun by each of them."""
+        if seconds is not None:
+            self.deadline_seconds = min(DEADLINE_SECONDS, max(LEAST_DEADLINE_SECONDS, seconds))
+
+    @property
+    def spent(self) -> bool:
+        """Whether no further trial may begin."""
+        return time.monotonic() >= self._ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +64,8 @@ class RecordResult:
     """How many of these are in the file, once or more."""
     run: int
     """Trials run by this call."""
+    left: int
+    """Trials that are still to be run: what the time budget was not enough for, or the machinery failed."""
     outcomes: dict[str, int]
     """Number of recorded trials by outcome."""
     file: str
@@ -55,6 +76,7 @@ class RecordResult:
             "configs": self.configs,
             "recorded": self.recorded,
             "run": self.run,
+            "left": self.left,
             "outcomes": dict(self.outcomes),
             "file": self.file,
         }
@@ -66,22 +88,29 @@ def record(
     report: Callable[[int, int, Trial | None], None] = lambda done, total, last: None,
     *,
     passes: int = 1,
+    time_budget_seconds: float | None = None,
+    covering: bool = False,
 ) -> RecordResult:
     """Measure every valid config of the request's space into `file`, in an order shuffled by the workload's seed.
 
     Each trial is written as it ends, and an interrupted recording resumes where it stopped. Of the shuffled configs the
-    first `request.max_trials` are measured. With several `passes` they are measured that many times, each time in a
-    different order: how much trials of one config vary shows only when time has passed between them. `report` is called
-    with the number of trials recorded, their total, and the last one (None at the start). Raises `UsageError` for a
-    file that holds anything else.
+    first `request.max_trials` are measured or, if `covering`, those that have every value of every axis again and again
+    (`_covering`). With several `passes` they are measured that many times, each time in a different order: how much
+    trials of one config vary shows only when time has passed between them. No trial begins once the time budget is
+    spent, and none may take longer than all of it; a further call goes on. `report` is called with the number of trials
+    recorded, their total, and the last one (None at the start). Raises `UsageError` for a file that holds anything
+    else.
     """
+    budget = _Budget(time_budget_seconds)
     if passes < 1:
         raise UsageError(f"passes is {passes}: it must be at least 1")
     request = replace(request, goal=Goal(method="any", allow=Effect.TRAINING))
     # What a cluster has and can run, its workers alone can say.
     pool = open_pool(request) if request.ray_address is not None else None
     try:
-        return _record(request, prepare(request, pool), pool, file, report, passes)
+        prepared = prepare(request, pool)
+        orders = [_order(prepared, request.max_trials, number, covering=covering) for number in range(1, passes + 1)]
+        return _record(request, prepared, pool, file, report, orders, budget)
     finally:
         if pool is not None:
             pool.close()
@@ -93,9 +122,11 @@ def _record(
     pool: Pool | None,
     file: Path,
     report: Callable[[int, int, Trial | None], None],
-    passes: int,
+    orders: list[list[Config]],
+    budget: _Budget,
 ) -> RecordResult:
-    """`record` once it is known what is to run; `pool` is None where workers are started only if anything is to run."""
+    """`record` once it is known what is to run, pass by pass; `pool` is None where workers are started only if anything
+    is to run."""
     job = prepared.job
     header = {
         "hardware": job.hardware.to_json(),
@@ -109,13 +140,13 @@ def _record(
         known = _continued(file, header)
         wanted = [
             (number, config)
-            for number in range(1, passes + 1)
-            for config in _order(prepared, request.max_trials, number)
+            for number, order in enumerate(orders, start=1)
+            for config in order
             if (number, config) not in known
         ]
         total = len(known) + len(wanted)
         report(len(known), total, None)
-        for number, config, outcome, seconds in _measured(request, prepared, pool, wanted):
+        for number, config, outcome, seconds in _measured(request, prepared, pool, wanted, budget):
             again = {} if number == 1 else {"pass": number}
             _append(file, {"config": config.to_json(), **again, **outcome_to_json(outcome), "seconds": seconds})
             known[number, config] = outcome
@@ -126,20 +157,38 @@ def _record(
         configs=len(prepared.narrowed.lattice.configs),
         recorded=len({config for _, config in known}),
         run=run,
+        left=total - len(known),
         outcomes={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         file=str(file),
     )
 
 
-def _order(prepared: Prepared, most: int | None, number: int) -> list[Config]:
+def _order(prepared: Prepared, most: int | None, number: int, *, covering: bool) -> list[Config]:
     """The configs in the order of a pass: those of the first pass, shuffled by the workload's seed, at most `most`;
     every later pass has the same ones in another order."""
     seed = prepared.job.workload.seed
     configs = list(prepared.narrowed.lattice.configs)
     random.Random(seed).shuffle(configs)
-    chosen = configs[:most]
+    chosen = _covering(configs, most) if covering and most is not None else configs[:most]
     if number > 1:
         random.Random(seed + number - 1).shuffle(chosen)
+    return chosen
+
+
+def _covering(configs: Sequence[Config], most: int) -> list[Config]:
+    """At most `most` of the configs, in rounds: within each, every config has as many values as can be that the round
+    still lacks; of equals, the first. A value that few configs have is thus not left out by chance."""
+    left, chosen = dict.fromkeys(configs), list[Config]()
+    lacking: set[tuple[str, Value]] = set()
+    while left and len(chosen) < most:
+        lacking = lacking or {value for config in left for value in config.items}
+        best = max(left, key=lambda config: len(lacking.intersection(config.items)))
+        if lacking.isdisjoint(best.items):
+            lacking = set()  # what is left has none of them
+            continue
+        lacking.difference_update(best.items)
+        chosen.append(best)
+        del left[best]
     return chosen
 
 
@@ -173,10 +222,11 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 def _measured(
-    request: SearchRequest, prepared: Prepared, pool: Pool | None, wanted: list[tuple[int, Config]]
+    request: SearchRequest, prepared: Prepared, pool: Pool | None, wanted: list[tuple[int, Config]], budget: _Budget
 ) -> Iterator[tuple[int, Config, Outcome, float]]:
-    """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome."""
-    if not wanted:
+    """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome. None
+    begins once the budget is spent."""
+    if not wanted or budget.spent:
         return
     job = prepared.job
     pool = pool or open_pool(request)
@@ -188,9 +238,10 @@ def _measured(
                     job=job,
                     config=config,
                     memory_limit_bytes=prepared.memory_limit_bytes,
+                    deadline_seconds=budget.deadline_seconds,
                     timing_seconds=TIMING_SECONDS,
                 )
-                for _, config in part
+                for _, config in itertools.takewhile(lambda _: not budget.spent, part)
             )
             for config, outcome, seconds in _run_all(pool, requests):
                 yield number, config, outcome, seconds
@@ -211,11 +262,12 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
     """Run the requests, as many at a time as there are workers. Trials that fail through no fault of their config are
     left for the next run; raises `EnvironmentLacks` after `MACHINERY_FAILURES` of them in a row."""
     under_way = failures = 0
-    waiting: TrialRequest | None = next(requests, None)
-    while waiting is not None or under_way:
-        while waiting is not None and under_way < pool.size:
-            pool.submit(waiting)
-            under_way, waiting = under_way + 1, next(requests, None)
+    while True:
+        while under_way < pool.size and (request := next(requests, None)) is not None:
+            pool.submit(request)
+            under_way += 1
+        if not under_way:
+            return
         # What was measured is kept before anything is raised.
         for done in sorted(pool.wait(1.0), key=lambda done: _is_transient(done.outcome)):
             under_way -= 1
@@ -240,13 +292,23 @@ def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], O
         return {}
     there, lines = _read(file)
     for name in SAME:
-        if there.get(name) != header[name]:
+        if _compared(name, there) != _compared(name, header):
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
-    _drop_torn_line(file)
+    drop_torn_line(file)
     return {_key(d): _outcome(d) for d in lines}
 
 
-def _drop_torn_line(file: Path) -> None:
+def _compared(name: str, header: dict[str, Any]) -> Any:
+    """What must agree of a header's field: another machine with the same device may have more host memory."""
+    if name != "hardware":
+        return header[name]
+    try:
+        return Hardware.from_json(header[name]).key
+    except TypeError:
+        return None  # not a value of this version
+
+
+def drop_torn_line(file: Path) -> None:
     """Remove an unfinished last line, which a recording leaves if it is killed while writing."""
     data = file.read_bytes()
     if not data.endswith(b"\n"):

@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from unit.operations.made_trials import fits, make_trial
 
 from autofit.operations import read_table
 from autofit.outcome import Fits, OutOfMemory, Trial
@@ -30,10 +31,18 @@ def recorded() -> list[Trial]:
     return [t for t in read_table(TABLE) if isinstance(t.outcome, Fits) and t.config["compile"] is False][:3]
 
 
-def with_memory(trial: Trial, device_bytes: int) -> Trial:
-    assert isinstance(trial.outcome, Fits)
-    measured = replace(trial.outcome.measurement, device_bytes=device_bytes)
-    return replace(trial, outcome=Fits(measurement=measured))
+def made_guess(*, sizes: tuple[float, float, float], seconds: float | None = None, fits: bool = True) -> Any:
+    """A prediction of these sizes: allocated, reserved and device memory."""
+    allocated, reserved, device = sizes
+    return SimpleNamespace(
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_bytes=device,
+        host_bytes=0,
+        step_seconds=seconds,
+        calibrated_on=0,
+        fits=fits,
+    )
 
 
 def test_every_trial_stands_beside_its_prediction_after_the_others(script: ModuleType) -> None:
@@ -43,31 +52,89 @@ def test_every_trial_stands_beside_its_prediction_after_the_others(script: Modul
     assert [row.calibrated.calibrated_on for row in rows] == [1, 1, 2], "no trial is among those that foretell it"
     for row, trial in zip(rows[:2], trials, strict=False):
         assert isinstance(trial.outcome, Fits)
-        assert row.memory_error == row.guessed.device_bytes / trial.outcome.measurement.device_bytes - 1
+        assert row.memory_error() == row.guessed.device_bytes / trial.outcome.measurement.device_bytes - 1
         assert row.time_error(row.guessed) != row.time_error(row.calibrated)
         assert not row.misjudged
-    assert rows[2].misjudged and rows[2].memory_error is None
+    assert rows[2].misjudged and rows[2].memory_error() is None
     found = script.summary(rows)
     assert (found["configs"], found["trained"], found["fit_misjudged"]) == (3, 2, 1)
-    assert found["memory"]["median_absolute_error"] == sum(abs(row.memory_error) for row in rows[:2]) / 2
+    errors = [abs(row.memory_error()) for row in rows[:2]]
+    assert found["errors"]["device_bytes"]["median_absolute"] == sum(errors) / 2
+    assert found["errors"]["device_bytes"]["p95_absolute"] == max(errors)
     written = json.loads(json.dumps([row.to_json() for row in rows]))
     assert written[0]["measured"]["host_bytes"] > 0 and written[2]["measured"] is None
     assert "does not" not in script.text(rows[2]) and script.text(rows[2]).startswith("out of memory; predicted: fits")
 
 
-@pytest.mark.parametrize(("off", "status"), [(1.02, 0), (1.04, 1)])
-def test_the_targets_decide_the_exit_status(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, off: float, status: int
+@pytest.mark.parametrize(
+    ("off", "asked", "status"),
+    [
+        (1.02, ["--memory", "0.03", "--time", "100"], 0),
+        (1.04, ["--memory", "0.03", "--time", "100"], 1),
+        (1.04, ["--time", "100"], 0),
+        (1.02, ["--memory", "0.03", "--time", "0.9"], 1),
+        (1.02, [], 0),
+        (1.04, [], 1),
+    ],
+)
+def test_the_limits_that_are_asked_for_or_else_the_targets_decide_the_exit_status(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, off: float, asked: list[str], status: int
 ) -> None:
-    (row,) = script.compared(recorded()[:1])
-    told = with_memory(row.trial, int(row.guessed.device_bytes / off))
-    monkeypatch.setattr(script, "read", lambda table: [told])
+    trial = recorded()[0]
+    assert isinstance(trial.outcome, Fits)
+    size = int(off * trial.outcome.measurement.device_bytes)
+    guessed = made_guess(sizes=(size, size, size), seconds=2 * trial.outcome.measurement.step_seconds.median)
+    row = script.Row(trial=trial, guessed=guessed, calibrated=guessed)
+    monkeypatch.setattr(script, "read", lambda table: [trial])
+    monkeypatch.setattr(script, "compared", lambda group: [row])
     file = tmp_path / "found.json"
-    monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", "--time", "100", "--json", str(file)])
+    monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", *asked, "--json", str(file)])
     assert script.main() == status
     (found,) = json.loads(file.read_text())
-    assert found["within"] == 1 - status
-    assert found["rows"][0]["memory_error"] == pytest.approx(off - 1, abs=1e-6)
+    assert found["rows"][0]["memory_errors"]["device_bytes"] == pytest.approx(off - 1, abs=1e-6)
+
+
+def gpu_rows(script: ModuleType, errors: list[tuple[float, float]], *, compiled: int = 0, misjudged: int = 0) -> Any:
+    """Rows on a GPU, of which the first are compiled, with these relative errors of allocated and reserved memory."""
+    rows = []
+    for place, (allocated, reserved) in enumerate(errors):
+        trial = make_trial({"compile": place < compiled}, fits(20, 512, allocated=10))
+        measured = trial.outcome.measurement
+        sizes = (1 + allocated) * measured.peak_allocated_bytes, (1 + reserved) * measured.peak_reserved_bytes
+        guessed = made_guess(sizes=(*sizes, measured.device_bytes), fits=place >= misjudged)
+        rows.append(script.Row(trial=trial, guessed=guessed, calibrated=guessed))
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("errors", "misjudged", "missed"),
+    [
+        ([(0.0099, 0.0299)] * 100, 1, []),
+        ([(0.011, -0.031)] * 100, 2, ["peak allocated, median", "peak reserved, median", "fit misjudged"]),
+        ([(0.0, 0.0)] * 95 + [(-0.5, 0.5)] * 5, 0, []),
+        ([(0.0, 0.0)] * 94 + [(-0.5, 0.5)] * 6, 0, ["peak allocated, 95th percentile"]),
+    ],
+)
+def test_a_gpus_figures_stand_beside_their_targets(
+    script: ModuleType, errors: list[tuple[float, float]], misjudged: int, missed: list[str]
+) -> None:
+    rows = gpu_rows(script, errors, misjudged=misjudged)
+    figures = script.FIGURES["cuda"]
+    assert [figure.name for figure in figures if not figure.reached(rows)] == missed
+    said = script.figures_text("all", "cuda", rows).splitlines()
+    assert [line.split("  ")[0] for line in said if "MISSED" in line] == missed
+    assert sum("reached" in line for line in said) == 4 - len(missed)
+
+
+def test_compiled_configs_are_told_apart_and_the_farthest_off_are_listed(script: ModuleType) -> None:
+    rows = gpu_rows(script, [(0.2, 0.0), (0.004, -0.3), (0.006, 0.0), (0.0, 0.0)] * 2, compiled=1, misjudged=8)
+    rows = [*rows[:4], *gpu_rows(script, [(0.0, 0.0)] * 4)]
+    found = {figure.name: figure.of(rows[1:4]) for figure in script.FIGURES["cuda"]}
+    assert found["peak allocated, median"] == pytest.approx(0.004)
+    median = next(line for line in script.figures_text("all", "cuda", rows[:4]).splitlines() if "allocated, m" in line)
+    assert median.split()[3:] == ["1.0%", "0.5%", "reached", "0.4%"], "half of the way from 0.4 % to 0.6 %"
+    assert script.farthest(rows)[:3] == [rows[1], rows[0], rows[2]], "those that were misjudged come first"
+    assert script.FIGURES["cuda"][0].reached([]) is False, "nothing shows nothing"
 
 
 def test_nothing_to_compare_is_an_error(

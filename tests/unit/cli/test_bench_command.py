@@ -14,7 +14,12 @@ from autofit.store import Store
 from autofit.units import GIB
 
 PREDICTION = Prediction(
-    peak_allocated_bytes=9 * GIB, device_bytes=11 * GIB, step_seconds=0.5, calibrated_on=5, relative_error=0.1
+    peak_allocated_bytes=9 * GIB,
+    peak_reserved_bytes=12 * GIB,
+    device_bytes=11 * GIB,
+    step_seconds=0.5,
+    calibrated_on=5,
+    relative_error=0.1,
 )
 BENCH = ("bench", "replay", "--residuals")
 
@@ -34,9 +39,11 @@ def test_tables_of_errors_and_of_fit(autofit: Autofit, judged: Path) -> None:
     assert (done.code, done.err) == (0, "")
     lines = [line.split() for line in done.out.splitlines()]
     assert done.out.startswith("2 trials with a prediction")
-    assert done.out.index("Peak allocated\n") < done.out.index("Device memory\n") < done.out.index("Fit\n")
+    titles = ["Peak allocated\n", "Peak reserved\n", "Device memory\n", "Fit\n"]
+    assert [done.out.index(title) for title in titles] == sorted(map(done.out.index, titles))
     assert ["h100-80g", "all", "1", "+0.0%", "0.0%", "0.0%", "+0.0%"] in lines
     assert ["h100-80g", "method=lora", "1", "+10.0%", "10.0%", "10.0%", "+10.0%"] in lines
+    assert ["h100-80g", "method=lora", "1", "+20.0%", "20.0%", "20.0%", "+20.0%"] in lines
     assert ["h100-80g", "method=lora", "1", "-50.0%", "50.0%", "50.0%", "-50.0%"] in lines
     assert ["h100-80g", "method=lora", "2", "1", "(50.0%)", "1", "0"] in lines
     assert "method=full" not in done.out

@@ -25,9 +25,10 @@ def predicted(
     calibrated_on: int = 0,
     limit: int = 80 * GIB,
 ) -> Trial:
-    """A trial for which `gib` of device memory, and 0.9 times that allocated, were predicted."""
+    """A trial for which `gib` of device memory, all of it reserved and 0.9 times that allocated, were predicted."""
     prediction = Prediction(
         peak_allocated_bytes=int(0.9 * gib * GIB),
+        peak_reserved_bytes=int(gib * GIB),
         device_bytes=int(gib * GIB),
         step_seconds=seconds,
         calibrated_on=calibrated_on,
@@ -68,6 +69,7 @@ def test_errors_per_hardware_method_and_technique() -> None:
     everything = group(found, "all")
     assert {name: (e.count, e.worst) for name, e in everything.errors.items()} == {
         "peak_allocated_bytes": (2, pytest.approx(0.62)),
+        "peak_reserved_bytes": (2, pytest.approx(0.1)),
         "device_bytes": (2, pytest.approx(0.1)),
         "step_seconds": (1, pytest.approx(0.5)),
         "step_seconds_uncalibrated": (1, pytest.approx(-0.5)),
@@ -80,6 +82,14 @@ def test_errors_per_hardware_method_and_technique() -> None:
         assert group(found, technique).errors["device_bytes"].median == pytest.approx(-0.1)
         assert "step_seconds" not in group(found, technique).errors
     assert group(found, "compile=false").fit.judged == 2
+
+
+def test_trials_of_before_reserved_memory_was_predicted_have_no_error_of_it() -> None:
+    told = predicted({}, fits(10, 512), 11)
+    assert told.prediction is not None
+    older = replace(told, prediction=replace(told.prediction, peak_reserved_bytes=None))
+    assert group(judged([told, older]), "all").errors["peak_reserved_bytes"].count == 1
+    assert "peak_reserved_bytes" not in group(judged([older]), "all").errors
 
 
 def test_fit_misjudged_both_ways() -> None:

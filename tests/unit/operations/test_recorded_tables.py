@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from unit.operations.made_trials import OPTIONS, crashed
@@ -13,8 +15,10 @@ from unit.search.made_truth import FakePool
 
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.operations import SearchRequest, preparing, read_table, record, recording
+from autofit.operations.preparing import prepare
 from autofit.operations.recorded_tables import read_whole
 from autofit.outcome import Fits, OutOfMemory
+from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
 from autofit.units import GIB
 
 REQUEST = SearchRequest(workload=OPTIONS, device="cpu", memory_limit_bytes=2 * GIB, space="smoke")
@@ -154,6 +158,54 @@ def test_what_the_machinery_fails_is_not_recorded(world: World, file: Path) -> N
     found = record(REQUEST, file)
     assert found.recorded == found.configs - 2
     assert record(REQUEST, file).recorded == found.configs
+
+
+def test_no_value_is_left_out_of_some_configs_by_chance(world: World, file: Path) -> None:
+    asked = replace(REQUEST, space="cpu", max_trials=12)
+    record(asked, file, covering=True)
+    chosen = [trial.config for trial in read_table(file)]
+    everything = {value for config in prepare(asked).narrowed.lattice.configs for value in config.items}
+    assert len(set(chosen)) == 12
+    for part in (chosen[:4], chosen[4:8]):  # no axis has more values than this space has checkpointings: 4
+        assert {value for config in part for value in config.items} == everything
+    assert record(asked, file, covering=True).run == 0
+
+
+def test_a_recording_that_is_out_of_time_goes_on_in_the_next_call(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(recording, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    asked: list[TrialRequest] = []
+
+    def seen(request: TrialRequest) -> None:
+        asked.append(request)
+
+    world.special = seen
+    request = replace(REQUEST, space="cpu", max_trials=5)
+    first = record(request, file, time_budget_seconds=100.0 / 3)
+    assert (first.recorded, first.run, first.left) == (2, 2, 3), "one look at the clock before, and one for each trial"
+    assert {request.deadline_seconds for request in asked} == {90.0}
+    second = record(request, file)
+    assert (second.recorded, second.run, second.left) == (5, 3, 0)
+    assert [request.deadline_seconds for request in asked[2:]] == [DEADLINE_SECONDS] * 3
+    assert len(read_whole(file).trials) == 5
+
+
+def test_a_recording_goes_on_on_another_machine_with_the_same_device(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = replace(REQUEST, space="cpu", max_trials=3)
+    record(replace(request, max_trials=2), file)
+    header, *lines = file.read_text().splitlines()
+    body = json.loads(header)
+    body["hardware"]["host_memory_bytes"] -= 4096
+    file.write_text("\n".join([json.dumps(body), *lines]) + "\n")
+    assert record(request, file).run == 1
+    for changed in ({**body["hardware"], "device_name": "another"}, {"name": "another"}):
+        file.write_text("\n".join([json.dumps({**body, "hardware": changed}), *lines]) + "\n")
+        with pytest.raises(UsageError, match="another hardware"):
+            record(request, file)
 
 
 def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:

@@ -411,7 +411,7 @@ def heaviest(lattice: Lattice) -> Config:
 @pytest.mark.parametrize("predicted", [False, True])
 def test_what_is_lighter_than_what_has_fitted_fits(predicted: bool) -> None:
     """Whatever the regression and the predictions say: here, that nothing fits."""
-    adviser, knowledge = make_adviser(limit=2 * GIB)
+    adviser, _ = make_adviser(limit=2 * GIB)
     if predicted:
         said = Prediction(
             peak_allocated_bytes=1, device_bytes=90 * GIB, step_seconds=1.0, calibrated_on=0, relative_error=0.5

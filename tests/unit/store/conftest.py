@@ -53,6 +53,7 @@ OUTCOMES: tuple[Outcome, ...] = (
 
 PREDICTION = Prediction(
     peak_allocated_bytes=19 * 2**30 + 1,
+    peak_reserved_bytes=20 * 2**30 + 7,
     device_bytes=21 * 2**30,
     step_seconds=0.1 + 0.2,
     calibrated_on=5,

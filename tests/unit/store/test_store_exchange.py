@@ -71,6 +71,16 @@ def test_what_was_predicted_does_not_make_another_trial(
     assert store.trials() == [trial]
 
 
+def test_reads_predictions_of_before_reserved_memory_was_kept(
+    store: Store, make_trial: MakeTrial, prediction: Prediction
+) -> None:
+    trial = make_trial(prediction=prediction)
+    body = trial.to_json()
+    del body["prediction"]["peak_reserved_bytes"]
+    import_lines(store, [HEADER, json.dumps(body)])
+    assert store.trials() == [replace(trial, prediction=replace(prediction, peak_reserved_bytes=None))]
+
+
 def test_carries_gradients_that_overflowed(
     store: Store, other: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
 ) -> None:
