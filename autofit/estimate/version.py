@@ -1,5 +1,5 @@
 """Identifies which estimator made an estimate."""
 
-ESTIMATOR_VERSION = 7
+ESTIMATOR_VERSION = 8
 """Incremented whenever a config's estimate changes: estimates stored before are then recomputed, and trials predicted
 before calibrate nothing."""
