@@ -22,6 +22,8 @@ ROUND_LARGE = 2 * MIB
 """Larger requests to the driver are rounded up to a multiple of this."""
 ADDRESSES = LARGE_BUFFER << 40
 """Of a pool: more than it ever uses, and whole pages of either kind."""
+FARTHEST = 1 << 80
+"""Above every address, of all pools together."""
 
 
 class OutOfDeviceMemory(Exception):
@@ -55,18 +57,18 @@ class _Pool:
         self.page = SMALL_BUFFER if small else LARGE_BUFFER
         self.address = address
         """Of the next segment."""
-        self._keys: list[tuple[int, int]] = []
-        self._blocks: dict[tuple[int, int], Block] = {}
+        self._keys: list[int] = []
+        self._blocks: dict[int, Block] = {}
         self.unmapped = [Block(address, ADDRESSES, self, free=False, mapped=False)]
         """The addresses without memory of the pool's expandable segment, lowest first."""
 
     def add(self, block: Block) -> None:
-        key = (block.size, block.address)
+        key = block.size * FARTHEST + block.address
         insort(self._keys, key)
         self._blocks[key] = block
 
     def remove(self, block: Block) -> None:
-        key = (block.size, block.address)
+        key = block.size * FARTHEST + block.address
         del self._keys[bisect_left(self._keys, key)]
         del self._blocks[key]
 
@@ -75,12 +77,17 @@ class _Pool:
 
         A block before unmapped addresses counts as large as it could grow: one that cannot grow goes first.
         """
-        place = bisect_left(self._keys, (size, -1))
+        place = bisect_left(self._keys, size * FARTHEST)
         if place == len(self._keys):
             return None
-        while place + 1 < len(self._keys) and _reach(self._at(place + 1)) < _reach(self._at(place)):
-            place += 1
-        return self._blocks.pop(self._keys.pop(place))
+        block = self._at(place)
+        while block.after is not None and not block.after.mapped and place + 1 < len(self._keys):
+            larger = self._at(place + 1)
+            if _reach(larger) >= _reach(block):
+                break
+            place, block = place + 1, larger
+        del self._blocks[self._keys.pop(place)]
+        return block
 
     def free(self) -> list[Block]:
         """All free blocks."""

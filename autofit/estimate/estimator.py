@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -17,6 +17,7 @@ from autofit.estimate.events import MicroSteps, updates
 from autofit.estimate.libraries import Holdings, Traffic, library
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.recorder import NotTraced
+from autofit.estimate.replays import UNKNOWN, Fragmentation, Replays, alikeness
 from autofit.estimate.speed import Rates, prior, step_work
 from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline, timeline
@@ -65,14 +66,15 @@ class Estimator:
         self._traces = Traces(job, exact=exact)
         self._latest: Decoder | None = None
         self._micro_steps: dict[Loss, MicroSteps] = {}
-        self._fragmentation: dict[Config, float] = {}
+        self._replays = Replays()
+        self._shares: dict[Hashable, float] = {}
+        """What was seen to be fragmented, by what it takes to be alike."""
         self._figures: dict[tuple[Config, int, bool], tuple[Memory, StepWork | None]] = {}
 
     def estimate(self, config: Config, *, memory_limit_bytes: int, replayed: bool = True) -> Estimate:
         """Predict memory and time of `config`, which must be supported; memory by formula where no trace can be made.
 
-        Without `replayed`, fragmentation is taken from the first config with the same decoder, unless that would decide
-        whether it fits: for whole lattices.
+        Without `replayed`, fragmentation is taken from a config alike (`replays.Fragmentation`), for whole lattices.
         """
         started = time.monotonic()
         # Compiled or not, it is the eager step that is traced.
@@ -119,19 +121,23 @@ class Estimator:
         return found, work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
 
     def _memory(self, config: Config, line: Timeline, limit: int, *, replayed: bool) -> Memory:
-        key = common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
+        decoder, like = alikeness(config)
+        known = Fragmentation(of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder))
         precision = alone(config, library(config, self.job)).text("precision")
         found = memory(
             line,
             self.job.hardware,
             limit=limit,
-            fragmentation=None if replayed else self._fragmentation.get(key),
+            replays=self._replays,
+            fragmentation=UNKNOWN if replayed else known,
             wide=precision == "fp32",
             autocast=precision.endswith("-mixed"),
         )
         if not found.gives_back_cache:
-            in_use = found.peak_reserved_bytes - found.breakdown["fragmentation"]
-            self._fragmentation.setdefault(key, found.breakdown["fragmentation"] / in_use)
+            share = found.breakdown["fragmentation"] / (found.peak_reserved_bytes - found.breakdown["fragmentation"])
+            self._shares.setdefault(decoder, share)
+            if found.device_bytes <= limit:
+                self._shares.setdefault(like, share)
         return found
 
     def trace(self, config: Config) -> Traced:

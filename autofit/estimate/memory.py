@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from autofit.estimate import heap
-from autofit.estimate.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
-from autofit.estimate.events import PHASES
-from autofit.estimate.tape import Category
+from autofit.estimate.replays import UNKNOWN, Fragmentation, Replays
 from autofit.estimate.timeline import Timeline
 from autofit.hardware import Hardware
 
@@ -39,27 +35,35 @@ def memory(
     hardware: Hardware,
     *,
     limit: int,
-    fragmentation: float | None = None,
+    replays: Replays | None = None,
+    fragmentation: Fragmentation = UNKNOWN,
     wide: bool = False,
     autocast: bool = False,
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that.
 
-    A known `fragmentation`, as a share of what is allocated, saves the replay unless it decides about the limit. `wide`
-    says that matrix products are in fp32, `autocast` that their operands are cast: a CPU's heap then keeps more.
+    `replays` remembers those of other timelines; known `fragmentation` may save one. `wide` says that matrix products
+    are in fp32, `autocast` that their operands are cast: a CPU's heap then keeps more.
     """
     if hardware.kind == "cuda":
-        return _cuda_memory(line, hardware.capability, limit - CONTEXT_BYTES, fragmentation)
+        return _cuda_memory(
+            line, hardware.capability, limit - CONTEXT_BYTES, replays or Replays(), fragmentation=fragmentation
+        )
     return _host_memory(line, wide=wide, autocast=autocast)
 
 
-def _cuda_memory(line: Timeline, capability: str | None, limit: int, fragmentation: float | None) -> Memory:
+def _cuda_memory(
+    line: Timeline, capability: str | None, limit: int, replays: Replays, *, fragmentation: Fragmentation
+) -> Memory:
     workspace = cublas_workspace_bytes(capability)
     handles = 2 * workspace  # the forward's thread and autograd's
     parts = _parts(line)
     parts["temporaries"] += handles
     allocated = sum(parts.values())
-    reserved, gives_back_cache = _reserved(line, workspace, allocated, limit, fragmentation)
+    reserved, gives_back_cache = fragmentation.borrowed(allocated, limit), False
+    if reserved is None:
+        found, gives_back_cache = replays.reserved(line, workspace, limit if allocated <= limit else None)
+        reserved = max(found, allocated)
     return Memory(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
@@ -69,26 +73,6 @@ def _cuda_memory(line: Timeline, capability: str | None, limit: int, fragmentati
         phase_peaks={phase: size + handles for phase, size in line.phase_peaks().items()},
         gives_back_cache=gives_back_cache,
     )
-
-
-def _reserved(
-    line: Timeline, workspace: int, allocated: int, limit: int, fragmentation: float | None
-) -> tuple[int, bool]:
-    """What the allocator reserves, and whether it gives back its cache for that to be within `limit`; without a limit
-    if that is not enough."""
-    known = None if fragmentation is None else int(allocated * (1.0 + fragmentation))
-    if known is not None and not allocated <= limit < known:
-        return known, False
-    if allocated <= limit:
-        try:
-            within = replay(line, workspace, limit=limit)
-        except OutOfDeviceMemory:
-            pass
-        else:
-            return max(within.peak_reserved, allocated), within.retries > 0
-    if known is None:
-        known = max(replay(line, workspace).peak_reserved, allocated)
-    return known, False
 
 
 def _host_memory(line: Timeline, *, wide: bool, autocast: bool) -> Memory:
@@ -108,26 +92,3 @@ def _host_memory(line: Timeline, *, wide: bool, autocast: bool) -> Memory:
 
 def _parts(line: Timeline, at: int | None = None) -> dict[str, int]:
     return {category.name.lower(): size for category, size in line.breakdown(at).items()}
-
-
-def replay(
-    line: Timeline, workspace: int, *, expandable_segments: bool = True, limit: int | None = None
-) -> CachingAllocator:
-    """The caching allocator after the whole timeline, with `limit` bytes from the driver. Raises `OutOfDeviceMemory`.
-
-    cuBLAS takes a workspace at the first product of each thread, on the stream of all products.
-    """
-    allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit)
-    blocks: dict[int, Block] = {}
-    in_step = line.categories != Category.WEIGHTS
-    of_thread = (np.flatnonzero(in_step & (line.phases == PHASES.index(phase))) for phase in ("forward", "backward"))
-    first_product = {int(found[0]) for found in of_thread if len(found)}
-    events = zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True)
-    for index, (storage, size, stream) in enumerate(events):
-        if index in first_product:
-            allocator.allocate(workspace)
-        if size > 0:
-            blocks[storage] = allocator.allocate(size, stream)
-        elif size < 0:
-            allocator.release(blocks.pop(storage))
-    return allocator

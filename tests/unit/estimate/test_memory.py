@@ -10,7 +10,8 @@ from tiny import CUDA_HARDWARE
 
 from autofit.estimate.allocator import OutOfDeviceMemory
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
-from autofit.estimate.memory import CONTEXT_BYTES, memory, replay
+from autofit.estimate.memory import CONTEXT_BYTES, memory
+from autofit.estimate.replays import Fragmentation, Replays, replay
 from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline
 from autofit.units import GIB, MIB
@@ -68,11 +69,11 @@ def test_a_storage_of_a_later_step_is_another() -> None:
     assert reserved(event(0, 10, of=WEIGHTS), event(1, 12), event(1, -12), event(1, 12)) == 10 + 32 + 12
 
 
-HOLE = line(
-    event(0, 28, of=WEIGHTS),
-    *(event(1, 60), event(2, 40)),
+EVENTS = (
+    *(event(0, 28, of=WEIGHTS), event(1, 60), event(2, 40)),
     *(event(1, -60, BACKWARD), event(3, 80, BACKWARD), event(3, -80, BACKWARD)),
 )
+HOLE = line(*EVENTS)
 """60 MiB are free in the middle when 80 are asked for."""
 
 
@@ -115,6 +116,23 @@ def test_what_fits_without_the_cache_fits() -> None:
 
 def test_borrowed_fragmentation_never_decides_what_fits() -> None:
     free = memory(HOLE, HOPPER, limit=GIB)
-    too_much = memory(HOLE, HOPPER, limit=GIB, fragmentation=0.5)
+    alike = Fragmentation(of_alike=0.5)
+    too_much = memory(HOLE, HOPPER, limit=GIB, fragmentation=alike)
     assert too_much.peak_reserved_bytes == 318 * MIB == 1.5 * free.peak_allocated_bytes
-    assert memory(HOLE, HOPPER, limit=300 * MIB + CONTEXT_BYTES, fragmentation=0.5) == free
+    assert memory(HOLE, HOPPER, limit=300 * MIB + CONTEXT_BYTES, fragmentation=alike) == free
+
+
+def test_that_of_any_config_with_the_decoder_serves_only_what_does_not_fit() -> None:
+    free, remote = memory(HOLE, HOPPER, limit=GIB), Fragmentation(of_decoder=0.5)
+    assert memory(HOLE, HOPPER, limit=GIB, fragmentation=remote) == free
+    assert memory(HOLE, HOPPER, limit=100 * MIB, fragmentation=remote).peak_reserved_bytes == 318 * MIB
+
+
+def test_a_timeline_is_replayed_once_for_each_limit() -> None:
+    replays = Replays()
+    same = line(*EVENTS)
+    other = line(*EVENTS[:-1], event(3, -79, BACKWARD))
+    assert replays.reserved(HOLE, WORKSPACE, None) is replays.reserved(same, WORKSPACE, None)
+    assert replays.reserved(other, WORKSPACE, None) is not replays.reserved(same, WORKSPACE, None)
+    within = [replays.reserved(HOLE, WORKSPACE, mib * MIB) for mib in (219, 220)]
+    assert within == [(280 * MIB, False), (220 * MIB, True)]
