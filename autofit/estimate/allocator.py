@@ -1,7 +1,7 @@
 """PyTorch's CUDA caching allocator, simulated: what a sequence of allocations and frees makes it reserve.
 
-The rules and constants are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11 to 2.13) for one stream, with its
-default settings. Sizes are in bytes.
+The rules and constants are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.11 to 2.13) with its default settings.
+Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ the pages of expandable segments."""
 MIN_LARGE_ALLOC = 10 * MIB
 ROUND_LARGE = 2 * MIB
 """Larger requests to the driver are rounded up to a multiple of this."""
+ADDRESSES = LARGE_BUFFER << 40
+"""Of a pool: more than it ever uses, and whole pages of either kind."""
+FARTHEST = 1 << 80
+"""Above every address, of all pools together."""
 
 
 class OutOfDeviceMemory(Exception):
@@ -33,49 +37,69 @@ class OutOfDeviceMemory(Exception):
 
 @dataclass(slots=True, eq=False)
 class Block:
-    """A stretch of a segment, in use or free."""
+    """A stretch of a segment: in use, free, or addresses of an expandable segment without memory."""
 
     address: int
     size: int
     pool: _Pool
     free: bool = True
+    mapped: bool = True
+    """Whether memory is behind its addresses; not free where it is not."""
     before: Block | None = None
     after: Block | None = None
 
 
 class _Pool:
-    """The free blocks of one size class, smallest first and, among equals, lowest address first."""
+    """The free blocks of one size class on one stream, smallest first and, among equals, lowest address first."""
 
-    def __init__(self, *, small: bool) -> None:
+    def __init__(self, *, small: bool, address: int) -> None:
         self.small = small
-        self._keys: list[tuple[int, int]] = []
-        self._blocks: dict[tuple[int, int], Block] = {}
+        self.page = SMALL_BUFFER if small else LARGE_BUFFER
+        self.address = address
+        """Of the next segment."""
+        self._keys: list[int] = []
+        self._blocks: dict[int, Block] = {}
+        self.unmapped = [Block(address, ADDRESSES, self, free=False, mapped=False)]
+        """The addresses without memory of the pool's expandable segment, lowest first."""
 
     def add(self, block: Block) -> None:
-        key = (block.size, block.address)
+        key = block.size * FARTHEST + block.address
         insort(self._keys, key)
         self._blocks[key] = block
 
     def remove(self, block: Block) -> None:
-        key = (block.size, block.address)
+        key = block.size * FARTHEST + block.address
         del self._keys[bisect_left(self._keys, key)]
         del self._blocks[key]
 
-    def best_fit(self, size: int, tail: Block | None) -> Block | None:
+    def best_fit(self, size: int) -> Block | None:
         """The smallest free block that holds `size`, removed from the pool.
 
-        `tail`, the end of an expandable segment, counts as infinite: any other block that is large enough goes first.
+        A block before unmapped addresses counts as large as it could grow: one that cannot grow goes first.
         """
-        place = bisect_left(self._keys, (size, -1))
+        place = bisect_left(self._keys, size * FARTHEST)
         if place == len(self._keys):
             return None
-        if self._blocks[self._keys[place]] is tail and place + 1 < len(self._keys):
-            place += 1
-        return self._blocks.pop(self._keys.pop(place))
+        block = self._at(place)
+        while block.after is not None and not block.after.mapped and place + 1 < len(self._keys):
+            larger = self._at(place + 1)
+            if _reach(larger) >= _reach(block):
+                break
+            place, block = place + 1, larger
+        del self._blocks[self._keys.pop(place)]
+        return block
 
-    def whole_segments(self) -> list[Block]:
-        """Free blocks that each make up a whole segment."""
-        return [b for b in self._blocks.values() if b.before is None and b.after is None]
+    def free(self) -> list[Block]:
+        """All free blocks."""
+        return list(self._blocks.values())
+
+    def _at(self, place: int) -> Block:
+        return self._blocks[self._keys[place]]
+
+
+def _reach(block: Block) -> int:
+    after = block.after
+    return block.size if after is None or after.mapped else block.size + after.size
 
 
 class CachingAllocator:
@@ -91,17 +115,17 @@ class CachingAllocator:
         self.peak_allocated = 0
         self.peak_reserved = 0
         self.retries = 0
-        """How often unused segments had to be given back before a request could be served."""
-        self._pools = {True: _Pool(small=True), False: _Pool(small=False)}
-        self._tails: dict[bool, Block | None] = {True: None, False: None}
-        """The last block of each pool's expandable segment."""
-        self._next_address = 0
+        """How often unused memory had to be given back before a request could be served."""
+        self._pools: dict[tuple[int, bool], _Pool] = {}
 
-    def allocate(self, size: int) -> Block:
-        """A block for `size` bytes. Raises `OutOfDeviceMemory`."""
+    def allocate(self, size: int, stream: int = 0) -> Block:
+        """A block for `size` bytes. Each stream has its own blocks. Raises `OutOfDeviceMemory`."""
         size = max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
-        pool = self._pools[size <= SMALL_SIZE]
-        block = pool.best_fit(size, self._tails[pool.small]) or self._from_driver(pool, size)
+        key = stream, size <= SMALL_SIZE
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = _Pool(small=key[1], address=len(self._pools) * ADDRESSES)
+        block = pool.best_fit(size) or self._from_driver(pool, size)
         self._split(block, size)
         block.free = False
         self.allocated += block.size
@@ -112,102 +136,138 @@ class CachingAllocator:
         """Give a block back to its pool, merged with its free neighbours."""
         self.allocated -= block.size
         block.free = True
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.free:
-                block.pool.remove(neighbour)
-                self._merge(block, neighbour)
+        self._merge_free_neighbours(block)
         block.pool.add(block)
 
     def empty_cache(self) -> None:
-        """Give unused memory back to the driver: whole free segments, or the free end of an expandable one."""
+        """Give unused memory back to the driver: whole free segments, or all free pages of expandable ones."""
         for pool in self._pools.values():
-            for block in pool.whole_segments():
-                if not self.expandable_segments:
+            for block in pool.free():
+                if self.expandable_segments:
+                    self._unmap(block)
+                elif block.before is None and block.after is None:
                     pool.remove(block)
                     self.reserved -= block.size
-        if self.expandable_segments:
-            for small in self._tails:
-                self._trim(small)
 
     def _from_driver(self, pool: _Pool, size: int) -> Block:
-        if self.expandable_segments:
-            return self._expand(pool, size)
-        if pool.small:
-            taken = SMALL_BUFFER
-        elif size < MIN_LARGE_ALLOC:
-            taken = LARGE_BUFFER
-        else:
-            taken = -(-size // ROUND_LARGE) * ROUND_LARGE
-        self._take(taken, size)
-        block = Block(self._next_address, taken, pool)
-        self._next_address += taken
-        return block
-
-    def _expand(self, pool: _Pool, size: int) -> Block:
-        """Map pages at the end of the pool's segment, extending a free block there."""
-        page = SMALL_BUFFER if pool.small else LARGE_BUFFER
-        tail = self._tails[pool.small]
-        room = tail.size if tail is not None and tail.free else 0
-        taken = -(-(size - room) // page) * page
-        self._take(taken, size)
-        tail = self._tails[pool.small]  # a retry may have trimmed it
-        if tail is not None and tail.free:
-            pool.remove(tail)
-            missing = size - tail.size
-            taken = max(taken, -(-missing // page) * page)
-            tail.size += taken
-            return tail
-        address = (0 if pool.small else 1 << 60) if tail is None else tail.address + tail.size
-        block = Block(address, taken, pool, before=tail)
-        if tail is not None:
-            tail.after = block
-        self._tails[pool.small] = block
-        return block
-
-    def _take(self, taken: int, size: int) -> None:
-        if self.limit is not None and self.reserved + taken > self.limit:
+        if self._exceeds(self._needed(pool, size)):
             self.retries += 1
             self.empty_cache()
-            if self.reserved + taken > self.limit:
+            if self._exceeds(self._needed(pool, size)):
                 raise OutOfDeviceMemory(size, self.reserved)
-        self.reserved += taken
+        needed = self._needed(pool, size)
+        self.reserved += needed
         self.peak_reserved = max(self.peak_reserved, self.reserved)
+        if self.expandable_segments:
+            return self._grown(_room(pool, size), size)
+        block = Block(pool.address, needed, pool)
+        pool.address += needed
+        return block
 
-    def _trim(self, small: bool) -> None:
-        """Unmap the whole pages of a segment's free end."""
-        tail = self._tails[small]
-        if tail is None or not tail.free:
+    def _exceeds(self, more: int) -> bool:
+        return self.limit is not None and self.reserved + more > self.limit
+
+    def _needed(self, pool: _Pool, size: int) -> int:
+        """What must be taken from the driver for a request that no free block serves."""
+        if not self.expandable_segments:
+            if pool.small:
+                return SMALL_BUFFER
+            return LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
+        needed, held, block = 0, 0, _room(pool, size)
+        while held < size:
+            part = block.size if block.mapped else min(block.size, _up(size - held, pool.page))
+            needed += 0 if block.mapped else part
+            held += part
+            if held < size:
+                assert block.after is not None
+                block = block.after
+        return needed
+
+    def _grown(self, block: Block, size: int) -> Block:
+        """A free block of at least `size` that starts where `block` does, on pages mapped as far as that takes."""
+        pool = block.pool
+        if block.mapped:
+            pool.remove(block)
+        else:
+            self._map(block, size)
+        while block.size < size:
+            following = block.after
+            assert following is not None
+            if following.mapped:
+                pool.remove(following)
+            else:
+                self._map(following, size - block.size)
+            self._absorb(block, following)
+        self._merge_free_neighbours(block)
+        return block
+
+    def _map(self, block: Block, size: int) -> None:
+        """Put memory behind the first pages of unmapped addresses; the others stay unmapped."""
+        taken = min(block.size, _up(size, block.pool.page))
+        place = block.pool.unmapped.index(block)
+        del block.pool.unmapped[place]
+        if taken < block.size:
+            rest = Block(block.address + taken, block.size - taken, block.pool, free=False, mapped=False)
+            self._insert_after(block, rest)
+            block.pool.unmapped.insert(place, rest)
+            block.size = taken
+        block.free = block.mapped = True
+
+    def _unmap(self, block: Block) -> None:
+        """Take the memory from the whole pages of a free block; what it has of other pages stays free."""
+        pool = block.pool
+        start = _up(block.address, pool.page)
+        stop = (block.address + block.size) // pool.page * pool.page
+        if start >= stop:
             return
-        page = SMALL_BUFFER if small else LARGE_BUFFER
-        pages = tail.size // page * page
-        tail.pool.remove(tail)
-        self.reserved -= pages
-        tail.size -= pages
-        if tail.size:
-            tail.pool.add(tail)
-            return
-        self._tails[small] = tail.before
-        if tail.before is not None:
-            tail.before.after = None
+        pool.remove(block)
+        end = block.address + block.size
+        if end > stop:
+            rest = Block(stop, end - stop, pool)
+            self._insert_after(block, rest)
+            pool.add(rest)
+        if start > block.address:
+            middle = Block(start, stop - start, pool)
+            block.size = start - block.address
+            self._insert_after(block, middle)
+            pool.add(block)
+            block = middle
+        block.size = stop - start
+        block.free = block.mapped = False
+        self.reserved -= block.size
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and not neighbour.mapped:
+                pool.unmapped.remove(neighbour)
+                self._absorb(block, neighbour)
+        insort(pool.unmapped, block, key=lambda unmapped: unmapped.address)
 
     def _split(self, block: Block, size: int) -> None:
         rest = block.size - size
         splits_finely = block.pool.small or self.expandable_segments
         if not (rest >= MIN_BLOCK if splits_finely else rest > SMALL_SIZE):
             return
-        remainder = Block(block.address + size, rest, block.pool, before=block, after=block.after)
-        if block.after is not None:
-            block.after.before = remainder
-        elif self._tails[block.pool.small] is block:
-            self._tails[block.pool.small] = remainder
-        block.after = remainder
+        remainder = Block(block.address + size, rest, block.pool)
+        self._insert_after(block, remainder)
         block.size = size
         block.pool.add(remainder)
 
-    def _merge(self, block: Block, neighbour: Block) -> None:
-        """Let `block` absorb a free neighbour."""
-        if self._tails[block.pool.small] is neighbour:
-            self._tails[block.pool.small] = block
+    def _merge_free_neighbours(self, block: Block) -> None:
+        """Let a block that is in no pool absorb the free ones beside it."""
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.free:
+                block.pool.remove(neighbour)
+                self._absorb(block, neighbour)
+
+    @staticmethod
+    def _insert_after(block: Block, new: Block) -> None:
+        new.before, new.after = block, block.after
+        if new.after is not None:
+            new.after.before = new
+        block.after = new
+
+    @staticmethod
+    def _absorb(block: Block, neighbour: Block) -> None:
+        """Let `block` take over a neighbour's addresses."""
         if neighbour is block.before:
             block.address = neighbour.address
             block.before = neighbour.before
@@ -218,3 +278,24 @@ class CachingAllocator:
             if block.after is not None:
                 block.after.before = block
         block.size += neighbour.size
+
+
+def _room(pool: _Pool, size: int) -> Block:
+    """Where an expandable segment has addresses for `size`: the lowest run of unmapped and free blocks, which may start
+    with the free one before the unmapped (find_expandable_block)."""
+    for unmapped in pool.unmapped:
+        before = unmapped.before
+        first = before if before is not None and before.free else unmapped
+        held, block = 0, first
+        while held < size and (block.free or not block.mapped):
+            held += block.size
+            if block.after is None:
+                break
+            block = block.after
+        if held >= size:
+            return first
+    raise AssertionError("a pool has more addresses than it ever uses")
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

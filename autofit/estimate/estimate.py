@@ -63,6 +63,9 @@ class Estimate:
     """Ranks taken to share one host's memory (`assumptions.ranks_per_host`)."""
     host_memory_bytes: int | None = None
     """Of one host; None where it is unknown, as for a card of the catalog."""
+    gives_back_cache: bool = False
+    """Whether it fits only because CUDA's caching allocator gives unused memory back before it fails: `device_bytes` is
+    then what this very limit leaves it, and steps are slower than predicted."""
 
     @property
     def fits(self) -> bool:
@@ -113,6 +116,14 @@ class Estimate:
             work=self.work,
             memory_error=self.memory_error,
         )
+
+    def under(self, memory_limit_bytes: int) -> Estimate | None:
+        """The same under another limit; None where that limit decides how much CUDA's allocator keeps."""
+        cache = self.breakdown["fragmentation"] if self.breakdown["context"] else 0
+        decides = self.device_bytes - cache <= memory_limit_bytes < self.device_bytes
+        if memory_limit_bytes != self.memory_limit_bytes and (decides or self.gives_back_cache):
+            return None
+        return replace(self, memory_limit_bytes=memory_limit_bytes)
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
         """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""
@@ -178,6 +189,7 @@ class Estimate:
             "host_bytes": self.host_bytes,
             "machine_host_bytes": self.machine_host_bytes,
             "host_memory_bytes": self.host_memory_bytes,
+            "gives_back_cache": self.gives_back_cache,
             "memory_limit_bytes": self.memory_limit_bytes,
             "headroom_bytes": self.headroom_bytes,
             "breakdown": dict(self.breakdown),

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
-
-import numpy as np
 
 from autofit.estimate import heap
-from autofit.estimate.allocator import CachingAllocator
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
-from autofit.estimate.events import PHASES
-from autofit.estimate.tape import Category
+from autofit.estimate.replays import UNKNOWN, Fragmentation, Replays
 from autofit.estimate.timeline import Timeline
 from autofit.hardware import Hardware
 
@@ -31,35 +26,44 @@ class Memory:
     breakdown: dict[str, int]
     """By what it holds at the moment of the peak; adds up to `device_bytes`."""
     phase_peaks: dict[str, int]
+    gives_back_cache: bool = False
+    """Whether it stays within the limit only because the allocator gives back what it keeps unused."""
 
 
 def memory(
     line: Timeline,
     hardware: Hardware,
-    fragmentation: float | None = None,
     *,
+    limit: int,
+    replays: Replays | None = None,
+    fragmentation: Fragmentation = UNKNOWN,
     wide: bool = False,
     autocast: bool = False,
 ) -> Memory:
-    """The memory of two optimizer steps. A known `fragmentation`, as a share of what is allocated, saves the replay.
+    """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that.
 
-    `wide` says that matrix products are in fp32, `autocast` that their operands are cast: a CPU's heap then keeps more.
+    `replays` remembers those of other timelines; known `fragmentation` may save one. `wide` says that matrix products
+    are in fp32, `autocast` that their operands are cast: a CPU's heap then keeps more.
     """
     if hardware.kind == "cuda":
-        return _cuda_memory(line, hardware.capability, fragmentation)
+        return _cuda_memory(
+            line, hardware.capability, limit - CONTEXT_BYTES, replays or Replays(), fragmentation=fragmentation
+        )
     return _host_memory(line, wide=wide, autocast=autocast)
 
 
-def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | None) -> Memory:
+def _cuda_memory(
+    line: Timeline, capability: str | None, limit: int, replays: Replays, *, fragmentation: Fragmentation
+) -> Memory:
     workspace = cublas_workspace_bytes(capability)
     handles = 2 * workspace  # the forward's thread and autograd's
     parts = _parts(line)
     parts["temporaries"] += handles
     allocated = sum(parts.values())
-    if fragmentation is None:
-        reserved = max(replay(line, workspace), allocated)
-    else:
-        reserved = int(allocated * (1.0 + fragmentation))
+    reserved, gives_back_cache = fragmentation.borrowed(allocated, limit), False
+    if reserved is None:
+        found, gives_back_cache = replays.reserved(line, workspace, limit if allocated <= limit else None)
+        reserved = max(found, allocated)
     return Memory(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
@@ -67,6 +71,7 @@ def _cuda_memory(line: Timeline, capability: str | None, fragmentation: float | 
         host_bytes=0,
         breakdown={**parts, "fragmentation": reserved - allocated, "context": CONTEXT_BYTES},
         phase_peaks={phase: size + handles for phase, size in line.phase_peaks().items()},
+        gives_back_cache=gives_back_cache,
     )
 
 
@@ -87,25 +92,3 @@ def _host_memory(line: Timeline, *, wide: bool, autocast: bool) -> Memory:
 
 def _parts(line: Timeline, at: int | None = None) -> dict[str, int]:
     return {category.name.lower(): size for category, size in line.breakdown(at).items()}
-
-
-def replay(line: Timeline, workspace: int, *, expandable_segments: bool = True) -> int:
-    """The most that the caching allocator reserves over the whole timeline; each stream has its own blocks.
-
-    cuBLAS takes a workspace at the first product of each thread.
-    """
-    streams = {
-        stream: CachingAllocator(expandable_segments=expandable_segments) for stream in {0, *line.streams.tolist()}
-    }
-    blocks: dict[int, Any] = {}
-    in_step = line.categories != Category.WEIGHTS
-    first_product = {int(np.argmax(in_step & (line.phases == PHASES.index(p)))) for p in ("forward", "backward")}
-    events = zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True)
-    for index, (storage, size, stream) in enumerate(events):
-        if index in first_product:
-            streams[0].allocate(workspace)
-        if size > 0:
-            blocks[storage] = streams[stream].allocate(size)
-        elif size < 0:
-            streams[stream].release(blocks.pop(storage))
-    return sum(allocator.peak_reserved for allocator in streams.values())  # nothing is given back in between

@@ -88,8 +88,8 @@ def _checkpointing(value: Value, task: Task) -> Settings:
     if value != "selective":
         return settings(checkpointing={"on": True, "kwargs": kwargs})
     policy = excerpt("autofit.techniques.selective", "selective_contexts")
-    rank = task.config.get("rank")
-    kwargs["context_fn"] = Code(f"partial(selective_contexts, {rank!r})")
+    adapters = task.config.get("rank") is not None
+    kwargs["context_fn"] = Code(f"partial(selective_contexts, adapters={adapters})")
     return settings(
         checkpointing={"on": True, "kwargs": kwargs},
         imports=_imports_of(policy, "from functools import partial"),

@@ -36,7 +36,7 @@ class EstimateCache:
     def known(self, keys: Iterable[str], *, memory_limit_bytes: int) -> dict[str, Estimate]:
         """The kept estimates, by key, under this limit; `seconds_to_estimate` is what each took when it was made.
 
-        Those that cannot be read count as absent.
+        Those that cannot be read count as absent, as do those for which this limit changes more than whether they fit.
         """
         if self._store is None:
             return {}
@@ -48,9 +48,12 @@ class EstimateCache:
         found = {}
         for key, body in bodies.items():
             try:
-                found[key] = Estimate.from_json({**body, "memory_limit_bytes": memory_limit_bytes})
+                estimate = Estimate.from_json(body).under(memory_limit_bytes)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 _log.debug("the stored estimate %s cannot be read: %s", key, error)
+                continue
+            if estimate is not None:
+                found[key] = estimate
         return found
 
     def keep(self, estimates: Mapping[str, Estimate]) -> None:

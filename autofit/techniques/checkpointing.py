@@ -50,7 +50,8 @@ class Checkpointing(Technique):
         value = config.text("checkpointing")
         if value != "none":
             every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
-            enable(model, every_n_layers=every, function=checkpoint_function(value, rank=plan.rank))
+            function = checkpoint_function(value, adapters=plan.rank is not None)
+            enable(model, every_n_layers=every, function=function)
 
 
 def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> None:
@@ -69,12 +70,12 @@ def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> 
             layer._gradient_checkpointing_func = function
 
 
-def checkpoint_function(value: str, *, rank: int | None = None) -> Callable[..., Any]:
-    """The function through which a checkpointed layer's forward is called; `rank` is the adapters' rank, if any."""
+def checkpoint_function(value: str, *, adapters: bool = False) -> Callable[..., Any]:
+    """The function through which a checkpointed layer's forward is called; `adapters` says whether it has any."""
     from torch.utils.checkpoint import checkpoint
 
     if value == "selective":
-        return partial(checkpoint, use_reentrant=False, context_fn=partial(selective_contexts, rank))
+        return partial(checkpoint, use_reentrant=False, context_fn=partial(selective_contexts, adapters=adapters))
     if value == "offload":
         return _offloaded_checkpoint
     return partial(checkpoint, use_reentrant=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 
-def selective_contexts(rank: int | None = None) -> Any:
+def selective_contexts(*, adapters: bool = False) -> Any:
     """Contexts for a checkpoint that keeps the output of attention and of every second product with a weight.
 
-    This is torchtitan's policy: about half of the arithmetic for a third of the memory. Products with a weight that has
-    the adapters' `rank` as a dimension are neither kept nor counted: they are cheap to recompute, and their outputs
-    can be as large as the base's.
+    This is torchtitan's policy: about half of the arithmetic for a third of the memory. With `adapters` the base is
+    frozen, and products with an adapter's weight are neither kept nor counted: they are cheap to recompute, and their
+    outputs can be as large as the base's.
     """
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
@@ -30,10 +30,25 @@ def selective_contexts(rank: int | None = None) -> Any:
         name = operation.name()
         if name in attention:
             return CheckpointPolicy.MUST_SAVE
-        if name not in weight_of or rank in args[weight_of[name]].shape[-2:]:
+        if name not in weight_of or (adapters and is_trained(args[weight_of[name]])):
             return CheckpointPolicy.PREFER_RECOMPUTE
         products[context.is_recompute] += 1
         odd = products[context.is_recompute] % 2 == 1
         return CheckpointPolicy.MUST_SAVE if odd else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)  # type: ignore[no-untyped-call]
+
+
+def is_trained(weight: Any) -> bool:
+    """Whether `weight` is a trained parameter, transposed or in another format.
+
+    An expert's weight with an adapter's added needs a gradient, too, but comes from both: it is the base's.
+    """
+    if not weight.requires_grad:
+        return False
+    node = weight.grad_fn
+    while node is not None and node.next_functions:
+        if len(node.next_functions) > 1:
+            return False
+        node = node.next_functions[0][0]
+    return True

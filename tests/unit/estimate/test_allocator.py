@@ -157,20 +157,50 @@ def test_the_free_end_of_an_expandable_segment_goes_back_before_running_out() ->
     assert (allocator.reserved, allocator.retries) == (2 * MIB, 1)
 
 
+def test_free_pages_in_the_middle_of_an_expandable_segment_go_back_too_and_are_used_again() -> None:
+    allocator = expandable(limit=100 * MIB)
+    hole, kept = allocator.allocate(50 * MIB), allocator.allocate(30 * MIB)
+    allocator.release(hole)
+    grown = allocator.allocate(60 * MIB)
+    assert grown.address > kept.address
+    assert (allocator.reserved, allocator.retries) == (100 * MIB, 1), "two pages of the hole, whose third is in use"
+    allocator.release(grown)
+    allocator.empty_cache()
+    assert allocator.reserved == 40 * MIB
+    again = allocator.allocate(50 * MIB)
+    assert again.address == hole.address and allocator.reserved == 80 * MIB
+
+
+def test_each_stream_has_blocks_of_its_own_within_one_limit() -> None:
+    allocator = expandable(limit=60 * MIB)
+    allocator.release(allocator.allocate(40 * MIB, 1))
+    allocator.allocate(20 * MIB, 2)
+    assert (allocator.reserved, allocator.retries) == (60 * MIB, 0)
+    allocator.allocate(20 * MIB, 2)
+    assert (allocator.reserved, allocator.retries) == (40 * MIB, 1), "what one stream has cached goes back for another"
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 40 * MIB), st.booleans(), st.integers(0, 1000)), max_size=60),
     st.booleans(),
+    st.sampled_from([None, 100 * MIB]),
 )
-def test_blocks_never_overlap_and_the_counters_add_up(steps: list[tuple[int, bool, int]], expands: bool) -> None:
-    allocator = CachingAllocator(expandable_segments=expands)
+def test_blocks_never_overlap_and_the_counters_add_up(
+    steps: list[tuple[int, bool, int]], expands: bool, limit: int | None
+) -> None:
+    allocator = CachingAllocator(expandable_segments=expands, limit=limit)
     alive: list[Block] = []
     for size, release, which in steps:
         if release and alive:
             allocator.release(alive.pop(which % len(alive)))
         else:
-            alive.append(allocator.allocate(size))
+            try:
+                alive.append(allocator.allocate(size, which % 2))
+            except OutOfDeviceMemory as error:
+                assert limit is not None and error.reserved + size > limit - 20 * MIB
         assert allocator.allocated == sum(b.size for b in alive) <= allocator.reserved
+        assert limit is None or allocator.reserved <= limit
         spans = sorted((b.address, b.address + b.size) for b in alive)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     for block in alive:

@@ -8,9 +8,12 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 
 from autofit.catalog.models import load
+from autofit.estimate import traces
 from autofit.estimate.bound import MEMORY_ERROR, bounded
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.recorder import NotTraced
+from autofit.estimate.sweep import sweep
+from autofit.estimate.tape import Tape
 from autofit.hardware import Hardware
 from autofit.techniques import Job, complete, parse
 from autofit.units import GIB
@@ -60,7 +63,7 @@ def test_what_cannot_be_followed_is_estimated_by_formula_and_says_so(monkeypatch
         tried.append(arguments)
         raise ValueError("the data decides")
 
-    monkeypatch.setattr("autofit.estimate.estimator.trace_decoder", fails)
+    monkeypatch.setattr("autofit.estimate.traces.trace_decoder", fails)
     estimator = Estimator(job("smollm2-360m"), None)
     config = complete(parse("method=full,precision=bf16,micro_batch=1"))
     with pytest.raises(NotTraced, match="the data decides"):
@@ -72,6 +75,28 @@ def test_what_cannot_be_followed_is_estimated_by_formula_and_says_so(monkeypatch
     limit = int(found.device_bytes * (1 + MEMORY_ERROR / 2))
     assert not estimator.estimate(config, memory_limit_bytes=limit).fits
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize("part", ["loss", "updates"])
+def test_a_loss_or_an_optimizer_that_cannot_be_followed_costs_its_own_configs_their_trace(
+    monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    trace = getattr(traces, f"trace_{part}")
+    tried = []
+
+    def fails_once(*arguments: object, **options: object) -> Tape:
+        tried.append(arguments)
+        if len(tried) == 1:
+            raise IndexError(f"the {part} cannot be followed")
+        return trace(*arguments, **options)
+
+    monkeypatch.setattr(traces, f"trace_{part}", fails_once)
+    common = "method=full,precision=bf16,checkpointing=full,micro_batch="
+    configs = [complete(parse(common + more)) for more in ("1", "1,compile=true", "2,loss=chunked,optimizer=sgd")]
+    found = sweep(job("smollm2-135m"), configs, memory_limit_bytes=80 * GIB)
+    assert [found[config].memory_error for config in configs] == [MEMORY_ERROR, MEMORY_ERROR, 0.0]
+    assert f"IndexError: the {part} cannot be followed" in found[configs[0]].assumptions[0]
+    assert len(tried) == 2
 
 
 @pytest.mark.parametrize(
@@ -105,7 +130,7 @@ def test_a_host_that_is_too_small_rules_out_what_cannot_be_followed(monkeypatch:
     def fails(*arguments: object) -> None:
         raise ValueError("the data decides")
 
-    monkeypatch.setattr("autofit.estimate.estimator.trace_decoder", fails)
+    monkeypatch.setattr("autofit.estimate.traces.trace_decoder", fails)
     config = complete(parse("method=full,offload=optimizer,micro_batch=1"))
     found = {
         size: Estimator(on(replace(CUDA_HARDWARE, count=1, host_memory_bytes=size)), None).estimate(

@@ -9,6 +9,7 @@ from autofit.estimate.heap import MIB, SIZE_POWER, causes, kept, resident
 from autofit.estimate.memory import memory
 from autofit.estimate.timeline import Timeline
 from autofit.hardware import Hardware
+from autofit.units import GIB
 
 WEIGHTS, SAVED, TEMPORARY, MAPPED, GRADIENT, PASSING, STATE = range(7)
 SIZES = {
@@ -76,8 +77,8 @@ def test_the_heap_does_not_shrink_and_what_is_mapped_does() -> None:
 
 
 def test_the_parts_of_a_processors_memory_add_up_to_its_peak() -> None:
-    found = memory(TWO_STEPS, CPU)
+    found = memory(TWO_STEPS, CPU, limit=GIB)
     assert found.device_bytes == sum(found.breakdown.values()) == max(found.phase_peaks.values())
     assert found.breakdown["fragmentation"] == pytest.approx(kept(TWO_STEPS, wide=False, autocast=False), abs=17 * MIB)
-    assert memory(TWO_STEPS, CPU, wide=True).device_bytes > found.device_bytes
-    assert memory(TWO_STEPS, CPU, autocast=True).device_bytes > found.device_bytes
+    assert memory(TWO_STEPS, CPU, limit=GIB, wide=True).device_bytes > found.device_bytes
+    assert memory(TWO_STEPS, CPU, limit=GIB, autocast=True).device_bytes > found.device_bytes

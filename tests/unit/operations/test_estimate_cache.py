@@ -68,9 +68,23 @@ def test_what_is_kept_is_known_under_any_limit(store: Store) -> None:
     assert cache.known(["a"], memory_limit_bytes=80 * GIB) == {}
     cache.keep({"a": ESTIMATE})
     assert cache.known(["a", "b"], memory_limit_bytes=80 * GIB) == {"a": ESTIMATE}
-    tight = EstimateCache(store).known(["a"], memory_limit_bytes=20 * GIB)["a"]
-    assert tight == replace(ESTIMATE, memory_limit_bytes=20 * GIB)
+    tight = EstimateCache(store).known(["a"], memory_limit_bytes=19 * GIB)["a"]
+    assert tight == replace(ESTIMATE, memory_limit_bytes=19 * GIB)
     assert not tight.fits
+
+
+def test_under_a_limit_that_decides_what_the_allocator_keeps_only_an_estimate_for_that_limit_is_known(
+    store: Store,
+) -> None:
+    """ESTIMATE has 1 of its 21 GiB in the allocator's cache, which may go back."""
+    cache = EstimateCache(store)
+    squeezed = replace(ESTIMATE, memory_limit_bytes=20 * GIB, device_bytes=20 * GIB, gives_back_cache=True)
+    cache.keep({"a": ESTIMATE, "b": squeezed})
+    assert cache.known(["a", "b"], memory_limit_bytes=20 * GIB) == {"b": squeezed}
+    assert set(cache.known(["a", "b"], memory_limit_bytes=21 * GIB)) == {"a"}
+    on_cpu = replace(ESTIMATE, breakdown={**ESTIMATE.breakdown, "context": 0})
+    cache.keep({"c": on_cpu})
+    assert set(cache.known(["c"], memory_limit_bytes=20 * GIB)) == {"c"}, "a heap gives nothing back"
 
 
 def test_what_a_formula_says_is_not_kept(store: Store) -> None:

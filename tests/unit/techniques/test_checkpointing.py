@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autofit.techniques import complete, unsupported
 from autofit.techniques.checkpointing import enable
+from autofit.techniques.selective import is_trained
 from autofit.training.step import TrainingStep
 from tests.tiny import (
     CUDA_HARDWARE,
@@ -108,26 +109,33 @@ def test_each_checkpointed_layer_runs_its_attention_a_second_time(value: str) ->
 
 
 @pytest.mark.parametrize(
-    ("method", "again"),
+    ("values", "again"),
     [
         # Llama's seven products of a layer: k, o and up are computed again. The last, down, is kept in vain.
-        ("full", 3),
+        ({"method": "full", "precision": "fp32"}, 3),
         # And the adapters' two of each of the seven, of which the very last is needed by nothing.
-        ("lora", 3 + 13),
-        ("qlora", 3 + 13),
+        ({"method": "lora", "precision": "fp32"}, 3 + 13),
+        ({"method": "qlora", "precision": "fp32"}, 3 + 13),
+        # As many with a rank that is a dimension of the base: here the outputs of k and v, as in Qwen2.5 at rank 128.
+        ({"method": "lora", "precision": "bf16-mixed", "rank": 32}, 3 + 13),
     ],
 )
-def test_selective_recomputes_every_second_product_and_the_adapters(method: str, again: int) -> None:
+def test_selective_recomputes_every_second_product_and_the_adapters(values: dict[str, Any], again: int) -> None:
     counts = {
-        value: executed_backward(
-            built(config(method=method, checkpointing=value, attention="sdpa", micro_batch=4, precision="fp32"))
-        )
+        value: executed_backward(built(config(**values, checkpointing=value, attention="sdpa", micro_batch=4)))
         for value in ("none", "selective", "full")
     }
     layers = LLAMA.config["num_hidden_layers"]
     assert products(counts["selective"]) - products(counts["none"]) == again * layers
     assert products(counts["selective"]) < products(counts["full"])
     assert counts["none"]["rsqrt"] < counts["selective"]["rsqrt"] == counts["full"]["rsqrt"]
+
+
+def test_a_product_of_the_base_and_an_adapter_is_the_bases() -> None:
+    """As peft trains experts: their frozen weights with an adapter's product added."""
+    base, a, b = torch.zeros(4, 4), torch.zeros(2, 4, requires_grad=True), torch.zeros(4, 2, requires_grad=True)
+    assert not is_trained(base.t()) and not is_trained(torch.addmm(base, b, a).t())
+    assert is_trained(a) and is_trained(a.bfloat16().t())
 
 
 def test_products_with_experts_are_kept_too() -> None:

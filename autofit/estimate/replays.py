@@ -1,0 +1,96 @@
+"""What the caching allocator reserves for a step: by replaying its timeline, or as was seen of one alike."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+
+from autofit.estimate.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from autofit.estimate.events import PHASES
+from autofit.estimate.tape import Category
+from autofit.estimate.timeline import Timeline
+from autofit.estimate.traces import common
+from autofit.lattice import Config
+
+
+def replay(
+    line: Timeline, workspace: int, *, expandable_segments: bool = True, limit: int | None = None
+) -> CachingAllocator:
+    """The caching allocator after the whole timeline, with `limit` bytes from the driver. Raises `OutOfDeviceMemory`.
+
+    cuBLAS takes a workspace at the first product of each thread, on the stream of all products.
+    """
+    allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit)
+    blocks: dict[int, Block] = {}
+    in_step = line.categories != Category.WEIGHTS
+    of_thread = (np.flatnonzero(in_step & (line.phases == PHASES.index(phase))) for phase in ("forward", "backward"))
+    first_product = {int(found[0]) for found in of_thread if len(found)}
+    events = zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True)
+    for index, (storage, size, stream) in enumerate(events):
+        if index in first_product:
+            allocator.allocate(workspace)
+        if size > 0:
+            blocks[storage] = allocator.allocate(size, stream)
+        elif size < 0:
+            allocator.release(blocks.pop(storage))
+    return allocator
+
+
+class Replays:
+    """The outcomes of replays. Some configs have one timeline, such as most that differ in the attention package."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[bytes, int, int | None], tuple[int, bool]] = {}
+
+    def reserved(self, line: Timeline, workspace: int, limit: int | None) -> tuple[int, bool]:
+        """The most that is reserved, and whether the cache goes back for that to be within `limit`; without a limit
+        where even then it is not."""
+        content = sha256()
+        for part in (line.sizes, line.storages, line.phases, line.streams, line.categories):
+            content.update(part.tobytes())
+        key = content.digest(), workspace, limit
+        if key not in self._known:
+            self._known[key] = _outcome(line, workspace, limit)
+        return self._known[key]
+
+
+def _outcome(line: Timeline, workspace: int, limit: int | None) -> tuple[int, bool]:
+    try:
+        allocator = replay(line, workspace, limit=limit)
+    except OutOfDeviceMemory:
+        allocator = replay(line, workspace)
+    return allocator.peak_reserved, allocator.retries > 0
+
+
+def alikeness(config: Config) -> tuple[Hashable, Hashable]:
+    """What configs have in common that have a decoder in common, and what those that are also alike do.
+
+    What is fragmented depends little on the optimizer and the rank, which change small blocks, and much on whether the
+    logits are one block. Of micro-batches two are alike: 1 and 2, 4 and 8, and so on.
+    """
+    decoder = common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
+    return decoder, (decoder, config["loss"] == "full", (config.number("micro_batch").bit_length() - 1) // 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragmentation:
+    """What the allocator was seen to reserve beyond what is allocated, as a share of that, for other steps."""
+
+    of_alike: float | None = None
+    """Of one that is alike: off by less than 0.03, and mostly by less than 0.005 (test_lattice.py holds it to that)."""
+    of_decoder: float | None = None
+    """Of any with the same decoder: up to 0.15 off, which is enough where the step does not fit anyway."""
+
+    def borrowed(self, allocated: int, limit: int) -> int | None:
+        """What to take as reserved; None where only a replay can tell, which it must where that decides what fits."""
+        share = self.of_alike
+        if allocated > limit and share is None:
+            share = self.of_decoder
+        reserved = None if share is None else int(allocated * (1.0 + share))
+        return None if reserved is None or allocated <= limit < reserved else reserved
+
+
+UNKNOWN = Fragmentation()

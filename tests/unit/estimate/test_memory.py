@@ -1,0 +1,138 @@
+"""What a card reports of a step, rule by rule on timelines made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from tiny import CUDA_HARDWARE
+
+from autofit.estimate.allocator import OutOfDeviceMemory
+from autofit.estimate.cuda_kernels import cublas_workspace_bytes
+from autofit.estimate.memory import CONTEXT_BYTES, memory
+from autofit.estimate.replays import Fragmentation, Replays, replay
+from autofit.estimate.tape import Category
+from autofit.estimate.timeline import Timeline
+from autofit.units import GIB, MIB
+
+FORWARD, BACKWARD = range(2)
+WEIGHTS, PASSING = Category.WEIGHTS, Category.TEMPORARIES
+WORKSPACE = 32 * MIB
+Event = tuple[int, int, int, int, Category]
+
+
+def event(storage: int, mib: int, phase: int = FORWARD, *, stream: int = 0, of: Category = PASSING) -> Event:
+    """A storage is allocated or, with a negative size, freed."""
+    return storage, mib * MIB, phase, stream, of
+
+
+def line(*events: Event) -> Timeline:
+    storages, sizes, phases, streams, categories = zip(*events, strict=True)
+    return Timeline(
+        sizes=np.array(sizes),
+        storages=np.array(storages),
+        categories=np.array(categories, dtype=np.int8),
+        phases=np.array(phases),
+        streams=np.array(streams, dtype=np.int8),
+    )
+
+
+def reserved(*events: Event) -> int:
+    """MiB, in plain segments, which are as large as what is asked for."""
+    return replay(line(*events), WORKSPACE, expandable_segments=False).peak_reserved // MIB
+
+
+def test_cublas_takes_a_workspace_at_the_first_product_of_each_thread() -> None:
+    weights, again = event(0, 10, of=WEIGHTS), (event(4, 12), event(4, -12), event(5, 14, BACKWARD))
+    forward, backward = (event(1, 12), event(1, -12)), (event(2, 14, BACKWARD), event(2, -14, BACKWARD))
+    assert reserved(weights, *forward) == 10 + 32 + 12
+    assert reserved(weights, *forward, *backward) == 10 + 32 + 12 + 32 + 14
+    assert reserved(weights, *forward, *backward, *again) == 10 + 32 + 12 + 32 + 14, "both threads have theirs"
+
+
+def test_a_workspace_is_there_before_what_the_product_gives_and_stays() -> None:
+    """A free block of its size goes to it, and not to the product's result."""
+    load = (event(0, 32, of=WEIGHTS), event(0, -32, of=WEIGHTS))
+    assert reserved(*load, event(1, 32)) == 32 + 32
+    allocator = replay(line(*load, event(1, 32), event(1, -32)), WORKSPACE)
+    assert allocator.allocated == WORKSPACE
+
+
+def test_what_is_freed_is_used_again_on_its_own_stream_alone() -> None:
+    weights, first = event(0, 10, of=WEIGHTS), (event(1, 20, stream=1), event(1, -20, stream=1))
+    assert reserved(weights, *first, event(2, 20, stream=1)) == 10 + 32 + 20
+    assert reserved(weights, *first, event(2, 20)) == 10 + 32 + 20 + 20
+
+
+def test_a_storage_of_a_later_step_is_another() -> None:
+    assert reserved(event(0, 10, of=WEIGHTS), event(1, 12), event(1, -12), event(1, 12)) == 10 + 32 + 12
+
+
+EVENTS = (
+    *(event(0, 28, of=WEIGHTS), event(1, 60), event(2, 40)),
+    *(event(1, -60, BACKWARD), event(3, 80, BACKWARD), event(3, -80, BACKWARD)),
+)
+HOLE = line(*EVENTS)
+"""60 MiB are free in the middle when 80 are asked for."""
+
+
+def test_expandable_segments_grow_at_their_end_alone() -> None:
+    plain, expandable = (replay(HOLE, WORKSPACE, expandable_segments=way) for way in (False, True))
+    assert plain.peak_reserved == (28 + 32 + 60 + 40 + 32 + 80) * MIB
+    assert expandable.peak_reserved == (28 + 32 + 60 + 40 + 40 + 80) * MIB, "in pages of 20 MiB"
+
+
+def test_within_a_limit_unused_memory_goes_back_before_the_step_fails() -> None:
+    within = replay(HOLE, WORKSPACE, limit=220 * MIB)
+    assert (within.peak_reserved, within.retries) == (220 * MIB, 1)
+    with pytest.raises(OutOfDeviceMemory):
+        replay(HOLE, WORKSPACE, limit=219 * MIB)
+
+
+@pytest.mark.parametrize(
+    ("capability", "kibibytes"),
+    [("7.5", 8320), ("8.0", 8320), ("8.9", 8320), ("9.0", 32768), ("10.0", 32768), ("12.0", 8320)],
+)
+def test_a_workspace_is_as_large_as_the_capability_says(capability: str, kibibytes: int) -> None:
+    assert cublas_workspace_bytes(capability) == kibibytes * 1024
+    found = memory(HOLE, replace(CUDA_HARDWARE, capability=capability), limit=GIB)
+    assert found.breakdown["temporaries"] == 40 * MIB + 80 * MIB + 2 * kibibytes * 1024
+
+
+HOPPER = replace(CUDA_HARDWARE, capability="9.0")
+
+
+def test_what_fits_without_the_cache_fits() -> None:
+    free = memory(HOLE, HOPPER, limit=GIB)
+    assert free.peak_allocated_bytes == (28 + 40 + 80 + 64) * MIB
+    assert free.device_bytes == 280 * MIB + CONTEXT_BYTES and not free.gives_back_cache
+    tight = memory(HOLE, HOPPER, limit=220 * MIB + CONTEXT_BYTES)
+    assert tight.gives_back_cache and tight.device_bytes == 220 * MIB + CONTEXT_BYTES == sum(tight.breakdown.values())
+    assert tight.peak_allocated_bytes == free.peak_allocated_bytes and tight.phase_peaks == free.phase_peaks
+    for less in (215, 100):  # more than is allocated, but not in whole pages; and less
+        assert memory(HOLE, HOPPER, limit=less * MIB + CONTEXT_BYTES) == free
+
+
+def test_borrowed_fragmentation_never_decides_what_fits() -> None:
+    free = memory(HOLE, HOPPER, limit=GIB)
+    alike = Fragmentation(of_alike=0.5)
+    too_much = memory(HOLE, HOPPER, limit=GIB, fragmentation=alike)
+    assert too_much.peak_reserved_bytes == 318 * MIB == 1.5 * free.peak_allocated_bytes
+    assert memory(HOLE, HOPPER, limit=300 * MIB + CONTEXT_BYTES, fragmentation=alike) == free
+
+
+def test_that_of_any_config_with_the_decoder_serves_only_what_does_not_fit() -> None:
+    free, remote = memory(HOLE, HOPPER, limit=GIB), Fragmentation(of_decoder=0.5)
+    assert memory(HOLE, HOPPER, limit=GIB, fragmentation=remote) == free
+    assert memory(HOLE, HOPPER, limit=100 * MIB, fragmentation=remote).peak_reserved_bytes == 318 * MIB
+
+
+def test_a_timeline_is_replayed_once_for_each_limit() -> None:
+    replays = Replays()
+    same = line(*EVENTS)
+    other = line(*EVENTS[:-1], event(3, -79, BACKWARD))
+    assert replays.reserved(HOLE, WORKSPACE, None) is replays.reserved(same, WORKSPACE, None)
+    assert replays.reserved(other, WORKSPACE, None) is not replays.reserved(same, WORKSPACE, None)
+    within = [replays.reserved(HOLE, WORKSPACE, mib * MIB) for mib in (219, 220)]
+    assert within == [(280 * MIB, False), (220 * MIB, True)]
