@@ -95,7 +95,7 @@ def recommend(
         str | None,
         typer.Option(
             "--format",
-            help="json, transformers, trl, accelerate, deepspeed; default: text. More come with later releases.",
+            help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory, torchtune; default: text.",
             autocompletion=options.complete_format,
         ),
     ] = None,

@@ -29,6 +29,10 @@ OPTIMIZERS = {
 FILLED = ("lr", "betas", "eps", "weight_decay")
 """Arguments of DeepSpeed's own optimizer that Trainer fills in from its own arguments."""
 
+SYNCHRONISED = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+"""`accelerator_config` with FSDP: gradients are reduced after each micro-batch, as was measured; waiting for the last
+keeps them unsharded until then."""
+
 _COMPUTE = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp32": "float32"}
 
 
@@ -106,6 +110,14 @@ def optimizer(value: Value, task: Task) -> Settings:
     return settings(*notes, training={"optim": named("optimizer", value, OPTIMIZERS)})
 
 
+def compilation(value: Value, task: Task) -> Settings:
+    """The argument `torch_compile`."""
+    if value is not True:
+        return settings(training={"torch_compile": False})
+    note = "compile=True: Trainer compiles the whole model, loss included, and lets fp32 products use TF32; trials "
+    return settings(note + "compile the decoder alone", training={"torch_compile": True})
+
+
 def offload(value: Value, task: Task) -> Settings:
     """No settings: those for offloading are written by `sharding`. A note if that cannot cover `value`."""
     Offload.axis.check(value)
@@ -126,8 +138,6 @@ def sharding(value: Value, task: Task, *, narrow_sums: bool = True) -> Settings:
 
 
 def _fsdp(task: Task) -> dict[str, object]:
-    """Gradients are reduced after each micro-batch, as was measured: waiting for the last keeps them unsharded until
-    then."""
     return {
         "fsdp": True,
         "fsdp_config": {
@@ -137,7 +147,7 @@ def _fsdp(task: Task) -> dict[str, object]:
             "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             "transformer_layer_cls_to_wrap": distributed.sharded_layers(task),
         },
-        "accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}},
+        "accelerator_config": SYNCHRONISED,
     }
 
 

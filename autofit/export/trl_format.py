@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import yaml
-
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import by_deepspeed, by_fsdp, machine_notes, nvme_notes
 from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
+from autofit.export.yaml_document import CHOOSE, blocks, lines
 from autofit.lattice import Value
 from autofit.techniques.adapters import alpha
 
@@ -92,13 +91,6 @@ def _loss(value: Value, task: Task) -> Settings:
     return settings(*notes, training={"loss_type": "nll", "use_liger_kernel": False})
 
 
-def _compilation(value: Value, task: Task) -> Settings:
-    if value is not True:
-        return settings(training={"torch_compile": False})
-    note = "compile=True: trl compiles the whole model, loss included, and lets fp32 products use TF32; trials compile "
-    return settings(note + "the decoder alone", training={"torch_compile": True})
-
-
 def _sharding(value: Value, task: Task) -> Settings:
     notes = nvme_notes(task)
     if value == "ddp":
@@ -119,7 +111,7 @@ TABLE: Mapping[str, Emit] = {
     "optimizer": ta.optimizer,
     "attention": _attention,
     "loss": _loss,
-    "compile": _compilation,
+    "compile": ta.compilation,
     "offload": ta.offload,
     "sharding": _sharding,
 }
@@ -132,10 +124,6 @@ _TITLES = {
 }
 
 
-LEARNING_RATE = "CHOOSE"
-"""A word where trl expects a number: trl does not start until the user sets one in the file or by the option."""
-
-
 def export_trl(task: Task) -> Export:
     """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
@@ -146,7 +134,7 @@ def export_trl(task: Task) -> Export:
             *machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
             model={"model_name_or_path": task.source},
             data={"max_length": workload.seq_len, "packing": True},
-            training={"learning_rate": LEARNING_RATE, **ta.run(task)},
+            training={"learning_rate": CHOOSE, **ta.run(task)},
         ),
         collect(TABLE, task),
     )
@@ -159,11 +147,6 @@ def export_trl(task: Task) -> Export:
     )
     parts = [top]
     if task.recommendation.point.measurement.expandable_segments:
-        parts.append(_yaml({"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}))
-    parts += [f"# {title}\n{_yaml(made.sections[name])}" for name, title in _TITLES.items()]
+        parts.append(lines({"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}))
+    parts += blocks(made, _TITLES)
     return Export(text="\n".join(parts), suffix=".yaml", notes=made.notes)
-
-
-def _yaml(values: Mapping[str, object]) -> str:
-    text: str = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
-    return text

@@ -37,17 +37,22 @@ class Ranks:
         self.rank = rank
         self.size = size
 
-    def largest(self, values: Sequence[float]) -> list[float]:
-        """The element-wise maximum over ranks, the same on all of them; NaN counts as infinite.
+    def gathered(self, values: Sequence[float]) -> list[tuple[float, ...]]:
+        """For each of `values`, those of all ranks in their order; NaN counts as infinite.
 
         Waits for the slowest rank; with a single rank nothing is communicated.
         """
         known = [math.inf if math.isnan(value) else float(value) for value in values]
         if self.size == 1:
-            return known
-        agreed = torch.tensor(known, dtype=torch.float64)  # in host memory: does not queue behind the device's work
-        torch.distributed.all_reduce(agreed, torch.distributed.ReduceOp.MAX)
-        return [float(value) for value in agreed]
+            return [(value,) for value in known]
+        own = torch.tensor(known, dtype=torch.float64)  # in host memory: does not queue behind the device's work
+        of_ranks = [torch.empty_like(own) for _ in range(self.size)]
+        torch.distributed.all_gather(of_ranks, own)
+        return list(zip(*(of_rank.tolist() for of_rank in of_ranks), strict=True))
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The element-wise maximum over ranks, the same on all of them; otherwise like `gathered`."""
+        return [max(of_ranks) for of_ranks in self.gathered(values)]
 
     def close(self) -> None:
         """Leave the process group once all ranks are done: a rank that left earlier would look as if it had died."""

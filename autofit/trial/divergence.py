@@ -13,6 +13,9 @@ REFERENCE_TOLERANCE = {"fp32": 1e-5, "default": 2e-3}
 techniques' tests see, which is 1e-6 in fp32 and 1e-3 in bf16."""
 GRADIENT_TOLERANCE = {"fp32": 5e-3, "default": 5e-2}
 """Relative difference of a gradient's norm that rounding explains, at the same weights."""
+RANKS_TOLERANCE = {"bf16": 2.0**-7, "default": 1e-5}
+"""Relative difference between the ranks' gradient norms that rounding explains: all have the same gradients once these
+are synchronised, so only processors of different kinds may round the norm differently, in the gradients' format."""
 FALLING_STEPS = 4
 """Updates on the same batch after which its loss must have fallen."""
 
@@ -23,17 +26,20 @@ def divergence(
     gradient_norms: Sequence[float],
     reference: float | None,
     *,
+    norm_spreads: Sequence[float] = (),
     dropout: bool = False,
 ) -> Diverged | None:
     """The outcome for a loss or gradient that sound training would not give; None if all is well.
 
     `losses` and `gradient_norms` are those of every step so far; `reference` is the plain forward's loss on the first
-    step's batch. `dropout` says that the architecture has dropout of its own, so that the loss on one batch fluctuates.
+    step's batch. `norm_spreads` says for every step how far apart the norms of several ranks lie, relative to the
+    largest. `dropout` says that the architecture has dropout of its own, so that the loss on one batch fluctuates.
     """
     updated = [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]
     for reason in (
         _not_finite(config, losses, gradient_norms),
         _not_the_plain_loss(config, losses[0], reference),
+        _not_synchronised(config, norm_spreads),
         None if dropout else _not_falling(config, updated),
     ):
         if reason is not None:
@@ -81,6 +87,18 @@ def _not_the_plain_loss(config: Config, loss: float, reference: float | None) ->
         f"the first loss is {loss:.5f}, the plain forward pass gives {reference:.5f}: more than the "
         f"{tolerance:.2%} that rounding explains"
     )
+
+
+def _not_synchronised(config: Config, norm_spreads: Sequence[float]) -> str | None:
+    """Each rank trains on a sequence of its own: norms that differ are those of gradients that were not exchanged."""
+    tolerance = RANKS_TOLERANCE.get(config.text("precision"), RANKS_TOLERANCE["default"])
+    for step, spread in enumerate(norm_spreads, start=1):
+        if not spread <= tolerance:
+            return (
+                f"the ranks' gradients were not synchronised: in step {step} their norms differ by {spread:.2g} of the "
+                f"largest, more than the {tolerance:.2g} that rounding explains"
+            )
+    return None
 
 
 def _not_falling(config: Config, losses: Sequence[float]) -> str | None:

@@ -72,7 +72,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     started = time.monotonic()
     step = build(request.config, job, meter.device)
     build_seconds = time.monotonic() - started
-    tokens, accumulation = _batch(step, request)
+    tokens, accumulation = _batch(step, request, ranks)
     overhead_seconds = time.monotonic() - asked_at - build_seconds
     progress("forward")
     reference = _reference_loss(step, tokens[:1], request, ranks)
@@ -123,7 +123,14 @@ def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> 
 
 
 def _problem(request: TrialRequest, step: TrainingStep, steps: Steps, reference: float | None) -> Diverged | None:
-    return divergence(request.config, steps.losses, steps.gradient_norms, reference, dropout=step.dropout)
+    return divergence(
+        request.config,
+        steps.losses,
+        steps.gradient_norms,
+        reference,
+        norm_spreads=steps.norm_spreads,
+        dropout=step.dropout,
+    )
 
 
 def _recorder(
@@ -149,29 +156,32 @@ def _recorder(
     return record
 
 
-def _batch(step: TrainingStep, request: TrialRequest) -> tuple[torch.Tensor, int]:
+def _batch(step: TrainingStep, request: TrialRequest, ranks: Ranks) -> tuple[torch.Tensor, int]:
     """Tokens of a few micro-batches, and the number of accumulation steps in the real global batch.
 
     Two micro-steps show the true peak (the second runs with the first one's gradients in memory) and the time of each
     further one; where ranks or a host share the work, the last one differs from these, so there are three. All
-    sequences are the same random tokens: the mean loss is the same whatever the micro-batch, and trials are comparable.
+    sequences of a rank are the same random tokens: the mean loss is the same whatever the micro-batch, and trials are
+    comparable. Each rank has its own: were they the same, so would be the gradients of ranks that never exchange them.
     """
     workload = request.job.workload
     accumulation = workload.batch_per_device // step.micro_batch
     generator = torch.Generator().manual_seed(workload.seed)
-    row = torch.randint(step.vocabulary, (1, workload.seq_len), generator=generator)
+    row = torch.randint(step.vocabulary, (ranks.size, workload.seq_len), generator=generator)[ranks.rank]
     rows = min(accumulation, 3 if needs_process_group(request.config) else 2) * step.micro_batch
     return row.expand(rows, -1).contiguous().to(step.device), accumulation
 
 
 def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequest, ranks: Ranks) -> float | None:
-    """The plain forward's loss; None where dropout would change it, or where this forward alone runs out of memory.
-    With several ranks that raises: they gather parameters together, so none may go on without the others."""
+    """The plain forward's loss, the mean over ranks; None where dropout would change it, or where this forward alone
+    runs out of memory. With several ranks that raises: they gather parameters together, so none may go on without the
+    others."""
     job = request.job
     if step.dropout or job.workload.lora_dropout > 0:
         return None
     try:
-        return ranks.largest([step.reference_loss(tokens)])[0]
+        (losses,) = ranks.gathered([step.reference_loss(tokens)])
+        return sum(losses) / ranks.size
     except Exception as error:
         if ranks.size > 1 or memory_failure(error, "forward", host_is_device=job.hardware.kind == "cpu") is None:
             raise

@@ -65,7 +65,9 @@ class Steps:
         self.losses: list[float] = []
         """Of every step, in nats per token."""
         self.gradient_norms: list[float] = []
-        """Of every step, before clipping."""
+        """Of every step, before clipping; the largest of any rank."""
+        self.norm_spreads: list[float] = []
+        """Of every step: how far apart the ranks' gradient norms lie, relative to the largest."""
         self.in_use: list[int] = []
         """Bytes still in use after every step since the warm-up, which creates what then stays."""
 
@@ -121,11 +123,12 @@ class Steps:
             spans = [self._meter.seconds(a, b) for a, b in itertools.pairwise(issued.marks)]
             own = composed(spans, self._accumulation)
             shown = [self._meter.scalar(value) for value in (issued.loss, issued.gradient_norm)]
-            seconds, share, norm = self._ranks.largest([own, *shown])
+            seconds, shares, norms = self._ranks.gathered([own, *shown])
             self.own_seconds.append(own)
-            self.seconds.append(seconds)
-            self.losses.append(share * self._step.engine.ranks)  # all have the same tokens, hence the same share
-            self.gradient_norms.append(norm)
+            self.seconds.append(max(seconds))
+            self.losses.append(sum(shares))
+            self.gradient_norms.append(max(norms))
+            self.norm_spreads.append(relative_range(norms))
             self.in_use.append(issued.in_use)
 
     @contextmanager
@@ -138,6 +141,14 @@ class Steps:
     def _announced(self, phase: str) -> Iterator[None]:
         self._progress(phase)
         yield
+
+
+def relative_range(values: Sequence[float]) -> float:
+    """How far apart `values`, none of them negative, lie, relative to the largest; 0 if all are equal."""
+    least, most = min(values), max(values)
+    if least == most:
+        return 0.0
+    return (most - least) / most if math.isfinite(most) else math.inf
 
 
 def composed(spans: Sequence[float], accumulation: int) -> float:

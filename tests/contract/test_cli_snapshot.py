@@ -56,7 +56,7 @@ DEFAULTS = {
     ("serve", "--host"): "127.0.0.1",
     ("serve", "--port"): 8000,
 }
-FORMATS = ("json", "transformers", "trl", "accelerate", "deepspeed")
+FORMATS = ("json", "transformers", "trl", "accelerate", "deepspeed", "axolotl", "llamafactory", "torchtune")
 
 
 def commands() -> Iterator[tuple[str, Any]]:
@@ -217,5 +217,5 @@ def test_completion_of_hardware_spaces_and_commands() -> None:
     assert completed("autofit search --method l") == ["lora"]
     assert completed("autofit frontier --allow ") == ["exact", "numerics", "training"]
     assert completed("autofit trial --device c") == ["cpu", "cuda"]
-    assert completed("autofit recommend --format t") == ["transformers", "trl"]
+    assert completed("autofit recommend --format tr") == ["transformers", "trl"]
     assert set(completed("autofit s")) == {"search", "serve", "spaces"}

@@ -13,10 +13,12 @@ from autofit import export as package
 from autofit.errors import UsageError
 from autofit.export import (
     FORMATS,
-    LATER,
     accelerate_format,
+    axolotl_format,
     deepspeed_format,
     export,
+    llamafactory_format,
+    torchtune_format,
     transformers_format,
     trl_format,
 )
@@ -24,7 +26,13 @@ from autofit.export.document import Task, collect, collect_known, merge, setting
 from autofit.export.measured_code import excerpt
 from autofit.lattice import Config
 
-TABLES = {"transformers": transformers_format.TABLE, "trl": trl_format.TABLE}
+TABLES = {
+    "transformers": transformers_format.TABLE,
+    "trl": trl_format.TABLE,
+    "axolotl": axolotl_format.TABLE,
+    "llamafactory": llamafactory_format.TABLE,
+    "torchtune": torchtune_format.TABLE,
+}
 STARTERS = {"accelerate": accelerate_format.TABLE, "deepspeed": deepspeed_format.TABLE}
 """Of the formats that start a script: axes that they lack are the script's."""
 
@@ -89,17 +97,14 @@ def test_merge_refuses_two_values_of_one_key() -> None:
         merge(settings(training={"lr": 1}), settings(training={"lr": 2}))
 
 
-def test_formats_to_come_are_said_to_come() -> None:
-    for name in LATER:
-        with pytest.raises(UsageError, match="later release: use json, transformers, trl, accelerate, deepspeed"):
-            export(make_recommendation(), format=name, source="x")
+def test_an_unknown_format_is_refused() -> None:
     with pytest.raises(UsageError, match="unknown format 'tlr': did you mean trl"):
         export(make_recommendation(), format="tlr", source="x")
 
 
 def test_exported_names() -> None:
-    assert set(package.__all__) == {"FORMATS", "LATER", "Export", "check_format", "export"}
-    assert list(FORMATS) == ["json", "transformers", "trl", "accelerate", "deepspeed"]
+    assert set(package.__all__) == {"FORMATS", "Export", "check_format", "export"}
+    assert list(FORMATS) == ["json", "transformers", "trl", "accelerate", "deepspeed", *list(TABLES)[2:]]
 
 
 def test_json_is_the_contract() -> None:
@@ -135,7 +140,9 @@ def test_names_from_outside_stay_inside_the_comment(name: str, tmp_path: Path) -
     else:
         import yaml
 
-        assert yaml.safe_load(made.text)["model_name_or_path"] == hostile
+        found = yaml.safe_load(made.text)
+        places = {"axolotl": found.get("base_model"), "torchtune": found.get("checkpointer", {}).get("checkpoint_dir")}
+        assert places.get(name, found.get("model_name_or_path")) == hostile
 
 
 def test_measured_code_is_taken_whole() -> None:

@@ -144,9 +144,25 @@ def leaking_on_rank_1(data: Mapping[str, Any]) -> None:
     CpuMeter.in_use = lambda self: rank * next(grown) * 16 * 1024**2  # type: ignore[method-assign]
 
 
+def never_synchronises(data: Mapping[str, Any]) -> None:
+    """Each rank updates the weights with its own gradients."""
+    from autofit.training.engines.ddp import DdpEngine
+
+    original = DdpEngine.prepare
+    DdpEngine.prepare = lambda self, *, last: original(self, last=False)  # type: ignore[method-assign]
+
+
 CHANGES = {
     f.__name__: f
-    for f in (leaves_segment, leaves_swap, uneven_clocks, nan_on_rank_1, greedy_on_rank_1, leaking_on_rank_1)
+    for f in (
+        leaves_segment,
+        leaves_swap,
+        uneven_clocks,
+        nan_on_rank_1,
+        greedy_on_rank_1,
+        leaking_on_rank_1,
+        never_synchronises,
+    )
 }
 FATES = {f.__name__: f for f in (rank_1_dies, rank_1_hangs, rank_1_raises, rank_0_is_deaf)}
 FATES_OF = {"fsdp_fails": {"fsdp": rank_1_hangs, "fsdp-no-reshard": rank_1_dies}}

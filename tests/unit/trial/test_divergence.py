@@ -47,6 +47,14 @@ def test_zero_gradients_are_no_training() -> None:
     assert found is not None and "all zero" in found.reason
 
 
+def test_ranks_that_differ_by_more_than_rounding_are_not_synchronised() -> None:
+    assert divergence(FP32, [11.0, 10.9], [2.0, 2.0], 11.0, norm_spreads=[0.0, 1e-7]) is None
+    assert divergence(BF16, [11.0, 10.9], [2.0, 2.0], 11.0, norm_spreads=[0.0, 2.0**-8]) is None
+    for config, spread in ((FP32, 1e-3), (BF16, 0.01), (FP32, math.inf)):
+        found = divergence(config, [11.0, 10.9], [2.0, 2.0], 11.0, norm_spreads=[0.0, spread])
+        assert found is not None and "not synchronised: in step 2" in found.reason
+
+
 def test_an_update_that_does_nothing_is_found() -> None:
     flat = [11.0] * 6
     found = divergence(BF16, flat, NORMS, 11.0)

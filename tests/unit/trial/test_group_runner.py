@@ -118,6 +118,14 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_not_on_any(pair: GroupRunner) 
     assert "the loss of step 1 is not finite" in outcome.reason
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
+def test_ranks_that_never_exchange_gradients_have_diverged(pair: GroupRunner, precision: str) -> None:
+    request = fated("never_synchronises")
+    outcome, _ = pair.run(replace(request, config=request.config.replace(precision=precision)))
+    assert isinstance(outcome, Diverged), outcome
+    assert "the ranks' gradients were not synchronised" in outcome.reason
+
+
 def test_a_rank_that_runs_out_of_memory_is_the_cause(pair: GroupRunner) -> None:
     outcome, _ = pair.run(fated("greedy_on_rank_1"))
     assert isinstance(outcome, OutOfMemory), outcome

@@ -1,0 +1,218 @@
+"""YAML for `axolotl train FILE`.
+
+Keys and their meaning are those of axolotl 0.19.0: src/axolotl/utils/schemas (config.py, model.py, training.py,
+peft.py, fsdp.py, validation.py), integrations/liger/args.py, loaders/model.py and core/builders/base.py, at
+github.com/axolotl-ai-cloud/axolotl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autofit.errors import unknown
+from autofit.export import distributed
+from autofit.export import trainer_arguments as ta
+from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
+from autofit.export.header import header
+from autofit.export.yaml_document import CHOOSE, blocks
+from autofit.lattice import Value
+from autofit.techniques.adapters import alpha
+from autofit.techniques.precision import Precision
+from autofit.techniques.sharding import Sharding
+from autofit.techniques.technique import MAX_GRADIENT_NORM
+
+_LIGER = ("rope", "rms_norm", "layer_norm", "glu_activation", "cross_entropy", "fused_linear_cross_entropy")
+"""Liger's switches, each with the prefix `liger_`; only the last was measured."""
+
+
+def _method(value: Value, task: Task) -> Settings:
+    if value == "full":
+        return settings()
+    model: dict[str, object] = {"adapter": value, "load_in_8bit": False, "load_in_4bit": value == "qlora"}
+    if value == "qlora" and distributed.by_fsdp(task):  # which shards floating-point tensors only
+        model["bnb_config_kwargs"] = {"bnb_4bit_quant_storage": ta.compute_dtype(task.config)}
+    return settings(model={**model, "lora_dropout": task.workload.lora_dropout})
+
+
+def _rank(value: Value, task: Task) -> Settings:
+    return settings(model={"lora_r": value, "lora_alpha": alpha(int(value))})
+
+
+def _targets(value: Value, task: Task) -> Settings:
+    modules = ta.target_modules(value, task)
+    if isinstance(modules, str):
+        return settings(model={"lora_target_linear": True})
+    return settings(model={"lora_target_linear": False, "lora_target_modules": modules})
+
+
+def _precision(value: Value, task: Task) -> Settings:
+    """Its keys name the format in which weights are loaded, and turn on autocast for the same one."""
+    Precision.axis.check(value)
+    config = task.config
+    sixteen = value in ("bf16", "bf16-mixed")
+    training: dict[str, object] = {"bf16": sixteen, "fp16": value == "fp16-mixed", "tf32": False}
+    if config["method"] != "full":
+        training["peft_autocast_adapter_dtype"] = value != "bf16"
+    kept = distributed.by_deepspeed(task) or distributed.by_fsdp(task)  # whose own masters are in fp32
+    notes = []
+    if config["method"] == "full" and not kept:
+        if value == "bf16-mixed":
+            notes.append(
+                "precision=bf16-mixed: axolotl loads the weights in bf16 and keeps none in fp32: less memory and "
+                "other rounding than was measured"
+            )
+        if value == "fp16-mixed":
+            notes.append(
+                "precision=fp16-mixed: axolotl loads the weights in fp16, for which torch refuses loss scaling"
+            )
+    if value == "bf16" and distributed.by_fsdp(task):
+        notes.append("precision=bf16: axolotl's FSDP keeps trained weights in fp32; bf16 was measured")
+    if sixteen and not distributed.by_deepspeed(task):
+        notes.append(
+            f"precision={value}: axolotl runs the forward pass under autocast, and may keep norms and embeddings in "
+            "fp32"
+        )
+    return settings(*notes, training=training)
+
+
+def _micro_batch(value: Value, task: Task) -> Settings:
+    size = int(value)
+    count = task.workload.batch_per_device // size
+    return settings(training={"micro_batch_size": size, "gradient_accumulation_steps": count})
+
+
+def _checkpointing(value: Value, task: Task) -> Settings:
+    every = ta.checkpointed_every(value)
+    if every is None:
+        return settings(training={"gradient_checkpointing": False})
+    kwargs: dict[str, object] = {"use_reentrant": False}
+    if every > 1:
+        kwargs["every_n_layers"] = every
+    training: dict[str, object] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
+    if value == "offload":
+        return settings(training={**training, "activation_offloading": "hidden_states"})
+    if value != "selective":
+        return settings(training=training)
+    note = (
+        "checkpointing=selective: axolotl keeps the outputs of attention here, not those of matrix products: less "
+        "memory and more recomputation than was measured"
+    )
+    return settings(note, training={**training, "selective_checkpointing": {"save": ["attention"]}})
+
+
+def _optimizer(value: Value, task: Task) -> Settings:
+    name = ta.named("optimizer", value, ta.OPTIMIZERS)
+    if value != "adamw-8bit" or not distributed.by_fsdp(task):
+        return settings(training={"optimizer": name})
+    note = "optimizer=adamw-8bit: axolotl refuses bitsandbytes' with FSDP; torchao's stands in for it"
+    return settings(note, training={"optimizer": "adamw_torch_8bit"})
+
+
+def _attention(value: Value, task: Task) -> Settings:
+    name = ta.named("attention", value, ta.ATTENTION)
+    notes = []
+    if value != "flash":
+        notes.append(f"attention={value}: axolotl keeps the sequences that it packs apart with flash attention only")
+    return settings(*notes, model={"attn_implementation": name})
+
+
+def _loss(value: Value, task: Task) -> Settings:
+    if value == "fused":
+        switches = {f"liger_{name}": name == _LIGER[-1] for name in _LIGER}
+        return settings(training={"plugins": ["axolotl.integrations.liger.LigerPlugin"], **switches})
+    if value not in ("chunked", "full"):
+        raise unknown("value of loss", value, ["fused", "chunked", "full"])
+    notes = []
+    if value == "chunked":
+        notes.append("loss=chunked: axolotl chunks the loss alone; all logits exist at once: more memory than measured")
+    return settings(*notes, training={"chunked_cross_entropy": value == "chunked"})
+
+
+def _sharding(value: Value, task: Task) -> Settings:
+    Sharding.axis.check(value)
+    if distributed.by_deepspeed(task):
+        library = distributed.deepspeed_config(task, filled=ta.FILLED)
+        return settings(*distributed.nvme_notes(task), training={"deepspeed": library})
+    if distributed.by_fsdp(task):
+        return settings(*distributed.fsdp_notes(task, narrow_sums=True), training=_fsdp(task))
+    return settings(training={"ddp_find_unused_parameters": False} if value == "ddp" else {})
+
+
+def _fsdp(task: Task) -> dict[str, object]:
+    return {
+        "fsdp_version": 2,
+        "fsdp_config": {
+            "offload_params": task.config["offload"] == "params",
+            "reshard_after_forward": distributed.reshards(task),
+            "cpu_ram_efficient_loading": False,  # not possible with 4-bit weights
+            "auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            "transformer_layer_cls_to_wrap": ",".join(distributed.sharded_layers(task)),
+            "state_dict_type": "FULL_STATE_DICT",
+        },
+        "accelerator_config": ta.SYNCHRONISED,
+    }
+
+
+TABLE: Mapping[str, Emit] = {
+    "method": _method,
+    "rank": _rank,
+    "targets": _targets,
+    "precision": _precision,
+    "micro_batch": _micro_batch,
+    "checkpointing": _checkpointing,
+    "optimizer": _optimizer,
+    "attention": _attention,
+    "loss": _loss,
+    "compile": ta.compilation,
+    "offload": ta.offload,
+    "sharding": _sharding,
+}
+"""Each axis and its translation. A new technique is one new line here."""
+
+_TITLES = {
+    "model": "Model",
+    "data": "Data: add datasets. Full sequences, as was measured",
+    "training": "Training",
+}
+
+
+def export_axolotl(task: Task) -> Export:
+    """Every value is stated: bf16 and tf32 are `auto` by default."""
+    workload, kind = task.workload, task.recommendation.hardware.kind
+    notes = ["the model: axolotl loads the whole checkpoint, but only the text model was measured"]
+    made = merge(
+        settings(
+            *(notes if ta.is_part(task) else []),
+            *(["hardware: axolotl has no setting for the CPU, on which this was measured"] if kind == "cpu" else []),
+            *distributed.machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
+            model={"base_model": task.source},
+            data={"sequence_len": workload.seq_len, "sample_packing": True, "pad_to_sequence_len": True},
+            training={
+                "learning_rate": CHOOSE,
+                "output_dir": "autofit-run",
+                "max_grad_norm": MAX_GRADIENT_NORM,
+                "auto_find_batch_size": False,
+            },
+        ),
+        collect(TABLE, task),
+    )
+    top = header(task, needs=_needs(task), launch=_launch(task), notes=made.notes)
+    return Export(text="\n".join([top, *blocks(made, _TITLES)]), suffix=".yaml", notes=made.notes)
+
+
+def _needs(task: Task) -> str:
+    config = task.config
+    parts = ["axolotl >= 0.19"]
+    if distributed.by_deepspeed(task):
+        parts.append("deepspeed")
+    if config.get("attention") == "flash":
+        parts.append("flash-attn")
+    return ", ".join(parts)
+
+
+def _launch(task: Task) -> str:
+    """For one device the others are hidden. Expandable segments are axolotl's default."""
+    devices = task.workload.devices
+    alone = devices == 1 and task.recommendation.hardware.kind == "cuda"
+    chosen = "CUDA_VISIBLE_DEVICES=0 " if alone else ""
+    return f"{chosen}axolotl train THIS_FILE --launcher accelerate -- --num_processes {devices}"

@@ -1,0 +1,191 @@
+"""YAML for `llamafactory-cli train FILE`.
+
+Keys and their meaning are those of LLaMA-Factory 0.9.5: src/llamafactory/hparams (which adds to transformers'
+Seq2SeqTrainingArguments), model/adapter.py and model/model_utils, at github.com/hiyouga/LLaMA-Factory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autofit.errors import unknown
+from autofit.export import trainer_arguments as ta
+from autofit.export.distributed import (
+    by_deepspeed,
+    by_fsdp,
+    fsdp_notes,
+    machine_notes,
+    nvme_notes,
+    reshards,
+    sharded_layers,
+)
+from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
+from autofit.export.header import header
+from autofit.export.yaml_document import CHOOSE, blocks
+from autofit.lattice import Value
+from autofit.techniques.adapters import alpha
+from autofit.techniques.precision import Precision
+
+ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
+"""`flash_attn` of each attention."""
+
+
+def _method(value: Value, task: Task) -> Settings:
+    method: dict[str, object] = {"finetuning_type": "full" if value == "full" else "lora"}
+    if value != "full":
+        method["lora_dropout"] = task.workload.lora_dropout
+    if value != "qlora":
+        return settings(method=method)
+    quantisation = {"quantization_method": "bnb", "quantization_bit": 4, "quantization_type": "nf4"}
+    return settings(method=method, model={**quantisation, "double_quantization": True})
+
+
+def _rank(value: Value, task: Task) -> Settings:
+    return settings(method={"lora_rank": value, "lora_alpha": alpha(int(value))})
+
+
+def _targets(value: Value, task: Task) -> Settings:
+    modules = ta.target_modules(value, task)
+    return settings(method={"lora_target": "all" if isinstance(modules, str) else ",".join(modules)})
+
+
+def _precision(value: Value, task: Task) -> Settings:
+    """It loads weights in the checkpoint's own format, and trains copies in fp32 unless `pure_bf16` is set."""
+    Precision.axis.check(value)
+    training, method = ta.autocast_flags(task), task.config["method"]
+    pure = value == "bf16" and not by_deepspeed(task)
+    notes = []
+    if value == "fp32":
+        training["tf32"] = False
+        if method != "full":
+            notes.append("precision=fp32: LLaMA-Factory keeps frozen weights in the format of the checkpoint")
+    if pure and method != "full":
+        notes.append("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured")
+    return settings(*notes, method={"pure_bf16": pure}, training=training)
+
+
+def _checkpointing(value: Value, task: Task) -> Settings:
+    every = ta.checkpointed_every(value)
+    # Reentrant by default, unlike trials.
+    model: dict[str, object] = {"disable_gradient_checkpointing": every is None, "use_reentrant_gc": False}
+    notes = []
+    if value in ("every-2", "every-4", "selective"):
+        notes.append(
+            f"checkpointing={value}: LLaMA-Factory checkpoints all layers or none; all are here: less memory and more "
+            "recomputation than was measured"
+        )
+    if value == "offload":
+        model["use_unsloth_gc"] = True
+        notes.append("checkpointing=offload: LLaMA-Factory has code of its own for this, for CUDA devices")
+    return settings(*notes, model=model)
+
+
+def _attention(value: Value, task: Task) -> Settings:
+    return settings(model={"flash_attn": ta.named("attention", value, ATTENTION)})
+
+
+def _loss(value: Value, task: Task) -> Settings:
+    different = {
+        "fused": "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured",
+        "chunked": "LLaMA-Factory has no such loss; all logits exist at once: more memory than was measured",
+        "full": None,
+    }
+    if value not in different:
+        raise unknown("value of loss", value, different)
+    note = different[str(value)]
+    notes = [] if note is None else [f"loss={value}: {note}"]
+    return settings(*notes, model={"enable_liger_kernel": value == "fused"})
+
+
+def _sharding(value: Value, task: Task) -> Settings:
+    if not by_fsdp(task):
+        return merge(settings(*nvme_notes(task)), ta.sharding(value, task))
+    notes = fsdp_notes(task, narrow_sums=True)
+    notes.append(
+        f"sharding={value}: every process loads the whole model first, unless it is started with accelerate launch and "
+        "the file that --format accelerate writes"
+    )
+    return settings(*notes, training=_fsdp(task))
+
+
+def _fsdp(task: Task) -> dict[str, object]:
+    """In the transformers that LLaMA-Factory requires (at most 5.6), `fsdp` says what is offloaded and wrapped."""
+    offloaded = "offload " if task.config["offload"] == "params" else ""
+    return {
+        "fsdp": f"full_shard {offloaded}auto_wrap",
+        "fsdp_config": {
+            "version": 2,
+            "reshard_after_forward": reshards(task),
+            "transformer_layer_cls_to_wrap": sharded_layers(task),
+        },
+        "accelerator_config": ta.SYNCHRONISED,
+    }
+
+
+TABLE: Mapping[str, Emit] = {
+    "method": _method,
+    "rank": _rank,
+    "targets": _targets,
+    "precision": _precision,
+    "micro_batch": ta.batch,
+    "checkpointing": _checkpointing,
+    "optimizer": ta.optimizer,
+    "attention": _attention,
+    "loss": _loss,
+    "compile": ta.compilation,
+    "offload": ta.offload,
+    "sharding": _sharding,
+}
+"""Each axis and its translation. A new technique is one new line here."""
+
+_TITLES = {
+    "model": "Model",
+    "method": "Method",
+    "data": "Data: add dataset and template. Full sequences, as was measured",
+    "training": "Training",
+}
+
+
+def export_llamafactory(task: Task) -> Export:
+    """Every value is stated: checkpointing is on by default, and reentrant."""
+    workload = task.workload
+    notes = ["the model: LLaMA-Factory loads the whole checkpoint, but only the text model was measured"]
+    made = merge(
+        settings(
+            *(notes if ta.is_part(task) else []),
+            *machine_notes(task, otherwise="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"),
+            model={"model_name_or_path": task.source},
+            method={"stage": "sft", "do_train": True},
+            # It fills packed sequences up to one token more than this.
+            data={"cutoff_len": workload.seq_len - 1, "packing": True, "neat_packing": False},
+            training={"learning_rate": CHOOSE, **ta.run(task)},
+        ),
+        collect(TABLE, task),
+    )
+    top = header(task, needs=_needs(task), launch=_launch(task), notes=made.notes)
+    return Export(text="\n".join([top, *blocks(made, _TITLES)]), suffix=".yaml", notes=made.notes)
+
+
+def _needs(task: Task) -> str:
+    config = task.config
+    parts = ["llamafactory >= 0.9.5"]
+    if by_deepspeed(task):
+        parts.append("deepspeed")
+    if config["method"] == "qlora" or "8bit" in str(config.get("optimizer")) or config.get("optimizer") == "lion":
+        parts.append("bitsandbytes")
+    if config.get("loss") == "fused":
+        parts.append("liger-kernel")
+    if config.get("attention") == "flash":
+        parts.append("flash-attn")
+    return ", ".join(parts)
+
+
+def _launch(task: Task) -> str:
+    """For one device the others are hidden, as LLaMA-Factory uses every device it sees."""
+    devices = task.workload.devices
+    train = "llamafactory-cli train THIS_FILE learning_rate=YOURS dataset=YOURS template=YOURS"
+    if devices > 1 or by_deepspeed(task):
+        return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"  # it then asks for expandable segments by itself
+    chosen = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
+    segments = task.recommendation.point.measurement.expandable_segments
+    return f"{chosen}{'PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ' if segments else ''}{train}"

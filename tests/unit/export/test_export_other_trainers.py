@@ -1,0 +1,262 @@
+"""YAML for axolotl, LLaMA-Factory and torchtune: it has keys that their sources read, and says what the config says.
+
+`trainers_keys.json` has the names of keys, values and parameters in the versions that it states."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from export_samples import make_config, make_recommendation
+
+from autofit.errors import UsageError
+from autofit.export import export
+from autofit.export.distributed import by_deepspeed, deepspeed_config
+from autofit.export.document import Task
+from autofit.export.trainer_arguments import FILLED
+from autofit.frontier import Recommendation
+from autofit.lattice import Config, Value
+
+KNOWN = json.loads((Path(__file__).parent / "trainers_keys.json").read_text())
+OPTIM = {
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "lion-8bit": "lion_8bit",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "lion": "lion_32bit",
+    "adamw": "adamw_torch_fused",
+    "adamw-foreach": "adamw_torch",
+}
+
+
+def document(recommendation: Recommendation, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load(export(recommendation, format=name, source="org/model").text)
+    return found
+
+
+def recommended(config: Config, index: int) -> Recommendation:
+    return make_recommendation(config, devices=2 if index % 3 else 1, lora_dropout=index % 2 / 10)
+
+
+@pytest.fixture(scope="module")
+def some(sampled: list[Config]) -> list[Recommendation]:
+    """A third of the sample: seconds are few, and the exporters look at two axes at most together."""
+    return [recommended(config, index) for index, config in enumerate(sampled[::3])]
+
+
+@pytest.mark.parametrize("name", ["axolotl", "llamafactory"])
+def test_every_key_and_name_is_one_that_the_trainer_reads(name: str, some: list[Recommendation]) -> None:
+    known = KNOWN[name]
+    for recommendation in some:
+        found = document(recommendation, name)
+        assert set(found) <= set(known["keys"])
+        for key, choices in known["choices"].items():
+            assert isinstance(found.get(key), bool | None) or found[key] in choices, (key, found[key])
+        for nested in ("fsdp_config", "selective_checkpointing"):
+            assert nested not in known or set(found.get(nested, {})) <= set(known[nested])
+
+
+def test_torchtune_recipes_find_all_that_they_require(some: list[Recommendation]) -> None:
+    known, used = KNOWN["torchtune"], set()
+    for recommendation in some:
+        text = export(recommendation, format="torchtune", source="org/model").text
+        found = yaml.safe_load(text)
+        (launch,) = [line for line in text.splitlines() if line.startswith("# Launch:")]
+        (recipe,) = [recipe for recipe in known["recipes"] if f" {recipe} " in launch]
+        used.add(recipe)
+        required, optional = (set(known["recipes"][recipe][kind]) for kind in ("required", "optional"))
+        assert required <= set(found) <= required | optional, recipe
+        assert found["checkpointer"]["model_type"] in known["model_types"]
+        for part in (part for part in found.values() if isinstance(part, dict)):
+            component = part.pop("_component_")
+            if component in known["components"]:
+                assert set(part) <= set(known["components"][component]), component
+            else:
+                assert not component.startswith("torchtune."), component
+    assert used == set(known["recipes"])
+
+
+@pytest.mark.parametrize("name", ["axolotl", "llamafactory"])
+def test_the_batch_and_the_libraries_are_those_measured(name: str, some: list[Recommendation]) -> None:
+    size = {"axolotl": "micro_batch_size", "llamafactory": "per_device_train_batch_size"}[name]
+    for recommendation in some:
+        config, workload, found = recommendation.point.config, recommendation.workload, document(recommendation, name)
+        assert found[size] == config["micro_batch"]
+        assert found[size] * found["gradient_accumulation_steps"] * workload.devices == workload.global_batch
+        assert (found["max_grad_norm"], found["learning_rate"]) == (1.0, "CHOOSE")
+        assert found["torch_compile"] is config["compile"]
+        fsdp = config.text("sharding").startswith("fsdp")
+        assert ("fsdp_config" in found) is fsdp
+        if fsdp:
+            assert found["fsdp_config"]["reshard_after_forward"] is (config["sharding"] == "fsdp")
+            assert found["accelerator_config"] == {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+        task = Task(recommendation=recommendation, source="x")
+        assert ("deepspeed" in found) is by_deepspeed(task)
+        if "deepspeed" in found:
+            assert found["deepspeed"] == deepspeed_config(task, filled=FILLED)
+
+
+def test_axolotl_says_what_the_config_says(some: list[Recommendation]) -> None:
+    for recommendation in some:
+        config, found = recommendation.point.config, document(recommendation, "axolotl")
+        method, precision, value = config["method"], config["precision"], config["checkpointing"]
+        assert found.get("adapter") == (None if method == "full" else method)
+        assert found.get("load_in_4bit", False) is (method == "qlora")
+        if method != "full":
+            assert (found["lora_r"], found["lora_alpha"]) == (config["rank"], 2 * config.number("rank"))
+            assert found["lora_target_linear"] is (config["targets"] == "all-linear")
+            assert found["peft_autocast_adapter_dtype"] is (precision != "bf16")
+        assert (found["bf16"], found["fp16"]) == (str(precision).startswith("bf16"), precision == "fp16-mixed")
+        assert found["gradient_checkpointing"] is (value != "none")
+        kwargs = found.get("gradient_checkpointing_kwargs", {})
+        assert kwargs.get("every_n_layers", 1) == {"every-2": 2, "every-4": 4}.get(str(value), 1)
+        assert (found.get("activation_offloading") == "hidden_states") is (value == "offload")
+        assert ("selective_checkpointing" in found) is (value == "selective")
+        refused = config["optimizer"] == "adamw-8bit" and config.text("sharding").startswith("fsdp")
+        assert found["optimizer"] == ("adamw_torch_8bit" if refused else OPTIM[config.text("optimizer")])
+        switches = {key: value for key, value in found.items() if key.startswith("liger_")}
+        assert [key for key, value in switches.items() if value] == (
+            ["liger_fused_linear_cross_entropy"] if config["loss"] == "fused" else []
+        )
+
+
+def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> None:
+    for recommendation in some:
+        config, found = recommendation.point.config, document(recommendation, "llamafactory")
+        method, precision, value = config["method"], config["precision"], config["checkpointing"]
+        assert found["finetuning_type"] == ("full" if method == "full" else "lora")
+        assert found.get("quantization_bit") == (4 if method == "qlora" else None)
+        if method != "full":
+            assert (found["lora_rank"], found["lora_alpha"]) == (config["rank"], 2 * config.number("rank"))
+            attention = "k_proj,o_proj,q_proj,v_proj"
+            assert found["lora_target"] == (attention if config["targets"] == "attention" else "all")
+        assert found["pure_bf16"] is (precision == "bf16" and "deepspeed" not in found)
+        assert found["fp16"] is (precision == "fp16-mixed")
+        assert (found["disable_gradient_checkpointing"], found["use_reentrant_gc"]) == (value == "none", False)
+        assert found.get("use_unsloth_gc", False) is (value == "offload")
+        assert found["optim"] == OPTIM[config.text("optimizer")]
+        assert found["cutoff_len"] + 1 == recommendation.workload.seq_len  # packed sequences have one token more
+        offloads = config.text("sharding").startswith("fsdp") and config["offload"] == "params"
+        assert ("offload" in found.get("fsdp", "")) is offloads
+
+
+def test_torchtune_says_what_the_config_says(some: list[Recommendation]) -> None:
+    for recommendation in some:
+        config, found = recommendation.point.config, document(recommendation, "torchtune")
+        model, method, value = found["model"], config["method"], config["checkpointing"]
+        builder = model["_component_"].rpartition(".")[2]
+        assert builder == ("llama3_1" if method == "full" else "lora_llama3_1")
+        assert model.get("quantize_base", False) is (method == "qlora")
+        if method != "full":
+            assert (model["lora_rank"], model["apply_lora_to_mlp"]) == (
+                config["rank"],
+                config["targets"] != "attention",
+            )
+        assert found["dtype"] == ("fp32" if config["precision"] == "fp32" else "bf16")
+        workload = recommendation.workload
+        assert found["batch_size"] == config["micro_batch"]
+        assert found["batch_size"] * found["gradient_accumulation_steps"] * workload.devices == workload.global_batch
+        assert found["enable_activation_checkpointing"] is (value != "none")
+        assert found["enable_activation_offloading"] is (value == "offload")
+        options = {"every-2": 2, "every-4": 4, "selective": "op"}
+        assert found.get("ac_option") in (None, options.get(str(value)))
+        assert found["optimizer"]["lr"] == "???"
+        fsdp = config.text("sharding").startswith("fsdp")
+        assert found.get("fsdp_cpu_offload", False) is (fsdp and config["offload"] == "params")
+
+
+@pytest.mark.parametrize(
+    ("model", "package", "tied"),
+    [("llama-3.2-1b", "llama3_2", True), ("qwen2.5-7b", "qwen2", False), ("mistral-7b", "mistral", None)],
+)
+def test_torchtune_builds_the_models_it_has(model: str, package: str, tied: bool | None) -> None:
+    found = document(make_recommendation(make_config(method="lora"), model=model), "torchtune")["model"]
+    component = found.pop("_component_")
+    assert component == f"torchtune.models.{package}.lora_{package}"
+    assert set(found) <= set(KNOWN["torchtune"]["components"][component])
+    assert found.get("tie_word_embeddings") is tied
+
+
+@pytest.mark.parametrize("model", ["smollm2-135m", "qwen3-8b", "gemma-2-2b", "llama-3.2-3b-with-wide-heads"])
+def test_torchtune_refuses_the_models_it_lacks(model: str, tmp_path: Path) -> None:
+    source = "x"
+    if model.endswith("heads"):
+        (tmp_path / model).mkdir()
+        shape = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 64}
+        (tmp_path / model / "config.json").write_text(json.dumps(shape))
+        source = str(tmp_path / model)
+    with pytest.raises(UsageError, match="torchtune cannot build"):
+        export(make_recommendation(model=model), format="torchtune", source=source)
+
+
+NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
+    "axolotl": [
+        ({"attention": "flash", "precision": "fp32"}, set()),
+        ({"attention": "flash"}, {"precision=bf16-mixed"}),
+        ({"attention": "flash", "precision": "fp32", "loss": "chunked"}, {"loss=chunked"}),
+        ({"attention": "flash", "precision": "fp32", "checkpointing": "selective"}, {"checkpointing=selective"}),
+        (
+            {"attention": "flash", "precision": "fp32", "sharding": "fsdp", "optimizer": "adamw-8bit"},
+            {"optimizer=adamw-8bit", "sharding=fsdp"},
+        ),
+        ({"attention": "flash", "sharding": "zero3", "offload": "nvme"}, {"offload=nvme"}),
+        ({"attention": "flash", "precision": "fp32", "sharding": "ddp", "offload": "params"}, {"offload=params"}),
+    ],
+    "llamafactory": [
+        ({}, set()),
+        ({"checkpointing": "every-4"}, {"checkpointing=every-4"}),
+        ({"method": "lora", "precision": "fp32"}, {"precision=fp32"}),
+        ({"method": "qlora", "precision": "bf16"}, {"precision=bf16"}),
+        ({"loss": "fused"}, {"loss=fused"}),
+        ({"sharding": "fsdp", "offload": "params"}, {"sharding=fsdp"}),
+        ({"sharding": "zero3", "offload": "nvme"}, {"offload=nvme"}),
+    ],
+    "torchtune": [
+        ({"precision": "bf16"}, {"attention=sdpa"}),
+        ({}, {"attention=sdpa", "precision=bf16-mixed"}),
+        ({"precision": "bf16", "sharding": "zero2"}, {"attention=sdpa", "sharding=zero2"}),
+        ({"precision": "bf16", "sharding": "fsdp", "offload": "params"}, {"attention=sdpa"}),
+        ({"precision": "bf16", "offload": "optimizer"}, {"attention=sdpa", "offload=optimizer"}),
+        ({"precision": "bf16", "sharding": "fsdp", "checkpointing": "every-2"}, {"attention=sdpa"}),
+        ({"precision": "bf16", "checkpointing": "every-2"}, {"attention=sdpa", "checkpointing=every-2"}),
+        (
+            {"precision": "bf16", "optimizer": "adamw-8bit", "loss": "fused"},
+            {"attention=sdpa", "loss=fused", "optimizer=adamw-8bit"},
+        ),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_notes_name_what_the_trainer_cannot_say(name: str) -> None:
+    for values, expected in NOTES[name]:
+        devices = 1 if values.get("sharding", "none") == "none" else 2
+        made = export(make_recommendation(make_config(**values), devices=devices), format=name, source="x")
+        assert {note.partition(":")[0] for note in made.notes} == expected, values
+        assert all(f"# Differs:   {note}" in made.text for note in made.notes)
+
+
+def test_the_launch_says_how_many_processes() -> None:
+    def launch(name: str, **workload: Any) -> str:
+        text = export(make_recommendation(make_config(sharding="none"), **workload), format=name, source="x").text
+        return next(line for line in text.splitlines() if line.startswith("# Launch:"))
+
+    assert "--num_processes 4" in launch("axolotl", devices=4)
+    assert "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 " in launch("llamafactory", devices=4)
+    assert "tune run --nproc_per_node 4 full_finetune_distributed " in launch("torchtune", devices=4)
+    for name in NOTES:
+        assert "CUDA_VISIBLE_DEVICES=0 " in launch(name)
+
+
+def test_a_measurement_on_the_cpu_is_said_to_be_one() -> None:
+    recommendation = make_recommendation(make_config(precision="fp32"))
+    on_cpu = replace(recommendation, hardware=replace(recommendation.hardware, kind="cpu"))
+    assert document(on_cpu, "llamafactory")["use_cpu"] is True
+    assert document(on_cpu, "torchtune")["device"] == "cpu"
+    notes = export(on_cpu, format="axolotl", source="x").notes
+    assert any(note.startswith("hardware: axolotl has no setting for the CPU") for note in notes)
