@@ -57,8 +57,8 @@ class Estimation:
     estimator: Estimator
     config: Config
     memory_limit_bytes: int
-    deviations: Mapping[str, MemoryDeviation]
-    """By method."""
+    deviations: Mapping[str, MemoryDeviation] | None = None
+    """By method; None leaves out how sure the estimate is."""
     kept: bool = False
     """Whether the estimate is looked up in the store and kept there."""
     store: str | None = None
@@ -102,7 +102,10 @@ class Estimation:
 
     def estimate(self) -> Estimate:
         """The estimate, without advice."""
-        return self._looked_up().judged(self.deviations)
+        return self._judged(self._looked_up())
+
+    def _judged(self, found: Estimate) -> Estimate:
+        return found if self.deviations is None else found.judged(self.deviations)
 
     def _looked_up(self) -> Estimate:
         """The estimate, from the store if it is kept there."""
@@ -126,7 +129,7 @@ class Estimation:
         """
         job = self.estimator.job
         found = advised(self._looked_up(), self.estimator, lambda config: why_not(config, job), report)
-        return found.judged(self.deviations)
+        return self._judged(found)
 
     def timeline(self) -> Timeline:
         """The config's memory, event by event. Raises `NotTraced` where its memory is known by formula alone."""
