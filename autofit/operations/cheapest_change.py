@@ -17,7 +17,7 @@ from autofit.techniques import AXES, complete, holds
 from autofit.workload import METHODS, Effect
 
 if TYPE_CHECKING:
-    from autofit.estimate.estimator import Estimator
+    from autofit.operations.estimate_cache import CachedEstimator
 
 GAIN = 0.03
 """Relative difference in predicted speed below which it does not count."""
@@ -28,7 +28,7 @@ WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
 
 
 def advised(
-    found: Estimate, estimator: Estimator, refused: Callable[[Config], str | None], report: Callable[[int], None]
+    found: Estimate, estimator: CachedEstimator, refused: Callable[[Config], str | None], report: Callable[[int], None]
 ) -> Estimate:
     """`found` with the cheapest change to it or, if nothing near it fits, with what the lightest config needs.
 
@@ -70,7 +70,7 @@ class _Neighbourhood:
     def __init__(
         self,
         found: Estimate,
-        estimator: Estimator,
+        estimator: CachedEstimator,
         refused: Callable[[Config], str | None],
         report: Callable[[int], None],
     ) -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from autofit.errors import StoreError
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.identity import EstimateKeys
+from autofit.lattice import Config
 from autofit.store import Store
+
+if TYPE_CHECKING:
+    from autofit.estimate.estimator import Estimator
 
 _log = logging.getLogger(__name__)
 
@@ -69,3 +75,28 @@ class EstimateCache:
     def _give_up(self, error: Exception) -> None:
         _log.warning("autofit: estimates are recomputed, since the store of estimates failed: %s", error)
         self._store = None
+
+
+class CachedEstimator:
+    """Looks each estimate up before it is made."""
+
+    def __init__(self, estimator: Estimator, store: Store | None) -> None:
+        """Without a store, every estimate is made."""
+        self.job = estimator.job
+        self._estimator = estimator
+        self._cache = EstimateCache(store)
+        self._keys = EstimateKeys(estimator.job, replayed=True)
+        self._made: dict[str, Estimate] = {}
+
+    def estimate(self, config: Config, *, memory_limit_bytes: int) -> Estimate:
+        """As `Estimator.estimate`."""
+        key = self._keys.of(config)
+        known = self._cache.known([key], memory_limit_bytes=memory_limit_bytes)
+        if key in known:
+            return known[key].timed(self.job, self._estimator.rates)
+        made = self._made[key] = self._estimator.estimate(config, memory_limit_bytes=memory_limit_bytes)
+        return made
+
+    def keep(self) -> None:
+        """Keep what had to be made, all at once: a transaction for each would take longer than many an estimate."""
+        self._cache.keep(self._made)

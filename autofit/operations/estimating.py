@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -11,12 +13,11 @@ from autofit.errors import UsageError
 from autofit.estimate.assumptions import ASSUMED
 from autofit.estimate.deviation import MemoryDeviation
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.identity import EstimateKeys
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.calibration import rates_for
 from autofit.operations.cheapest_change import advised
-from autofit.operations.estimate_cache import EstimateCache, readable
+from autofit.operations.estimate_cache import CachedEstimator, readable
 from autofit.operations.memory_deviations import memory_deviations
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import Job, unsupported
@@ -60,7 +61,7 @@ class Estimation:
     deviations: Mapping[str, MemoryDeviation] | None = None
     """By method; None leaves out how sure the estimate is."""
     kept: bool = False
-    """Whether the estimate is looked up in the store and kept there."""
+    """Whether estimates, those of configs near it included, are looked up in the store and kept there."""
     store: str | None = None
 
     @classmethod
@@ -102,25 +103,7 @@ class Estimation:
 
     def estimate(self) -> Estimate:
         """The estimate, without advice."""
-        return self._judged(self._looked_up())
-
-    def _judged(self, found: Estimate) -> Estimate:
-        return found if self.deviations is None else found.judged(self.deviations)
-
-    def _looked_up(self) -> Estimate:
-        """The estimate, from the store if it is kept there."""
-        if not self.kept:
-            return self.estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
-        job = self.estimator.job
-        key = EstimateKeys(job, replayed=True).of(self.config)
-        with readable(self.store, create=True) as opened:
-            cache = EstimateCache(opened)
-            known = cache.known([key], memory_limit_bytes=self.memory_limit_bytes)
-            if key in known:
-                return known[key].timed(job, self.estimator.rates)
-            made = self.estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
-            cache.keep({key: made})
-        return made
+        return self._answer(self._own)
 
     def advised(self, report: Callable[[int], None] = lambda done: None) -> Estimate:
         """The estimate with the cheapest change that makes it fit or, if it fits already, makes it faster.
@@ -128,8 +111,22 @@ class Estimation:
         Predicts configs near it; `report` is called with how many so far.
         """
         job = self.estimator.job
-        found = advised(self._looked_up(), self.estimator, lambda config: why_not(config, job), report)
-        return self._judged(found)
+        return self._answer(lambda near: advised(self._own(near), near, lambda config: why_not(config, job), report))
+
+    def _own(self, estimator: CachedEstimator) -> Estimate:
+        return estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
+
+    def _answer(self, ask: Callable[[CachedEstimator], Estimate]) -> Estimate:
+        """What is asked of the estimator; `seconds_to_estimate` is how long all of it took, now."""
+        started = time.monotonic()
+        with readable(self.store, create=True) if self.kept else nullcontext() as opened:
+            estimator = CachedEstimator(self.estimator, opened)
+            try:
+                found = ask(estimator)
+            finally:  # interrupted or not, what was traced need not be traced again
+                estimator.keep()
+        found = found if self.deviations is None else found.judged(self.deviations)
+        return replace(found, seconds_to_estimate=time.monotonic() - started)
 
     def timeline(self) -> Timeline:
         """The config's memory, event by event. Raises `NotTraced` where its memory is known by formula alone."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 from tiny import CUDA_HARDWARE, STACK, model
@@ -18,6 +21,7 @@ from autofit.operations import Estimation
 from autofit.operations.cheapest_change import GAIN, effect_of, lightness
 from autofit.operations.estimating import why_not
 from autofit.operations.lattices import load_space
+from autofit.operations.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, parse
 from autofit.units import GIB
 from autofit.workload import Effect, Workload
@@ -56,8 +60,20 @@ def predicted(of: Config, limit: int = 80 * GIB) -> Estimate:
     return estimator().estimate(of, memory_limit_bytes=limit)
 
 
+def asking(by: Estimator, of: Config, limit: int, *, store: str | None = None) -> Estimation:
+    """Of an estimator whose predictions were never compared with a trial; kept in the store, if there is one."""
+    return Estimation(
+        estimator=by,
+        config=of,
+        memory_limit_bytes=limit,
+        deviations=memory_deviations(by.job.hardware, None),
+        kept=store is not None,
+        store=store,
+    )
+
+
 def advised(of: Config, limit: int) -> Estimate:
-    return Estimation(estimator=estimator(), config=of, memory_limit_bytes=limit).advised()
+    return asking(estimator(), of, limit).advised()
 
 
 def advice(of: Config, limit: int) -> Change:
@@ -165,9 +181,9 @@ def test_without_a_speed_what_does_not_fit_is_still_helped() -> None:
     of = make_job(CPU)
     heavy = config(f"method=full,precision=fp32,micro_batch={BATCH},checkpointing=none,loss=full")
     found = Estimator(of, None).estimate(heavy, memory_limit_bytes=80 * GIB)
-    asked = Estimation(estimator=Estimator(of, None), config=heavy, memory_limit_bytes=80 * GIB)
+    asked = asking(Estimator(of, None), heavy, 80 * GIB)
     assert asked.advised().advice is None
-    tight = Estimation(estimator=asked.estimator, config=heavy, memory_limit_bytes=found.device_bytes * 3 // 4)
+    tight = asking(asked.estimator, heavy, found.device_bytes * 3 // 4)
     change = tight.advised().advice
     assert change is not None
     assert change.effect is Effect.EXACT and change.estimate.fits
@@ -175,8 +191,55 @@ def test_without_a_speed_what_does_not_fit_is_still_helped() -> None:
 
 def test_progress_is_told_as_configs_are_predicted() -> None:
     told: list[int] = []
-    Estimation(estimator=estimator(), config=HEAVY, memory_limit_bytes=80 * GIB).advised(told.append)
+    asking(estimator(), HEAVY, 80 * GIB).advised(told.append)
     assert told == list(range(2, len(told) + 2))
+
+
+class Untraceable(Estimator):
+    """Finds out whether anything has to be traced."""
+
+    def trace(self, config: Config) -> NoReturn:
+        raise AssertionError(f"{config} is traced")
+
+
+def kept(estimator: Estimator, path: Path, limit: int) -> Estimation:
+    """`HEAVY` as it is asked for with a store."""
+    return asking(estimator, HEAVY, limit, store=f"sqlite:///{path}/store.db")
+
+
+@pytest.mark.parametrize("share", [0.75, 2.0])
+def test_asked_again_nothing_is_traced_and_the_answer_is_the_same(share: float, tmp_path: Path) -> None:
+    limit = int(share * predicted(HEAVY).device_bytes)
+    first = kept(estimator(), tmp_path, limit).advised()
+    assert first.advice is not None and first.fits is (share > 1)
+    again = kept(Untraceable(make_job(), RATES), tmp_path, limit).advised()
+    assert without_times(again) == without_times(first)
+
+
+def without_times(found: Estimate) -> dict[str, Any]:
+    """What does not depend on when it was asked, nor on whether anybody asked how sure it is."""
+    aside = ("seconds_to_estimate", "certainty", "memory_deviation")
+    return {name: value for name, value in found.to_json().items() if name not in aside}
+
+
+def test_what_was_traced_before_an_interruption_is_kept(tmp_path: Path) -> None:
+    def interrupt(done: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        kept(estimator(), tmp_path, 80 * GIB).advised(interrupt)
+    again = kept(Untraceable(make_job(), RATES), tmp_path, 80 * GIB).estimate()
+    assert without_times(again) == without_times(predicted(HEAVY))
+
+
+def test_the_time_stated_is_that_of_this_answer_with_its_advice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = iter(range(0, 10_000, 10))
+    monkeypatch.setattr("autofit.operations.estimating.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    asked = kept(estimator(), tmp_path, 80 * GIB)
+    made = asked.advised().seconds_to_estimate
+    assert made == asked.advised().seconds_to_estimate == asked.estimate().seconds_to_estimate == 10
 
 
 @pytest.mark.parametrize(

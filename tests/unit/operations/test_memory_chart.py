@@ -14,6 +14,7 @@ from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.export import memory_chart
 from autofit.operations import Estimation
+from autofit.operations.memory_deviations import memory_deviations
 from autofit.techniques import complete, parse
 from autofit.units import GIB, format_bytes
 
@@ -31,7 +32,12 @@ BATCH = 8
 def asked(name: str) -> Estimation:
     of = model("llama", num_hidden_layers=6, hidden_size=128, vocab_size=1024)
     made = Estimator(job(of, hardware=CUDA_HARDWARE, seq_len=64, global_batch=BATCH), None)
-    return Estimation(estimator=made, config=complete(parse(CONFIGS[name])), memory_limit_bytes=GIB)
+    return Estimation(
+        estimator=made,
+        config=complete(parse(CONFIGS[name])),
+        memory_limit_bytes=GIB,
+        deviations=memory_deviations(CUDA_HARDWARE, None),
+    )
 
 
 @cache
