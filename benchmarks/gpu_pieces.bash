@@ -2,15 +2,16 @@
 
 UNFINISHED=75  # the exit status of a call after which something is left to record: EX_TEMPFAIL of sysexits.h
 
-# begin OUT_DIR SECONDS: goes to the checkout, whose autofit is then run, and checks the machine unless it was done before.
+# begin OUT_DIR SECONDS [--build-ops]: goes to the checkout, whose autofit is then run, and checks the machine, unless an
+# earlier call did. With --build-ops it does so each time: OUT_DIR may have come to a machine that has none compiled.
 begin() {
   mkdir -p "$1"
   out=$(cd "$1" && pwd); budget=$2; unfinished=
   cd "$(dirname "${BASH_SOURCE[0]}")/.."  # a table names its space's file: by the same path on every machine
   export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH}
   autofit=("${PYTHON:-python3}" -m autofit.cli.main)
-  if [[ ! -e $out/doctor.json ]]; then
-    "${autofit[@]}" doctor --no-ray "${@:3}" --json >"$out/doctor.new" || true  # it reports, record decides
+  if [[ ! -e $out/doctor.json || -n ${3:-} ]]; then
+    "${autofit[@]}" doctor --no-ray ${3:-} --json >"$out/doctor.new" || true  # it reports, record decides
     mv "$out/doctor.new" "$out/doctor.json"
   fi
 }
