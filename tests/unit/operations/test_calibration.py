@@ -98,6 +98,19 @@ def test_what_other_workloads_show_is_as_uncertain_as_they_are_of_one_another(st
     assert asked is not None and asked.relative_error < both.relative_error and factor(asked) == factor(both)
 
 
+def test_many_trials_of_another_workload_are_one_sign_that_the_guess_is_right(store: Store) -> None:
+    """They do not show how much workloads differ."""
+    job = make_job()
+    other = replace(job, workload=replace(job.workload, seq_len=1024))
+    for rank in range(1, 21):
+        store.add(predicted(slower(1.0), job=other, rank=rank))
+    found = rates_for(HARDWARE, STACK, store, OWN)
+    assert found is not None and found.calibrated_on == 20
+    assert found.relative_error == pytest.approx(guess().relative_error / 2)
+    known = rates_for(HARDWARE, STACK, store, other.workload.key)
+    assert known is not None and known.relative_error < 0.01
+
+
 def test_other_hardware_and_other_stacks_show_nothing(store: Store) -> None:
     store.add(predicted(slower(2), job=make_job(hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))))
     store.add(predicted(slower(2), job=make_job(stack=replace(STACK, torch="2.14.0"))))
