@@ -269,6 +269,13 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
         changed(1, in_measurement(device_bytes=LIMIT + 1)),
         r"row \d+: device_bytes is 1610612737: what fits has at least 0 and at most the limit",
     ),
+    "negative setup": (
+        changed(1, in_measurement(setup_seconds=-1.0)),
+        r"row \d+: setup_seconds is -1.0, and must be at",
+    ),
+    "negative memory": (changed(1, in_measurement(peak_allocated_bytes=-8)), r"row \d+: peak_allocated_bytes is -8,"),
+    "memory in words": (changed(1, in_measurement(host_peak_bytes="1 GiB")), r"row \d+: host_peak_bytes is '1 GiB'"),
+    "no slow step": (changed(1, in_steps(p95=0.0)), r"row \d+: step_seconds.p95 is 0.0, and must be above 0"),
     "negative step": (changed(1, in_steps(median=-1.0)), r"row \d+: step_seconds.median is -1.0"),
     "negative spread": (changed(1, in_steps(relative_spread=-0.1)), r"row \d+: step_seconds.relative_spread is -0.1"),
     "endless spread": (changed(1, in_steps(relative_spread=5e3)), r"row \d+: step_seconds.relative_spread is 5000"),
