@@ -55,26 +55,25 @@ def _trials(document: JSON, problems: Sequence[JSON]) -> str:
 
 def _seconds(problems: Sequence[JSON]) -> list[str]:
     """Trial-seconds against the best of the other methods, on whole tables and on single problems."""
-    every = with_whole_tables(problems)
-    compared = {name_of(problem): times for problem in every if (times := times_fewer(problem)) is not None}
-    if not compared:
+    wholes = whole_tables(problems)
+    names = {name_of(problem) for problem in wholes}
+    parts = [
+        f"{span(compared, 'time')} as many trial-seconds on {where} (fewer than {TIMES_FEWER:.0f} times on "
+        f"{sum(times < TIMES_FEWER for times in compared)} of {len(compared)})"
+        for where, some in (
+            ("whole tables", wholes),
+            ("problems of one training method", [p for p in problems if name_of(p) not in names]),
+        )
+        if (compared := [times for problem in some if (times := times_fewer(problem)) is not None])
+    ]
+    if not parts:
         return []
     rivals = {name for problem in problems for name in others(problem)}
-    wholes = {name_of(problem) for problem in whole_tables(problems)}
-    on = [[times for name, times in compared.items() if (name in wholes) is whole] for whole in (True, False)]
-    parts = [
-        f"{span(times, 'time')} as many trial-seconds on {where}"
-        for times, where in zip(on, ("whole tables", "the other problems"), strict=True)
-        if times
-    ]
-    few = [name for name, times in compared.items() if times < TIMES_FEWER]
     return [
         f"The best of {count(len(rivals), 'other method')}, chosen separately for each problem and with hindsight, "
-        f"needed {listed(parts)}; fewer than {TIMES_FEWER:.0f} times as many on {len(few)} of {len(compared)}"
-        f"{': ' if few else ''}{', '.join(few)}. **A whole table** (`/any`) has all its training methods side by side, "
-        "as `autofit search` gets them by default (`--method any`); its best is the fastest config of the most "
-        "faithful method that fits. There the other methods may search all of it or, as if that method were known, it "
-        "alone."
+        f"needed {listed(parts)}. **A whole table** (`/any`) has all its training methods side by side, as `autofit "
+        "search` gets them by default (`--method any`); its best is the fastest config of the most faithful method "
+        "that fits. There the other methods may search all of it or, as if that method were known, it alone."
     ]
 
 
