@@ -16,7 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
-from autofit.operations.replaying import recorded_problems
+from autofit.operations.replay_problems import Tables
 from autofit.outcome import Fits
 from autofit.search.replay import ours
 from autofit.search.replay.kept import searched
@@ -31,9 +31,8 @@ BLUE, ORANGE, GREY = "#0072B2", "#D55E00", "#9a9a9a"
 
 def search(table: Path, method: str, limit: int | None) -> tuple[Recorded, Trace]:
     """The table's problem for one method, and one search over it."""
-    problems = recorded_problems(
-        [table], memory_limit_bytes=limit, report=lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    tables = Tables(files=(table,), memory_limit_bytes=limit)
+    problems = tables.problems(lambda line: print(line, file=sys.stderr, flush=True))
     recorded = next(found for found in problems if found.problem.method == method)
     return recorded, searched(recorded, ours.search, seed=0)[1]
 

@@ -3,27 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
-from replay_verdicts import (
-    ELSEWHERE,
-    JSON,
-    NEAR,
-    NEVER,
-    OURS,
-    WANTED,
-    WARM,
-    Verdict,
-    Wanted,
-    figure,
-    others,
-    pair,
-    quickest,
-    reached,
-    scores,
-    times_fewer,
-    whole_tables,
-)
+from replay_answer import answer
+from replay_verdicts import ANY, ELSEWHERE, JSON, NEAR, NEVER, OURS, WARM, pair, reached, scores
+from replay_words import count, name_of, table
 
 from autofit.units import format_bytes
 
@@ -33,6 +16,8 @@ PLOTS = {
     "seconds": "Best speed found so far, by seconds of trials",
 }
 """The plots of every problem, with their headings."""
+DIGITS = 12
+"""Hexadecimal digits of a file's SHA-256 that are shown."""
 REPLAYED = ("python", "optuna", "deepspeed", "accelerate", "scipy", "xgboost", "numpy", "torch", "transformers")
 """Libraries of the replay, in the order in which the page names them."""
 
@@ -42,7 +27,7 @@ def page(document: JSON) -> str:
     problems = [problem for problem in document["problems"] if OURS in scores(problem)]
     parts = [
         "# Search methods over recorded tables: results",
-        *([_answer(document, problems), _wanted(problems), _against_the_best(problems)] if problems else []),
+        *(answer(document, problems) if problems else []),
         *_warm_start(problems, WARM, "warm", "the other tables"),
         *_warm_start(document.get("elsewhere", ()), ELSEWHERE, "elsewhere", "other hardware alone"),
         _made(document),
@@ -52,15 +37,14 @@ def page(document: JSON) -> str:
         "## Plots",
         "Lines are medians over the seeds; the shaded band spans the 10th to 90th percentiles of our searches. The "
         "vertical axis shows the remaining gap on a logarithmic scale, so that the last few per cent are visible.",
-        *(_pictures(problem) for problem in document["problems"]),
+        *(_pictures(problem) for problem in document["problems"] if is_drawn(problem)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def name_of(problem: JSON) -> str:
-    """The problem's name, with the limit if it is below the table's own."""
-    limit = problem["memory_limit_bytes"]
-    return problem["name"] + ("" if limit == problem["table_limit_bytes"] else f" under {format_bytes(limit)}")
+def is_drawn(problem: JSON) -> bool:
+    """Whether the problem has plots: those under a limit that a rule has lowered have none."""
+    return bool(scores(problem)) and problem.get("lowered_to") is None
 
 
 def slug(problem: JSON) -> str:
@@ -71,87 +55,6 @@ def slug(problem: JSON) -> str:
 def picture(problem: JSON, kind: str) -> str:
     """The file of a plot, relative to the page's folder."""
     return f"plots/{slug(problem)}-{kind}.svg"
-
-
-def _answer(document: JSON, problems: Sequence[JSON]) -> str:
-    """The answer, in a few sentences."""
-    near = [reached(scores(problem)[OURS])["trials"] for problem in problems]
-    medians, tails = ([spread[which] for spread in near] for which in ("median", "p90"))
-    rivals = {name for problem in problems for name in others(problem)}
-    held = sum(all(verdict.reached for _, verdict in judged(wanted, problems)) for wanted in WANTED)
-    compared = [times for problem in problems if (times := times_fewer(problem)) is not None]
-    text = (
-        f"Over {_count(len(problems), 'problem')} of {_count(len({p['table'] for p in problems}), 'recorded table')}, "
-        f"`{OURS}` had run a config within {NEAR:.0%} of the table's best after {_range(medians, 'trial')} (median of "
-        f"{_count(document['seeds'], 'seed')}; 90th percentile: {_range(tails, 'trial')})."
-    )
-    if compared:
-        many = f"{_range(compared, 'time')} as many"
-        text += (
-            f" The best of {_count(len(rivals), 'other method')}, chosen separately for each problem, needed {many} "
-            "trial-seconds."
-        )
-    return f"{text} **{held} of {len(WANTED)} targets are met everywhere.**"
-
-
-def _wanted(problems: Sequence[JSON]) -> str:
-    rows = []
-    for wanted in WANTED:
-        verdicts = judged(wanted, problems)
-        rows.append((wanted.text, _verdict([v for _, v in verdicts]), _failed(verdicts)))
-    return _table((f"target for `{OURS}`", "met", "where not"), rows)
-
-
-def judged(wanted: Wanted, problems: Sequence[JSON]) -> list[tuple[JSON, Verdict]]:
-    """The cases that are judged, each with its verdict."""
-    return [(case, wanted.judge(case)) for case in wanted.cases(problems)]
-
-
-def _verdict(verdicts: Sequence[Verdict]) -> str:
-    good, unknown = (sum(verdict.reached is which for verdict in verdicts) for which in (True, None))
-    if unknown == len(verdicts):
-        return "not judged"
-    if good == len(verdicts):
-        return "**yes**, everywhere"
-    return f"on {good} of {len(verdicts)}" if good else "**no**"
-
-
-def _failed(verdicts: Sequence[tuple[JSON, Verdict]]) -> str:
-    if len({v.measured for _, v in verdicts}) == 1 and not any(v.reached for _, v in verdicts):
-        return f"everywhere: {verdicts[0][1].measured}"
-    return "; ".join(f"{name_of(problem)}: {v.measured}" for problem, v in verdicts if not v.reached)
-
-
-def _against_the_best(problems: Sequence[JSON]) -> str:
-    """Ours beside the best of the others on each problem, which nobody could have picked beforehand."""
-    rows = []
-    for problem in [*problems, *whole_tables(problems)]:
-        own, times = reached(scores(problem)[OURS]), times_fewer(problem)
-        trials, seconds = quickest(problem, "trials"), quickest(problem, "seconds")
-        rows.append(
-            (
-                name_of(problem),
-                pair(own["trials"]),
-                _named(trials),
-                pair(own["seconds"]),
-                _named(seconds),
-                "" if times is None else figure(times),
-            )
-        )
-    title = (
-        "problem",
-        "our trials",
-        "fewest trials of the others",
-        "our seconds",
-        "fewest seconds of the others",
-        "seconds, others / ours",
-    )
-    told = (
-        f"Trials and trial-seconds to come within {NEAR:.0%} of the best. Ours: median / 90th percentile; the others: "
-        "the median of whichever method needs the fewest on that problem. A whole table is the sum over its training "
-        "methods, all searched by the same search method, one after the other."
-    )
-    return f"{told}\n\n{_table(title, rows)}"
 
 
 def _warm_start(problems: Sequence[JSON], name: str, short: str, others: str) -> list[str]:
@@ -175,32 +78,55 @@ def _warm_start(problems: Sequence[JSON], name: str, short: str, others: str) ->
     ends = [warm["ended"] for _, _, warm in pairs if warm["ended"] is not None and warm["ended"]["stated"] is not None]
     held, stated = (sum(end[count] for end in ends) for count in ("within_stated", "seeds"))
     honest = f"The regret bound that `{name}` stated when it stopped held in {held} of {stated} searches."
-    return [f"{told}\n\n{_table(title, rows)}\n\n{honest}"]
-
-
-def _named(best: tuple[str, float] | None) -> str:
-    return NEVER if best is None else f"{figure(best[1])} (`{best[0]}`)"
+    return [f"{told}\n\n{table(title, rows)}\n\n{honest}"]
 
 
 def _made(document: JSON) -> str:
     """Hardware, stack, seeds, versions, and the commands."""
     lines = [
         "## How it was measured",
-        f"Made by `{document['command']}`: every method on every problem, with {_count(document['seeds'], 'seed')}, 0 "
-        f"to {document['seeds'] - 1}. Libraries of the methods: {_versions(document['libraries'])}. Problems, seeds "
-        "and methods are described in [README.md](README.md#search-methods-replayed-over-recorded-tables).",
-        "A problem is one training method of a table. The tables hold real trials (`autofit bench record`), run one "
-        "after the other in shuffled order, each in its own process under the table's memory limit:",
-        _table(
-            ("table", "workload", "space", "limit", "configs", "fit", "out of memory", "recorded"),
+        f"Made by `{document['command']}`{_code(document)}, with {count(document['seeds'], 'seed')}, 0 to "
+        f"{document['seeds'] - 1}.{_partly(document['problems'])} Libraries of the methods: "
+        f"{_versions(document['libraries'])}. Problems, seeds and methods are described in "
+        "[README.md](README.md#search-methods-replayed-over-recorded-tables).",
+        "A problem is one training method of a table, or the whole table. The tables hold real trials (`autofit bench "
+        "record`), run one after the other in shuffled order, each in its own process under the table's memory limit:",
+        table(
+            ("table", "workload", "space", "limit", "configs", "fit", "out of memory", "recorded", "sha256"),
             [_recorded(document, name) for name in dict.fromkeys(p["table"] for p in _every(document))],
         ),
+        *_lowered(document["problems"]),
     ]
     for site, tables in _sites(_every(document)).items():
         lines.append(f"{', '.join(tables)}: {site}.")
     if document["left_out"]:
         lines.append(f"Left out, because nothing fits: {', '.join(document['left_out'])}.")
     return "\n\n".join(lines)
+
+
+def _code(document: JSON) -> str:
+    """The code that the searches were run by."""
+    made = document.get("code")
+    return "" if made is None else f" at revision {made['revision']} (version {made['estimator']} of the estimator)"
+
+
+def _partly(problems: Sequence[JSON]) -> str:
+    """Which methods have run on some of the problems only."""
+    names = dict.fromkeys(method["name"] for problem in problems for method in problem["methods"])
+    ran = {name: sum(name in scores(problem) for problem in problems) for name in names}
+    some = [f"`{name}` on {n} of {len(problems)}" for name, n in ran.items() if n < len(problems)]
+    return f" Every method ran on every problem, except {', '.join(some)}." if some else ""
+
+
+def _lowered(problems: Sequence[JSON]) -> list[str]:
+    """By which rule limits were lowered."""
+    shares = dict.fromkeys(share for problem in problems if (share := problem.get("lowered_to")) is not None)
+    return [
+        f"Problems of which fewer than {share:.0%} of the configs run out of memory under the table's limit are "
+        "replayed under a lower one, too: the highest of those halfway between two neighbouring sizes at which at "
+        f"least {share:.0%} do. What exceeds it counts as out of memory, after the seconds that it took when it fitted."
+        for share in shares
+    ]
 
 
 def _every(document: JSON) -> list[JSON]:
@@ -212,6 +138,7 @@ def _recorded(document: JSON, table: str) -> tuple[str, ...]:
     """A table's row, with the counts under the highest limit that was replayed."""
     mine = [problem for problem in document["problems"] if problem["table"] == table]
     mine = mine or [problem for problem in document["elsewhere"] if problem["table"] == table]
+    mine = [problem for problem in mine if problem["method"] != ANY]
     limit, own = max(problem["memory_limit_bytes"] for problem in mine), mine[0]["table_limit_bytes"]
     mine = [problem for problem in mine if problem["memory_limit_bytes"] == limit]
     header, w = document["tables"][table], mine[0]["workload"]
@@ -223,6 +150,7 @@ def _recorded(document: JSON, table: str) -> tuple[str, ...]:
         format_bytes(limit) + ("" if limit == own else f", recorded under {format_bytes(own)}"),
         *(str(count) for count in counts),
         header["recorded_at"][:10],
+        f"`{header['sha256'][:DIGITS]}`",
     )
 
 
@@ -231,7 +159,7 @@ def _sites(problems: Iterable[JSON]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for problem in problems:
         hardware = problem["hardware"]
-        cores = f", {_count(hardware['cores'], 'core')}" if hardware["cores"] else ""
+        cores = f", {count(hardware['cores'], 'core')}" if hardware["cores"] else ""
         words = (
             f"{hardware['device_name']} (`{hardware['name']}`{cores}, {format_bytes(hardware['memory_bytes'])}); "
             f"{_versions(problem['stack'])}"
@@ -253,7 +181,7 @@ def _legend() -> str:
         "percentile), did not get there. Out of memory: number of out-of-memory trials before reaching 1 %. Frontier "
         "after N: share of the exhaustive frontier's hypervolume after N trials; a search that has ended counts with "
         "its last value. Own stop: how many searches the method itself ended; then their trials, and how much slower "
-        "their best was than the table's. Stated: how much slower the recommended config is at most, as the search "
+        "their best was than the problem's. Stated: how much slower the recommended config is at most, as the search "
         "itself stated; right: in how many searches that held."
     )
 
@@ -261,11 +189,13 @@ def _legend() -> str:
 def _section(problem: JSON) -> str:
     best = problem["best"]
     config = ", ".join(f"{axis} {value}" for axis, value in best["config"].items() if axis != "method")
+    method = f" of {best['config']['method']}" if problem["method"] == ANY else ""
     lines = [
         f"### {name_of(problem)}",
-        f"{_count(problem['configs'], 'config')}: {problem['fitting']} fit "
+        f"{count(problem['configs'], 'config')}: {problem['fitting']} fit "
         f"{format_bytes(problem['memory_limit_bytes'])}, {problem['out_of_memory']} run out of memory, "
-        f"{problem['frontier']} are on the frontier. The fastest, {best['tokens_per_second']:,.0f} tokens/s: {config}.",
+        f"{problem['frontier']} are on the frontier. The fastest{method}, {best['tokens_per_second']:,.0f} tokens/s: "
+        f"{config}.",
     ]
     known = scores(problem)
     if known:
@@ -275,8 +205,8 @@ def _section(problem: JSON) -> str:
         costs = (f"{unit} to {distance}" for unit in ("trials", "seconds") for distance in within)
         to_best = ("method", *costs, "out of memory")
         rest = ("method", *(f"frontier after {n}" for n in after), "own stop", "trials", "slower by", "stated", "right")
-        lines.append(_table(to_best, [(_ours(name), *_to_best(score)) for name, score in known.items()]))
-        lines.append(_table(rest, [(_ours(name), *_rest(score)) for name, score in known.items()]))
+        lines.append(table(to_best, [(_ours(name), *_to_best(score)) for name, score in known.items()]))
+        lines.append(table(rest, [(_ours(name), *_rest(score)) for name, score in known.items()]))
     lines += [f"`{m['name']}` was not run: {m['not_run']}" for m in problem["methods"] if m["not_run"] is not None]
     return "\n\n".join(lines)
 
@@ -314,27 +244,5 @@ def _percents(spread: JSON) -> str:
 
 
 def _pictures(problem: JSON) -> str:
-    lines = [f"### Plots of {name_of(problem)}"]
-    if scores(problem):
-        lines += [f"![{text}: {name_of(problem)}]({picture(problem, kind)})" for kind, text in PLOTS.items()]
-    return "\n\n".join(lines)
-
-
-def _table(title: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [title, ["---"] * len(title), *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
-
-
-def _range(values: Iterable[float | None], noun: str) -> str:
-    """From the least to the most; never reached counts as more than any number."""
-    every = list(values)
-    known = sorted(value for value in every if value is not None)
-    ends = (
-        [figure(value) for value in known[:1] + known[-1:]] if None not in every else [*map(figure, known[:1]), NEVER]
-    )
-    text = " to ".join(dict.fromkeys(ends))
-    return text if text == NEVER else f"{text} {noun}{'' if text == '1' else 's'}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    pictures = (f"![{text}: {name_of(problem)}]({picture(problem, kind)})" for kind, text in PLOTS.items())
+    return "\n\n".join([f"### Plots of {name_of(problem)}", *pictures])

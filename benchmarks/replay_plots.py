@@ -13,8 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-from replay_page import PLOTS, name_of
+from replay_page import PLOTS
 from replay_verdicts import JSON, OURS, scores
+from replay_words import name_of
 
 COLOURS = {OURS: "#D55E00", "optuna": "#0072B2", "deepspeed": "#009E73", "": "#AA4499"}
 """A method's colour by how its name begins: Okabe and Ito's, with a purple darker than theirs for the rules of

@@ -1,21 +1,24 @@
 """The page of results: search methods replayed over recorded tables, judged, drawn and written down by one command.
 
-    python benchmarks/replay_results.py [--table FILE[@LIMIT] ...] [--elsewhere FILE ...] [--methods a,b] [--seeds 20]
-                                        [--jobs N] [--keep FOLDER] [--also FILE ...] [--store URL] [--out FILE]
-                                        [--page FILE]
+    python benchmarks/replay_results.py [--table FILE[@LIMIT|@SHARE] ...] [--elsewhere FILE ...] [--methods a,b]
+                                        [--seeds 20] [--jobs N] [--keep FOLDER] [--also FILE ...] [--store URL]
+                                        [--out FILE] [--page FILE]
     python benchmarks/replay_results.py --from FILE [--page FILE]
 
-Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from`
-makes the page and the plots again. `FILE@16GiB` replays a table under a limit below its own, and tables replayed under
-one limit may learn from each other (`autofit-warm`). Without `--table`, all tables in recorded/ are replayed, each
-under its own limit. `--elsewhere` names tables of other hardware: over those, and over the tables replayed under their
-own limits, our search runs once more, with and without what the tables of other hardware tell (`autofit-elsewhere`); no
-other method does. `make results` is the whole command, with the packages that only the other methods need.
+Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from` makes
+the page and the plots again. `FILE@16GiB` replays a table under a limit below its own; `FILE@25%` those problems of it
+of which fewer than 25 % of the configs run out of memory, each under the limit at which 25 % do. Tables replayed under
+one limit, or one such rule, may learn from each other (`autofit-warm`). Without `--table`, all tables in recorded/ are
+replayed, each under its own limit. `--elsewhere` names tables of other hardware: over those, and over the tables
+replayed under their own limits, our search runs once more, with and without what the tables of other hardware tell
+(`autofit-elsewhere`); no other method does. `make results` is the whole command, with the packages that only the other
+methods need.
 
 Searches are saved in the folder `--keep` as they end and are not run again: an interrupted replay resumes, and more
-seeds or methods are added to those that are there. They run on all cores (`--jobs`); Optuna's two Gaussian processes
-take minutes per search, everything else seconds. `--also` takes methods that this run leaves out from the figures
-(`--out`) of another one, where it ran them over the same table with as many seeds and the same libraries.
+seeds or methods are added to those that are there. They run on all cores (`--jobs`). Optuna's two Gaussian processes,
+which take up to minutes per search, run only if `--methods` names them; everything else takes seconds. `--also` takes
+methods that this run leaves out from the figures (`--out`) of another one, where it ran them over the same table with
+as many seeds and the same libraries.
 """
 
 from __future__ import annotations
@@ -23,28 +26,27 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import shlex
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before any library counts cores: every core runs a search of its own
-
-from replay_at_once import Tables, run_missing
-from replay_page import PLOTS, page, picture
+from replay_fitted import fitted_to
+from replay_page import PLOTS, is_drawn, page, picture
 from replay_plots import svg
-from replay_verdicts import ELSEWHERE, scores
+from replay_verdicts import ELSEWHERE
 from replay_verdicts import OURS as OWN_SEARCH
 
 from autofit.errors import AutofitError, Interrupted, UsageError
+from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.operations import SEEDS, replay
 from autofit.operations.recorded_tables import is_table
-from autofit.operations.replaying import RECORDED
+from autofit.operations.replay_problems import RECORDED, Tables
 from autofit.search.replay.kept import OURS, RIVALS, installed
-from autofit.search.replay.methods import chosen
+from autofit.search.replay.methods import SLOW, chosen
 from autofit.trial.site import cores
 from autofit.units import format_bytes, parse_bytes
 
@@ -58,42 +60,85 @@ BESIDE = (OWN_SEARCH, ELSEWHERE)
 
 
 def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
-    """Tables named as `FILE` or `FILE@LIMIT`, grouped by limit."""
-    groups: dict[int | None, list[Path]] = {}
+    """Tables named as `FILE`, `FILE@LIMIT` or `FILE@SHARE`, grouped by limit."""
+    groups: dict[tuple[int | None, float | None], list[Path]] = {}
     for text in named:
         file, at, limit = text.rpartition("@")
-        groups.setdefault(parse_bytes(limit) if at else None, []).append(Path(file if at else text))
-    return [Tables(tuple(files), limit, store) for limit, files in groups.items()]
+        share = _share(limit) if limit.endswith("%") else None
+        key = (parse_bytes(limit) if at and share is None else None, share)
+        groups.setdefault(key, []).append(Path(file if at else text))
+    return [
+        Tables(files=tuple(files), memory_limit_bytes=limit, out_of_memory=share, store=store)
+        for (limit, share), files in groups.items()
+    ]
+
+
+def _share(text: str) -> float:
+    """The share that `25%` spells. Raises `UsageError`."""
+    number = text.removesuffix("%")
+    if not number.isdecimal() or not 0 < int(number) < 100:
+        raise UsageError(f"{text!r} is no share of configs: write a whole number between 0 and 100, such as 25%")
+    return int(number) / 100
 
 
 def with_other_hardware(groups: Sequence[Tables], named: Sequence[Path], store: str | None) -> list[Tables]:
     """These tables of other hardware together with those replayed under their own limits; none if none is named."""
-    own = [file for tables in groups if tables.memory_limit_bytes is None for file in tables.files]
-    return [Tables((*own, *(file for file in named if file not in own)), None, store)] if named else []
+    own = [
+        t
+        for tables in groups
+        if (tables.memory_limit_bytes, tables.out_of_memory) == (None, None)
+        for t in tables.files
+    ]
+    return [Tables(files=(*own, *(file for file in named if file not in own)), store=store)] if named else []
 
 
 def document_of(
-    groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, command: str, elsewhere: Sequence[Tables]
+    groups: Sequence[Tables],
+    methods: Sequence[str],
+    elsewhere: Sequence[Tables],
+    *,
+    seeds: int,
+    keep: Path,
+    jobs: int,
+    command: str,
 ) -> dict[str, Any]:
     """The figures of all tables as one JSON object. Searches that `keep` lacks are run."""
-    headers = {file.stem: header_of(file) for tables in (*groups, *elsewhere) for file in tables.files}
-    problems, left_out = _problems_of(groups, methods, seeds, keep, headers)
-    beside, _ = _problems_of(elsewhere, BESIDE, seeds, keep, headers)
-    for method in (method for problem in beside for method in problem["methods"] if method["score"] is not None):
-        del method["score"]["trajectory"]  # nothing is drawn from these
-    libraries = sorted({*OURS, *(library for used in RIVALS.values() for library in used)})
-    python = ".".join(map(str, sys.version_info[:3]))
+    files = {file.stem: file for tables in (*groups, *elsewhere) for file in tables.paths()}
+    headers = {name: header_of(file) for name, file in files.items()}
+    problems, left_out = _problems_of(groups, methods, headers, seeds=seeds, keep=keep, jobs=jobs)
+    beside, _ = _problems_of(elsewhere, BESIDE, headers, seeds=seeds, keep=keep, jobs=jobs)
+    for problem in [*beside, *(problem for problem in problems if not is_drawn(problem))]:
+        for method in problem["methods"]:
+            if method["score"] is not None:
+                del method["score"]["trajectory"]  # nothing is drawn from these
     return {
         "schema": SCHEMA,
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
         "seeds": seeds,
-        "libraries": {"python": python, **{library: installed(library) for library in libraries}},
+        "code": {"revision": _revision(), "estimator": ESTIMATOR_VERSION},
+        "libraries": libraries_here(),
         "tables": headers,
+        "fitted": fitted_to(files.values(), RECORDED),
         "problems": problems,
         "elsewhere": beside,
         "left_out": left_out,
     }
+
+
+def check_alike(seeds: int, libraries: Mapping[str, str | None], other: Mapping[str, Any], name: str) -> None:
+    """Raise `UsageError` if another run, named `name`, had other seeds or libraries: its searches would not compare."""
+    for what, here in (("seeds", seeds), ("libraries", libraries)):
+        if other[what] != here:
+            raise UsageError(
+                f"{name} was made with other {what}: {other[what]}, and this run with {here}: leave it out"
+            )
+
+
+def libraries_here() -> dict[str, str | None]:
+    """The versions of all libraries that a method uses; None for one that is not installed."""
+    every = sorted({*OURS, *(library for used in RIVALS.values() for library in used)})
+    return {"python": ".".join(map(str, sys.version_info[:3])), **{library: installed(library) for library in every}}
 
 
 def with_methods_of(document: dict[str, Any], other: dict[str, Any], name: str) -> dict[str, Any]:
@@ -101,9 +146,7 @@ def with_methods_of(document: dict[str, Any], other: dict[str, Any], name: str) 
 
     Raises `UsageError` if the runs differ in seeds or libraries; `name` is the other one's, for that message.
     """
-    for what in ("seeds", "libraries"):
-        if document[what] != other[what]:
-            raise UsageError(f"{name} was made with other {what}: {other[what]}, and this run with {document[what]}")
+    check_alike(document["seeds"], document["libraries"], other, name)
     digests = {table: said["sha256"] for table, said in document["tables"].items()}
     same = {table for table, said in other["tables"].items() if digests.get(table) == said["sha256"]}
     theirs = {(p["name"], p["memory_limit_bytes"]): p["methods"] for p in other["problems"] if p["table"] in same}
@@ -117,8 +160,19 @@ def with_methods_of(document: dict[str, Any], other: dict[str, Any], name: str) 
     return {**document, "problems": problems}
 
 
+def _revision() -> str:
+    """The checkout's commit, with a word on changes to the package since."""
+
+    def git(*asked: str) -> str:
+        done = subprocess.run(["git", *asked], cwd=HERE.parent, capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    changed = ", with changes" if git("status", "--porcelain", "--", "autofit", "search_spaces") else ""
+    return (git("rev-parse", "--short=12", "HEAD") or "unknown") + changed
+
+
 def _problems_of(
-    groups: Sequence[Tables], methods: Sequence[str], seeds: int, keep: Path, headers: dict[str, Any]
+    groups: Sequence[Tables], methods: Sequence[str], headers: dict[str, Any], *, seeds: int, keep: Path, jobs: int
 ) -> tuple[list[Any], list[str]]:
     """The problems in which something fits, and the names of the others."""
     problems: list[Any] = []
@@ -129,11 +183,15 @@ def _problems_of(
             methods=methods,
             seeds=seeds,
             memory_limit_bytes=tables.memory_limit_bytes,
+            out_of_memory=tables.out_of_memory,
             store=tables.store,
             keep=keep,
+            jobs=jobs,
+            report=_said,
         ).to_json()
         for problem in found["problems"]:
-            problems.append({**problem, "table_limit_bytes": headers[problem["table"]]["memory_limit_bytes"]})
+            own = headers[problem["table"]]["memory_limit_bytes"]
+            problems.append({**problem, "table_limit_bytes": own, "lowered_to": tables.out_of_memory})
         limit = tables.memory_limit_bytes
         left_out += [name if limit is None else f"{name} under {format_bytes(limit)}" for name in found["left_out"]]
     return problems, left_out
@@ -164,7 +222,7 @@ def write(document: dict[str, Any], file: Path) -> list[Path]:
     folder = file.parent / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     for problem in document["problems"]:
-        for kind in PLOTS if scores(problem) else ():
+        for kind in PLOTS if is_drawn(problem) else ():
             drawn.append(file.parent / picture(problem, kind))
             drawn[-1].write_bytes(svg(problem, kind))
     for old in {old for kind in PLOTS for old in folder.glob(f"*-{kind}.svg")} - set(drawn):
@@ -176,9 +234,9 @@ def write(document: dict[str, Any], file: Path) -> list[Path]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the searches that are missing, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="append", default=[], metavar="FILE[@LIMIT]")
+    parser.add_argument("--table", action="append", default=[], metavar="FILE[@LIMIT|@SHARE]")
     parser.add_argument("--elsewhere", action="append", default=[], type=Path, metavar="FILE")
-    parser.add_argument("--methods", help=f"comma-separated; default: all but {ELSEWHERE}")
+    parser.add_argument("--methods", help=f"comma-separated; default: all but {', '.join((*SLOW, ELSEWHERE))}")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--keep", type=Path, default=KEEP, metavar="FOLDER")
@@ -207,15 +265,16 @@ def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
     methods = list(chosen([name.strip() for name in asked.methods.split(",")] if asked.methods else ()))
     if not asked.methods:
         methods.remove(ELSEWHERE)
-    if asked.seeds < 1 or asked.jobs < 1:
-        raise UsageError("--seeds and --jobs must be at least 1")
+    others = {str(file): read(file) for file in asked.also}
+    for name, other in others.items():
+        check_alike(asked.seeds, libraries_here(), other, name)
+    command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
     try:
-        for some, searches in ((groups, methods), (elsewhere, BESIDE)):
-            run_missing(some, searches, asked.seeds, keep=asked.keep, jobs=asked.jobs, report=_said)
-        command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
-        document = document_of(groups, methods, asked.seeds, asked.keep, command, elsewhere)
-        for file in asked.also:
-            document = with_methods_of(document, read(file), str(file))
+        document = document_of(
+            groups, methods, elsewhere, seeds=asked.seeds, keep=asked.keep, jobs=asked.jobs, command=command
+        )
+        for name, other in others.items():
+            document = with_methods_of(document, other, name)
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted; finished searches are saved in {asked.keep}: run the same command again to continue"

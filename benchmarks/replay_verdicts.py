@@ -10,6 +10,8 @@ OURS = "autofit"
 WARM = "autofit-warm"
 THOROUGH = "autofit-thorough"
 ELSEWHERE = "autofit-elsewhere"
+ANY = "any"
+"""The method of a problem in which all training methods of a table are searched side by side."""
 NEAR = 0.01
 """A search has found the best once it is within this distance of it."""
 TRIALS = 8, 15
@@ -72,34 +74,37 @@ def times_fewer(problem: JSON) -> float | None:
 
 
 def whole_tables(problems: Sequence[JSON]) -> list[JSON]:
-    """Each table as one problem: its training methods are searched one after the other, by the same search method.
+    """The problems that are whole tables: all training methods side by side, or the only one that the table has.
 
-    Trials and seconds are the sums over its problems (of their medians, and of their 90th percentiles); what is never
-    reached on one of them is never reached on the table.
+    The others are credited there, too, with what they need if they search the best config's training method alone.
     """
-    mine: dict[tuple[str, int], list[JSON]] = {}
+    methods: dict[str, set[str]] = {}
     for problem in problems:
-        mine.setdefault((problem["table"], problem["memory_limit_bytes"]), []).append(problem)
-    return [_together(parts) for parts in mine.values()]
+        methods.setdefault(problem["table"], set()).add(problem["method"])
+    own = {(problem["table"], problem["memory_limit_bytes"], problem["method"]): problem for problem in problems}
+    found = []
+    for (table, limit, method), problem in own.items():
+        if method == ANY:
+            best = problem["best"]["config"]["method"]
+            alone = own.get((table, limit, best))
+            found.append(problem if alone is None else _credited(problem, alone, best))
+        elif methods[table] == {method}:
+            found.append(problem)
+    return found
 
 
-def _together(problems: Sequence[JSON]) -> JSON:
-    known = [scores(problem) for problem in problems]
-    everywhere = [name for name in known[0] if all(name in found for found in known)]
-    methods = [
-        {"name": name, "not_run": None, "score": {"reached": [_summed([reached(found[name]) for found in known])]}}
-        for name in everywhere
+def _credited(problem: JSON, alone: JSON, method: str) -> JSON:
+    known = others(alone)
+    more = [
+        {**entry, "name": f"{entry['name']} on {method} alone"} for entry in alone["methods"] if entry["name"] in known
     ]
-    return {**problems[0], "name": f"{problems[0]['table']}, whole", "methods": methods}
+    return {**problem, "methods": [*problem["methods"], *more]}
 
 
-def _summed(entries: Sequence[JSON]) -> JSON:
-    def total(unit: str, of: str) -> float | None:
-        values = [entry[unit][of] for entry in entries]
-        return None if None in values else sum(values)
-
-    units = {unit: {of: total(unit, of) for of in ("median", "p90")} for unit in ("trials", "seconds")}
-    return {"within": NEAR, **units}
+def with_whole_tables(problems: Sequence[JSON]) -> list[JSON]:
+    """All problems, those that are whole tables as `whole_tables` has them."""
+    wholes = {(problem["name"], problem["memory_limit_bytes"]): problem for problem in whole_tables(problems)}
+    return [wholes.get((problem["name"], problem["memory_limit_bytes"]), problem) for problem in problems]
 
 
 def of_trials(problem: JSON) -> Verdict:
@@ -162,7 +167,7 @@ WANTED = (
     ),
     Wanted(
         text=f"at most 1/{TIMES_FEWER:.0f} of the trial-seconds of the best other method, to come within {NEAR:.0%} of "
-        "the best of each training method of a table",
+        "the best of a whole table",
         judge=of_seconds,
         cases=whole_tables,
     ),

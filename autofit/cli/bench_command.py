@@ -28,9 +28,10 @@ Examples:
 REPLAY_HELP = """Drive search methods over recorded tables, or compare predictions with measurements.
 
 Replays searches as if the trials ran: how many trials, and seconds of trials, autofit's search and others need to come
-within 5, 2 and 1 % of a table's best. Without --table, all tables of a checkout are used. With --residuals: relative
-errors of predicted memory and time, over the store's trials or files of `autofit db export`, and how often fit was
-misjudged.
+within 5, 2 and 1 % of the best, for each training method of a table and for all together. Without --table, all tables
+of a checkout are used, which takes minutes. Searches are kept as they end: run the same command again to resume. With
+--residuals: relative errors of predicted memory and time, over the store's trials or files of `autofit db export`, and
+how often fit was misjudged.
 
 \b
 Examples:
@@ -134,10 +135,20 @@ def replay(
     ] = None,
     methods: Annotated[
         str | None,
-        typer.Option("--methods", help="Search methods, separated by commas; all if not given."),
+        typer.Option(
+            "--methods",
+            help="Search methods, separated by commas; if not given, all but Optuna's Gaussian processes (optuna-gp, "
+            "optuna-gp-frontier), which compute for hours.",
+        ),
     ] = None,
     seeds: Annotated[
         int | None, typer.Option("--seeds", help="Searches per method and problem; 20 if not given.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Folder that keeps the searches; in your cache folder if not given.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Searches at a time; as many as there are cores if not given.")
     ] = None,
     memory_limit: options.MemoryLimit = None,
     store: options.Store = None,
@@ -145,29 +156,41 @@ def replay(
 ) -> None:
     """Drive search methods over recorded tables, or print the error distribution of the predictions."""
     if with_residuals:
-        _residuals(table or [], (methods, seeds, memory_limit), store, as_json)
+        _residuals(table or [], (methods, seeds, keep, jobs, memory_limit), store, as_json)
         return
     from autofit import operations
     from autofit.cli.replay_text import replay_text
+    from autofit.errors import Interrupted
+    from autofit.trial.site import cores
     from autofit.units import parse_bytes
 
-    found = operations.replay(
-        table or (),
-        methods=() if methods is None else [name.strip() for name in methods.split(",")],
-        seeds=operations.SEEDS if seeds is None else seeds,
-        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
-        store=store,
-        report=lambda line: print(line, file=sys.stderr, flush=True),
-    )
+    folder = operations.searches_kept() if keep is None else keep
+    try:
+        found = operations.replay(
+            table or (),
+            methods=() if methods is None else [name.strip() for name in methods.split(",")],
+            seeds=operations.SEEDS if seeds is None else seeds,
+            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            store=store,
+            keep=folder,
+            jobs=cores() if jobs is None else jobs,
+            report=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; finished searches are kept in {folder}: the same command continues from there"
+        ) from None
     print_json(found.to_json()) if as_json else print(replay_text(found))
 
 
-def _residuals(tables: list[Path], of_searches: tuple[str | int | None, ...], store: str | None, as_json: bool) -> None:
+def _residuals(tables: list[Path], of_searches: tuple[object, ...], store: str | None, as_json: bool) -> None:
     from autofit.errors import UsageError
     from autofit.operations import residuals
 
     if any(option is not None for option in of_searches):
-        raise UsageError("--residuals compares what was measured: leave --methods, --seeds and --memory-limit out")
+        raise UsageError(
+            "--residuals compares what was measured: leave --methods, --seeds, --keep, --jobs and --memory-limit out"
+        )
     if tables and store is not None:
         raise UsageError("--table and --store exclude each other: trials are read from files or from a store")
     found = residuals(store, tables=tables)

@@ -21,7 +21,7 @@ def replay_text(found: ReplayResult) -> str:
     seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
     parts = [
         f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is that close to "
-        "the table's best;\nout of memory: trials that ran out of it until within 1 %; hv: share of the exhaustive "
+        "the problem's best;\nout of memory: trials that ran out of it until within 1 %; hv: share of the exhaustive "
         "frontier's hypervolume after so many trials, median"
     ]
     parts += [_problem(judged) for judged in found.problems]
@@ -36,7 +36,7 @@ def _problem(judged: Judged) -> str:
     heading = (
         f"{problem.name}: {len(problem.configs)} configs, {len(recorded.points)} fit "
         f"{_bytes(problem.memory_limit_bytes)}, {recorded.out_of_memory} out of memory; "
-        f"best {recorded.best.measurement.tokens_per_second:,.0f} tokens/s; "
+        f"best{_of_which(judged)} {recorded.best.measurement.tokens_per_second:,.0f} tokens/s; "
         f"hypervolume up to {_bytes(memory)} and from 0 tokens/s"
     )
     scores = {name: score for name, score in judged.scores.items() if not isinstance(score, str)}
@@ -59,6 +59,11 @@ def _problem(judged: Judged) -> str:
             lines += [_end(name, score.ended), *_stated(name, score.ended)]
     lines += [f"{name} not run: {reason}" for name, reason in judged.scores.items() if isinstance(reason, str)]
     return "\n".join(lines)
+
+
+def _of_which(judged: Judged) -> str:
+    """Of which training method the best is, where several are searched side by side."""
+    return f" of {judged.recorded.best.method}" if len(judged.recorded.problem.methods) > 1 else ""
 
 
 def _row(name: str, score: Score) -> tuple[str, ...]:

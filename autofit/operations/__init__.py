@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from autofit.operations.over_devices import OverDevices, search_over_devices
     from autofit.operations.predicted_frontier import PredictedFrontier, predict_frontier
     from autofit.operations.recording import RecordResult, read_table, record
-    from autofit.operations.replaying import SEEDS, ReplayResult, replay
+    from autofit.operations.replaying import SEEDS, ReplayResult, replay, searches_kept
     from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
     from autofit.operations.searching import SearchResult, search
     from autofit.operations.single_trial import trial
@@ -46,6 +46,7 @@ __all__ = [
     "residuals",
     "search",
     "search_over_devices",
+    "searches_kept",
     "trial",
 ]
 
@@ -58,7 +59,7 @@ _MODULES = {
     "over_devices": ("OverDevices", "search_over_devices"),
     "predicted_frontier": ("PredictedFrontier", "predict_frontier"),
     "recording": ("RecordResult", "read_table", "record"),
-    "replaying": ("SEEDS", "ReplayResult", "replay"),
+    "replaying": ("SEEDS", "ReplayResult", "replay", "searches_kept"),
     "requests": ("SearchRequest", "WorkloadOptions", "hub_id"),
     "searching": ("SearchResult", "search"),
     "single_trial": ("trial",),

@@ -19,6 +19,11 @@ from autofit.workload import Workload
 
 WIDEST = 1000.0
 """Relative spread that no timing has: steps that differ as much are a clock's mistake."""
+NEVER_NEGATIVE = (
+    *("peak_allocated_bytes", "peak_reserved_bytes", "host_peak_bytes", "host_baseline_bytes", "setup_peak_bytes"),
+    *("setup_seconds", "overhead_seconds", "steps"),
+)
+"""Fields of a measurement besides those with bounds of their own."""
 SAME_SPEED = 0.01
 """Relative difference between a trial's two statements of its speed that rounding explains."""
 
@@ -169,11 +174,16 @@ def _impossible(outcome: Outcome, seconds: Any, workload: Workload, limit: int) 
         measured = outcome.measurement
         above_zero["tokens_per_second"] = measured.tokens_per_second
         above_zero["step_seconds.median"] = measured.step_seconds.median
+        above_zero["step_seconds.p95"] = measured.step_seconds.p95
         memory, spread = measured.device_bytes, measured.step_seconds.relative_spread
         if not _is_number(memory) or not 0 <= memory <= limit:
             return f"device_bytes is {memory!r}: what fits has at least 0 and at most the limit of {limit}"
         if spread is not None and (not _is_number(spread) or not 0 <= spread <= WIDEST):
             return f"step_seconds.relative_spread is {spread!r}, and must be between 0 and {WIDEST:g}"
+        for name in NEVER_NEGATIVE:
+            value = getattr(measured, name)
+            if not _is_number(value) or value < 0:
+                return f"{name} is {_shortened(value)}, and must be at least 0"
     for name, value in above_zero.items():
         if not _is_number(value) or value <= 0:
             return f"{name} is {_shortened(value)}, and must be above 0"

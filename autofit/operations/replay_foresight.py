@@ -34,15 +34,12 @@ class ReplayForesight:
     def __init__(
         self,
         tables: Sequence[RecordedTable],
-        limit: Callable[[RecordedTable], int],
         *,
         store: str | None,
         report: Callable[[str], None],
     ) -> None:
-        """`limit` gives the memory limit that a table is replayed under; `store` is the URL of a store that keeps
-        estimates."""
+        """`store` is the URL of a store that keeps estimates."""
         self._tables = tables
-        self._limit = limit
         self._store = store
         self._report = report
         self._found: dict[Path, tuple[Job, Estimates]] = {}
@@ -114,5 +111,6 @@ class ReplayForesight:
             self._report(f"{table.name}: {done} of {total} configs estimated")
 
         with readable(self._store, create=True) as kept:
-            limit = self._limit(table)
+            # What is predicted is the same under every limit.
+            limit = table.memory_limit_bytes
             return job, estimate_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)

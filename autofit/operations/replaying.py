@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
-from hashlib import sha256
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import autofit
-from autofit.errors import NothingFits, UsageError, unknown
-from autofit.operations.recorded_tables import RecordedTable, is_table, read_whole
-from autofit.operations.replay_foresight import ReplayForesight
-from autofit.units import format_bytes
-from autofit.workload import METHODS
+from platformdirs import user_cache_path
+
+from autofit.errors import UsageError
+from autofit.operations.replay_problems import Report, Tables
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second.
     from autofit.search.replay.method import SearchMethod
     from autofit.search.replay.recorded import Recorded
     from autofit.search.replay.score import Score
-    from autofit.search.replay.trace import Trace
     from autofit.search.replay.trajectory import Trajectory
 
-RECORDED = Path(autofit.__file__).parent.parent / "benchmarks" / "recorded"
-"""The tables of a checkout, which are replayed if none is named."""
 SEEDS = 20
 
 
@@ -91,162 +86,88 @@ class ReplayResult:
         }
 
 
+def searches_kept() -> Path:
+    """The folder in which `autofit bench replay` keeps searches by default."""
+    return user_cache_path("autofit") / "searches"
+
+
 def replay(
     tables: Sequence[Path] = (),
     *,
     methods: Iterable[str] = (),
     seeds: int = SEEDS,
     memory_limit_bytes: int | None = None,
+    out_of_memory: float | None = None,
     store: str | None = None,
     keep: Path | None = None,
-    report: Callable[[str], None] = lambda line: None,
+    jobs: int = 1,
+    report: Report = lambda line: None,
 ) -> ReplayResult:
     """Drive search methods over recorded tables, as if the trials ran, with the recorded seconds as their cost.
 
-    Without tables, those of the checkout are used; without methods, all. Every training method of a table is a problem
-    of its own. Under a limit below the table's, whatever exceeds it counts as out of memory. The store at this URL
-    serves only as a cache of estimates. Searches already in the folder `keep` are not run again, and new ones are added
-    to it. `report` is called with a line on what is done next.
+    Without tables, those of the checkout are used; without methods, all that take seconds a search. Every training
+    method of a table is a problem of its own, and so are all of a table together. Under a limit below the table's,
+    whatever exceeds it counts as out of memory; with `out_of_memory`, only the problems are replayed of which a smaller
+    share of configs runs out, each under the limit at which this share does. The store at this URL serves only as a
+    cache of estimates. Searches already in the folder `keep` are not run again, and new ones are added to it, `jobs` at
+    a time. `report` is called with a line on what is done.
 
     Raises `UsageError` for unknown names, a table that is not whole, and a limit above a table's, and `NothingFits`
     if nothing fits in any table.
     """
     from autofit.search.replay.methods import chosen
 
-    if seeds < 1:
-        raise UsageError(f"seeds is {seeds}: it must be at least 1")
+    for name, count in (("seeds", seeds), ("jobs", jobs)):
+        if count < 1:
+            raise UsageError(f"{name} is {count}: it must be at least 1")
     searches = chosen(methods)
-    problems = recorded_problems(tables, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
+    asked = Tables(files=tuple(tables), memory_limit_bytes=memory_limit_bytes, out_of_memory=out_of_memory, store=store)
+    problems = asked.problems(report)
+    with _kept_in(keep) as folder:
+        judged = _judged(asked, [r for r in problems if r.points], searches, seeds, folder, jobs, report)
     return ReplayResult(
         seeds=seeds,
-        problems=tuple(_judged(recorded, searches, seeds, keep, report) for recorded in problems if recorded.points),
+        problems=judged,
         left_out=tuple(recorded.problem.name for recorded in problems if not recorded.points),
     )
 
 
-def recorded_problems(
-    tables: Sequence[Path] = (),
-    *,
-    memory_limit_bytes: int | None = None,
-    store: str | None = None,
-    report: Callable[[str], None] = lambda line: None,
-) -> list[Recorded]:
-    """The problems of `replay`, including those in which nothing fits. Raises what `replay` raises."""
-    whole = [read_whole(table) for table in _tables(tables)]
-    limits = partial(_limit, limit=memory_limit_bytes)
-    foresight = ReplayForesight(whole, limits, store=store, report=report)
-    digests = {table.file: sha256(table.file.read_bytes()).hexdigest() for table in whole}
-    problems = []
-    for table in whole:
-        if table.contradicting:
-            report(
-                f"{table.name}: {len(table.contradicting)} configs fit in one pass but not in another: "
-                "counted as not fitting"
-            )
-        others = tuple(sorted(digest for file, digest in digests.items() if file != table.file))
-        problems += _problems(table, limits(table), foresight, others)
-    if not any(recorded.points for recorded in problems):
-        raise _nothing_fits(problems)
-    return problems
+@contextmanager
+def _kept_in(folder: Path | None) -> Iterator[Path]:
+    """The folder; without one, a temporary one."""
+    if folder is not None:
+        yield folder
+        return
+    with TemporaryDirectory(prefix="autofit-replay-") as temporary:
+        yield Path(temporary)
 
 
 def _judged(
-    recorded: Recorded,
+    tables: Tables,
+    problems: Sequence[Recorded],
     searches: Mapping[str, SearchMethod],
     seeds: int,
-    keep: Path | None,
-    report: Callable[[str], None],
-) -> Judged:
-    from autofit.search.replay.method import CannotRun
+    keep: Path,
+    jobs: int,
+    report: Report,
+) -> tuple[Judged, ...]:
+    from autofit.operations.replay_at_once import run_missing
+    from autofit.search.replay.kept import KeptSearches
     from autofit.search.replay.score import score
     from autofit.search.replay.trajectory import trajectory
 
-    scores: dict[str, Score | str] = {}
-    trajectories = {}
-    for name, method in searches.items():
-        try:
-            traces = list(_traces(recorded, name, method, seeds, keep, report))
-        except CannotRun as missing:
-            scores[name] = str(missing)
-        else:
+    cannot = run_missing(tables, problems, searches, seeds, keep=keep, jobs=jobs, report=report)
+    found = []
+    for recorded in problems:
+        scores: dict[str, Score | str] = {}
+        trajectories = {}
+        for name, method in searches.items():
+            place = recorded.problem.name, name
+            if place in cannot:
+                scores[name] = cannot[place]
+                continue
+            kept = KeptSearches.of(keep, recorded, name, method).traces()
+            traces = [kept[seed] for seed in range(seeds)]
             scores[name], trajectories[name] = score(recorded, traces), trajectory(recorded, traces)
-    return Judged(recorded=recorded, scores=scores, trajectories=trajectories)
-
-
-def _traces(
-    recorded: Recorded, name: str, method: SearchMethod, seeds: int, keep: Path | None, report: Callable[[str], None]
-) -> Iterator[Trace]:
-    """One search per seed. Raises `CannotRun` if the method lacks something here."""
-    from autofit.search.replay.kept import KeptSearches, searched
-
-    kept = None if keep is None else KeptSearches.of(keep, recorded, name, method)
-    known = {} if kept is None else kept.traces()
-    for seed in range(seeds):
-        if seed in known:
-            yield known[seed]
-            continue
-        report(f"{recorded.problem.name}: {name}, seed {seed + 1} of {seeds}")
-        search, trace = searched(recorded, method, seed)
-        if kept is not None:
-            kept.add(search)
-        yield trace
-
-
-def _tables(named: Sequence[Path]) -> list[Path]:
-    """The files to read. Raises `UsageError` for two of the same name, which could not be told apart."""
-    tables = list(named) or sorted(path for path in RECORDED.glob("*.jsonl") if is_table(path))
-    if not tables:
-        raise UsageError(f"there is no recorded table in {RECORDED}, which a checkout has: give --table FILE")
-    for table in tables:
-        if not table.exists():
-            folder = table.parent if table.parent.is_dir() else RECORDED
-            raise unknown("table", str(table), [str(path) for path in sorted(folder.glob("*.jsonl"))])
-    stems = [table.stem for table in tables]
-    for stem in stems:
-        if stems.count(stem) > 1:
-            raise UsageError(f"two tables are named {stem}: give each once, under names of their own")
-    return tables
-
-
-def _limit(table: RecordedTable, *, limit: int | None) -> int:
-    """The memory limit that `table` is replayed under, in bytes."""
-    if limit is not None and limit > table.memory_limit_bytes:
-        raise UsageError(
-            f"memory-limit {format_bytes(limit)} is above the {format_bytes(table.memory_limit_bytes)} under which "
-            f"{table.file} was recorded: what would have fitted is not known"
-        )
-    return table.memory_limit_bytes if limit is None else limit
-
-
-def _problems(table: RecordedTable, limit: int, foresight: ReplayForesight, others: tuple[str, ...]) -> list[Recorded]:
-    from autofit.search.replay.problem import Problem, listed
-    from autofit.search.replay.recorded import Recorded, under
-
-    cold, warm = cache(partial(foresight.cold, table)), cache(partial(foresight.warm, table))
-    elsewhere = cache(partial(foresight.elsewhere, table))
-    problems = []
-    for method in METHODS:
-        trials = {trial.config: trial for trial in table.trials if trial.config["method"] == method}
-        if not trials:
-            continue
-        problem = Problem(
-            table=table.name,
-            method=method,
-            configs=listed(tuple(trials)),
-            workload=table.workload,
-            hardware=table.hardware,
-            stack=table.stack,
-            memory_limit_bytes=limit,
-            foresee=cold,
-            foresee_warm=warm,
-            foresee_elsewhere=elsewhere,
-            others=others,
-        )
-        known = {c: replace(t, outcome=under(limit, t.outcome), memory_limit_bytes=limit) for c, t in trials.items()}
-        problems.append(Recorded(problem=problem, trials=known))
-    return problems
-
-
-def _nothing_fits(problems: Sequence[Recorded]) -> NothingFits:
-    table, limit = problems[0].problem.table, problems[0].problem.memory_limit_bytes
-    return NothingFits(f"nothing of {table} fits {format_bytes(limit)}: give a higher --memory-limit, or another table")
+        found.append(Judged(recorded=recorded, scores=scores, trajectories=trajectories))
+    return tuple(found)

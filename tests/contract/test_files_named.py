@@ -11,6 +11,7 @@ CHECKOUT = Path(__file__).parents[2]
 def test_the_tables_that_make_results_replays_are_recorded() -> None:
     done = subprocess.run(["make", "--dry-run", "results"], cwd=CHECKOUT, capture_output=True, text=True, check=True)
     (command,) = (line for line in done.stdout.splitlines() if "replay_results.py" in line)
-    tables = [word for word in command.split() if word.endswith(".jsonl")]
-    assert len(tables) >= 2
-    assert [table for table in tables if not (CHECKOUT / table).is_file()] == []
+    files = {word.split("@")[0] for word in command.split() if word.startswith("benchmarks/recorded/")}
+    assert len(files) >= 3
+    assert [file for file in files if not (CHECKOUT / file).is_file()] == []
+    assert {word.split("@")[1] for word in command.split() if "@" in word} == {"25%"}

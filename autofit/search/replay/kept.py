@@ -294,7 +294,7 @@ def _from_json(data: Mapping[str, Any], problem: Problem) -> Kept:
 def _spelled(places: Sequence[int], problem: Problem) -> Config:
     """The config with the values of these numbers on the axes on which the problem's configs differ."""
     chosen = zip(problem.axes, places, strict=True)
-    return problem.configs[0].replace(**{axis.name: problem.values(axis)[number] for axis, number in chosen})
+    return problem.config({axis.name: problem.values(axis)[number] for axis, number in chosen})
 
 
 def _line(data: Mapping[str, Any]) -> bytes:

@@ -20,12 +20,17 @@ METHODS: Mapping[str, SearchMethod] = {
 """In display order."""
 
 
+SLOW = ("optuna-gp", "optuna-gp-frontier")
+"""Methods that compute for half a minute to minutes per search, every other one for seconds at most."""
+
+
 def chosen(names: Iterable[str]) -> dict[str, SearchMethod]:
-    """The methods of these names; all if none is given. Raises `UsageError` for a name that is unknown or repeated."""
+    """The methods of these names; all but the slow ones if none is given. Raises `UsageError` for one that is unknown
+    or repeated."""
     wanted = list(names)
     for name in wanted:
         if name not in METHODS:
             raise unknown("search method", name, METHODS)
         if wanted.count(name) > 1:
             raise UsageError(f"--methods names {name} twice")
-    return {name: METHODS[name] for name in wanted} if wanted else dict(METHODS)
+    return {name: METHODS[name] for name in wanted or (name for name in METHODS if name not in SLOW)}

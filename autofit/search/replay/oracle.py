@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from autofit.lattice import Config
 from autofit.outcome import Fits, Outcome, StepSeconds
 from autofit.repeatability import INTERVAL_DEVIATIONS
-from autofit.search.replay.recorded import Recorded
+from autofit.search.replay.recorded import Recorded, share_of_speed
 from autofit.search.replay.trace import Run, Stated, Trace
 
 HORIZON = 40
@@ -44,7 +44,7 @@ class Oracle:
     def __init__(self, recorded: Recorded, seed: int) -> None:
         self._recorded = recorded
         self._seed = seed
-        self._enough = (1.0 - CLOSE) * recorded.best.measurement.tokens_per_second
+        self._best = recorded.best
         self._answers: dict[Config, Answer] = {}
         self._times: Counter[Config] = Counter()
         self._runs: list[Run] = []
@@ -95,8 +95,7 @@ class Oracle:
     def _run(self, config: Config) -> Answer:
         trial = self._recorded.trials[config]
         self._runs.append(Run(config=config, outcome=trial.outcome, seconds=trial.seconds))
-        if isinstance(trial.outcome, Fits):
-            self._close |= trial.outcome.measurement.tokens_per_second >= self._enough
+        self._close |= share_of_speed(config, trial.outcome, self._best) >= 1.0 - CLOSE
         self._times[config] += 1
         drawn = drawn_again(trial.outcome, random.Random(f"{self._seed} {config.key} {self._times[config]}"))
         return Answer(drawn, trial.seconds)

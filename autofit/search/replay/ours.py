@@ -73,7 +73,7 @@ def _search(
     found = Search(
         job=job,
         lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
-        methods=(problem.method,),
+        methods=problem.methods,
         goal=Goal(method=problem.method, allow=Effect.TRAINING),
         limits=Limits(memory_bytes=problem.memory_limit_bytes),
         floor=lambda config: floor_bytes(config, job),

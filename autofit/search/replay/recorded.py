@@ -33,8 +33,13 @@ class Recorded:
 
     @property
     def best(self) -> Point:
-        """The fastest config that fits."""
-        return max(self.points, key=lambda p: p.measurement.tokens_per_second)
+        """What is looked for: the fastest config that fits, of the most faithful method of which something does."""
+        fitting = {p.method for p in self.points}
+        return self.best_of(next(method for method in self.problem.methods if method in fitting))
+
+    def best_of(self, method: str) -> Point:
+        """The fastest config that fits, of a method of which something does."""
+        return max((p for p in self.points if p.method == method), key=lambda p: p.measurement.tokens_per_second)
 
     @property
     def frontier(self) -> tuple[Point, ...]:
@@ -51,6 +56,14 @@ class Recorded:
     def out_of_memory(self) -> int:
         """How many configs do not fit."""
         return sum(isinstance(trial.outcome, OutOfMemory) for trial in self.trials.values())
+
+
+def share_of_speed(config: Config, outcome: Outcome, best: Point) -> float:
+    """How fast a config of the best one's method is, as a share of the best speed; 0 for one that did not train, and
+    for one of another method."""
+    if not isinstance(outcome, Fits) or config.text("method") != best.method:
+        return 0.0
+    return outcome.measurement.tokens_per_second / best.measurement.tokens_per_second
 
 
 def under(limit: int, outcome: Outcome) -> Outcome:

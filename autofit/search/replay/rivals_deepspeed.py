@@ -2,8 +2,9 @@
 
 They walk a list of experiments, each with its DeepSpeed config. Here that list is the problem's configs in the order in
 which a loop over the axes gives them; micro-batch and accumulation have DeepSpeed's own keys, and every other axis is
-encoded as a number that orders its values by memory, because the model-based tuner looks at numbers only. Everything
-else is theirs: `tune` with its defaults (at most 50 trials, ending after 5 without a better one), the files in which
+encoded as a number that orders its values by memory, because the model-based tuner looks at numbers only. Where
+training methods are searched side by side, the throughput that they are told is `Problem.merit`. Everything else is
+theirs: `tune` with its defaults (at most 50 trials, ending after 5 without a better one), the files in which
 experiments and results are passed, and the choice of the best. Only the code that would launch a job is replaced, by a
 look-up.
 
@@ -28,7 +29,7 @@ import numpy as np
 from autofit.outcome import Fits
 from autofit.search.replay.method import CannotRun, SearchMethod
 from autofit.search.replay.oracle import Answer, Oracle
-from autofit.search.replay.problem import Problem, place
+from autofit.search.replay.problem import Problem, place_in
 
 METRIC = "throughput"
 """DeepSpeed's default; of its other metrics, one keeps the slowest and one finds no result."""
@@ -98,7 +99,7 @@ def _experiment(problem: Problem, number: int) -> dict[str, Any]:
         "ds_config": {
             "train_micro_batch_size_per_gpu": micro_batch,
             "gradient_accumulation_steps": problem.workload.batch_per_device // micro_batch,
-            "techniques": {axis.name: place(axis, config[axis.name]) for axis in others},
+            "techniques": {axis.name: place_in(axis, config) for axis in others},
             "autotuning": {},  # where the scheduler writes the path of the metrics
         },
     }
@@ -126,7 +127,7 @@ def _manager(scheduler: Any, problem: Problem, oracle: Oracle, folder: Path) -> 
             if failed is None:
                 path = Path(experiment["ds_config"]["autotuning"]["metric_path"])
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps({METRIC: _speed(answer)}))
+                path.write_text(json.dumps({METRIC: problem.merit(problem.configs[number], _speed(answer))}))
             self.finished_experiments[experiment["exp_id"]] = (experiment, failed)
 
     experiments, results = folder / "experiments", folder / "results"

@@ -5,21 +5,25 @@ The fixed settings are those that published advice recommends for speed, chosen 
 fused AdamW, SDPA or FlashAttention and torch.compile are faster; checkpointing costs about 20 % and is for what does
 not fit otherwise. Liger-Kernel's README says 20 % faster with its fused loss. Adapters keep the plain recipe's rank on
 all linear layers (the QLoRA paper: on all layers, and then the rank matters little). A value that a table lacks is
-skipped for the next one in the list.
+skipped for the next one in the list. Where training methods are searched side by side, the most faithful comes first.
+
+The checklist alone begins in pure bf16: guides say `bf16`, which in some trainers means that and in others mixed
+precision, and pure bf16 is both lighter and, where the processor has it, faster.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from autofit.lattice import Config, Value
 from autofit.outcome import Fits
 from autofit.search.replay.method import CannotRun, SearchMethod
 from autofit.search.replay.oracle import Oracle
 from autofit.search.replay.problem import Problem
-from autofit.techniques import AXES
+from autofit.workload import METHODS
 
 HAND_PICKED: Mapping[str, Sequence[Value]] = {
+    "method": METHODS,
     "precision": ("bf16-mixed", "fp16-mixed", "bf16"),
     "optimizer": ("adamw", "adamw-8bit"),
     "attention": ("flash", "sdpa", "eager"),
@@ -33,6 +37,11 @@ HAND_PICKED: Mapping[str, Sequence[Value]] = {
 """The best first. Where a table has none of them, the axis has its heaviest value: nothing was turned on."""
 CHECKPOINTED: Mapping[str, Sequence[Value]] = {**HAND_PICKED, "checkpointing": ("full", "every-2", "selective")}
 """For when not even one sequence fits otherwise."""
+CHECKLIST: Mapping[str, Sequence[Value]] = {
+    **HAND_PICKED,
+    "precision": ("bf16", "bf16-mixed", "fp16-mixed"),
+    "compile": (False, True),
+}
 FROM_TWO = 2
 """Where Lightning starts (`BatchSizeFinder`, `init_val`)."""
 
@@ -40,7 +49,7 @@ FROM_TWO = 2
 def doubling(problem: Problem, oracle: Oracle, seed: int) -> None:
     """Lightning's `scale_batch_size` in its mode `power`: from 2, doubled until memory runs out; halved if 2 does."""
     smallest, *larger = _micro_batches(problem)
-    for settings in (HAND_PICKED, CHECKPOINTED):
+    for settings in _in_turn(problem):
         fitted = False
         for batch in [batch for batch in larger if batch >= FROM_TWO] or [smallest]:
             if not _fits(oracle, settings_of(problem, settings, batch)):
@@ -56,7 +65,7 @@ def falling(problem: Problem, oracle: Oracle, seed: int) -> None:
         from accelerate.utils import find_executable_batch_size
     except ImportError as error:
         raise CannotRun(f"accelerate cannot be imported: {error}") from error
-    for settings in (HAND_PICKED, CHECKPOINTED):
+    for settings in _in_turn(problem):
 
         def train(batch_size: int, settings: Mapping[str, Sequence[Value]] = settings) -> None:
             if not _fits(oracle, settings_of(problem, settings, batch_size)):
@@ -70,24 +79,26 @@ def falling(problem: Problem, oracle: Oracle, seed: int) -> None:
 
 
 def checklist(problem: Problem, oracle: Oracle, seed: int) -> None:
-    """bf16, then checkpointing, then 8-bit Adam, then smaller micro-batches, then offload: ends with the first config
-    that fits. A step whose value the table lacks is skipped; QLoRA is another problem, not another config."""
+    """bf16, then checkpointing, then 8-bit Adam, then smaller micro-batches, then QLoRA, then offload: ends with the
+    first config that fits. A step whose value the table lacks is skipped; so is QLoRA where full fine-tuning or LoRA
+    alone is searched."""
     batches = _micro_batches(problem)
-    config = settings_of(problem, {**HAND_PICKED, "compile": (False, True)}, batches[-1])
+    config = settings_of(problem, CHECKLIST, batches[-1])
     steps: list[tuple[str, Value]] = [
         ("checkpointing", "full"),
         ("optimizer", "adamw-8bit"),
         *(("micro_batch", batch) for batch in reversed(batches[:-1])),
+        ("method", "qlora"),
         ("offload", "optimizer"),
         ("offload", "params"),
     ]
-    known = {axis.name: problem.values(axis) for axis in AXES}
+    known = {axis.name: problem.values(axis) for axis in problem.axes}
     tried = _fits(oracle, config)
     for axis, value in steps:
         if tried:
             return
-        if value in known[axis]:
-            config = config.replace(**{axis: value})
+        if value in known.get(axis, ()):
+            config = problem.config({**config.to_json(), axis: value})
             tried = _fits(oracle, config)
 
 
@@ -107,7 +118,14 @@ def settings_of(problem: Problem, settings: Mapping[str, Sequence[Value]], micro
             chosen[axis.name] = next((v for v in settings.get(axis.name, ()) if v in known), known[-1])
         elif axis.name != "micro_batch":
             chosen[axis.name] = known[0]
-    return problem.configs[0].replace(**chosen)
+    return problem.config(chosen)
+
+
+def _in_turn(problem: Problem) -> Iterator[Mapping[str, Sequence[Value]]]:
+    """The settings to try, one after the other: for each training method, without checkpointing and with it."""
+    for method in problem.methods:
+        for settings in (HAND_PICKED, CHECKPOINTED):
+            yield {**settings, "method": (method,)}
 
 
 def _micro_batches(problem: Problem) -> list[int]:

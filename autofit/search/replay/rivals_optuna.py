@@ -1,8 +1,10 @@
 """Optuna's own samplers, told of the constraint as their documentation recommends.
 
 The objectives are those of a user who wants the fastest config (tokens per second) or, for `-frontier`, of one who
-wants the frontier (device memory and tokens per second). The parameters are the axes on which a problem's configs
-differ: numeric ones (micro-batch, rank) as an integer index into their values, all others as categories.
+wants the frontier (device memory and tokens per second). Where training methods are searched side by side, tokens per
+second count more for the more faithful ones (`Problem.merit`), which is what the first of these users wants. The
+parameters are the axes on which a problem's configs differ: numeric ones (micro-batch, rank) as an integer index into
+their values, all others as categories. One that does not apply to the training method asked for is ignored.
 
 A trial that fits has the constraint (its memory - limit) / limit. One that does not is told as completed, with finite
 worst values (no speed, twice the limit) and a violated constraint: GPSampler ignores pruned and failed trials, and
@@ -64,10 +66,10 @@ def _search(problem: Problem, oracle: Oracle, study: optuna.Study) -> None:
     space = {axis.name: _distribution(axis, values) for axis, values in axes}
     while True:
         trial = study.ask(space)
-        outcome = oracle.ask(_config(problem, axes, trial.params)).outcome
-        memory, speed, over = _told(outcome, problem.memory_limit_bytes)
+        config = _config(problem, axes, trial.params)
+        memory, speed, over = _told(oracle.ask(config).outcome, problem.memory_limit_bytes)
         trial.set_constraint(OVER_LIMIT, over)
-        study.tell(trial, [speed] if len(study.directions) == 1 else [memory, speed])
+        study.tell(trial, [problem.merit(config, speed)] if len(study.directions) == 1 else [memory, speed])
 
 
 def _distribution(axis: Axis, values: tuple[Value, ...]) -> BaseDistribution:
@@ -75,9 +77,8 @@ def _distribution(axis: Axis, values: tuple[Value, ...]) -> BaseDistribution:
 
 
 def _config(problem: Problem, axes: list[tuple[Axis, tuple[Value, ...]]], params: Mapping[str, Any]) -> Config:
-    """The config that the parameters encode; the rest is what all configs of the problem have in common."""
-    chosen = {a.name: values[params[a.name]] if a.numeric else params[a.name] for a, values in axes}
-    return problem.configs[0].replace(**chosen)
+    """The config that the parameters encode."""
+    return problem.config({a.name: values[params[a.name]] if a.numeric else params[a.name] for a, values in axes})
 
 
 def _told(outcome: Outcome, limit: int) -> tuple[float, float, float]:

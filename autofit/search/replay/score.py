@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from autofit.outcome import Fits, OutOfMemory
+from autofit.frontier import Point
+from autofit.outcome import OutOfMemory
 from autofit.search.replay.frontier_share import FrontierShare
-from autofit.search.replay.recorded import Recorded
+from autofit.search.replay.recorded import Recorded, share_of_speed
 from autofit.search.replay.trace import Run, Trace
 
 WITHIN = (0.05, 0.02, 0.01)
@@ -39,7 +40,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reached:
-    """When the best config that had run was first this close to the table's best."""
+    """When the best config that had run was first this close to the problem's best."""
 
     within: float
     seeds: int
@@ -58,11 +59,13 @@ class Ended:
     seconds: Spread
     out_of_memory: Spread
     regret: Spread
-    """By what share the best config that had run was slower than the table's best; None where nothing had fitted."""
+    """By what share the best config that had run was slower than the problem's best; None where nothing of its training
+    method had fitted."""
     stated: Spread | None
     """The bound on the regret that the searches stated; None for a method that states none."""
     within_stated: int | None
-    """Number of searches whose recommended config was no slower than they stated."""
+    """Number of searches whose recommended config was no slower than they stated, which is of its own training
+    method."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,35 +104,38 @@ class Score:
 def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
     """The score of at least one search, one trace per seed."""
     ended = [trace for trace in traces if trace.stopped]
-    best = recorded.best.measurement.tokens_per_second
+    best = recorded.best
     return Score(
         seeds=len(traces),
         reached=tuple(_reached(traces, best, within) for within in WITHIN),
         out_of_memory=_over(traces, lambda t: _ran_out(t.runs[: trials_to(t, best, WITHIN[-1])])),
         hypervolume=tuple((n, _shares(recorded, traces, n)) for n in AFTER),
-        ended=_ended(ended, best) if ended else None,
+        ended=_ended(recorded, ended) if ended else None,
         asks=_over(traces, lambda t: t.asks),
         repeats=_over(traces, lambda t: t.repeats),
         outside=_over(traces, lambda t: t.outside),
     )
 
 
-def trials_to(trace: Trace, best: float, within: float) -> int | None:
-    """After how many trials one had run that is slower than `best` by at most the share `within`; None for never."""
-    enough = (1.0 - within) * best
-    return next((number for number, run in enumerate(trace.runs, start=1) if _speed(run) >= enough), None)
+def trials_to(trace: Trace, best: Point, within: float) -> int | None:
+    """After how many trials one had run that is slower than the best by at most the share `within`; None for never."""
+    near = (n for n, run in enumerate(trace.runs, start=1) if _speed(run, best) >= 1.0 - within)
+    return next(near, None)
 
 
-def regret(trace: Trace, best: float) -> float:
-    """By what share the fastest config that fitted is slower than `best`; infinite where nothing fitted."""
-    fastest = max(map(_speed, trace.runs), default=0.0)
-    return 1.0 - fastest / best if fastest else math.inf
+def regret(trace: Trace, best: Point) -> float:
+    """By what share the fastest config that fitted is slower than the best; infinite where nothing of its method has
+    fitted."""
+    fastest = max((_speed(run, best) for run in trace.runs), default=0.0)
+    return 1.0 - fastest if fastest else math.inf
 
 
-def _regret_of_stated(trace: Trace, best: float) -> float:
-    """By what share the config that a search recommends is slower than `best`."""
+def _regret_of_stated(trace: Trace, recorded: Recorded) -> float:
+    """By what share the config that a search recommends is slower than the best of the same training method."""
     assert trace.stated is not None
-    return 1.0 - max(_speed(run) for run in trace.runs if run.config == trace.stated.config) / best
+    config = trace.stated.config
+    best = recorded.best_of(config.text("method"))
+    return 1.0 - max(_speed(run, best) for run in trace.runs if run.config == config)
 
 
 def share_after(recorded: Recorded, trace: Trace, trials: int) -> float:
@@ -137,7 +143,7 @@ def share_after(recorded: Recorded, trace: Trace, trials: int) -> float:
     return FrontierShare(recorded).of(trace.runs[:trials])
 
 
-def _reached(traces: Sequence[Trace], best: float, within: float) -> Reached:
+def _reached(traces: Sequence[Trace], best: Point, within: float) -> Reached:
     numbers = [trials_to(trace, best, within) for trace in traces]
     costs = [_seconds(t.runs[:n]) if n is not None else math.inf for t, n in zip(traces, numbers, strict=True)]
     return Reached(
@@ -148,8 +154,9 @@ def _reached(traces: Sequence[Trace], best: float, within: float) -> Reached:
     )
 
 
-def _ended(traces: Sequence[Trace], best: float) -> Ended:
-    stated = [(trace.stated.regret_bound, _regret_of_stated(trace, best)) for trace in traces if trace.stated]
+def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
+    best = recorded.best
+    stated = [(trace.stated.regret_bound, _regret_of_stated(trace, recorded)) for trace in traces if trace.stated]
     return Ended(
         seeds=len(traces),
         trials=_over(traces, lambda t: len(t.runs)),
@@ -177,9 +184,8 @@ def _seconds(runs: Iterable[Run]) -> float:
     return math.fsum(run.seconds for run in runs)
 
 
-def _speed(run: Run) -> float:
-    """Tokens per second; 0 for what did not train."""
-    return run.outcome.measurement.tokens_per_second if isinstance(run.outcome, Fits) else 0.0
+def _speed(run: Run, best: Point) -> float:
+    return share_of_speed(run.config, run.outcome, best)
 
 
 def _finite(figure: float) -> float | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
+from autofit.frontier import Point
 from autofit.search.replay.frontier_share import FrontierShare
 from autofit.search.replay.oracle import HORIZON
 from autofit.search.replay.recorded import Recorded
@@ -54,7 +55,8 @@ class Trajectory:
     """A method's progress over the seeds of one problem. A search that has ended keeps what it had."""
 
     speed: Band
-    """After each of `TRIALS`: the best speed found so far, as a share of the table's best; 0 while nothing fits."""
+    """After each of `TRIALS`: the best speed found so far, as a share of the problem's best; 0 while nothing of its
+    training method fits."""
     hypervolume: Band
     """After each of `TRIALS`: the share of the exhaustive frontier's hypervolume."""
     seconds: tuple[float, ...]
@@ -74,7 +76,7 @@ class Trajectory:
 
 def trajectory(recorded: Recorded, traces: Sequence[Trace]) -> Trajectory:
     """The trajectory of at least one search, one trace per seed."""
-    best = recorded.best.measurement.tokens_per_second
+    best = recorded.best
     share, times = FrontierShare(recorded), moments(recorded)
     return Trajectory(
         speed=Band.of([_fastest(trace, best, TRIALS) for trace in traces]),
@@ -92,8 +94,8 @@ def moments(recorded: Recorded) -> list[float]:
     return [*(first * (last / first) ** (n / (MOMENTS - 1)) for n in range(MOMENTS - 1)), last]
 
 
-def _fastest(trace: Trace, best: float, numbers: Iterable[int]) -> list[float]:
-    """The speed of the fastest among the first n runs, for each n in `numbers`, as a share of `best`."""
+def _fastest(trace: Trace, best: Point, numbers: Iterable[int]) -> list[float]:
+    """The speed of the fastest among the first n runs, for each n in `numbers`, as a share of the best's."""
     begun = [replace(trace, runs=trace.runs[:number]) for number in range(len(trace.runs) + 1)]
     so_far = [max(0.0, 1.0 - regret(some, best)) for some in begun]
     return [so_far[min(number, len(trace.runs))] for number in numbers]

@@ -25,6 +25,9 @@ from autofit.units import GIB
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 LIMIT = 3 * GIB // 2
+SHA = 16 * "4d"
+MADE = "| {} | smollm2-135m, 128 tokens x 4 sequences | `cpu` | 1.50 GiB | 60 | 40 | 20 | 2026-03-01 | `4d4d4d4d4d4d` |"
+"""The row of a table that was made for these tests."""
 Spread = tuple[float | None, float | None]
 
 
@@ -105,7 +108,11 @@ def problem(name: str = "made/lora", limit: int = LIMIT, **scores: dict[str, Any
         "fitting": 40,
         "out_of_memory": 20,
         "frontier": 5,
-        "best": {"config": {"method": method, "precision": "bf16"}, "tokens_per_second": 512.0},
+        "best": {
+            "config": {"method": "full" if method == "any" else method, "precision": "bf16"},
+            "tokens_per_second": 512.0,
+        },
+        "lowered_to": None,
         "methods": entries,
     }
 
@@ -116,7 +123,15 @@ def document(*problems: dict[str, Any]) -> dict[str, Any]:
         "command": "python benchmarks/replay_results.py",
         "seeds": 20,
         "libraries": {"optuna": "5.0.0", "python": "3.11.7", "xgboost": None},
-        "tables": {"made": {"space": "cpu", "memory_limit_bytes": LIMIT, "recorded_at": "2026-03-01T00:00:00+00:00"}},
+        "code": {"revision": "0123456789ab", "estimator": 7},
+        "tables": {
+            "made": {
+                "space": "cpu",
+                "memory_limit_bytes": LIMIT,
+                "recorded_at": "2026-03-01T00:00:00+00:00",
+                "sha256": SHA,
+            }
+        },
         "problems": list(problems),
         "left_out": [],
     }
@@ -176,19 +191,22 @@ def test_figures_that_hang_on_what_was_never_reached() -> None:
 
 
 @pytest.mark.usefixtures("results")
-def test_trial_seconds_are_judged_of_whole_tables_by_one_method_for_all_of_it() -> None:
-    never = score((None, None), (None, None))
-    quick = score((1, 1), (5.0, 5.0))
-    full = problem("made/full", autofit=GOOD, optuna_tpe=quick, checklist=OTHER)
-    lora = problem("made/lora", autofit=GOOD, optuna_tpe=never, checklist=OTHER)
-    other = problem("other/lora", autofit=GOOD, optuna_tpe=quick, checklist=OTHER)
+def test_trial_seconds_are_judged_on_whole_tables() -> None:
+    never, quick, slow = score((None, None), (None, None)), score((1, 1), (5.0, 5.0)), score((9, 9), (40.0, 40.0))
+    full = problem("made/full", autofit=quick, optuna_tpe=never, optuna_gp=OTHER)
+    lora = problem("made/lora", autofit=GOOD, optuna_tpe=quick)
+    lowered = problem("made/lora", GIB, autofit=GOOD, optuna_tpe=quick)
+    whole = problem("made/any", autofit=GOOD, optuna_tpe=slow)
+    other = problem("other/lora", autofit=GOOD, optuna_tpe=quick)
     (wanted,) = (w for w in module("replay_verdicts").WANTED if "trial-seconds" in w.text)
-    found = [(case["name"], wanted.judge(case)) for case in wanted.cases([full, lora, other])]
+    found = [(case["name"], wanted.judge(case)) for case in wanted.cases([full, lora, lowered, whole, other])]
     assert [(name, verdict.reached, verdict.measured) for name, verdict in found] == [
-        # What is quick at one of its methods never gets the other.
-        ("made, whole", True, "`checklist` needs 3 times as many"),
-        ("other, whole", False, "`optuna-tpe` needs 0.5 times as many"),
+        # The others may search the best's training method alone, too: what they need for another one does not count.
+        ("made/any", True, "`optuna-gp on full alone` needs 3 times as many"),
+        # The only method that a table has is the whole of it.
+        ("other/lora", False, "`optuna-tpe` needs 0.5 times as many"),
     ]
+    assert list(wanted.cases([full, lora])) == []
 
 
 @pytest.mark.usefixtures("results")
@@ -200,31 +218,44 @@ def test_the_frontier_is_judged_where_the_search_goes_on_for_it() -> None:
 
 def test_the_answer_is_in_the_first_ten_lines(results: ModuleType) -> None:
     slow = score((9, 30), (20.0, 99.0), ended=end())
+    whole = score((8, 15), (30.0, 40.0), share=1.0, ended=end(held=18))
     text = results.page(
-        document(problem(autofit=GOOD, optuna_tpe=OTHER), problem("made/full", autofit=slow, optuna_tpe=OTHER))
+        document(
+            problem(autofit=GOOD, optuna_tpe=OTHER),
+            problem("made/full", autofit=slow, optuna_tpe=OTHER),
+            problem("made/any", autofit=whole, optuna_tpe=score((9, 9), (40.0, 40.0))),
+        )
     )
-    lines = text.splitlines()[:10]
-    assert lines[2].startswith("Over 2 problems of 1 recorded table, `autofit` had run a config within 1% of the ")
-    assert "after 8 to 9 trials (median of 20 seeds; 90th percentile: 15 to 30 trials)" in lines[2]
-    assert "The best of 1 other method, chosen separately for each problem, needed 1.5 to 3 times as many" in lines[2]
-    assert lines[2].endswith("**3 of 5 targets are met everywhere.**")
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")][2:]
+    trials, seconds, frontier, held = text.splitlines()[2:9:2]
+    assert trials == (
+        "Over 3 problems of 1 recorded table, `autofit` had run a config within 1% of the best after 8 to 9 trials "
+        "(median of 20 seeds; 90th percentile: 15 to 30 trials)."
+    )
+    assert "1 other method, chosen separately for each problem and with hindsight, needed 1 time as many" in seconds
+    assert "on whole tables (fewer than 3 times on 1 of 1) and 1.5 to 3 times as many trial-seconds on " in seconds
+    assert "one training method (fewer than 3 times on 1 of 2). **A whole table** (`/any`) has" in seconds
+    assert frontier.startswith("When `autofit` stops by itself, it has found 99% to 100% of the whole frontier's")
+    assert held == "**2 of 5 targets are met everywhere.**"
+    lines = text.splitlines()[10:17]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines][2:]
     assert [row[1:] for row in rows] == [
-        ["on 1 of 2", "made/full: 9 / 30"],
-        ["**no**", "everywhere: `optuna-tpe` needs 2 times as many"],
+        ["on 2 of 3", "made/full: 9 / 30"],
+        ["**no**", "everywhere: `optuna-tpe on full alone` needs 1 times as many"],
         ["**yes**, everywhere", ""],
         ["**yes**, everywhere", ""],
+        ["on 2 of 3", "made/any: 18 of 20 searches"],
     ]
-    assert all(len(line) < 600 for line in lines)
+    assert "**What seeds vary**" in text
 
 
 def test_the_page_says_where_how_and_with_what(results: ModuleType) -> None:
     text = results.page(document(problem(autofit=GOOD, optuna_tpe=OTHER, deepspeed_grid="it needs what is not here")))
     for said in (
-        "20 seeds, 0 to 19",
+        "at revision 0123456789ab (version 7 of the estimator), with 20 seeds, 0 to 19.",
+        "Every method ran on every problem, except `deepspeed-grid` on 0 of 1.",
         "python 3.11.7, optuna 5.0.0.",  # what is not installed is not named
         "Some CPU (`cpu-of-tests`, 4 cores, 32.00 GiB); python 3.11, torch 2.13.0,",
-        "| made | smollm2-135m, 128 tokens x 4 sequences | `cpu` | 1.50 GiB | 60 | 40 | 20 | 2026-03-01 |",
+        MADE.format("made"),
         "`deepspeed-grid` was not run: it needs what is not here",
         "| **`autofit`** | 8 / 15 | 8 / 15 | 8 / 15 | 10 / 20 | 10 / 20 | 10 / 20 | 1 / 1 |",
         "| 20 of 20 | 12 / 15 | 0.0% / 0.4% | 1.0% / 2.0% | 19 of 20 |",
@@ -237,6 +268,50 @@ def test_the_page_says_where_how_and_with_what(results: ModuleType) -> None:
         document(problem(autofit=GOOD, autofit_warm=OTHER))
     )
     assert results.page(document(problem(checklist=OTHER))).startswith("# ")
+
+
+def test_the_page_says_what_was_fitted_to_what_and_which_limits_a_rule_made(results: ModuleType) -> None:
+    lowered = {**problem(limit=GIB, autofit=GOOD), "lowered_to": 0.25}
+    found = document(problem(autofit=GOOD, optuna_tpe=OTHER), problem("new/lora", autofit=GOOD), lowered)
+    found["tables"]["new"] = found["tables"]["made"]
+    said = {"in_fit": False, "hardware_in_fit": True, "configs_in_fit": 18}
+    tables = {"made": said, "new": {**said, "hardware_in_fit": False, "configs_in_fit": 0}}
+    text = results.page(
+        {**found, "fitted": {"what": {"a": ["x"], "b": ["x", "y"]}, "by_hand": "So.", "tables": tables}}
+    )
+    fitted = next(line for line in text.splitlines() if "What was fitted to what" in line)
+    assert fitted.endswith(
+        "a to x; b to x and y. No table above is in a fit. But those files are of the same machine as made (which "
+        "shares 18 configs with them). **Held out of every fit, machine and all: new.** So."
+    )
+    assert text.index(fitted) < text.index("## How it was measured")
+    assert "Problems of which fewer than 25% of the configs run out of memory under the table's limit are" in text
+    assert "### made/lora under 1.00 GiB" in text and "### Plots of made/lora under" not in text
+    assert "What was fitted" not in results.page(found)
+    tables["new"]["in_fit"] = True
+    found["fitted"] = {"what": {"a": ["new"]}, "by_hand": "So.", "tables": tables}
+    assert "Of the tables above, new is in a fit." in results.page(found)
+
+
+@pytest.mark.usefixtures("results")
+def test_a_table_is_held_against_what_was_fitted(truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fitted = module("replay_fitted")
+    monkeypatch.setattr(fitted, "FITTED", {"something": ("one",)})
+    trials = [truth.trial(config, LIMIT) for config in truth.lattice.configs[:5]]
+    lines = lines_of(trials)
+    moved = [{**lines[0], "hardware": {**lines[0]["hardware"], "cores": 1}}, *lines[1:]]
+    longer = [{**lines[0], "workload": {**lines[0]["workload"], "seq_len": 64}}, *lines[1:]]
+    write(tmp_path / "one.jsonl", lines[:4])
+    tables = {name: write(tmp_path / f"{name}.jsonl", some) for name, some in (("two", moved), ("three", longer))}
+    every = [tmp_path / "one.jsonl", *tables.values(), write(tmp_path / "four.jsonl", [lines[0], *lines[2:]])]
+    found = fitted.fitted_to(every, tmp_path)
+    assert found["trials"] == 3 and found["what"] == {"something": ["one"]}
+    assert {name: tuple(said.values()) for name, said in found["tables"].items()} == {
+        "one": (True, True, 3),
+        "two": (False, False, 0),
+        "three": (False, True, 0),
+        "four": (False, True, 2),
+    }
 
 
 def test_what_other_hardware_tells_is_beside_the_methods_and_judged_with_none(results: ModuleType) -> None:
@@ -253,7 +328,7 @@ def test_what_other_hardware_tells_is_beside_the_methods_and_judged_with_none(re
     added = [line for line in text.splitlines() if line not in plain.splitlines()]
     assert [line for line in added if line.startswith("| one")] == [
         "| one/lora | 8 / 15 | 4 / 5 | 10 / 20 | 20 / 25 | 12 / 15 | 12 / 15 |",
-        "| one | smollm2-135m, 128 tokens x 4 sequences | `cpu` | 1.50 GiB | 60 | 40 | 20 | 2026-03-01 |",
+        MADE.format("one"),
     ]
     assert "The regret bound that `autofit-elsewhere` stated when it stopped held in 18 of 20 searches." in added
     assert any("1 core, 32.00 GiB" in line for line in added)
@@ -418,11 +493,15 @@ def test_methods_of_another_run_are_taken_where_the_table_is_the_same(results: M
 
 
 def test_tables_of_one_limit_are_replayed_together(results: ModuleType) -> None:
-    groups = results.groups_of(["a.jsonl", "b.jsonl@1GiB", "c.jsonl", "d@e.jsonl@1024MiB"], None)
-    assert [([str(file) for file in g.files], g.memory_limit_bytes) for g in groups] == [
-        (["a.jsonl", "c.jsonl"], None),
-        (["b.jsonl", "d@e.jsonl"], GIB),
+    named = ["a.jsonl", "b.jsonl@1GiB", "a.jsonl@25%", "c.jsonl", "d@e.jsonl@1024MiB", "c.jsonl@25%"]
+    groups = results.groups_of(named, None)
+    assert [([str(file) for file in g.files], g.memory_limit_bytes, g.out_of_memory) for g in groups] == [
+        (["a.jsonl", "c.jsonl"], None, None),
+        (["b.jsonl", "d@e.jsonl"], GIB, None),
+        (["a.jsonl", "c.jsonl"], None, 0.25),
     ]
+    (beside,) = results.with_other_hardware(groups, [Path("one.jsonl")], None)
+    assert [str(file) for file in beside.files] == ["a.jsonl", "c.jsonl", "one.jsonl"]
 
 
 def test_what_the_command_refuses(results: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -431,8 +510,11 @@ def test_what_the_command_refuses(results: ModuleType, tmp_path: Path, capsys: p
         (["--from", str(tmp_path / "other.json")], "does not hold results of this script with schema 1"),
         (["--from", str(tmp_path / "none.json")], "cannot be read"),
         (["--methods", "optuna-tep"], "did you mean optuna-tpe"),
-        (["--seeds", "0"], "--seeds and --jobs must be at least 1"),
+        (["--seeds", "0"], "seeds is 0: it must be at least 1"),
+        (["--jobs", "0"], "jobs is 0: it must be at least 1"),
         (["--table", "a.jsonl@4"], "did you mean 4GiB"),
+        (["--table", "a.jsonl@4.5%"], "'4.5%' is no share of configs"),
+        (["--table", "a.jsonl@100%"], "'100%' is no share of configs"),
         (["--table", str(tmp_path / "a.jsonl")], "unknown table"),
     ):
         with pytest.raises(SystemExit) as ended:

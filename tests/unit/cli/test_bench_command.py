@@ -71,8 +71,8 @@ def test_recorded_files_instead_of_the_store(autofit: Autofit, judged: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "code", "part"),
     [
-        (("replay", "--residuals", "--methods", "autofit"), 2, "leave --methods, --seeds and --memory-limit out"),
-        (("replay", "--residuals", "--seeds", "3"), 2, "leave --methods, --seeds and --memory-limit out"),
+        (("replay", "--residuals", "--methods", "autofit"), 2, "leave --methods, --seeds, --keep, --jobs and"),
+        (("replay", "--residuals", "--seeds", "3"), 2, "leave --methods, --seeds, --keep, --jobs and"),
         (("replay", "--residuals", "--table", "a.jsonl", "--store", "b.db"), 2, "exclude each other"),
         (("replay", "--residuals", "--table", "nowhere.jsonl"), 2, "nowhere.jsonl cannot be read"),
         (("record", "--model", "smollm2-135m"), 2, "Missing option '--out'"),

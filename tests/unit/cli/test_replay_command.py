@@ -17,7 +17,7 @@ from autofit.search.replay import rivals_deepspeed
 from autofit.search.replay.method import CannotRun
 from autofit.units import GIB
 
-REPLAY = ("bench", "replay", "--table", "made.jsonl")
+REPLAY = ("bench", "replay", "--table", "made.jsonl", "--keep", "kept", "--jobs", "1")
 
 
 @pytest.fixture
@@ -44,7 +44,8 @@ def test_a_table_of_methods_for_each_problem(autofit: Autofit) -> None:
     assert end.startswith("autofit stopped by itself for 2 of the seeds, after ") and "% slower than the best" in end
     assert said.startswith("autofit stated at most ") and said.endswith("% slower, which held for 2 of the seeds")
     assert all(len(line) <= 160 for line in done.out.splitlines())
-    assert "made/qlora: checklist, seed 2 of 2\n" in done.err
+    assert ": made/qlora: checklist, seed 2: " in done.err
+    assert "\nmade/any: 176 configs, " in done.out and "; best of full " in done.out
 
 
 @pytest.mark.usefixtures("table")

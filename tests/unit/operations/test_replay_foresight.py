@@ -49,7 +49,7 @@ def table_of(truth: Truth, configs: Iterable[Config], file: Path) -> RecordedTab
 
 
 def foresight_over(*tables: RecordedTable, store: Path) -> ReplayForesight:
-    return ReplayForesight(tables, lambda table: LIMIT, store=str(store), report=lambda line: None)
+    return ReplayForesight(tables, store=str(store), report=lambda line: None)
 
 
 def test_cold_predictions_are_of_the_estimator_and_of_no_trial(

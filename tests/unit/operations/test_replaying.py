@@ -17,9 +17,9 @@ from unit.search.made_truth import Truth, cpu_lattice, make_job
 from autofit.catalog.models import load
 from autofit.errors import AutofitError, NothingFits, UsageError
 from autofit.lattice import Config
-from autofit.operations import replay, replay_foresight, replaying
+from autofit.operations import replay, replay_foresight, replay_problems
 from autofit.operations.recorded_tables import is_table, read_whole
-from autofit.operations.replaying import recorded_problems
+from autofit.operations.replay_problems import Tables, limit_for
 from autofit.outcome import Fits, OutOfMemory, outcome_to_json
 from autofit.units import GIB
 
@@ -58,12 +58,13 @@ def test_every_training_method_is_a_problem(table: Path, truth: Truth) -> None:
     told: list[str] = []
     found = replay([table], methods=CHEAP, seeds=2, report=told.append)
     assert [judged.recorded.problem.name for judged in found.problems] == [
-        f"cpu-of-tests/{method}" for method in ("full", "lora", "qlora")
+        f"cpu-of-tests/{method}" for method in ("full", "lora", "qlora", "any")
     ]
-    assert "cpu-of-tests/lora: optuna-random, seed 2 of 2" in told
+    assert any(": cpu-of-tests/lora: optuna-random, seed 2: " in line for line in told)
     for judged in found.problems:
         problem = judged.recorded.problem
-        assert set(problem.configs) == {c for c in truth.lattice.configs if c["method"] == problem.method}
+        own = (c for c in truth.lattice.configs if problem.method in (c["method"], "any"))
+        assert set(problem.configs) == set(own) and len(problem.methods) == (3 if problem.method == "any" else 1)
         best = truth.outcome(judged.recorded.best.config, LIMIT)
         assert isinstance(best, Fits) and best.measurement == judged.recorded.best.measurement
         assert list(judged.scores) == list(CHEAP)
@@ -90,7 +91,7 @@ def test_a_replay_is_repeatable(table: Path) -> None:
 
 @pytest.mark.usefixtures("no_estimates")
 def test_an_interrupted_replay_goes_on_and_runs_no_search_twice(table: Path, tmp_path: Path) -> None:
-    whole = replay([table], methods=CHEAP, seeds=2).to_json()
+    whole = replay([table], methods=CHEAP[1:], seeds=2).to_json()
     told: list[str] = []
 
     def interrupted(line: str) -> None:
@@ -99,17 +100,56 @@ def test_an_interrupted_replay_goes_on_and_runs_no_search_twice(table: Path, tmp
             raise KeyboardInterrupt
 
     def replayed(report: Callable[[str], None]) -> dict[str, Any]:
-        return replay([table], methods=CHEAP, seeds=2, keep=tmp_path / "kept", report=report).to_json()
+        return replay([table], methods=CHEAP[1:], seeds=2, keep=tmp_path / "kept", report=report).to_json()
 
     with pytest.raises(KeyboardInterrupt):
         replayed(interrupted)
-    stopped_at = told.pop()
     assert replayed(told.append) == whole
-    assert told[10] == stopped_at and len(set(told)) == len(told) == 3 * len(CHEAP) * 2
+    ran = [line.split(": ", 1)[1].rsplit(": ", 1)[0] for line in told]
+    assert len(set(ran)) == len(ran) == 4 * len(CHEAP[1:]) * 2
+    # Every method has its first seed before any has its second.
+    assert ["seed 1" in search for search in ran] == [True] * 12 + [False] * 12
     assert replayed(lambda line: pytest.fail(f"run twice: {line}")) == whole
     # More seeds are added to those that are kept.
     replay([table], methods=["checklist"], seeds=3, keep=tmp_path / "kept", report=told.append)
-    assert told[-3:] == [f"cpu-of-tests/{method}: checklist, seed 3 of 3" for method in ("full", "lora", "qlora")]
+    for line, method in zip(told[-4:], ("full", "lora", "qlora", "any"), strict=True):
+        assert f"of 4: cpu-of-tests/{method}: checklist, seed 3: " in line
+
+
+def test_the_best_of_a_whole_table_is_that_of_the_most_faithful_method_that_fits(table: Path, truth: Truth) -> None:
+    fitting = [c for c in truth.lattice.configs if truth.memory(c) <= LIMIT]
+    assert min(fitting, key=truth.seconds)["method"] != "full"
+    full = next(c for c in truth.lattice.configs if c["method"] == "full")
+    least = min(truth.memory(c) for c in truth.lattice.configs if c["method"] == "full")
+    for limit, method in ((LIMIT, "full"), (least - 1, "lora")):
+        (whole,) = (r for r in Tables(files=(table,), memory_limit_bytes=limit).problems() if r.problem.method == "any")
+        assert whole.best.method == method and whole.best == whole.best_of(method)
+        assert all(
+            whole.problem.merit(full, 1.0) > whole.problem.merit(c, 9.0) for c in fitting if c["method"] != "full"
+        )
+
+
+@pytest.mark.parametrize(("share", "methods"), [(0.25, ["lora", "qlora"]), (0.5, ["lora", "qlora", "any"])])
+def test_a_limit_under_which_a_share_runs_out(share: float, methods: list[str], table: Path, truth: Truth) -> None:
+    """For the problems of which fewer do under the table's own."""
+    own = {r.problem.method: r for r in Tables(files=(table,)).problems()}
+    found = {r.problem.method: r for r in Tables(files=(table,), out_of_memory=share).problems()}
+    assert list(found) == methods == [m for m, r in own.items() if r.out_of_memory < share * len(r.trials)]
+    for recorded in found.values():
+        limit, count = recorded.problem.memory_limit_bytes, len(recorded.trials)
+        sizes = sorted(truth.memory(c) for c in recorded.problem.configs)
+        largest_in = max(size for size in sizes if size <= limit)
+        smallest_out = min(size for size in sizes if size > limit)
+        assert recorded.out_of_memory == sum(size > limit for size in sizes) >= share * count
+        assert sum(size > smallest_out for size in sizes) < share * count, "one config fewer would be too few"
+        assert limit == (largest_in + smallest_out) // 2
+
+
+def test_no_limit_leaves_a_share_of_what_is_all_alike(truth: Truth) -> None:
+    trials = [replace(truth.trial(c, LIMIT), outcome=fits(1.0, 100.0)) for c in truth.lattice.configs[:4]]
+    assert limit_for(trials, 0.25, below=LIMIT) is None
+    assert limit_for(trials[:3], 1.0, below=LIMIT) is None
+    assert limit_for([*trials, replace(trials[0], outcome=fits(1.2, 1.0))], 0.2, below=LIMIT) == int(1.1 * GIB)
 
 
 @pytest.mark.usefixtures("no_estimates")
@@ -140,6 +180,7 @@ def test_what_is_wrong_with_the_request(table: Path, tmp_path: Path, monkeypatch
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"methods": ["optuna-tep"]}, "unknown search method 'optuna-tep': did you mean optuna-tpe"),
         ({"seeds": 0}, "seeds is 0"),
+        ({"jobs": 0}, "jobs is 0"),
         ({"memory_limit_bytes": 2 * GIB}, "above the 1.50 GiB under which"),
         ({"tables": [tmp_path / "cpu-of-test.jsonl"]}, r"did you mean .*cpu-of-tests\.jsonl"),
         ({"tables": [table, table]}, "two tables are named cpu-of-tests"),
@@ -147,7 +188,7 @@ def test_what_is_wrong_with_the_request(table: Path, tmp_path: Path, monkeypatch
     for arguments, said in wrong:
         with pytest.raises(UsageError, match=said):
             replay(**{"tables": [table], **arguments})
-    monkeypatch.setattr(replaying, "RECORDED", tmp_path / "elsewhere")
+    monkeypatch.setattr(replay_problems, "RECORDED", tmp_path / "elsewhere")
     with pytest.raises(UsageError, match=r"no recorded table in .*elsewhere.*--table FILE"):
         replay()
 
@@ -156,13 +197,13 @@ def test_what_is_wrong_with_the_request(table: Path, tmp_path: Path, monkeypatch
 def test_the_tables_of_a_checkout_are_the_default(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "export.jsonl").write_text('{"schema": 1, "autofit": "0.1.0"}\n')
     (tmp_path / "notes.jsonl").write_text("none\n")
-    monkeypatch.setattr(replaying, "RECORDED", tmp_path)
+    monkeypatch.setattr(replay_problems, "RECORDED", tmp_path)
     found = replay(methods=["checklist"], seeds=1)
     assert {judged.recorded.problem.table for judged in found.problems} == {"cpu-of-tests"}
 
 
 def test_every_recorded_table_of_this_checkout_is_whole() -> None:
-    tables = [path for path in replaying.RECORDED.glob("*.jsonl") if is_table(path)]
+    tables = [path for path in replay_problems.RECORDED.glob("*.jsonl") if is_table(path)]
     assert tables
     for path in tables:
         assert read_whole(path).trials
@@ -228,6 +269,13 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
         changed(1, in_measurement(device_bytes=LIMIT + 1)),
         r"row \d+: device_bytes is 1610612737: what fits has at least 0 and at most the limit",
     ),
+    "negative setup": (
+        changed(1, in_measurement(setup_seconds=-1.0)),
+        r"row \d+: setup_seconds is -1.0, and must be at",
+    ),
+    "negative memory": (changed(1, in_measurement(peak_allocated_bytes=-8)), r"row \d+: peak_allocated_bytes is -8,"),
+    "memory in words": (changed(1, in_measurement(host_peak_bytes="1 GiB")), r"row \d+: host_peak_bytes is '1 GiB'"),
+    "no slow step": (changed(1, in_steps(p95=0.0)), r"row \d+: step_seconds.p95 is 0.0, and must be above 0"),
     "negative step": (changed(1, in_steps(median=-1.0)), r"row \d+: step_seconds.median is -1.0"),
     "negative spread": (changed(1, in_steps(relative_spread=-0.1)), r"row \d+: step_seconds.relative_spread is -0.1"),
     "endless spread": (changed(1, in_steps(relative_spread=5e3)), r"row \d+: step_seconds.relative_spread is 5000"),
@@ -292,10 +340,10 @@ def test_what_fits_in_one_pass_alone_is_told_and_counts_as_not_fitting(lines: Li
     (config,) = read_whole(file).contradicting
     assert config == Config.from_json(fitting["config"])
     said: list[str] = []
-    problems = recorded_problems([file], report=said.append)
+    problems = Tables(files=(file,)).problems(said.append)
     assert said[0] == "t: 1 configs fit in one pass but not in another: counted as not fitting"
-    (outcome,) = (p.trials[config].outcome for p in problems if config in p.trials)
-    assert isinstance(outcome, OutOfMemory)
+    outcomes = [p.trials[config].outcome for p in problems if config in p.trials]
+    assert len(outcomes) == 2 and all(isinstance(outcome, OutOfMemory) for outcome in outcomes)
 
 
 def test_a_folder_is_no_table(tmp_path: Path) -> None:

@@ -47,15 +47,15 @@ def recorded(
     seconds: Callable[[Config], float] = lambda config: 7.5,
 ) -> Recorded:
     """A table of the world's configs of a method, each run once."""
-    configs = [c for c in truth.lattice.configs if c["method"] == method and keep(c)]
+    configs = [c for c in truth.lattice.configs if method in (c["method"], "any") and keep(c)]
     trials = {c: replace(truth.trial(c, limit), seconds=seconds(c)) for c in configs}
     return Recorded(problem=problem_of(truth, configs, limit=limit, method=method), trials=trials)
 
 
-def of_outcomes(truth: Truth, outcomes: dict[Config, Outcome], limit: int = LIMIT) -> Recorded:
+def of_outcomes(truth: Truth, outcomes: dict[Config, Outcome], limit: int = LIMIT, *, method: str = "full") -> Recorded:
     """A table of these outcomes."""
     trials = {c: replace(truth.trial(c, limit), outcome=outcome) for c, outcome in outcomes.items()}
-    return Recorded(problem=problem_of(truth, outcomes, limit=limit), trials=trials)
+    return Recorded(problem=problem_of(truth, outcomes, limit=limit, method=method), trials=trials)
 
 
 def run(table: Recorded, method: SearchMethod, seed: int = 0) -> Trace:

@@ -41,7 +41,7 @@ def test_the_truth_of_a_table(table: Recorded, configs: list[Config]) -> None:
 
 def test_when_the_best_was_near(table: Recorded, configs: list[Config]) -> None:
     made = trace(table, [configs[i] for i in (4, 1, 2, 6, 3, 0)], seconds=2.0)
-    assert [trials_to(made, 100.0, within) for within in (0.05, 0.02, 0.01, 0.0)] == [3, 5, 5, 6]
+    assert [trials_to(made, table.best, within) for within in (0.05, 0.02, 0.01, 0.0)] == [3, 5, 5, 6]
     found = score(table, [made])
     assert found.reached[0] == Reached(
         within=0.05, seeds=1, trials=Spread(median=3, p90=3), seconds=Spread(median=6.0, p90=6.0)
@@ -68,8 +68,8 @@ def test_what_was_never_reached_is_no_number(table: Recorded, configs: list[Conf
         found = score(table, traces).reached[-1]
         assert (found.trials, found.seeds) == (Spread(median=median, p90=p90), seeds)
         assert (found.seconds.median is None) == (median is None)
-    assert math.isinf(regret(trace(table, [configs[4]]), 100.0))
-    assert regret(never, 100.0) == pytest.approx(0.5)
+    assert math.isinf(regret(trace(table, [configs[4]]), table.best))
+    assert regret(never, table.best) == pytest.approx(0.5)
 
 
 def test_the_share_of_the_frontiers_area(table: Recorded, configs: list[Config]) -> None:

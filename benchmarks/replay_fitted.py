@@ -1,0 +1,56 @@
+"""What the estimator's constants were fitted to, held against the tables on which searches that use it are judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from autofit.hardware import Hardware
+
+FITTED = {
+    "the guess of a processor's speed (`estimate/speed.py`)": ("cpu-2c-every-axis",),
+    "the model of the C library's heap (`estimate/heap.py`)": ("cpu-2c-every-axis", "cpu-2c-main-job-trials"),
+}
+"""By what was fitted, the files in recorded/ that it was fitted to."""
+BY_HAND = (
+    "Which causes count in the heap was worked out by looking at all tables, and which operations pay for what in time "
+    "at all but those of the Zen 5 machine."
+)
+"""What no fit chose but a person."""
+Measured = tuple[str, str, str]
+"""Hardware, workload and config of one trial, each as text that is equal for equal ones."""
+
+
+def fitted_to(tables: Iterable[Path], recorded: Path) -> dict[str, Any]:
+    """What was fitted to what and, for each of the tables, whether it is in a fit itself, whether a fit has trials of
+    its hardware, and how many of its configs a fit has, measured another time; as a JSON object."""
+    files = {name: recorded / f"{name}.jsonl" for names in FITTED.values() for name in names}
+    known = {trial for file in files.values() for trial in measured(file)}
+    return {
+        "what": {what: list(names) for what, names in FITTED.items()},
+        "trials": len(known),
+        "by_hand": BY_HAND,
+        "tables": {
+            table.stem: {
+                "in_fit": table.stem in files,
+                "hardware_in_fit": bool({h for h, _, _ in measured(table)} & {h for h, _, _ in known}),
+                "configs_in_fit": len(set(measured(table)) & known),
+            }
+            for table in tables
+        },
+    }
+
+
+def measured(file: Path) -> list[Measured]:
+    """The trials of a recorded table, or of an export of `autofit db export`."""
+    header, *rows = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+    return [
+        (
+            Hardware.from_json((row if "hardware" in row else header)["hardware"]).key,
+            json.dumps((row if "workload" in row else header)["workload"], sort_keys=True),
+            json.dumps(row["config"], sort_keys=True),
+        )
+        for row in rows
+    ]
