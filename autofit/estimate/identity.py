@@ -13,7 +13,7 @@ from autofit.techniques import Job
 
 class EstimateKeys:
     """Keys of one job's estimates: equal exactly where every figure of the estimates is, except for the fragmentation
-    of those that are not replayed, which is that of whichever config with the same decoder came first.
+    of those that are not replayed, which is that of whichever config alike came first.
 
     The memory limit is not part of them, because it is the caller's (`Estimate.under`); nor are the model's name, the
     seed, the amount of memory present, and the rates, because a stored estimate is timed when it is read.

@@ -1,0 +1,75 @@
+"""Estimates of a whole lattice: parts that add up, and what they borrow from each other instead of replaying it."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from dataclasses import replace
+
+import pytest
+from tiny import CUDA_HARDWARE, STACK, model
+
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.estimator import Estimator
+from autofit.estimate.replays import alikeness
+from autofit.lattice import Config
+from autofit.space import load
+from autofit.techniques import AXES, Job, unsupported
+from autofit.units import GIB
+from autofit.workload import Workload
+
+LIMIT, BATCH = 24 * GIB, 64
+MODEL = model(
+    "llama", num_hidden_layers=4, hidden_size=2048, intermediate_size=5632, num_attention_heads=16,
+    num_key_value_heads=4, head_dim=128, vocab_size=32000, max_position_embeddings=2048, tie_word_embeddings=False,
+)  # fmt: skip
+"""Small in depth alone: a card holds some of its configs, and its blocks are as large as those of actual models."""
+DECODERS, CONFIGS = 6, 100
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    workload = Workload(model=MODEL.name, model_digest=MODEL.digest, seq_len=2048, global_batch=BATCH)
+    stack = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3")
+    return Job(model=MODEL, workload=workload, hardware=CUDA_HARDWARE, stack=stack)
+
+
+@pytest.fixture(scope="module")
+def sample(job: Job) -> list[Config]:
+    """Configs of the default space in its order, of a few decoders as each must be traced."""
+    every = [c for c in load("single-gpu", AXES).configs(AXES, batch=BATCH) if unsupported(c, job) is None]
+    chance = random.Random(0)
+    decoders = set(chance.sample(sorted({alikeness(c)[0] for c in every}, key=str), DECODERS))
+    chosen = set(chance.sample([c for c in every if alikeness(c)[0] in decoders], CONFIGS))
+    return [c for c in every if c in chosen]
+
+
+@pytest.fixture(scope="module")
+def estimates(job: Job, sample: list[Config]) -> list[tuple[Estimate, Estimate]]:
+    """Of each config, as in a sweep and by itself."""
+    estimator = Estimator(job, None)
+    swept = [estimator.estimate(c, memory_limit_bytes=LIMIT, replayed=False) for c in sample]
+    alone = [estimator.estimate(c, memory_limit_bytes=LIMIT) for c in sample]
+    return list(zip(swept, alone, strict=True))
+
+
+def test_what_is_alive_adds_up_to_what_the_driver_would_show(estimates: list[tuple[Estimate, Estimate]]) -> None:
+    assert len(estimates) == CONFIGS
+    for found in (e for both in estimates for e in both):
+        assert sum(found.breakdown.values()) == found.device_bytes
+        assert min(found.breakdown.values()) >= 0
+        assert found.peak_allocated_bytes <= found.peak_reserved_bytes < found.device_bytes
+        assert max(found.phase_peaks.values()) == found.peak_allocated_bytes
+        assert found.fits or not found.gives_back_cache
+
+
+def test_borrowed_fragmentation_is_nearly_ones_own(estimates: list[tuple[Estimate, Estimate]]) -> None:
+    assert [swept.fits for swept, _ in estimates] == [alone.fits for _, alone in estimates]
+    errors = {
+        fits: [abs(swept.device_bytes / alone.device_bytes - 1.0) for swept, alone in estimates if alone.fits is fits]
+        for fits in (True, False)
+    }
+    assert min(map(len, errors.values())) > 10
+    assert sum(error > 0.0 for error in errors[True]) > 30, "many borrow"
+    assert statistics.median(errors[True]) < 0.005 and statistics.quantiles(errors[True], n=20)[-1] < 0.03
+    assert max(errors[True]) < 0.1 and max(errors[False]) < 0.2
