@@ -6,6 +6,7 @@ from autofit.estimate.libraries.ddp import Ddp
 from autofit.estimate.libraries.fsdp import Fsdp
 from autofit.estimate.libraries.library import Holdings, Library, Traffic
 from autofit.estimate.libraries.zero import Buckets, Zero
+from autofit.estimate.libraries.zero_third import ZeroThree
 from autofit.lattice import Config
 from autofit.techniques import Job, needs_process_group
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
@@ -22,8 +23,9 @@ def library(config: Config, job: Job) -> Library | None:
         return Ddp(ranks=ranks)
     if not uses_deepspeed(config):
         return Fsdp(ranks=ranks, reshards=sharding == "fsdp", mixed=mixed, offloads=offload == "params")
-    return Zero(
-        stage=deepspeed_stage(config),
+    stage = deepspeed_stage(config)
+    return (ZeroThree if stage == 3 else Zero)(
+        stage=stage,
         ranks=ranks,
         offload=offload,
         mixed=mixed,

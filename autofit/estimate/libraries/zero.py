@@ -1,7 +1,8 @@
 """DeepSpeed's ZeRO: flat partitions of master weights and states, gradients reduced through buckets of fixed size.
 
-When each buffer comes and goes is taken from deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py,
-and for stage 1 with 16-bit weights runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model
+Here is what the stages have in common, and when the buffers of stages 1 and 2 come and go; those of stage 3 are in
+zero_third.py. They are taken from deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, and for
+stage 1 with 16-bit weights runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model
 (`_setup_for_real_optimizer`). Trained weights lie in one flat buffer, of which stage 3 keeps its own part.
 `setup_buckets` allocates a bucket in full however small the model is. Gradients are summed over micro-batches in fp32
 where weights are 16-bit and their masters fp32 (`sums_in_fp32` of techniques/deepspeed_settings.py): stage 2 has a flat
@@ -21,7 +22,7 @@ from typing import Any
 
 from autofit.estimate.amounts import RANK
 from autofit.estimate.libraries.ddp import into_buckets
-from autofit.estimate.libraries.edit import ROOT, Edit, Unit, alike, beside, plain, shared
+from autofit.estimate.libraries.edit import ROOT, Edit, alike, beside, plain, shared
 from autofit.estimate.libraries.library import Holdings, Traffic, passes
 from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
 from autofit.lattice import Config
@@ -83,7 +84,7 @@ class Buckets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero:
-    """One stage of ZeRO, with the optimizer or all parameters in host memory or on disk."""
+    """Stage 1 or 2 of ZeRO, with the optimizer in host memory or not; and what stage 3 shares with them."""
 
     stage: int
     ranks: int
@@ -105,12 +106,6 @@ class Zero:
         return 0 if self.offload != "none" else self.ranks
 
     @property
-    def _gathers(self) -> bool:
-        """Whether stage 3 copies what it gathers: the only rank of a CPU takes its shard itself (`NoGatherHandle` of
-        runtime/zero/partition_parameters.py)."""
-        return self.pinned or self.ranks > 1
-
-    @property
     def flat(self) -> float:
         return SUB_GROUP * self.ranks if self.stage == 3 else math.inf
 
@@ -120,8 +115,6 @@ class Zero:
 
     def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
         last = "backward-2" if accumulates else "backward-1"
-        if self.stage == 3:
-            return self._third(tape, last)
         if self.stage == 2:
             edit, trained = self._second(tape, last)
         elif self.mixed and self.updaters:
@@ -129,7 +122,7 @@ class Zero:
         else:
             edit, trained = self._first(tape, last)
         if self.updaters:
-            edit.allocate((self._masters * b for b in trained), None, shares=self.ranks, holds=Category.OPTIMIZER)
+            edit.allocate((self.masters * b for b in trained), None, shares=self.ranks, holds=Category.OPTIMIZER)
         else:  # temp_grad_buffer_for_gpu_offload
             edit.allocate([max(trained, default=0)], None)
         return edit.tape
@@ -139,7 +132,7 @@ class Zero:
         if not self.updaters:
             return Tape()
         found = shared(tape, self.ranks)
-        share = holdings.trained_bytes * self._masters // self.ranks
+        share = holdings.trained_bytes * self.masters // self.ranks
         if self.stage == 3:
             share = min(share, SUB_GROUP * (4 if self.mixed or self.wide else 2))
         return found if self.mixed and self.stage < 3 else beside(found, share)
@@ -149,7 +142,7 @@ class Zero:
         if self.offload == "none":
             return 0
         trained = holdings.trained_bytes / self.ranks
-        masters, states = self._masters * trained, holdings.states_bytes / self.ranks
+        masters, states = self.masters * trained, holdings.states_bytes / self.ranks
         if self.offload == "nvme":
             return self._beside_files(trained)
         if self.stage == 3:
@@ -171,10 +164,10 @@ class Zero:
         gradients while they are summed, some parameters, and the buffers through which parameters and states go to the
         files and back, locked from the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files
         only."""
-        group = min(trained, (self.buckets.parameter + self.buckets.group) * self._width)
-        kept = (self._masters * trained, min(trained, self.buckets.in_memory * self._width))
-        buffers = self.buckets.parameters * self.buckets.parameter * self._width
-        return int(sum(map(self._block, kept)) + buffers + self.buckets.states * self._masters * group)
+        group = min(trained, (self.buckets.parameter + self.buckets.group) * self.width)
+        kept = (self.masters * trained, min(trained, self.buckets.in_memory * self.width))
+        buffers = self.buckets.parameters * self.buckets.parameter * self.width
+        return int(sum(map(self._block, kept)) + buffers + self.buckets.states * self.masters * group)
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         away = (self.ranks - 1) / self.ranks
@@ -186,11 +179,11 @@ class Zero:
             linked = away * trained * (2 * reductions + 1)  # all-reduced, although each rank keeps only its own part
         hosted = disk_read = disk_written = 0.0
         if self.offload != "none":
-            hosted = (self._sums_moved(micro_steps) + self._masters + 1.0) * trained / self.ranks
+            hosted = (self._sums_moved(micro_steps) + self.masters + 1.0) * trained / self.ranks
         if self.offload in ("params", "nvme"):
             hosted += 2.0 * micro_steps * everything / self.ranks
         if self.offload == "nvme":
-            swapped = (self._masters * trained + holdings.states_bytes) / self.ranks
+            swapped = (self.masters * trained + holdings.states_bytes) / self.ranks
             disk_read = swapped + 2.0 * micro_steps * everything / self.ranks
             disk_written = swapped + trained / self.ranks
         return Traffic(
@@ -206,35 +199,37 @@ class Zero:
         """How often the bytes of a trained weight go to the host or back while micro-batches are summed there: out at
         each one, and back in for the next."""
         if self.stage == 3:
-            return self._masters * (2.0 * micro_steps - 1.0)
+            return self.masters * (2.0 * micro_steps - 1.0)
         return 2.0 * micro_steps - 1.0 if micro_steps > 1 else 0.0
 
     @property
-    def _masters(self) -> int:
+    def masters(self) -> int:
         """Size of a master weight, as a multiple of the trained weight's."""
         return 2 if self.mixed else 1
 
     @property
-    def _width(self) -> int:
+    def width(self) -> int:
+        """Bytes per element of a weight on the device."""
         return 4 if self.wide else 2
 
     def _block(self, size: float) -> float:
         return 2.0 ** math.ceil(math.log2(size)) if self.pinned and size > 0 else size
 
-    def _trained(self, edit: Edit) -> list[int]:
+    def trained(self, edit: Edit) -> list[int]:
+        """Bytes of the trained parameters."""
         return [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
 
     def _bucket(self, edit: Edit, stage: str) -> Sequence[int]:
         """The reduction's buffers."""
         count = 2 if self.buckets.overlaps else 1
-        return edit.allocate([self.buckets.reduce * self._width * count], Place(stage, AFTER))
+        return edit.allocate([self.buckets.reduce * self.width * count], Place(stage, AFTER))
 
     def _partition(self, edit: Edit, trained: Sequence[int], stage: str) -> Sequence[int]:
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
         if not self.mixed:
-            reached = self._reached([self._bytes(p) for p in edit.in_order() if p.trained])
+            reached = self._reached([self.bytes(p) for p in edit.in_order() if p.trained])
             return edit.allocate([sum(reached)], Place(stage, AFTER), holds=Category.GRADIENTS)
-        wide = (self._masters * b for b in trained)
+        wide = (self.masters * b for b in trained)
         return edit.allocate(wide, Place(stage, AFTER), shares=self.ranks, holds=Category.GRADIENTS)
 
     def _reached(self, sizes: Sequence[int]) -> list[int]:
@@ -249,14 +244,14 @@ class Zero:
         ]
         return max(every, key=sum)
 
-    def _bytes(self, parameter: Storage) -> int:
+    def bytes(self, parameter: Storage) -> int:
         """At the adapters' actual rank."""
         return parameter.bytes if parameter.bytes % RANK else parameter.bytes // RANK * self.rank
 
     def _second(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
         """Gradients go through the bucket into the rank's own partition."""
         edit = Edit(alike(tape))
-        trained = self._trained(edit)
+        trained = self.trained(edit)
         for number in (1, 2):
             stage = f"backward-{number}"
             made = {index for found in edit.gradients(stage).values() for index in found}
@@ -268,37 +263,37 @@ class Zero:
             into_buckets(edit, stage, made)
             end = edit.after_stage(stage)
             edit.free(end, bucket)
-            self._last_reduction(edit, stage, ends=stage == last)
+            self.last_reduction(edit, stage, ends=stage == last)
             if stage == last:
-                self._norm(edit, stage)
+                self.norm(edit, stage)
             if number > 1:
                 edit.free(end, own)
         return edit, trained
 
-    def _norm(self, edit: Edit, stage: str) -> None:
+    def norm(self, edit: Edit, stage: str) -> None:
         """The norm of each gradient in turn, computed on an fp64 copy: in stages 1 and 2 of every whole gradient that
         reaches into a rank's part of the flat buffer."""
-        widest = max((p for p in edit.in_order() if p.trained), key=self._bytes, default=None)
+        widest = max((p for p in edit.in_order() if p.trained), key=self.bytes, default=None)
         if widest is None or not self.updaters:
             return
         shares = self.ranks if self.stage == 3 else 1
-        copy = edit.allocate([widest.bytes * NORM_BYTES // self._width], Place(stage, AFTER), shares=shares)
+        copy = edit.allocate([widest.bytes * NORM_BYTES // self.width], Place(stage, AFTER), shares=shares)
         end = edit.after_stage(stage)
         end += [Event(index, True) for index in copy]
         edit.free(end, copy)
 
-    def _last_reduction(self, edit: Edit, stage: str, *, ends: bool) -> None:
+    def last_reduction(self, edit: Edit, stage: str, *, ends: bool) -> None:
         """The gradient of an input embedding comes last and waits for the end of the backward (`...reduce_epilogue`,
         `independent_gradient_partition_epilogue`); no gradient is larger. Handing it on takes more of the device: in
         stage 3 its part in the format of the sums (`__avg_scatter_grads`), which are accumulated there
         (`partition_grads`), and when the accumulation `ends` with the optimizer on the host, a norm
         (`set_norm_for_param_grad_in_gpu`, `_offload_grad_partition_at_boundary`).
         """
-        widest = max((p for p in edit.in_order() if p.trained), key=self._bytes, default=None)
+        widest = max((p for p in edit.in_order() if p.trained), key=self.bytes, default=None)
         if widest is None:
             return
         place, parted = Place(stage, AFTER), self.stage == 3
-        formats = self._masters * (self.mixed + (self.pinned and not self.updaters)) if parted else 0
+        formats = self.masters * (self.mixed + (self.pinned and not self.updaters)) if parted else 0
         beside = [widest.bytes * formats]
         if ends and not self.updaters:
             beside.append(self._in_fp64(widest))
@@ -311,16 +306,16 @@ class Zero:
     def _in_fp64(self, gradient: Storage) -> int:
         """Bytes of a gradient's fp64 copy for a norm; stage 3 copies NORM_ELEMENTS of a rank's part at a time."""
         most = NORM_ELEMENTS * self.ranks
-        if self.stage == 3 and self._bytes(gradient) // self._width > most:
+        if self.stage == 3 and self.bytes(gradient) // self.width > most:
             return most * NORM_BYTES
-        return gradient.bytes * NORM_BYTES // self._width
+        return gradient.bytes * NORM_BYTES // self.width
 
     def _first_mixed(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
         """fp32 gradients of the whole model exist from the start, alongside the 16-bit ones, which each backward adds
         to them and zeroes; the last one's sum is reduced in 16 bits."""
         edit = Edit(tape)
-        trained = self._trained(edit)
-        edit.allocate((self._masters * b for b in trained), None, holds=Category.GRADIENTS)
+        trained = self.trained(edit)
+        edit.allocate((self.masters * b for b in trained), None, holds=Category.GRADIENTS)
         end = edit.after_stage(last)
         sent = edit.allocate(trained, Place(last, AFTER))
         end += [Event(index, True) for index in sent]
@@ -330,7 +325,7 @@ class Zero:
     def _first(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
         """Gradients stay whole until the last micro-step has reduced them."""
         edit = Edit(tape)
-        trained = self._trained(edit)
+        trained = self.trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]
         bucket = self._bucket(edit, last)
         at_first(edit, "backward-1", set(made), [Event(index, True) for index in bucket])
@@ -338,106 +333,9 @@ class Zero:
         if self.updaters:
             own = self._partition(edit, trained, last)
             end += [Event(index, True) for index in own]
-        self._norm(edit, last)
+        self.norm(edit, last)
         edit.free(end, (*made, *bucket))
         return edit, trained
-
-    def _third(self, tape: Tape, last: str) -> Tape:
-        edit = Edit(alike(tape))
-        trained = self._trained(edit)
-        for number in (1, 2):
-            made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
-            if self._gathers:
-                self._gather(edit, number)
-            into_buckets(edit, f"backward-{number}", made)
-            self._last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)
-        self._norm(edit, last)
-        away = self.offload in ("params", "nvme")
-        parameters = [s for s in edit.tape.storages if s.trained is not None]
-        persisting = [s.bytes for s in parameters if self._persists(s)]
-        for storage in parameters:
-            if not self._persists(storage):
-                storage.shares = self.ranks
-                storage.bytes = 0 if away else storage.bytes
-        if not away:  # their part of the flat buffer exists all the same
-            edit.allocate(persisting, None, shares=self.ranks, holds=Category.WEIGHTS)
-        edit.allocate([self.buckets.reduce * self._width], None)
-        if self.updaters:
-            wide = [self._masters * b for b in trained]
-            edit.allocate(wide, None, shares=self.ranks, holds=Category.GRADIENTS)
-            edit.allocate(wide, None, shares=self.ranks, holds=Category.OPTIMIZER)
-        return edit.tape
-
-    def _persists(self, storage: Storage) -> bool:
-        return self._gathers and self._bytes(storage) // storage.item_bytes <= self.buckets.persists
-
-    def _gather(self, edit: Edit, number: int) -> None:
-        """Modules are whole while they run, along with what is prefetched; what is soon used again stays.
-
-        The forward goes module by module, the backward recomputes a layer and then needs it again. The root itself
-        reads the head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py), which is therefore whole from the start
-        of the forward to the end of the backward.
-        """
-        forward, backward = f"forward-{number}", f"backward-{number}"
-        first, last = edit.at_start(Place(forward, 0)), edit.at_end(Place(backward, 0))
-        start, end = edit.before_stage(forward), edit.after_stage(backward)
-        lead, rest = self._around(edit)
-        head, embedded = self._fetch(edit, rest, start), self._fetch(edit, lead, start)
-        edit.free(first, embedded)
-        stays = self._reused(edit)
-        whole: dict[Unit, Sequence[int]] = {}
-        for layer in edit.layers:
-            of_layer = [p.bytes for p in edit.parameters(layer) if not self._persists(p)]
-            place = Place(forward, layer)
-            start_of, end_of = edit.at_start(place), edit.at_end(place)
-            fetched = self._fetch(edit, of_layer if layer in stays else [max(of_layer, default=0)], start_of)
-            ahead = self._fetch_ahead(edit, start_of)
-            edit.free(end_of, ahead)
-            if layer in stays:
-                whole[layer] = fetched
-            else:
-                edit.free(end_of, fetched)
-        for layer in reversed(edit.layers):
-            place = Place(backward, layer)
-            start_of, end_of = edit.at_start(place), edit.at_end(place)
-            if layer not in whole:
-                whole[layer] = self._fetch(
-                    edit, [p.bytes for p in edit.parameters(layer) if not self._persists(p)], start_of
-                )
-            ahead = self._fetch_ahead(edit, start_of)
-            edit.free(end_of, (*ahead, *whole.pop(layer)))
-        embedded = self._fetch(edit, lead, last)
-        edit.free(end, (*embedded, *head))
-
-    def _around(self, edit: Edit) -> tuple[list[int], list[int]]:
-        """Bytes of (what only the start of a forward needs, everything else outside the layers).
-
-        With nothing after the layers, as with a tied head, all of it is in the latter.
-        """
-        first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, edit.in_order())}
-        outside = [p for p in edit.parameters(ROOT) if not self._persists(p)]
-        lead = [p.bytes for p in outside if id(p) in first]
-        rest = [p.bytes for p in outside if id(p) not in first]
-        return (lead, rest) if rest else ([], lead)
-
-    def _fetch_ahead(self, edit: Edit, events: list[Event]) -> Sequence[int]:
-        return self._fetch(edit, [self.buckets.prefetch * self._width], events)
-
-    def _fetch(self, edit: Edit, sizes: Sequence[int], events: list[Event]) -> Sequence[int]:
-        # Without overlap, `__allgather_stream` of runtime/zero/partitioned_param_coordinator.py is the main stream.
-        found = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
-        events += [Event(index, True) for index in found]
-        return found
-
-    def _reused(self, edit: Edit) -> set[Unit]:
-        """The layers that the backward needs again before `reuse` other parameters have been used."""
-        between, found = 0, set[Unit]()
-        for layer in reversed(edit.layers):
-            if between > self.buckets.reuse * self._width:
-                break
-            found.add(layer)
-            between += 2 * sum(p.bytes for p in edit.parameters(layer))
-        return found
 
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:

@@ -1,0 +1,125 @@
+"""ZeRO's stage 3: parameters are partitioned too, and gathered around each module that uses them.
+
+When each buffer comes and goes is taken from deepspeed 0.19.8: runtime/zero/stage3.py, partition_parameters.py,
+partitioned_param_coordinator.py and parameter_offload.py in the same folder.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autofit.estimate.libraries.ddp import into_buckets
+from autofit.estimate.libraries.edit import ROOT, Edit, Unit, alike
+from autofit.estimate.libraries.zero import Zero
+from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroThree(Zero):
+    """Stage 3 of ZeRO, with the optimizer or all parameters in host memory or on disk, or neither."""
+
+    @property
+    def _gathers(self) -> bool:
+        """Whether stage 3 copies what it gathers: the only rank of a CPU takes its shard itself (`NoGatherHandle` of
+        runtime/zero/partition_parameters.py)."""
+        return self.pinned or self.ranks > 1
+
+    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+        last = "backward-2" if accumulates else "backward-1"
+        edit = Edit(alike(tape))
+        trained = self.trained(edit)
+        for number in (1, 2):
+            made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
+            if self._gathers:
+                self._gather(edit, number)
+            into_buckets(edit, f"backward-{number}", made)
+            self.last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)
+        self.norm(edit, last)
+        away = self.offload in ("params", "nvme")
+        parameters = [s for s in edit.tape.storages if s.trained is not None]
+        persisting = [s.bytes for s in parameters if self._persists(s)]
+        for storage in parameters:
+            if not self._persists(storage):
+                storage.shares = self.ranks
+                storage.bytes = 0 if away else storage.bytes
+        if not away:  # their part of the flat buffer exists all the same
+            edit.allocate(persisting, None, shares=self.ranks, holds=Category.WEIGHTS)
+        edit.allocate([self.buckets.reduce * self.width], None)
+        if self.updaters:
+            wide = [self.masters * b for b in trained]
+            edit.allocate(wide, None, shares=self.ranks, holds=Category.GRADIENTS)
+            edit.allocate(wide, None, shares=self.ranks, holds=Category.OPTIMIZER)
+        return edit.tape
+
+    def _persists(self, storage: Storage) -> bool:
+        return self._gathers and self.bytes(storage) // storage.item_bytes <= self.buckets.persists
+
+    def _gather(self, edit: Edit, number: int) -> None:
+        """Modules are whole while they run, along with what is prefetched; what is soon used again stays.
+
+        The forward goes module by module, the backward recomputes a layer and then needs it again. The root itself
+        reads the head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py), which is therefore whole from the start
+        of the forward to the end of the backward.
+        """
+        forward, backward = f"forward-{number}", f"backward-{number}"
+        first, last = edit.at_start(Place(forward, 0)), edit.at_end(Place(backward, 0))
+        start, end = edit.before_stage(forward), edit.after_stage(backward)
+        lead, rest = self._around(edit)
+        head, embedded = self._fetch(edit, rest, start), self._fetch(edit, lead, start)
+        edit.free(first, embedded)
+        stays = self._reused(edit)
+        whole: dict[Unit, Sequence[int]] = {}
+        for layer in edit.layers:
+            of_layer = [p.bytes for p in edit.parameters(layer) if not self._persists(p)]
+            place = Place(forward, layer)
+            start_of, end_of = edit.at_start(place), edit.at_end(place)
+            fetched = self._fetch(edit, of_layer if layer in stays else [max(of_layer, default=0)], start_of)
+            ahead = self._fetch_ahead(edit, start_of)
+            edit.free(end_of, ahead)
+            if layer in stays:
+                whole[layer] = fetched
+            else:
+                edit.free(end_of, fetched)
+        for layer in reversed(edit.layers):
+            place = Place(backward, layer)
+            start_of, end_of = edit.at_start(place), edit.at_end(place)
+            if layer not in whole:
+                whole[layer] = self._fetch(
+                    edit, [p.bytes for p in edit.parameters(layer) if not self._persists(p)], start_of
+                )
+            ahead = self._fetch_ahead(edit, start_of)
+            edit.free(end_of, (*ahead, *whole.pop(layer)))
+        embedded = self._fetch(edit, lead, last)
+        edit.free(end, (*embedded, *head))
+
+    def _around(self, edit: Edit) -> tuple[list[int], list[int]]:
+        """Bytes of (what only the start of a forward needs, everything else outside the layers).
+
+        With nothing after the layers, as with a tied head, all of it is in the latter.
+        """
+        first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, edit.in_order())}
+        outside = [p for p in edit.parameters(ROOT) if not self._persists(p)]
+        lead = [p.bytes for p in outside if id(p) in first]
+        rest = [p.bytes for p in outside if id(p) not in first]
+        return (lead, rest) if rest else ([], lead)
+
+    def _fetch_ahead(self, edit: Edit, events: list[Event]) -> Sequence[int]:
+        return self._fetch(edit, [self.buckets.prefetch * self.width], events)
+
+    def _fetch(self, edit: Edit, sizes: Sequence[int], events: list[Event]) -> Sequence[int]:
+        # Without overlap, `__allgather_stream` of runtime/zero/partitioned_param_coordinator.py is the main stream.
+        found = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
+        events += [Event(index, True) for index in found]
+        return found
+
+    def _reused(self, edit: Edit) -> set[Unit]:
+        """The layers that the backward needs again before `reuse` other parameters have been used."""
+        between, found = 0, set[Unit]()
+        for layer in reversed(edit.layers):
+            if between > self.buckets.reuse * self.width:
+                break
+            found.add(layer)
+            between += 2 * sum(p.bytes for p in edit.parameters(layer))
+        return found
