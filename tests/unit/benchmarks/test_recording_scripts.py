@@ -110,7 +110,7 @@ def test_no_recording_begins_once_the_time_is_over(called: Path) -> None:
     for script in (EVERY_AXIS, TABLES):
         assert run(script, called, "90", left=1)[0] == 75
         status, calls = run(script, called, "0")
-        assert status == 75 and not any("bench" in call for call in calls)
+        assert status == 75 and not any("bench" in call for call in calls), "nothing is recorded, and nothing compared"
 
 
 def test_tables_are_recorded_before_smaller_limits_are_tried(called: Path) -> None:
@@ -125,28 +125,28 @@ def test_tables_are_recorded_before_smaller_limits_are_tried(called: Path) -> No
     assert status == 1 and len(calls) == 4, "the other model is checked all the same"
 
 
-def values_of(space: str, *, batch: int) -> dict[str, set[Value]]:
-    """The values that the space's configs have on each axis."""
+def values_of(space: str) -> dict[str, set[Value]]:
+    """The values that the space's configs of micro-batch 1 have on each axis."""
     found: dict[str, set[Value]] = {axis.name: set() for axis in AXES}
-    for config in load(str(BENCHMARKS / space), AXES).configs(AXES, batch=batch):
+    for config in load(str(BENCHMARKS / space), AXES).configs(AXES, batch=1):
         for axis, value in config.items:
             found[axis].add(value)
     return found
 
 
 def test_every_axis_of_a_gpu_has_every_value_that_trains_on_one_card() -> None:
-    found = values_of("gpu_every_axis.yaml", batch=8)
+    found = values_of("gpu_every_axis.yaml")
     left_out = {axis.name: set(axis.values) - found[axis.name] for axis in AXES}
     assert {name: values for name, values in left_out.items() if values} == {
         "optimizer": {PAGED},
         "offload": {"nvme"},
         "sharding": {value for axis in AXES if axis.name == "sharding" for value in axis.values} - {"none"},
     }
-    assert len(found["rank"]) > 1 and found["micro_batch"] == {1, 2, 4, 8}
+    assert len(found["rank"]) > 1
 
 
 def test_every_axis_of_a_processor_has_every_value_that_it_can_be_timed_with() -> None:
-    found = values_of("every_axis.yaml", batch=4)
+    found = values_of("every_axis.yaml")
     processor = Hardware(name="cpu", kind="cpu", device_name="c", memory_bytes=1, cores=2)
     job = make_job(hardware=processor, stack=replace(STACK, deepspeed="0.19.8"))
     lacking = {
@@ -156,7 +156,7 @@ def test_every_axis_of_a_processor_has_every_value_that_it_can_be_timed_with() -
         if unsupported(complete({"method": "lora", axis.name: value}), job) is None
     }
     assert lacking == {("precision", "fp16-mixed"), *(("offload", value) for value in ("nvme", "params", "optimizer"))}
-    assert found["micro_batch"] == {1, 2, 4} and len(found["rank"]) > 1
+    assert len(found["rank"]) > 1
 
 
 def test_the_grid_is_complete_for_each_method_and_of_a_size_that_can_be_recorded() -> None:
