@@ -2,9 +2,10 @@
 
     python benchmarks/replay_workers.py [--table FILE ...] [--workers 1,4] [--seeds 20] [--store URL] [--json FILE]
 
-For each problem (one training method of a table) and number of workers, over the seeds: the trials that had begun when
-the first trial within 1% of the table's best ended, the time at which it ended, and the trials and the time until the
-search stopped by itself. Trials take as long as recorded, whatever else runs: workers with devices of their own.
+For each problem (one training method of a table, or all side by side) and number of workers, over the seeds: the trials
+that had begun when the first trial within 1% of the best ended, the time at which it ended, and the trials and the time
+until the search stopped by itself. Trials take as long as recorded, whatever else runs: workers with devices of their
+own.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autofit.operations.replaying import RECORDED, SEEDS, recorded_problems
-from autofit.outcome import Fits, OutOfMemory
+from autofit.operations.replay_problems import RECORDED, Tables
+from autofit.operations.replaying import SEEDS
+from autofit.outcome import OutOfMemory
 from autofit.search.replay.oracle import CLOSE, Enough, Oracle
 from autofit.search.replay.ours import ReplayPool, job_of, search_on
-from autofit.search.replay.recorded import Recorded
+from autofit.search.replay.recorded import Recorded, share_of_speed
 from autofit.search.replay.score import Spread
 
 JUDGED = ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", "cpu-zen5-2c-smollm2-135m")
@@ -52,13 +54,13 @@ def searched(recorded: Recorded, seed: int, workers: int) -> Searched:
     except Enough:
         stopped = False
     runs = oracle.trace(stopped=stopped).runs
-    enough = (1.0 - CLOSE) * recorded.best.measurement.tokens_per_second
-    fitted = [
-        (run.outcome.measurement, end)
+    best = recorded.best
+    near = (
+        end
         for run, (_, end) in zip(runs, pool.ran, strict=True)
-        if isinstance(run.outcome, Fits)
-    ]
-    close = min((end for measured, end in fitted if measured.tokens_per_second >= enough), default=math.inf)
+        if share_of_speed(run.config, run.outcome, best) >= 1.0 - CLOSE
+    )
+    close = min(near, default=math.inf)
     return Searched(
         trials=sum(begun < close for begun, _ in pool.ran) if math.isfinite(close) else math.inf,
         seconds=close,
@@ -88,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(
         "median / 90th percentile | workers | trials to 1% | seconds to 1% | own stop, trials | seconds | out of memory"
     )
-    for recorded in recorded_problems(tables, store=asked.store):
+    for recorded in Tables(files=tuple(tables), store=asked.store).problems():
         if not recorded.points:
             continue
         for workers in map(int, asked.workers.split(",")):

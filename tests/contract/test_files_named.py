@@ -14,4 +14,4 @@ def test_the_tables_that_make_results_replays_are_recorded() -> None:
     files = {word.split("@")[0] for word in command.split() if word.startswith("benchmarks/recorded/")}
     assert len(files) >= 3
     assert [file for file in files if not (CHECKOUT / file).is_file()] == []
-    assert {word.split("@")[1] for word in command.split() if "@" in word} == {"25%"}
+    assert "25%" in {word.split("@")[1] for word in command.split() if "@" in word}
