@@ -47,6 +47,8 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
         )
     if config["offload"] != "none" or config["checkpointing"] == "offload":
         found += _of_hosts(job)
+    if config["offload"] != "none" or config["checkpointing"] == "offload" or config["sharding"] != "none":
+        found += _of_links(job)
     if config["offload"] == "nvme":
         found.append("offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does")
     if config["optimizer"] == "paged-adamw-8bit":
@@ -99,6 +101,13 @@ def _of_hosts(job: Job) -> list[str]:
     if ranks_per_host(job) < ranks:
         return [f"each of the {ranks} ranks has a host's memory to itself: how many share one is not known"]
     return []
+
+
+def _of_links(job: Job) -> list[str]:
+    from autofit.estimate.transfers import why_no_host_link
+
+    why = why_no_host_link(job.hardware)
+    return [] if why is None else [f"the link to the host is PCIe 4.0 x16, because {why}"]
 
 
 def ranks_per_host(job: Job) -> int:

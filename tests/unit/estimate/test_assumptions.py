@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, STACK
 
+from autofit.catalog.hardware import cards
 from autofit.estimate.assumptions import ASSUMED, assumptions
 from autofit.estimate.bound import bounded
 from autofit.estimate.memory import CONTEXT_BYTES
@@ -111,3 +112,20 @@ def test_several_gpus_are_said_to_leave_out_what_their_collectives_take() -> Non
     assert any("NCCL" in said for said in said_of("sharding=fsdp", CUDA_HARDWARE))
     assert not any("NCCL" in said for said in said_of("method=full", CUDA_HARDWARE))
     assert not any("NCCL" in said for said in said_of("sharding=fsdp", CPU_HARDWARE))
+
+
+@pytest.mark.parametrize("text", ["sharding=zero2", "offload=optimizer", "checkpointing=offload"])
+def test_a_link_that_is_not_known_is_named(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(hardware: Hardware) -> list[str]:
+        return [said for said in said_of(text, hardware) if "PCIe 4.0 x16" in said]
+
+    assert named(CUDA_HARDWARE) == named(CPU_HARDWARE) == []
+    assert named(replace(CUDA_HARDWARE, name="rtx-a6000-48g")) == [
+        "the link to the host is PCIe 4.0 x16, because rtx-a6000-48g is not in the catalog"
+    ]
+    without = tuple(replace(card, host_link=None) for card in cards())
+    monkeypatch.setattr("autofit.estimate.transfers.cards", lambda: without)
+    assert named(CUDA_HARDWARE) == [
+        "the link to the host is PCIe 4.0 x16, because the catalog lacks the host link (host_link) of h100-80g"
+    ]
+    assert not [said for said in said_of("method=full", CUDA_HARDWARE) if "PCIe 4.0 x16" in said]
