@@ -162,7 +162,7 @@ def estimate_text(found: Estimate) -> str:
         ("device memory", f"{format_bytes(found.device_bytes)} at the peak, of which"),
         *((f"  {name.replace('_', ' ')}", share[name]) for name, size in found.breakdown.items() if size),
         ("allocated", format_bytes(found.peak_allocated_bytes)),
-        ("reserved", format_bytes(found.peak_reserved_bytes)),
+        ("reserved", reserved_text(found)),
         ("peak by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
         *host_rows(found),
         ("memory error", memory_text(found)),
@@ -187,6 +187,12 @@ def room_text(found: Estimate) -> str:
     """What it leaves of the limit, or by how much it exceeds it."""
     room = found.headroom_bytes
     return f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} over the limit"
+
+
+def reserved_text(found: Estimate) -> str:
+    """What the allocator reserves, and whether only the limit keeps it from reserving more."""
+    within = ", as the allocator gives unused memory back to stay within the limit, which slows steps down"
+    return format_bytes(found.peak_reserved_bytes) + (within if found.gives_back_cache else "")
 
 
 def memory_text(found: Estimate) -> str:

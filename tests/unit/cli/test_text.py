@@ -145,6 +145,13 @@ def test_a_predicted_speed_says_what_it_rests_on() -> None:
     assert speed_text(replace(silent, memory_error=0.5)) == "not predicted: the step was not traced"
 
 
+def test_an_estimate_that_fits_without_its_cache_alone_says_so() -> None:
+    assert "gives unused memory back" not in estimate_text(ESTIMATE)
+    assert "gives unused memory back to stay within the limit" in estimate_text(
+        replace(ESTIMATE, gives_back_cache=True)
+    )
+
+
 @pytest.mark.parametrize(
     ("gib", "words"),
     [(30, "fits"), (24, "likely fits"), (22, "may fit"), (20, "may not fit"), (18, "likely does not fit"),

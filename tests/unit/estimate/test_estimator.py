@@ -98,7 +98,12 @@ SMALL_BLOCKS = 4 * SMALL_BUFFER
 large one, where there may be room. For no other reason would this model's reserved memory fall."""
 
 
-@settings(max_examples=16, derandomize=True, suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
+@settings(
+    max_examples=12,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 @given(configs(), st.sampled_from(sorted(GROWTHS)))
 def test_more_of_anything_never_takes_less(drawn: tuple[Config, int], growth: str) -> None:
     """As accumulation goes on. The whole batch at once keeps no gradients beside its forward, and may be enough for the
