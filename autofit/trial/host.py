@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import importlib
 import importlib.util
 import json
@@ -26,16 +25,16 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import Any, NoReturn
 
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Outcome, outcome_from_json, outcome_to_json
+from autofit.outcome import Crashed, Outcome, outcome_to_json
 from autofit.rendezvous import listening
 from autofit.training.postponed import import_postponed
 from autofit.trial import classify, nvml, process_memory, shared_memory
+from autofit.trial.child_process import ChildProcess, adopt_orphans, die_with_parent
 from autofit.trial.commands import Commands, Stopped
+from autofit.trial.host_memory import WATCH_SECONDS, HostExhausted, HostWatch, host_shortage
 from autofit.trial.request import seconds_since_asked
 from autofit.trial.swap_folder import explained, swap_folder
 
@@ -48,26 +47,8 @@ DEVICE_BACK_BYTES = 64 * 1024**2
 """How much may stay in use while the device still counts as freed: other processes' memory fluctuates, too."""
 RECORDING_SECONDS = 600.0
 """How long a trial that has answered may go on writing its recordings; this does not count towards its deadline."""
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 Entry = Callable[[Mapping[str, Any], int, float], None]
-
-
-@dataclass(slots=True)
-class _Child:
-    pid: int
-    events: int
-    """Read end of the pipe."""
-    output: IO[bytes]
-    """Its standard output and standard error: an unnamed file, which nobody needs to remove."""
-    phase: str = "start"
-    phases_entered: int = 0
-    room: int | None = None
-    """Bytes left of the memory limit when the phase began; None without a limit."""
-    result: Outcome | None = None
-    recording: bool = False
-    """Whether recordings follow the result."""
-    pending: bytes = b""
 
 
 class Host:
@@ -79,7 +60,7 @@ class Host:
         self._preloaded: set[str] = set()
         self._listener: socket.socket | None = None
         """Where the ranks of the next trial meet, if they meet here."""
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
 
     def preload(self, model_type: str | None, *, deepspeed: bool = False) -> None:
         """Import what children need. Nothing here may start a thread pool or touch a device."""
@@ -133,6 +114,7 @@ class Host:
         on_cpu = data.get("hardware", {}).get("kind", "cpu") == "cpu"
         held_before = None if on_cpu else _device_held()
         short_bytes, siblings_bytes = host_shortage(data, process_memory.host_available()) if on_cpu else (0, 0)
+        watch = None if on_cpu else HostWatch()
         kills = classify.kernel_oom_kills()
         segments = shared_memory.segments()
         try:
@@ -144,12 +126,12 @@ class Host:
             self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
         deadline = float(data.get("deadline_seconds", 600.0))
         try:
-            finished = self._listen(child, started + deadline, commands)
+            finished = self._listen(child, started + deadline, commands, watch)
             if child.recording:
                 answered_at = time.monotonic()
-                finished = self._listen(child, answered_at + RECORDING_SECONDS, commands, to_its_end=True)
+                finished = self._listen(child, answered_at + RECORDING_SECONDS, commands, watch, to_its_end=True)
                 started += time.monotonic() - answered_at  # not part of the trial's time
-            status = self._end(child, kill=not finished)
+            status = child.end(kill=not finished)
             outcome = child.result
             if not finished and outcome is None:
                 outcome = classify.timed_out(
@@ -160,7 +142,7 @@ class Host:
                     status=status,
                     phase=child.phase,
                     room=child.room,
-                    stderr=_tail(child.output),
+                    stderr=child.tail(),
                     kernel_oom_kills=None if kills is None else (classify.kernel_oom_kills() or 0) - kills,
                     host_is_device=on_cpu,
                     short_bytes=short_bytes,
@@ -168,15 +150,18 @@ class Host:
                 )
         except Stopped:
             outcome = child.result or classify.stopped(child.phase)
+        except HostExhausted as error:
+            assert watch is not None
+            outcome = child.result or watch.outcome(error, child.phase)
         finally:
-            self._end(child, kill=True)
+            child.end(kill=True)
             child.output.close()
             shared_memory.remove_orphans(segments)
             if held_before is not None:
                 _await_device(held_before)
         return outcome, time.monotonic() - started
 
-    def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> _Child:
+    def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> ChildProcess:
         output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
         read_end, write_end = os.pipe()
         passed = [write_end]
@@ -207,7 +192,7 @@ class Host:
                 os.environ.update(environment)
                 self._become_child(data, write_end, output.fileno(), asked_at)
         os.close(write_end)
-        return _Child(pid=pid, events=read_end, output=output)
+        return ChildProcess(pid=pid, events=read_end, output=output)
 
     def _become_child(self, data: Mapping[str, Any], events: int, output: int, asked_at: float) -> NoReturn:
         """In the forked child: start its own session, send output to a file, then call the entry function."""
@@ -230,50 +215,40 @@ class Host:
                 sys.stderr.flush()
             os._exit(code)  # skip finalisers: what they would clean up is the parent's
 
-    def _listen(self, child: _Child, deadline: float, commands: Commands, *, to_its_end: bool = False) -> bool:
+    def _listen(
+        self,
+        child: ChildProcess,
+        deadline: float,
+        commands: Commands,
+        watch: HostWatch | None,
+        *,
+        to_its_end: bool = False,
+    ) -> bool:
         """Read events until the child closes its pipe or, unless `to_its_end`, has sent a result; False once the
-        deadline has passed."""
+        deadline has passed. Raises what `commands` and `watch` raise."""
         with selectors.DefaultSelector() as selector:
             selector.register(child.events, selectors.EVENT_READ)
             selector.register(commands.descriptor, selectors.EVENT_READ)
             while to_its_end or child.result is None:
                 if commands.waiting:
                     commands.check()
+                if watch is not None:
+                    watch.check()
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return False
-                for key, _ in selector.select(timeout=min(left, 1.0)):
+                for key, _ in selector.select(timeout=min(left, 1.0 if watch is None else WATCH_SECONDS)):
                     if key.fd == commands.descriptor:
                         commands.check()
                         continue
                     chunk = os.read(child.events, 65536)
                     if not chunk:
                         return True
-                    _take(child, chunk)
-                if _has_died(child.pid):
-                    # A grandchild may hold the pipe open, but all that the child wrote is in it by now.
-                    os.set_blocking(child.events, False)
-                    with contextlib.suppress(BlockingIOError):
-                        while chunk := os.read(child.events, 65536):
-                            _take(child, chunk)
+                    child.take(chunk)
+                if child.has_died():
+                    child.take_rest()
                     return True
         return True
-
-    def _end(self, child: _Child, *, kill: bool) -> int:
-        """Reap the child and kill its whole process group; its exit status, or minus the signal. Safe to call twice."""
-        if child.pid == 0:
-            return 0
-        if not kill:
-            _wait_a_little(child.pid)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(child.pid, signal.SIGKILL)
-        _, status = os.waitpid(child.pid, 0)
-        child.pid = 0
-        os.close(child.events)
-        _reap_orphans()
-        return os.waitstatus_to_exitcode(status)
 
 
 def device_is_touched() -> bool:
@@ -295,74 +270,6 @@ def _await_device(held_before: int) -> None:
         if time.monotonic() > until:
             return  # then it is another process's
         time.sleep(0.05)
-
-
-def host_shortage(data: Mapping[str, Any], available: int | None) -> tuple[int, int]:
-    """Bytes by which the host falls short of the memory limits of all the trial's ranks, with `available` bytes left
-    (None where it does not say); and how many of them the other ranks may hold by now, each up to its limit."""
-    if available is None:
-        return 0, 0
-    limit, ranks = data.get("memory_limit_bytes", 0), (data.get("rendezvous") or {}).get("ranks", 1)
-    short = max(0, ranks * limit - available)
-    return short, min(short, (ranks - 1) * limit)
-
-
-def _take(child: _Child, chunk: bytes) -> None:
-    *lines, child.pending = (child.pending + chunk).split(b"\n")
-    for line in lines:
-        try:
-            event = json.loads(line)
-            child.phases_entered += "phase" in event
-            child.phase = event.get("phase", child.phase)
-            child.room = event.get("room", child.room)
-            if "result" in event:
-                child.result = outcome_from_json(event["result"])
-                child.recording = event.get("recording", False)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue  # a broken event is no result: the exit status decides
-
-
-def _has_died(pid: int) -> bool:
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-
-
-def _wait_a_little(pid: int) -> None:
-    """Let a child that has answered exit by itself, so that its exit status is its own."""
-    until = time.monotonic() + 2.0
-    while time.monotonic() < until and not _has_died(pid):
-        time.sleep(0.002)
-
-
-def _reap_orphans() -> None:
-    """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while True:
-        try:
-            orphans = [int(pid) for pid in children.read_text().split()]
-        except OSError:
-            return
-        if not orphans:
-            return
-        for pid in orphans:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-
-
-def _tail(file: IO[bytes], size: int = 8192) -> str:
-    file.seek(max(0, os.fstat(file.fileno()).st_size - size))
-    return file.read().decode(errors="replace")
-
-
-def _prctl(option: int, value: int) -> None:
-    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere orphans go to init
-        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """Have the kernel kill this process when its parent dies, so that no trial outlives a killed host."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def load_entry(spelled: str) -> Entry:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import sys
 
-from autofit.trial.host import die_with_parent, load_entry
+from autofit.trial.child_process import die_with_parent
+from autofit.trial.host import load_entry
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from autofit.hardware import Hardware
 from autofit.outcome import Crashed, OutOfMemory
 from autofit.trial import classify
 from autofit.trial.classify import DeviceBusy, OverLimit, ended_without_result, memory_failure
-from autofit.trial.host import host_shortage
+from autofit.trial.host_memory import host_shortage
 from autofit.trial.meter import CudaMeter
 
 GIB = 1024**3

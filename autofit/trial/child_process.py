@@ -1,0 +1,120 @@
+"""A trial's child as its parent sees it: what it has sent, whether it lives, and its end with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from autofit.outcome import Outcome, outcome_from_json
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+EXIT_SECONDS = 2.0
+"""How long a child that has answered may take to exit by itself."""
+
+
+@dataclass(slots=True)
+class ChildProcess:
+    """A running child; used from one thread."""
+
+    pid: int
+    """0 once it has been reaped."""
+    events: int
+    """Read end of the pipe."""
+    output: IO[bytes]
+    """Its standard output and standard error: an unnamed file, which nobody needs to remove."""
+    phase: str = "start"
+    phases_entered: int = 0
+    room: int | None = None
+    """Bytes left of the memory limit when the phase began; None without a limit."""
+    result: Outcome | None = None
+    recording: bool = False
+    """Whether recordings follow the result."""
+    _pending: bytes = b""
+
+    def take(self, chunk: bytes) -> None:
+        """Note the events in `chunk`, which has come through the pipe."""
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            try:
+                event = json.loads(line)
+                self.phases_entered += "phase" in event
+                self.phase = event.get("phase", self.phase)
+                self.room = event.get("room", self.room)
+                if "result" in event:
+                    self.result = outcome_from_json(event["result"])
+                    self.recording = event.get("recording", False)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # a broken event is no result: the exit status decides
+
+    def take_rest(self) -> None:
+        """Note the events that a child which has died has left in the pipe; a grandchild may hold it open."""
+        os.set_blocking(self.events, False)
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.events, 65536):
+                self.take(chunk)
+
+    def has_died(self) -> bool:
+        """Whether it has ended; it is not reaped."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def end(self, *, kill: bool) -> int:
+        """Reap it and kill its whole process group, at once or after it could exit by itself, so that its exit status
+        is its own; returns that, or minus the signal. Safe to call twice."""
+        if self.pid == 0:
+            return 0
+        until = time.monotonic() + (0.0 if kill else EXIT_SECONDS)
+        while time.monotonic() < until and not self.has_died():
+            time.sleep(0.002)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
+        os.close(self.events)
+        _reap_orphans()
+        return os.waitstatus_to_exitcode(status)
+
+    def tail(self, size: int = 8192) -> str:
+        """The last of its output, up to `size` bytes."""
+        self.output.seek(max(0, os.fstat(self.output.fileno()).st_size - size))
+        return self.output.read().decode(errors="replace")
+
+
+def adopt_orphans() -> None:
+    """Have this process inherit what its children's children leave behind."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, so that no trial outlives a killed host."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere orphans go to init
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _reap_orphans() -> None:
+    """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    while True:
+        try:
+            orphans = [int(pid) for pid in children.read_text().split()]
+        except OSError:
+            return
+        if not orphans:
+            return
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
