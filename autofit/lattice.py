@@ -176,6 +176,11 @@ class Lattice:
     configs: tuple[Config, ...]
     holds: Callable[[Config, Config], bool] = no_exception
     """Whether the order that the axes claim for two configs, the lighter one first, holds for this workload."""
+    _items: frozenset[tuple[str, Value]] = field(init=False, repr=False, compare=False)
+    """Every axis value of any config."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_items", frozenset(item for config in self.configs for item in config.items))
 
     def is_lighter_or_equal(self, a: Config, b: Config) -> bool:
         """Whether `a` is sure to need no more memory than `b` (reflexive, antisymmetric, transitive)."""
@@ -184,8 +189,20 @@ class Lattice:
 
     def above(self, config: Config) -> tuple[Config, ...]:
         """The configs that need at least as much memory as `config`, not including itself."""
-        return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(config, c))
+        own = dict(config.items)
+        heavier = self._with(config, lambda axis, value: axis.is_lighter_or_equal(own.get(axis.name), value))
+        return tuple(c for c in heavier if self.holds(config, c))
 
     def below(self, config: Config) -> tuple[Config, ...]:
         """The configs that need no more memory than `config`, not including itself."""
-        return tuple(c for c in self.configs if c != config and self.is_lighter_or_equal(c, config))
+        own = dict(config.items)
+        lighter = self._with(config, lambda axis, value: axis.is_lighter_or_equal(value, own.get(axis.name)))
+        return tuple(c for c in lighter if self.holds(c, config))
+
+    def _with(self, config: Config, accepts: Callable[[Axis, Value], bool]) -> Iterator[Config]:
+        """The configs other than `config`, on the same axes, all of whose values are accepted. Every axis value is
+        judged once: a lattice has tens of thousands of configs, but few values."""
+        axes = {axis.name: axis for axis in self.axes}
+        accepted = {(name, value) for name, value in self._items if name not in axes or accepts(axes[name], value)}
+        count = len(config.items)
+        return (c for c in self.configs if accepted.issuperset(c.items) and len(c.items) == count and c != config)

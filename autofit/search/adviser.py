@@ -68,8 +68,9 @@ class Adviser:
 
     def tell(self, trial: Trial) -> int:
         """Tell an outcome; returns how many other configs it rules out. Stored trials are told as if just run."""
+        ruled_out = self._knowledge.learn(trial)
         self._tell_study(trial)
-        return self._knowledge.learn(trial)
+        return ruled_out
 
     def recall(self, trial: Trial, attempts: list[Trial]) -> int:
         """`tell` for the stored trial that settles its config, which is one of several attempts."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import TrialState
 
 from autofit.lattice import Config
+from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Trial
 from autofit.search.advice import Advice
+from autofit.search.budget import TIMING_SECONDS
 from autofit.search.knowledge import Knowledge
+from autofit.techniques import Job
 
 ABSENT = "-"
 """Category of an axis that does not apply to a config (`rank` of a full fine-tuning)."""
@@ -19,13 +24,20 @@ ABSENT = "-"
 class LatticeSampler(optuna.samplers.BaseSampler):
     """Suggests whole configs of the lattice, so that no suggestion is invalid, repeated or already ruled out.
 
-    It works in any study: `study.ask(sampler.space)` gives the next config and marks it as under way. The results of
-    trials reach it through `Knowledge.learn`. If no config is open, `ask` raises `ValueError`.
+    It works in any study of two objectives, peak device bytes down and tokens per second up: `study.ask(sampler.space)`
+    gives the next config and marks it as under way. If no config is open, it raises `ValueError`.
+
+    What a finished trial has shown reaches `knowledge` in one of two ways. Whoever has the outcome itself calls
+    `Knowledge.learn` before the study is told. Otherwise the study's own values are learnt, as in `study.optimize`,
+    which takes a `job`: more bytes than the limit mean that the config ran out of memory, no values that its trial
+    failed.
     """
 
-    def __init__(self, knowledge: Knowledge, advice: Advice) -> None:
+    def __init__(self, knowledge: Knowledge, advice: Advice, job: Job | None = None) -> None:
+        """`advice` must be based on the same knowledge; `job` is what the study's trials train."""
         self._knowledge = knowledge
         self._advice = advice
+        self._job = job
         self.seconds_left: float | None = None
         """Configs whose trials are expected to take longer come last; None means no limit."""
         self.space: dict[str, BaseDistribution] = {}
@@ -55,6 +67,41 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         if not self._knowledge.open:
             raise ValueError("every config of the lattice is measured, under way or ruled out")
 
+    def after_trial(
+        self,
+        study: optuna.Study,
+        trial: optuna.trial.FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """Learn what the trial has shown, unless that has been learnt already."""
+        config = suggested(trial.params)
+        if self._job is None or config not in self._knowledge.under_way:
+            return
+        seconds = 0.0 if trial.datetime_start is None else (datetime.now() - trial.datetime_start).total_seconds()
+        shown = values if state == TrialState.COMPLETE else None
+        self._knowledge.learn(self._trial(self._job, config, shown, seconds))
+
+    def _trial(self, job: Job, config: Config, values: Sequence[float] | None, seconds: float) -> Trial:
+        limit = self._knowledge.memory_limit_bytes
+        outcome: Outcome
+        if values is None:
+            outcome = Crashed(reason="its trial in the study failed or was pruned")
+        elif values[0] > limit or values[1] <= 0:
+            outcome = OutOfMemory(reason="the study was told more bytes than the limit, or no speed")
+        else:
+            outcome = Fits(measurement=_measurement(int(values[0]), values[1], job.workload.tokens_per_step, seconds))
+        return Trial(
+            config=config,
+            workload=job.workload,
+            hardware=job.hardware,
+            stack=job.stack,
+            memory_limit_bytes=limit,
+            outcome=outcome,
+            seconds=seconds,
+            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        )
+
     def sample_independent(
         self,
         study: optuna.Study,
@@ -69,6 +116,27 @@ class LatticeSampler(optuna.samplers.BaseSampler):
 def parameters(config: Config, space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
     """A config as Optuna's parameters."""
     return {name: ABSENT if config.get(name) is None else config[name] for name in space}
+
+
+def _measurement(device_bytes: int, tokens_per_second: float, tokens: int, seconds: float) -> Measurement:
+    """A measurement of which only memory, speed, and the trial's duration are known."""
+    median = tokens / tokens_per_second
+    return Measurement(
+        tokens_per_second=tokens_per_second,
+        step_seconds=StepSeconds(median=median, p95=median, relative_spread=None),
+        mfu=None,
+        peak_allocated_bytes=device_bytes,
+        peak_reserved_bytes=device_bytes,
+        device_bytes=device_bytes,
+        host_peak_bytes=0,
+        host_baseline_bytes=0,
+        phase_peaks={},
+        losses=(),
+        reference_loss=None,
+        steps=1,
+        setup_seconds=max(0.0, seconds - TIMING_SECONDS),
+        overhead_seconds=0.0,
+    )
 
 
 def suggested(params: Mapping[str, Any]) -> Config:

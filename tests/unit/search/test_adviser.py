@@ -284,6 +284,32 @@ def test_the_sampler_works_in_any_study() -> None:
     assert suggested(params) == expected.ask()
 
 
+def test_a_study_that_optimizes_learns_from_its_own_trials() -> None:
+    """As any sampler of Optuna does: what the objective returns is all that it is told."""
+    truth = Truth(make_job(), LATTICE, seed=1)
+    limit = sorted(truth.memory(c) for c in LATTICE.configs)[60]
+    knowledge = Knowledge(LATTICE, limit)
+    sampler = LatticeSampler(knowledge, Advice(knowledge, truth.floor, ("full",)), truth.job)
+    ran: list[Config] = []
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        config = suggested({name: trial.suggest_categorical(name, d.choices) for name, d in sampler.space.items()})
+        ran.append(config)
+        if len(ran) == 2:
+            raise RuntimeError("the driver is gone")
+        if truth.memory(config) > limit:
+            return 2.0 * limit, 0.0
+        return float(truth.memory(config)), truth.job.workload.tokens_per_step / truth.seconds(config)
+
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    study.optimize(objective, n_trials=15, catch=RuntimeError)
+    assert len(set(ran)) == len(knowledge.trials) == 15 and not knowledge.under_way
+    kinds = [knowledge.trials[config].outcome.kind for config in ran]
+    assert kinds[1] == "crashed" and kinds.count("fits") > 8
+    best = truth.best(limit, [ran[0].text("method")])
+    assert best is not None and best in ran, "it has learnt which are fast"
+
+
 def test_a_study_whose_lattice_is_used_up_says_so() -> None:
     one = Lattice(axes=LATTICE.axes, configs=LATTICE.configs[:1])
     adviser, _ = make_adviser(one)
@@ -443,9 +469,19 @@ def test_what_is_under_way_is_believed_to_show_what_is_expected() -> None:
     assert left[twin] < 0.5 and left[twin] < max(left.values())
 
 
+def rank_in_order(config: Config) -> float:
+    """A number that rises along the memory order."""
+    return sum(
+        math.log2(config.number(axis.name)) if axis.numeric else axis.values.index(config[axis.name])
+        for axis in AXES
+        if axis.name in config
+    )
+
+
 @pytest.mark.parametrize(("candidates", "seconds"), [(2_000, 0.05), (50_000, 0.5)])
 def test_asking_is_cheap(candidates: int, seconds: float) -> None:
-    """With 200 results, and every config predicted: a device must not wait for advice."""
+    """With 200 results, a third of which ran out of memory, and every config predicted: a device must not wait for
+    advice. In wall time, the best of several asks: the machine runs other tests."""
     configs = (
         c.replace(compile=flag, attention=kernel, loss=loss, rank=rank)
         for rank in range(1, 100)
@@ -454,20 +490,34 @@ def test_asking_is_cheap(candidates: int, seconds: float) -> None:
         for kernel in ("sdpa", "flash", "eager")
         for loss in ("fused", "chunked", "full")
     )
-    lattice = Lattice(axes=AXES, configs=tuple(itertools.islice(dict.fromkeys(configs), candidates + 200)))
-    adviser, knowledge = make_adviser(lattice)
-    said = Prediction(peak_allocated_bytes=1, device_bytes=GIB, step_seconds=1.0, calibrated_on=0, relative_error=0.5)
-    adviser.advice.foresee(Foresight(predictions=dict.fromkeys(lattice.configs, said)))
+    lattice = Lattice(axes=AXES, configs=tuple(itertools.islice(dict.fromkeys(configs), 13 * candidates // 10)))
     choose = random.Random(1)
+    sizes = {c: GIB * math.exp(0.1 * rank_in_order(c)) for c in lattice.configs}
+    limit = int(sorted(sizes.values())[int(0.67 * len(sizes))])
+    adviser, knowledge = make_adviser(lattice, limit)
+    said = {
+        c: Prediction(
+            peak_allocated_bytes=1,
+            device_bytes=int(size * choose.uniform(0.95, 1.05)),
+            step_seconds=choose.uniform(0.5, 2.0) / size**0.1,
+            calibrated_on=0,
+            relative_error=0.5,
+        )
+        for c, size in sizes.items()
+    }
+    adviser.advice.foresee(Foresight(predictions=said))
     for config in choose.sample(lattice.configs, 200):
-        adviser.tell(make_trial(config, fits(choose.uniform(1, 9), choose.uniform(50, 400)), limit=LIMIT))
-    assert len(knowledge.open) == candidates and len(knowledge.points()) == 200
+        size = sizes[config] / GIB
+        outcome = fits(size, choose.uniform(200, 400)) if sizes[config] <= limit else out_of_memory()
+        adviser.tell(make_trial(config, outcome, limit=limit))
+    for config in knowledge.open[candidates:]:
+        knowledge.rule_out(config, "that many are enough")
+    assert len(knowledge.open) == candidates and 50 < knowledge.out_of_memory < 100
     taken = []
     for _ in range(5):
-        # This thread's own time: the machine runs other tests, and a linear algebra library's threads wait busily.
-        began = time.thread_time()
+        began = time.perf_counter()
         adviser.ask()
-        taken.append(time.thread_time() - began)
+        taken.append(time.perf_counter() - began)
     assert min(taken) < seconds, taken
 
 
