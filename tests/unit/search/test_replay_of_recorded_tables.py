@@ -8,7 +8,7 @@ from functools import cache
 import pytest
 
 from autofit.operations.predicting import estimate_all
-from autofit.operations.replaying import RECORDED, recorded_problems
+from autofit.operations.replay_problems import RECORDED, Tables
 from autofit.search.foresight import Foresight
 from autofit.search.replay.kept import searched
 from autofit.search.replay.ours import job_of, search
@@ -41,7 +41,7 @@ def judged(recorded: Recorded) -> Score:
 def test_the_best_of_a_recorded_table_is_found_in_a_few_trials(method: str) -> None:
     """To 1 %: after at most 8 trials, of which at most one runs out of memory (medians). Most full fine-tunings of the
     tables run out, and no QLoRA config does."""
-    problems = {r.problem.method: r for r in recorded_problems([TABLE])}
+    problems = {r.problem.method: r for r in Tables(files=(TABLE,)).problems()}
     found = judged(problems[method])
     closest, ended = found.reached[-1], found.ended
     assert closest.seeds == SEEDS

@@ -13,7 +13,7 @@ from unit.techniques.test_memory_order import BATCH, MANY, VOCABULARY, make_job
 from autofit.frontier import MAX_TIE
 from autofit.lattice import Config
 from autofit.operations.recorded_tables import is_table, read_whole
-from autofit.operations.replaying import RECORDED
+from autofit.operations.replay_problems import RECORDED
 from autofit.outcome import Fits, Measurement
 from autofit.techniques import AXES, complete, only_slower, unsupported
 from autofit.training.build import build
