@@ -70,7 +70,8 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weighed:
-    """What running each open config may gain: one entry per config, the highest rate first."""
+    """What running each open config may gain: one entry per config. The method that is going to be recommended comes
+    first, so that a search cut short has its best; then the highest rate."""
 
     rows: Rows
     """Positions of the configs in their lattice."""
@@ -146,11 +147,11 @@ class Advice:
         return self._candidate(int(worth.argmax())) if worth.any() else None
 
     def first(self) -> Candidate:
-        """The open config with the highest rate, whether worth its trial or not."""
+        """The first open config, whether worth its trial or not."""
         return self._candidate(0)
 
     def worthwhile(self) -> list[Candidate]:
-        """The candidates whose expected gain could be told from noise, the highest rate first."""
+        """The candidates whose expected gain could be told from noise, the one to run next first."""
         return [self._candidate(int(i)) for i in np.flatnonzero(self._worthwhile())] or self._lightest()
 
     def predicted_out(self) -> list[Config]:
@@ -233,7 +234,7 @@ class Advice:
         return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(known)) / 2, MAX_HALF_WIDTH))
 
     def candidates(self) -> list[Candidate]:
-        """Every open config with its expected gain, the highest rate first."""
+        """Every open config with its expected gain, in the order of `_Weighed`."""
         return [self._candidate(i) for i in range(len(self._weighed().rows))]
 
     def _candidate(self, number: int) -> Candidate:
@@ -266,10 +267,10 @@ class Advice:
                 limit = float(self._knowledge.memory_limit_bytes)
                 gain[own] = expected_gain(front, _part(time, own), least[own], memory[own], limit)
         gain *= probability
-        recommended = self._recommended(fronts, methods[probability >= POSSIBLE])
-        if recommended is not None:
-            gain[methods != recommended] *= BESIDE
-        order = np.argsort(-gain / seconds, kind="stable")
+        recommended = self._recommended(fronts, methods, probability)
+        beside = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
+        gain[beside] *= BESIDE
+        order = np.lexsort((-gain / seconds, beside))
         return _Weighed(
             rows=rows[order],
             gain=gain[order],
@@ -278,10 +279,13 @@ class Advice:
             cannot_fit=(self._predicted[rows] & (probability < CANNOT_FIT))[order],
         )
 
-    def _recommended(self, fronts: Mapping[str, Front], possible: NDArray[np.str_]) -> str | None:
-        """The most faithful method that has fitted or still may. None until something has fitted: before that, anything
-        that fits is what the user needs."""
-        return next((m for m in self._faithful if m in fronts or m in possible), None) if fronts else None
+    def _recommended(self, fronts: Mapping[str, Front], methods: NDArray[np.str_], probability: Array) -> str | None:
+        """The most faithful method that has fitted or still may. Until something has fitted, it must be likely to, by
+        its predicted memory; without predictions none is, and anything that fits is what the user needs."""
+        if not fronts and not self._predicted.any():
+            return None
+        possible = methods[probability >= (POSSIBLE if fronts else LIKELY)]
+        return next((m for m in self._faithful if m in fronts or m in possible), None)
 
     def _fronts(self) -> dict[str, Front]:
         """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what

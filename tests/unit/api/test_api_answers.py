@@ -25,7 +25,7 @@ MEASUREMENT_KEYS = {
 }
 MEASUREMENT_KEYS_BESIDES = {
     *("host_baseline_bytes", "losses", "reference_loss", "overhead_seconds", "leak_bytes_per_step"),
-    *("expandable_segments", "stopped_early", "gradient_norms", "setup_peak_bytes", "ranks"),
+    *("expandable_segments", "stopped_early", "gradient_norms", "setup_peak_bytes", "ranks", "plain_gradient_norm"),
 }
 FRONTIER_KEYS = {"hardware", "workload", "stack", "points", "trials", "out_of_memory"}
 POINT_KEYS = {"config", "measurement", "trial_id"}

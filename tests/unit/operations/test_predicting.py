@@ -128,7 +128,8 @@ def test_a_single_estimate_is_looked_up_the_second_time(tmp_path: Path, monkeypa
     traced: list[Config] = []
     monkeypatch.setattr(Estimator, "trace", lambda self, of: traced.append(of))
     known = asked(memory_limit_bytes=10 * GIB)
-    assert known == replace(made, memory_limit_bytes=10 * GIB) and not traced
+    taken = known.seconds_to_estimate
+    assert known == replace(made, memory_limit_bytes=10 * GIB, seconds_to_estimate=taken) and not traced
     with pytest.raises(AttributeError):  # an exact one is traced, which gives nothing here
         asked(exact=True)
     assert traced == [config]
