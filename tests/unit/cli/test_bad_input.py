@@ -51,7 +51,6 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
     "method of a recommendation": (("recommend", *ASKED, "--method", "lara"), 2, ("did you mean lora",)),
     "method of a frontier": (("frontier", *ASKED, "--method", "lara"), 2, ("did you mean lora",)),
     "format": (("recommend", *ASKED, "--format", "jsn"), 2, ("unknown format 'jsn'", "did you mean json")),
-    "format of a later release": (("recommend", *ASKED, "--format", "axolotl"), 2, ("axolotl", "later release")),
     "axis": (
         ("trial", *ASKED, "--config", "microbatch=4"),
         2,

@@ -136,10 +136,12 @@ def test_what_nobody_foresaw_is_no_clean_ending(autofit: Autofit, monkeypatch: p
 def test_the_frontier_as_a_table(autofit: Autofit, filled: Path) -> None:
     done = autofit("frontier", *ASKED)
     assert (done.code, done.err) == (0, "")
-    lines = done.out.splitlines()
-    assert lines[0].split() == ["memory", "tokens/s", "spread", "config"]
-    assert [line.split()[0] for line in lines[1:]] == ["2.00", "3.00", "8.00", "10.00", "20.00", "40.00"]
-    assert "qlora, r8" in lines[1] and "full, bf16, micro-batch 4" in lines[-1]
+    tables = [table.splitlines() for table in done.out.split("\n\n")]
+    sizes = {"full": ["10.00", "20.00", "40.00"], "lora": ["3.00", "8.00"], "qlora": ["2.00"]}
+    for table, (method, own) in zip(tables, sizes.items(), strict=True):
+        assert table[0].split() == ["memory", "tokens/s", "spread", method]
+        assert [row.split()[0] for row in table[1:]] == own
+        assert all(f" {method}, " in row for row in table[1:])
 
 
 def test_the_frontier_as_json(autofit: Autofit, filled: Path) -> None:

@@ -70,13 +70,14 @@ def test_a_trial_goes_without_what_its_config_does_not_need(tmp_path: Path) -> N
 def test_the_doctor_looks_for_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "version", lambda name: None)
     hardware, stack = detect("cpu")
-    found = {c.name: c for c in diagnosis._libraries(hardware, stack)}
+    found = {c.name: c for c in diagnosis._libraries(hardware, stack, offload=False)}
     assert (found["optuna"].state, found["optuna"].remedy) == ("missing", "pip install 'optuna>=5.0'")
 
 
 def test_the_doctor_installs_flash_attn_as_pyproject_asks() -> None:
     hardware, stack = detect("cpu")
-    found = {c.name: c for c in diagnosis._libraries(replace(hardware, kind="cuda"), replace(stack, flash_attn=None))}
+    hardware, stack = replace(hardware, kind="cuda"), replace(stack, flash_attn=None)
+    found = {c.name: c for c in diagnosis._libraries(hardware, stack, offload=False)}
     extras = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (asked,) = extras["flash"]
     # flash-attn's build imports torch, which an isolated one lacks
