@@ -164,10 +164,19 @@ class Advice:
 
     def contender(self, winner: Point) -> Point | None:
         """The config, measured once, from whose second run the most is to be expected: that it is the faster one of its
-        method after all. None if that is not worth the run."""
+        method after all, as it must be if the winner does all of its work and more. None if that is not worth the
+        run."""
         own = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
         once = [p for p in own if not p.verified and not p.measurement.stopped_early]
-        gains = [gain_over(winner, rival) for rival in once]
+        room = (1.0 - ROOM) * self._knowledge.memory_limit_bytes
+        gains = [
+            gain_over(
+                winner,
+                rival,
+                is_faster=winner.config in only_slower(rival.config) and rival.measurement.device_bytes <= room,
+            )
+            for rival in once
+        ]
         if not gains or max(gains) <= max(self._noise_gain(), CONTEST_GAIN):
             return None
         return once[gains.index(max(gains))]

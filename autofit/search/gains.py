@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 
 from autofit.frontier import Point
 from autofit.search.regret import timing_deviation
-from autofit.search.surrogate import LogNormal
+from autofit.search.surrogate import LogNormal, mean_above
 
 Array = NDArray[np.float64]
 
+LEAST_DEVIATION = 1e-6
+"""Of a speed's logarithm: below this, a rival's trial is exact."""
 NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
 """Midpoints of ten equally likely parts of the standard normal distribution: expectations are averages over these."""
 
@@ -68,10 +70,12 @@ def area_gain(front: Front, memory: Array, speedup: Array, limit: float) -> Arra
     return np.asarray((rise * widths).sum(axis=1))
 
 
-def gain_over(winner: Point, rival: Point) -> float:
+def gain_over(winner: Point, rival: Point, *, is_faster: bool = False) -> float:
     """Expected gain in speed over `winner` if the rival's true speed, of which its trial gives a distribution, were
-    known: nothing where it is slower; relative."""
+    known: nothing where it is slower; relative. `is_faster`: it is known to be no slower, whatever its trial showed."""
     lead = math.log(winner.measurement.step_seconds.median / rival.measurement.step_seconds.median)
+    if is_faster:
+        return math.expm1(mean_above(0.0, lead, max(timing_deviation(rival), LEAST_DEVIATION)))
     speedups = np.exp(lead + timing_deviation(rival) * NORMAL_DRAWS)
     return float(np.maximum(0.0, speedups - 1.0).mean())
 

@@ -29,7 +29,7 @@ from autofit.search.gains import Front, area_gain
 from autofit.search.knowledge import Knowledge
 from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
 from autofit.search.surrogate import mean_above
-from autofit.techniques import AXES, only_slower
+from autofit.techniques import AXES, complete, only_slower
 from autofit.units import GIB
 
 LATTICE = cpu_lattice(make_job())
@@ -564,6 +564,21 @@ def test_the_method_that_will_be_recommended_comes_first() -> None:
         own = len([method for method in tried if method == first])
         assert tried[:own] == [first] * own and {"lora", "qlora"} <= {*tried}
         assert own > max(tried.count(method) for method in METHODS if method != first)
+
+
+def test_a_config_that_cannot_be_slower_than_the_winner_runs_again_where_its_trial_was_noisy() -> None:
+    """Measured 9 % slower than one that does all of its work and checkpoints besides."""
+    plain = complete({"micro_batch": 2})
+    outcomes = {plain: fits(3, 91), plain.replace(checkpointing="full"): fits(2, 100), complete({}): fits(2.5, 91)}
+    for spread, contested in ((0.3, plain), (0.01, None)):
+        knowledge = Knowledge(LATTICE, LIMIT)
+        for config, outcome in outcomes.items():
+            measured = replace(outcome.measurement.step_seconds, relative_spread=spread)
+            noisy = replace(outcome, measurement=replace(outcome.measurement, step_seconds=measured))
+            knowledge.learn(make_trial(config, noisy, limit=LIMIT))
+        (winner,) = [p for p in knowledge.points() if p.config["checkpointing"] == "full"]
+        rival = Advice(knowledge, floor, METHODS).contender(winner)
+        assert (None if rival is None else rival.config) == contested
 
 
 def test_where_it_turns_out_not_to_fit_the_next_method_counts() -> None:
