@@ -1,0 +1,84 @@
+"""The `make search` job by this revision and by an earlier one, in turn, so that a machine that drifts favours neither.
+
+    python benchmarks/before_after.py REVISION [--rounds 2] [--out FILE]
+
+Prints one JSON document with, for each run, its revision, seconds (whole process), trials and recommended config. Each
+begins with an empty store and runs in this environment, whose libraries the earlier revision must be able to use. Run
+nothing else on the machine meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from autofit.outcome import now
+
+ROOT = Path(__file__).parents[1]
+JOB = ["search", "--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4", "--memory-limit", "2GiB"]
+
+
+def git(*arguments: str) -> str:
+    """What git prints."""
+    return subprocess.run(
+        ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def run(source: Path, revision: str) -> dict[str, Any]:
+    """One search by the code in `source`, as a user runs it."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "autofit.cli.main", *JOB, "--json", "--store", f"{folder}/store.db"]
+        started = time.monotonic()
+        done = subprocess.run(
+            command, cwd=source, env={**os.environ, "PYTHONPATH": str(source)}, stdout=subprocess.PIPE, check=True
+        )
+        seconds = time.monotonic() - started
+    answer = json.loads(done.stdout)
+    best = answer["recommendation"]
+    return {
+        "revision": revision,
+        "seconds": round(seconds, 1),
+        "trials": answer["trials"],
+        "out_of_memory": answer["out_of_memory"],
+        "config": best["config"],
+        "tokens_per_second": round(best["measurement"]["tokens_per_second"], 1),
+        "hardware": best["hardware"]["name"],
+        "stack": best["stack"],
+    }
+
+
+def main() -> None:
+    """Run the searches and print the document."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser.add_argument("revision")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    begun, present = now(), git("rev-parse", "--short", "HEAD")
+    with tempfile.TemporaryDirectory() as folder:
+        earlier = Path(folder) / "earlier"
+        git("worktree", "add", "--detach", str(earlier), arguments.revision)
+        try:
+            runs = [
+                run(source, revision)
+                for _ in range(arguments.rounds)
+                for source, revision in ((ROOT, present), (earlier, arguments.revision))
+            ]
+        finally:
+            git("worktree", "remove", "--force", str(earlier))
+    text = json.dumps({"recorded_at": begun, "runs": runs}, indent=1)
+    if arguments.out is not None:
+        arguments.out.write_text(text + "\n")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
