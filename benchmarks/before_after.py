@@ -16,10 +16,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-from autofit.outcome import now
 
 ROOT = Path(__file__).parents[1]
 JOB = ["search", "--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4", "--memory-limit", "2GiB"]
@@ -62,7 +61,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    begun, present = now(), git("rev-parse", "--short", "HEAD")
+    begun = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    present = git("rev-parse", "--short", "HEAD")
     with tempfile.TemporaryDirectory() as folder:
         earlier = Path(folder) / "earlier"
         git("worktree", "add", "--detach", str(earlier), arguments.revision)
@@ -74,7 +74,7 @@ def main() -> None:
             ]
         finally:
             git("worktree", "remove", "--force", str(earlier))
-    text = json.dumps({"recorded_at": begun, "runs": runs}, indent=1)
+    text = json.dumps({**begun, "runs": runs}, indent=1)
     if arguments.out is not None:
         arguments.out.write_text(text + "\n")
     print(text)
