@@ -80,7 +80,7 @@ class Fragmentation:
     """What the allocator was seen to reserve beyond what is allocated, as a share of that, for other steps."""
 
     of_alike: float | None = None
-    """Of one that is alike: half of them off by less than 0.005, and 19 of 20 by less than 0.03 (test_whole_lattice.py)."""
+    """Of one that is alike: half of them off by less than 0.005, 19 of 20 by less than 0.03 (test_whole_lattice.py)."""
     of_decoder: float | None = None
     """Of any with the same decoder: up to 0.2 off, which is enough where the step does not fit anyway."""
 
