@@ -10,6 +10,9 @@ ASSUMED = "assumed"
 """In a stack, the version of a package that is taken to be installed where the job runs."""
 _PACKAGES = (("loss", "fused", "liger_kernel"), ("attention", "flash", "flash_attn"))
 """(axis, value, field of the stack): the kernel that a value runs is the package's."""
+CONTEXT_BYTES = 400 * 1024**2
+"""What a CUDA context and its loaded kernels take outside the allocator. Not measured yet: reports speak of 300 MB and
+more, growing with the kernels in use."""
 COMPILE_ERROR = 0.41
 """Relative error that compilation adds to a predicted time: its speedup in training has a geometric mean of 1.41 (Ansel
 et al. 2024, "PyTorch 2": over 180 models on an A100), and none of it is predicted."""
@@ -62,8 +65,6 @@ def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
     """What is assumed of `config` however its memory is computed, by a trace or by formula."""
     if job.hardware.kind != "cuda":
         return ()
-    from autofit.estimate.memory import CONTEXT_BYTES
-
     context = (
         f"the CUDA context takes {format_bytes(CONTEXT_BYTES)}: it depends on the card, the driver and the kernels in "
         "use, and was measured on none"

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 
 from autofit.catalog.models import ModelShape, shape
-from autofit.estimate.assumptions import of_any_step
+from autofit.estimate.assumptions import CONTEXT_BYTES, of_any_step
 from autofit.estimate.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.floor import floor_parts
 from autofit.estimate.libraries import Holdings, library
 from autofit.estimate.libraries.edit import plain
-from autofit.estimate.memory import CONTEXT_BYTES
 from autofit.estimate.trace import HOST
 from autofit.lattice import Config
 from autofit.techniques import Job

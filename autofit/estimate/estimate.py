@@ -119,47 +119,45 @@ class Estimate:
 
     def under(self, memory_limit_bytes: int) -> Estimate | None:
         """The same under another limit; None where that limit decides how much CUDA's allocator keeps."""
+        if memory_limit_bytes == self.memory_limit_bytes:
+            return self
         cache = self.breakdown["fragmentation"] if self.breakdown["context"] else 0
-        decides = self.device_bytes - cache <= memory_limit_bytes < self.device_bytes
-        if memory_limit_bytes != self.memory_limit_bytes and (decides or self.gives_back_cache):
+        if self.gives_back_cache or self.device_bytes - cache <= memory_limit_bytes < self.device_bytes:
             return None
         return replace(self, memory_limit_bytes=memory_limit_bytes)
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
         """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""
-        from autofit.estimate.assumptions import added_error, assumptions, ranks_per_host
+        from autofit.estimate.assumptions import assumptions, ranks_per_host
 
-        here = replace(
+        return replace(
             self,
             ranks_per_host=ranks_per_host(job),
             host_memory_bytes=job.hardware.host_memory_bytes or None,
             # Anew, as a stored estimate may be of other hosts; one by formula is not stored, and assumes other things.
             assumptions=self.assumptions if self.memory_error else assumptions(self.config, job),
+            **self._time(job, rates),
         )
-        if rates is None or self.work is None:
-            return replace(
-                here,
-                step_seconds=None,
-                tokens_per_second=None,
-                mfu=None,
-                calibrated_on=0,
-                relative_error=None,
-                stand_in=None,
-            )
+
+    def _time(self, job: Job, rates: Rates | None) -> dict[str, Any]:
+        """The values of the fields that state the time."""
+        from autofit.estimate.assumptions import added_error
         from autofit.estimate.speed import seconds
         from autofit.training.flops import mfu
 
+        if rates is None or self.work is None:
+            unknown = ("step_seconds", "tokens_per_second", "mfu", "relative_error", "stand_in")
+            return {**dict.fromkeys(unknown), "calibrated_on": 0}
         step_seconds = seconds(self.work, rates)
         speed = job.workload.tokens_per_step / step_seconds
-        return replace(
-            here,
-            step_seconds=step_seconds,
-            tokens_per_second=speed,
-            mfu=mfu(job, self.config, speed),
-            calibrated_on=rates.calibrated_on,
-            relative_error=rates.relative_error + added_error(self.config),
-            stand_in=None if rates.calibrated_on else rates.stand_in,
-        )
+        return {
+            "step_seconds": step_seconds,
+            "tokens_per_second": speed,
+            "mfu": mfu(job, self.config, speed),
+            "calibrated_on": rates.calibrated_on,
+            "relative_error": rates.relative_error + added_error(self.config),
+            "stand_in": None if rates.calibrated_on else rates.stand_in,
+        }
 
     def judged(self, shown: Mapping[str, MemoryDeviation]) -> Estimate:
         """The same, its advice included, with what trials have `shown` about the memory predicted for each method; what
@@ -213,11 +211,13 @@ class Estimate:
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
         """The inverse of `to_json`, except for the advice, the hosts, which `timed` sets, and what trials have shown,
         which `judged` sets; other keys are ignored."""
-        hosts, advice = ("ranks_per_host", "host_memory_bytes"), ("advice", "lightest")
-        other = ("config", "assumptions", "work", "memory_deviation", *hosts, *advice)
-        own = {f.name: data[f.name] for f in fields(cls) if f.name not in other}
         work = None if data["work"] is None else StepWork(**data["work"])
-        return cls(config=Config.from_json(data["config"]), assumptions=tuple(data["assumptions"]), work=work, **own)
+        return cls(
+            config=Config.from_json(data["config"]),
+            assumptions=tuple(data["assumptions"]),
+            work=work,
+            **{name: data[name] for name in _AS_STORED},
+        )
 
     def short_json(self) -> dict[str, Any]:
         """Its main figures as a JSON object, for an estimate that is part of another."""
@@ -231,6 +231,11 @@ class Estimate:
             "step_seconds": self.step_seconds,
             "mfu": self.mfu,
         }
+
+
+_SET_ELSEWHERE = ("ranks_per_host", "host_memory_bytes", "memory_deviation", "advice", "lightest")
+_AS_STORED = tuple(f.name for f in fields(Estimate) if f.name not in ("config", "assumptions", "work", *_SET_ELSEWHERE))
+"""The fields whose values `to_json` leaves as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

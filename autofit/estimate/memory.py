@@ -5,14 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autofit.estimate import heap
+from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.replays import UNKNOWN, Fragmentation, Replays
 from autofit.estimate.timeline import Timeline
 from autofit.hardware import Hardware
-
-CONTEXT_BYTES = 400 * 1024**2
-"""What a CUDA context and its loaded kernels take outside the allocator. Not measured yet: reports speak of 300 MB and
-more, growing with the kernels in use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from autofit.catalog.hardware import Card, cards
-from autofit.estimate.libraries.library import Traffic
 from autofit.hardware import Hardware
+
+if TYPE_CHECKING:
+    from autofit.estimate.libraries.library import Traffic
 
 LINK_EFFICIENCY = 0.75
 """Share of a link's data-sheet bandwidth that collectives and copies of many megabytes reach; a guess."""

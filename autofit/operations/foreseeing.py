@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from autofit.errors import in_one_line
 from autofit.lattice import Config
-from autofit.operations import predicting
 from autofit.operations.memory_deviations import COMPARED
 from autofit.operations.other_hardware import is_calibrated, learned_elsewhere
-from autofit.operations.predicting import predict_all
+from autofit.operations.predicting import LookedUp, look_up, predict_all
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -28,59 +27,81 @@ ESTIMATING_SHARE = 0.2
 _log = logging.getLogger(__name__)
 
 
-def foresee(
-    job: Job,
-    configs: Sequence[Config],
-    *,
-    memory_limit_bytes: int,
-    seconds: float | None,
-    store: Store,
-    report: Callable[[int, int], None],
-    one_host: bool,
-) -> Foresight:
-    """What the estimator predicts for `configs`, and how far it was off in earlier trials on this hardware or, if there
-    are none, on other hardware of its kind.
+@dataclass(slots=True, kw_only=True)
+class Foreseeing:
+    """The foresight of one search: what it needs may be loaded before it is asked for."""
 
-    `seconds` is the search's time budget, None if it has none. `one_host`: all trials run on this machine and share its
-    host memory; on a cluster Ray chooses each trial's machine, so each trial is judged as if alone there. A failure is
-    logged in one line and costs only the predictions.
-    """
-    from autofit.search.foresight import Foresight, learned
+    job: Job
+    configs: Sequence[Config]
+    """Those that may fit."""
+    memory_limit_bytes: int
+    seconds: float | None
+    """The search's time budget, None if it has none."""
+    store: Store
+    one_host: bool
+    """All trials run on this machine and share its host memory. On a cluster Ray chooses each trial's machine, so each
+    trial is judged as if alone there."""
+    _looked_up: LookedUp | None = field(init=False, default=None)
 
-    if not _is_time_to(configs, seconds):
-        return Foresight()
-    try:
-        found = predict_all(job, configs, memory_limit_bytes=memory_limit_bytes, store=store, report=report)
-        # Trials of this search's own workload and stack are left out: the search recalls them one by one.
-        own = (job.workload.key, job.stack.key)
-        here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
-        earlier = [trial for trial in here if (trial.workload.key, trial.stack.key) != own]
-        foresight = Foresight(predictions={c: e.prediction for c, e in found.items()}, memory_error=learned(earlier))
-        if not (earlier and is_calibrated(foresight)):
-            everywhere = store.predicted(latest=COMPARED)
-            foresight = learned_elsewhere(foresight, job.hardware, everywhere, memory=not earlier)
-    except Exception as failure:
-        _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
-        return Foresight()
-    foresight = replace(
-        foresight,
-        beyond_host={c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
-        host_bytes={c: e.machine_host_bytes for c, e in found.items()},
-        shared_host_bytes=(job.hardware.host_memory_bytes or None) if one_host else None,
-    )
-    return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
+    def get_ready(self) -> None:
+        """Begin to load, in the background, what `foresee` will need. A failure is left for `foresee` to meet."""
+        from autofit.estimate import sweep
 
+        if not self._is_time():
+            return
+        try:
+            self._looked_up = look_up(
+                self.job, self.configs, memory_limit_bytes=self.memory_limit_bytes, store=self.store
+            )
+            sweep.get_ready(list(self._looked_up.missing))
+        except Exception as failure:
+            _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
-def get_ready(
-    job: Job, configs: Sequence[Config], *, memory_limit_bytes: int, seconds: float | None, store: Store
-) -> None:
-    """Begin to load, in the background, what `foresee` of the same configs will need."""
-    if _is_time_to(configs, seconds):
-        predicting.get_ready(job, configs, memory_limit_bytes=memory_limit_bytes, store=store)
+    def foresee(self, report: Callable[[int, int], None]) -> Foresight:
+        """What the estimator predicts, and how far it was off in earlier trials on this hardware or, if there are none,
+        on other hardware of its kind.
 
+        `report` is called with the number of configs estimated and their total. A failure is logged in one line and
+        costs only the predictions.
+        """
+        from autofit.search.foresight import Foresight, learned
 
-def _is_time_to(configs: Sequence[Config], seconds: float | None) -> bool:
-    """Whether estimating would take no more than its share of the budget."""
-    from autofit.estimate.sweep import workers_for
+        job, store = self.job, self.store
+        if not self._is_time():
+            return Foresight()
+        try:
+            found = predict_all(
+                job,
+                self.configs,
+                memory_limit_bytes=self.memory_limit_bytes,
+                store=store,
+                looked_up=self._looked_up,
+                report=report,
+            )
+            # Trials of this search's own workload and stack are left out: the search recalls them one by one.
+            own = (job.workload.key, job.stack.key)
+            here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
+            earlier = [trial for trial in here if (trial.workload.key, trial.stack.key) != own]
+            foresight = Foresight(
+                predictions={c: e.prediction for c, e in found.items()}, memory_error=learned(earlier)
+            )
+            if not (earlier and is_calibrated(foresight)):
+                everywhere = store.predicted(latest=COMPARED)
+                foresight = learned_elsewhere(foresight, job.hardware, everywhere, memory=not earlier)
+        except Exception as failure:
+            _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
+            return Foresight()
+        foresight = replace(
+            foresight,
+            beyond_host={c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
+            host_bytes={c: e.machine_host_bytes for c, e in found.items()},
+            shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
+        )
+        return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
 
-    return seconds is None or len(configs) * ESTIMATE_SECONDS / workers_for(configs) <= ESTIMATING_SHARE * seconds
+    def _is_time(self) -> bool:
+        """Whether estimating would take no more than its share of the budget."""
+        from autofit.estimate.sweep import workers_for
+
+        seconds = len(self.configs) * ESTIMATE_SECONDS / workers_for(self.configs)
+        return self.seconds is None or seconds <= ESTIMATING_SHARE * self.seconds

@@ -13,7 +13,14 @@ from autofit.estimate.floor import floor_bytes
 from autofit.lattice import Config
 from autofit.operations.lattices import Narrowed, default_space, load_space, narrow
 from autofit.operations.requests import SearchRequest, left_by_others, memory_limit
-from autofit.operations.shortfall import CONTEXT_BYTES, WITH_OFFLOAD, Shortfall, further_memory, smallest_card, wider
+from autofit.operations.shortfall import (
+    BESIDE_FLOOR_BYTES,
+    WITH_OFFLOAD,
+    Shortfall,
+    further_memory,
+    smallest_card,
+    wider,
+)
 from autofit.techniques import Job, unsupported
 from autofit.training.requirements import cannot_here
 from autofit.trial.site import check_devices, detect
@@ -92,7 +99,7 @@ def _check_floor(prepared: Prepared, request: SearchRequest) -> None:
     if least < hardware.memory_bytes:
         said.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
     said += _lower_floors(prepared, request.goal, least)
-    holder = smallest_card(int(least * BEYOND_FLOOR) + CONTEXT_BYTES - 1)
+    holder = smallest_card(int(least * BEYOND_FLOOR) + BESIDE_FLOOR_BYTES - 1)
     said.append(
         "no card of the catalog could hold it"
         if holder is None

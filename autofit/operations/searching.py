@@ -15,7 +15,7 @@ from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.operations.answers import recommendation
 from autofit.operations.earlier_searches import begin, findings, its_end_noted
-from autofit.operations.foreseeing import foresee, get_ready
+from autofit.operations.foreseeing import Foreseeing
 from autofit.operations.keeping import Keeper
 from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
@@ -28,7 +28,6 @@ from autofit.workload import Goal
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
-    from autofit.search.foresight import Foresight
     from autofit.search.loop import Search
     from autofit.search.progress import Progress
 
@@ -113,11 +112,13 @@ def _run(
     started: float,
 ) -> SearchResult:
     from autofit.search.budget import Limits
+    from autofit.search.foresight import Foresight
     from autofit.search.loop import Search
 
     job = prepared.job
     search_id, answered = begin(request, prepared, store)
     keeper = Keeper(store, search_id)
+    foreseeing = _foreseeing(request, prepared, store) if request.predict and not answered else None
 
     def shown(progress: Progress) -> None:
         # Raises only after every trial of a batch is kept, so that no other worker's measurement is lost.
@@ -141,8 +142,8 @@ def _run(
             workload_key=job.workload.key,
             search_id=search_id if request.fresh else None,
         ),
-        open_pool=partial(_workers, request, prepared, store, pool),
-        foresee=partial(_foresight, request, prepared, store),
+        open_pool=partial(_workers, request, pool, foreseeing),
+        foresee=foreseeing.foresee if foreseeing else lambda report: Foresight(),
         save=keeper.keep,
         report=shown,
         between=lambda: store.between_executions(job.hardware.key),
@@ -154,41 +155,22 @@ def _run(
         return _result(request, prepared, found, store, search_id, time.monotonic() - started)
 
 
-def _workers(request: SearchRequest, prepared: Prepared, store: Store, pool: Pool | None) -> Pool:
-    """`pool`, or the one that the request asks for; meanwhile what estimating needs is loaded."""
-    if request.predict:
-        get_ready(
-            prepared.job,
-            _may_fit(prepared),
-            memory_limit_bytes=prepared.memory_limit_bytes,
-            seconds=request.time_budget_seconds,
-            store=store,
-        )
-    return open_pool(request) if pool is None else pool
-
-
-def _foresight(
-    request: SearchRequest, prepared: Prepared, store: Store, report: Callable[[int, int], None]
-) -> Foresight:
-    """The predictions for the configs that may fit; none if the request wants none. `report` is called with the number
-    of configs estimated and their total."""
-    from autofit.search.foresight import Foresight
-
-    if not request.predict:
-        return Foresight()
-    return foresee(
-        prepared.job,
-        _may_fit(prepared),
+def _foreseeing(request: SearchRequest, prepared: Prepared, store: Store) -> Foreseeing:
+    return Foreseeing(
+        job=prepared.job,
+        configs=[c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],
         memory_limit_bytes=prepared.memory_limit_bytes,
         seconds=request.time_budget_seconds,
         store=store,
-        report=report,
         one_host=request.ray_address is None,
     )
 
 
-def _may_fit(prepared: Prepared) -> list[Config]:
-    return [c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes]
+def _workers(request: SearchRequest, pool: Pool | None, foreseeing: Foreseeing | None) -> Pool:
+    """`pool`, or the one that the request asks for; meanwhile what estimating needs is loaded."""
+    if foreseeing is not None:
+        foreseeing.get_ready()
+    return open_pool(request) if pool is None else pool
 
 
 def _result(

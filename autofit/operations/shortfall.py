@@ -16,7 +16,7 @@ from autofit.techniques import AXES
 from autofit.units import GIB, format_bytes
 from autofit.workload import Effect, Goal, Workload
 
-CONTEXT_BYTES = 3 * GIB // 2
+BESIDE_FLOOR_BYTES = 3 * GIB // 2
 """The driver's context, library workspaces, and one matrix while it is materialised (dequantised, or its gradient)."""
 USUAL_RANK = Goal().min_rank
 WITH_OFFLOAD = "--space offload"
@@ -170,7 +170,7 @@ def smallest_card(more_than_bytes: int) -> Card | None:
 def _card(beyond_bytes: int, hardware: Hardware) -> Card | None:
     """The smallest card for what takes more than `beyond_bytes` on `hardware`; where that has no driver's context, room
     for one is added."""
-    return smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else CONTEXT_BYTES))
+    return smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else BESIDE_FLOOR_BYTES))
 
 
 def holder(needed_bytes: int, hardware: Hardware) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 
 import optuna
@@ -11,7 +11,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import TrialState
 
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Trial, now
 from autofit.search.advice import Advice
 from autofit.search.budget import TIMING_SECONDS
 from autofit.search.knowledge import Knowledge
@@ -99,7 +99,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
             memory_limit_bytes=limit,
             outcome=outcome,
             seconds=seconds,
-            recorded_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            recorded_at=now(),
         )
 
     def sample_independent(

@@ -12,9 +12,8 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, STACK
 
 from autofit.catalog.hardware import cards
-from autofit.estimate.assumptions import ASSUMED, assumptions
+from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, assumptions
 from autofit.estimate.bound import bounded
-from autofit.estimate.memory import CONTEXT_BYTES
 from autofit.hardware import Hardware
 from autofit.operations.estimating import site
 from autofit.techniques import Job, complete, parse

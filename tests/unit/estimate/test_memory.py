@@ -9,8 +9,9 @@ import pytest
 from tiny import CUDA_HARDWARE
 
 from autofit.estimate.allocator import OutOfDeviceMemory
+from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
-from autofit.estimate.memory import CONTEXT_BYTES, memory
+from autofit.estimate.memory import memory
 from autofit.estimate.replays import Fragmentation, Replays, replay
 from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline

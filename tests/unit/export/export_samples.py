@@ -17,6 +17,18 @@ from autofit.lattice import Config, Value
 from autofit.outcome import Measurement, StepSeconds
 from autofit.workload import Workload
 
+OPTIM = {
+    "sgd": "sgd",
+    "adafactor": "adafactor",
+    "lion-8bit": "lion_8bit",
+    "adamw-8bit": "adamw_bnb_8bit",
+    "paged-adamw-8bit": "paged_adamw_8bit",
+    "lion": "lion_32bit",
+    "adamw": "adamw_torch_fused",
+    "adamw-foreach": "adamw_torch",
+}
+"""transformers' `optim` of each optimizer."""
+
 AXES: Mapping[str, tuple[Value, ...]] = {
     "method": ("qlora", "lora", "full"),
     "rank": (8, 64),

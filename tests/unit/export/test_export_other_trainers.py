@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from export_samples import make_config, make_recommendation
+from export_samples import OPTIM, make_config, make_recommendation
 
 from autofit.errors import UsageError
 from autofit.export import export
@@ -22,16 +22,6 @@ from autofit.frontier import Recommendation
 from autofit.lattice import Config, Value
 
 KNOWN = json.loads((Path(__file__).parent / "trainers_keys.json").read_text())
-OPTIM = {
-    "sgd": "sgd",
-    "adafactor": "adafactor",
-    "lion-8bit": "lion_8bit",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "lion": "lion_32bit",
-    "adamw": "adamw_torch_fused",
-    "adamw-foreach": "adamw_torch",
-}
 
 
 def document(recommendation: Recommendation, name: str) -> dict[str, Any]:

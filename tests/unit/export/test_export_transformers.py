@@ -12,23 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from export_samples import checkpointing_kwargs, imported, make_config, make_recommendation
+from export_samples import OPTIM, checkpointing_kwargs, imported, make_config, make_recommendation
 from transformers import training_args as training_args_module
 
 from autofit.export import Export, export
 from autofit.frontier import Recommendation
 from autofit.lattice import Config
 
-OPTIM = {
-    "sgd": "sgd",
-    "adafactor": "adafactor",
-    "lion-8bit": "lion_8bit",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "lion": "lion_32bit",
-    "adamw": "adamw_torch_fused",
-    "adamw-foreach": "adamw_torch",
-}
 CHECKPOINTING: dict[str, dict[str, Any]] = {
     "full": {"use_reentrant": False},
     "every-2": {"use_reentrant": False, "every_n_layers": 2},

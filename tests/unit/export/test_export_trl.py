@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 import yaml
-from export_samples import checkpointing_kwargs, make_config, make_recommendation
+from export_samples import OPTIM, checkpointing_kwargs, make_config, make_recommendation
 from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers import training_args as training_args_module
@@ -24,16 +24,6 @@ from autofit.lattice import Config, Value
 
 trl = pytest.importorskip("trl")
 
-OPTIM = {
-    "sgd": "sgd",
-    "adafactor": "adafactor",
-    "lion-8bit": "lion_8bit",
-    "adamw-8bit": "adamw_bnb_8bit",
-    "paged-adamw-8bit": "paged_adamw_8bit",
-    "lion": "lion_32bit",
-    "adamw": "adamw_torch_fused",
-    "adamw-foreach": "adamw_torch",
-}
 CHECKPOINTING: dict[str, Any] = {
     "none": None,
     "full": {"use_reentrant": False},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from autofit import operations
 from autofit.estimate import sweep
 from autofit.estimate.estimator import Estimator
 from autofit.lattice import Config
-from autofit.operations.predicting import get_ready, predict_all
+from autofit.operations.foreseeing import Foreseeing
+from autofit.operations.predicting import predict_all
 from autofit.store import Store
 from autofit.techniques import Job, complete, parse
 from autofit.units import GIB
@@ -98,12 +99,64 @@ def test_no_failure_of_the_estimator_reaches_who_asks(
     assert "a process ended" in caplog.text
 
 
-def test_what_is_kept_needs_nothing_loaded(job: Job, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def foreseeing(job: Job, store: Store) -> Foreseeing:
+    return Foreseeing(job=job, configs=CONFIGS, memory_limit_bytes=GIB, seconds=None, store=store, one_host=True)
+
+
+def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
+    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[list[Config]] = []
-    monkeypatch.setattr(sweep, "get_ready", asked.append)
+    looked_up: list[int] = []
+    known_estimates = store.known_estimates
+
+    def counted(keys: Iterable[str]) -> Mapping[str, Mapping[str, object]]:
+        looked_up.append(len(list(keys)))
+        return known_estimates(keys)
+
     predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
-    get_ready(job, CONFIGS, memory_limit_bytes=GIB, store=store)
+    monkeypatch.setattr(sweep, "get_ready", asked.append)
+    monkeypatch.setattr(store, "known_estimates", counted)
+    ahead = foreseeing(job, store)
+    ahead.get_ready()
+    found = ahead.foresee(lambda done, total: None)
     assert asked == [CONFIGS[1:]]
+    assert looked_up == [len(CONFIGS)]
+    assert set(found.predictions) == set(CONFIGS)
+
+
+def test_what_cannot_be_loaded_ahead_costs_nothing_else(
+    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(configs: list[Config]) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(sweep, "get_ready", broken)
+    ahead = foreseeing(job, store)
+    ahead.get_ready()
+    assert set(ahead.foresee(lambda done, total: None).predictions) == set(CONFIGS)
+
+
+KNOWN = """
+import sys
+from autofit.operations.predicting import predict_all
+from autofit.operations.requests import WorkloadOptions
+from autofit.operations.estimating import site
+from autofit.store import Store
+from autofit.techniques import complete, parse
+job = WorkloadOptions(model="smollm2-135m").job(site("h100-80g"))
+config = complete(parse("method=lora,checkpointing=offload"))
+with Store.open(sys.argv[1]) as store:
+    found = predict_all(job, [config], memory_limit_bytes=2**36, store=store)
+print(found[config].device_bytes, found[config].seconds_to_estimate, "torch" in sys.modules)
+"""
+
+
+def test_known_estimates_need_no_torch(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KNOWN, str(tmp_path / "store.db")]
+    new, known = (subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() for _ in "12")
+    assert new[:2] == known[:2]
+    assert (new[2], known[2]) == ("True", "False")
 
 
 def test_the_server_of_estimating_processes_loads_the_libraries_and_touches_no_device() -> None:

@@ -19,7 +19,7 @@ from autofit.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config, Lattice
 from autofit.operations import SearchRequest
-from autofit.operations.foreseeing import foresee
+from autofit.operations.foreseeing import Foreseeing
 from autofit.operations.predicting import predict_all
 from autofit.operations.preparing import outline, prepare
 from autofit.operations.shortfall import Shortfall
@@ -519,6 +519,7 @@ class Predictor:
         memory_limit_bytes: int,
         store: Store | None,
         report: Callable[[int, int], None],
+        **more: object,
     ) -> dict[Config, Estimate]:
         """What stands in for `predict_all`."""
         self.asked.append(len(configs))
@@ -598,10 +599,10 @@ def test_errors_on_other_hardware_count_until_something_has_run_here(
 
         def told(asked: Job) -> Prior:
             configs = [trial.config for trial in measured]
-            found = foresee(
-                asked, configs, memory_limit_bytes=GIB, seconds=None, store=other, report=lambda *n: None, one_host=True
+            asking = Foreseeing(
+                job=asked, configs=configs, memory_limit_bytes=GIB, seconds=None, store=other, one_host=True
             )
-            return found.memory_error
+            return asking.foresee(lambda *counted: None).memory_error
 
         assert told(job) == told(longer) == memory_error(UNKNOWN)
         for trial in moved:
@@ -665,7 +666,6 @@ def test_a_hosts_memory_is_shared_where_all_trials_run_on_it(
     world: World, request_: SearchRequest, store: Store, one_host: bool
 ) -> None:
     job = request_.workload.job(detect("cpu"))
-    found = foresee(
-        job, (), memory_limit_bytes=GIB, seconds=None, store=store, report=lambda done, total: None, one_host=one_host
-    )
+    asking = Foreseeing(job=job, configs=(), memory_limit_bytes=GIB, seconds=None, store=store, one_host=one_host)
+    found = asking.foresee(lambda done, total: None)
     assert found.shared_host_bytes == (job.hardware.host_memory_bytes if one_host else None)
