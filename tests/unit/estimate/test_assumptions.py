@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import statistics
@@ -72,6 +73,15 @@ def test_every_estimate_for_a_gpu_says_that_its_context_is_a_guess() -> None:
     by_formula = bounded(complete(parse("method=full")), job, memory_limit_bytes=1, reason="a test")
     assert said in by_formula.assumptions
     assert not any("context" in s for s in said_of("method=full", CPU_HARDWARE))
+
+
+def test_how_far_compiled_trials_were_is_that_of_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(RECORDED.parent))
+    record = json.loads((RECORDED / "cpu-zen5-2c-compiled-pairs.json").read_text())
+    stated = importlib.import_module("compiled_pairs").stated(record)
+    assert any(stated in said for said in said_of("compile=true", CPU_HARDWARE))
+    assert not any(stated in said for said in said_of("compile=true", CUDA_HARDWARE))
+    assert any("on a processor alone" in said for said in said_of("compile=true", CUDA_HARDWARE))
 
 
 @pytest.mark.parametrize(
