@@ -118,7 +118,7 @@ def shape(model: Model) -> ModelShape:
 
 def in_catalog(model: Model) -> bool:
     """Whether the model is exactly the one in the catalog under its name."""
-    return model.name in names() and _of_catalog(model.name).digest == model.digest
+    return model.name in names() and _catalog_digest(model.name) == model.digest
 
 
 def _catalog_shape(model: Model) -> ModelShape | None:
@@ -134,6 +134,11 @@ _SHAPES: dict[str, ModelShape] = {}
 def _of_catalog(name: str) -> Model:
     entry = json.loads(_catalog_text(name))
     return Model(name=name, config=entry["config"], source=entry["source"], parameters=entry["parameters"])
+
+
+@cache
+def _catalog_digest(name: str) -> str:
+    return _of_catalog(name).digest
 
 
 @cache

@@ -18,6 +18,8 @@ from autofit.techniques.precision import has_bf16
 from autofit.techniques.rank import nearest
 from autofit.workload import Goal, check_count, digest
 
+_TECHNIQUE_OF = {technique.axis.name: technique for technique in TECHNIQUES}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowed:
@@ -61,8 +63,7 @@ def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
         if config["method"] not in goal.methods or (rank is not None and int(rank) < goal.min_rank):
             return False
         asked = {"method"} if rank != ranks.get(config.text("method")) else {"method", "rank"}
-        judged = [t for t in TECHNIQUES if t.axis.name in config and t.axis.name not in asked]
-        return all(t.effect(config, goal) <= goal.allow for t in judged)
+        return all(_TECHNIQUE_OF[name].effect(config, goal) <= goal.allow for name in config if name not in asked)
 
     return allowed
 
@@ -88,7 +89,7 @@ def narrow(
             beyond += 1
             continue
         # If the format that this hardware offers instead exceeds the goal, judge the listed one, which it lacks.
-        reason = cannot(config if allowed(config) else listed, job)
+        reason = cannot(config if config is listed or allowed(config) else listed, job)
         if reason is not None:
             reasons[reason] += 1
             continue
@@ -114,7 +115,7 @@ def _for_here(config: Config, job: Job) -> Config:
         config = config.replace(attention="eager")
     if config["precision"] == "bf16-mixed" and not has_bf16(job.hardware):
         config = config.replace(precision="fp16-mixed")
-    if job.workload.devices == 1:
+    if job.workload.devices == 1 and config["sharding"] != "none":
         config = config.replace(sharding="none")
     return config
 
