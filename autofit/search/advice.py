@@ -33,8 +33,8 @@ LUCK = 0.24
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
 MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more about the other work than about the next trial."""
-LEAST_REPEATS = 5
-"""Roughly how many steps every trial runs, however long they take."""
+LEAST_REPEATS = 3
+"""How many steps every trial times, however long they take; those of its warm-up count as set-up."""
 BESIDE = 0.25
 """Weight of a gain in a method that is not going to be recommended, because a more faithful one fits: it is only shown
 alongside the recommendation."""
@@ -46,6 +46,9 @@ shows nothing about speed, and one that surely fits teaches the same. A thorough
 ROOM = 0.05
 """Share of the limit that a config must leave free for its speed to be a bound on others': closer to the limit, an
 allocator may spend time on making room."""
+UNLUCKY = 2.0
+"""Deviations of its timing by which a measured config may have seemed slower than it is: the regret bound allows for
+that, although it is so rare that a trial for it would seldom pay."""
 CANNOT_FIT = 1e-3
 """Probability of fitting below which a predicted config is not run: about three deviations of the errors seen."""
 
@@ -185,8 +188,7 @@ class Advice:
         """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
         rows = self._weighed().rows
-        # What cannot be faster than a measured config adds nothing to the chance that this one is.
-        own = (self._methods[rows] == winner.method) & np.isneginf(self._least_times(rows))
+        own = self._methods[rows] == winner.method
         untried = self._step_time(rows[own])
         tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
         rivals = LogNormal(
@@ -194,7 +196,8 @@ class Advice:
             deviation=np.append(untried.deviation, [timing_deviation(p) for p in tried]),
         )
         probability = np.append(self._weighed().probability[own], np.ones(len(tried)))
-        return regret_bound(winner, rivals, probability)
+        least = np.append(self._least_times(rows[own], unlucky=UNLUCKY), np.full(len(tried), -math.inf))
+        return regret_bound(winner, rivals, probability, least)
 
     def expected_seconds(self, config: Config) -> float:
         """Expected duration of the trial of a config of the lattice, set-up included."""
@@ -319,14 +322,16 @@ class Advice:
         known = [(p.config, math.log(p.measurement.step_seconds.median)) for p in measured]
         return self._time.predict_rows(known, rows, [timing_deviation(p) for p in measured], self._under_way())
 
-    def _least_times(self, rows: Rows) -> Array:
+    def _least_times(self, rows: Rows, *, unlucky: float = 0.0) -> Array:
         """The logarithm of the seconds that a step of each config takes at least, because a measured one does part of
-        its work and nothing else; minus infinity where there is none."""
+        its work and nothing else; minus infinity where there is none. By so many deviations of its timing the measured
+        one may have been `unlucky`, and seemed slower than it is."""
         least = np.full(len(self._knowledge.lattice.configs), -math.inf)
         for point in self._knowledge.points():
             if point.measurement.device_bytes <= (1.0 - ROOM) * self._knowledge.memory_limit_bytes:
                 slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
-                least[slower] = np.maximum(least[slower], math.log(point.measurement.step_seconds.median))
+                luckier = math.log(point.measurement.step_seconds.median) - unlucky * timing_deviation(point)
+                least[slower] = np.maximum(least[slower], luckier)
         return least[rows]
 
     def _fit(self, rows: Rows) -> tuple[Array, Array]:

@@ -220,12 +220,13 @@ class Search:
     def _verification_seconds(self) -> float:
         """Roughly how long the winner's verification will take, judging by its first trial; 0 where it needs none."""
         winner = self.winner()
-        return 0.0 if winner is None or not self._must_verify() else self._seconds_to_run_again(winner)
+        if winner is None or not self._must_verify():
+            return 0.0
+        return self._seconds_to_run_again(winner, self._verification_timing())
 
-    def _seconds_to_run_again(self, measured: Point) -> float:
-        """Roughly how long a second, longer run of a config will take, judging by its first."""
-        first = self.knowledge.trials[measured.config].seconds
-        return first + max(0.0, self._verification_timing() - TIMING_SECONDS)
+    def _seconds_to_run_again(self, measured: Point, timing_seconds: float) -> float:
+        """Roughly how long a second run of a config will take, judging by its first."""
+        return self.knowledge.trials[measured.config].seconds + timing_seconds - TIMING_SECONDS
 
     def _verification_timing(self) -> float:
         """Seconds of timed repeats: the winner's last digit is worth no more than a tenth of a time budget."""
@@ -267,27 +268,31 @@ class Search:
     def _verify(self) -> bool:
         """Run the winner again in a fresh process, unless it has run twice; returns whether that has shown anything."""
         winner = self.winner()
-        return winner is not None and self._must_verify() and self._run_again(winner)
+        return winner is not None and self._must_verify() and self._run_again(winner, self._verification_timing())
 
     def _contest(self) -> bool:
         """Run again what may well be faster than the winner, for all that its one noisy trial has shown; returns
         whether that has shown anything."""
         winner = self.winner()
-        rival = None if winner is None else self._adviser.advice.contender(winner)
-        return rival is not None and self._run_again(rival)
+        if winner is None or self._budget.is_spent(self._runs.ended):
+            return False
+        rival = self._adviser.advice.contender(winner)
+        return rival is not None and self._run_again(rival, TIMING_SECONDS)
 
-    def _run_again(self, measured: Point) -> bool:
-        """Run a config that has fitted in a fresh process, if the limits allow; returns whether that has shown
-        anything."""
+    def _run_again(self, measured: Point, timing_seconds: float) -> bool:
+        """Run a config that has fitted in a fresh process, if the limits allow; returns whether that has shown anything.
+
+        Its gradient is compared with plain training's, because it may be what is recommended.
+        """
         if self._budget.trials_left(self._runs.ended) < 1:
             return False
         self._foresee()  # takes time, so it comes before asking how much is left
-        if self._budget.left_for_trial() < self._seconds_to_run_again(measured):
+        if self._budget.left_for_trial() < self._seconds_to_run_again(measured, timing_seconds):
             return False
         self.progress.verifying, has_shown = True, False
         self._runs.begin(
             measured.config,
-            timing_seconds=self._verification_timing(),
+            timing_seconds=timing_seconds,
             # More patient than for the others: the winner's failure would count for everyone who asks the store.
             patience_seconds=self.limits.deadline_seconds,
             compares_gradient=True,

@@ -25,20 +25,28 @@ def timing_deviation(measured: Point) -> float:
     return TIME.noise if spread is None else spread / INTERVAL_DEVIATIONS
 
 
-def regret_bound(winner: Point, rivals: LogNormal, probability: Array, confidence: float = CONFIDENCE) -> float:
+def regret_bound(
+    winner: Point,
+    rivals: LogNormal,
+    probability: Array,
+    least: Array | float = -math.inf,
+    confidence: float = CONFIDENCE,
+) -> float:
     """Upper bound on how much slower the winner is than the best of its rivals, as a share of the best speed.
 
-    `rivals`: the logarithms of their step times, seconds; `probability`: that each fits, one entry per rival. The
-    chance that any rival exceeds a bound is at most the sum of their individual chances (Boole's inequality, which
-    holds however they depend on each other): this is the least bound at which that sum is at most 1 - `confidence`.
+    `rivals`: the logarithms of their step times, seconds, which are no less than `least`; `probability`: that each
+    fits, one entry per rival. The chance that any rival exceeds a bound is at most the sum of their individual chances
+    (Boole's inequality, which holds however they depend on each other): this is the least bound at which that sum is at
+    most 1 - `confidence`.
     """
     own, deviation = math.log(winner.measurement.step_seconds.median), timing_deviation(winner)
-    lead = own - rivals.mean
+    lead, most = own - rivals.mean, np.broadcast_to(own - least, rivals.mean.shape)
     spread = np.hypot(rivals.deviation, deviation)
 
     def chance(gain: float) -> float:
-        beyond = ((gain - lead) / spread).tolist()
-        return math.fsum(p * _share_above(d) for p, d in zip(probability.tolist(), beyond, strict=True))
+        possible = gain < most
+        beyond = ((gain - lead) / spread)[possible].tolist()
+        return math.fsum(p * _share_above(d) for p, d in zip(probability[possible].tolist(), beyond, strict=True))
 
     if len(lead) == 0 or chance(0.0) <= 1.0 - confidence:
         return 0.0

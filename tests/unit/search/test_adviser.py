@@ -160,7 +160,10 @@ def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(g
     (winner,) = knowledge.points()
     for config in set(knowledge.open) - set(found):
         knowledge.rule_out(config, "only those are to be judged")
-    assert (adviser.advice.regret_bound(winner) == 0.0) is room
+    # The winner itself may have been unlucky by two deviations of its timing, of which 3 % are 1.645.
+    unlucky = 1.0 - math.exp(-2.0 * 0.03 / 1.645)
+    assert 0.0 < unlucky < 0.04
+    assert (adviser.advice.regret_bound(winner) <= unlucky) is room
 
 
 def test_what_was_cut_off_is_open_again() -> None:

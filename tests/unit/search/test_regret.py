@@ -54,6 +54,13 @@ def test_a_rival_counts_as_likely_as_it_fits() -> None:
     assert likely == pytest.approx(1 - math.exp(-1.2815516 * 0.05))  # 90 %
 
 
+def test_a_rival_is_no_faster_than_the_work_that_it_shares() -> None:
+    one, sure = rivals((math.log(0.5), 0.1)), np.ones(1)
+    free, held = (regret_bound(timed(1.0, 0.02), one, sure, least) for least in (-math.inf, np.array([math.log(0.97)])))
+    assert free > 0.5
+    assert held == pytest.approx(0.03)
+
+
 def test_what_no_spread_is_known_of_has_the_usual_noise() -> None:
     assert timing_deviation(timed(1.0, None)) == TIME.noise
 
