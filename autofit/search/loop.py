@@ -280,7 +280,7 @@ class Search:
         return rival is not None and self._run_again(rival, TIMING_SECONDS)
 
     def _run_again(self, measured: Point, timing_seconds: float) -> bool:
-        """Run a config that has fitted in a fresh process, if the limits allow; returns whether that has shown anything.
+        """Run a config that has fitted in a fresh process, if the limits allow; returns whether that has shown a thing.
 
         Its gradient is compared with plain training's, because it may be what is recommended.
         """
