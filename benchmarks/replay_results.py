@@ -45,7 +45,8 @@ from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.operations import SEEDS, replay
 from autofit.operations.recorded_tables import is_table
 from autofit.operations.replay_problems import RECORDED, Tables
-from autofit.search.replay.kept import OURS, RIVALS, installed
+from autofit.search.replay import ours
+from autofit.search.replay.kept import OURS, RIVALS, code_of, installed
 from autofit.search.replay.methods import SLOW, chosen
 from autofit.trial.site import cores
 from autofit.units import format_bytes, parse_bytes
@@ -55,6 +56,8 @@ KEEP = HERE / "recorded" / "searches"
 OUT = HERE / "recorded" / "replay-results.json"
 PAGE = HERE / "RESULTS.md"
 SCHEMA = 1
+SEARCH = ours.__name__
+"""The module of our search, whose code decides what its searches do."""
 BESIDE = (OWN_SEARCH, ELSEWHERE)
 """The methods that run over the tables of other hardware."""
 
@@ -116,7 +119,7 @@ def document_of(
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
         "seeds": seeds,
-        "code": {"revision": _revision(), "estimator": ESTIMATOR_VERSION},
+        "code": {"revision": _revision(), "estimator": ESTIMATOR_VERSION, "search": code_of(SEARCH)},
         "libraries": libraries_here(),
         "tables": headers,
         "fitted": fitted_to(files.values(), RECORDED),
@@ -227,7 +230,7 @@ def write(document: dict[str, Any], file: Path) -> list[Path]:
             drawn[-1].write_bytes(svg(problem, kind))
     for old in {old for kind in PLOTS for old in folder.glob(f"*-{kind}.svg")} - set(drawn):
         old.unlink()
-    file.write_text(page(document), encoding="utf-8")
+    file.write_text(page(document, present=code_of(SEARCH)), encoding="utf-8")
     return [file, *drawn]
 
 
