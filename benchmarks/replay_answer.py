@@ -121,9 +121,9 @@ def _two_readings(problems: Sequence[JSON]) -> list[str]:
         )
     told = (
         f'**Two readings of "the best of the others"** on whole tables, in trial-seconds to come within {NEAR:.0%} of '
-        "the best (medians). With hindsight it is another method on every table; what could be chosen beforehand is one "
-        f"method for all tables, and of those that come that near on each, `{name}` needs the fewest in all (as if the "
-        "training method were known, where that is better). The target is judged by the first."
+        "the best (medians). With hindsight it is another method on every table; what could be chosen beforehand is "
+        f"one method for all tables, and of those that come that near on each, `{name}` needs the fewest in all (as if "
+        "the training method were known, where that is better). The target is judged by the first."
     )
     title = ("whole table", "ours", "best with hindsight", "times ours", f"`{name}` everywhere", "times ours")
     return [f"{told}\n\n{table(title, rows)}"]

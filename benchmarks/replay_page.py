@@ -114,8 +114,8 @@ def _outdated(document: JSON, present: str | None) -> list[str]:
     if made is None or present is None or made.get("search") == present:
         return []
     return [
-        f"**The search has changed since these searches were run, at revision {made['revision']}.** `make results` runs "
-        "them again."
+        f"**The search has changed since these searches were run, at revision {made['revision']}.** `make results` "
+        "runs them again."
     ]
 
 
