@@ -119,7 +119,7 @@ def document_of(
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
         "seeds": seeds,
-        "code": {"revision": _revision(), "estimator": ESTIMATOR_VERSION, "search": code_of(SEARCH)},
+        "code": code_here(),
         "libraries": libraries_here(),
         "tables": headers,
         "fitted": fitted_to(files.values(), RECORDED),
@@ -161,6 +161,11 @@ def with_methods_of(document: dict[str, Any], other: dict[str, Any], name: str) 
                 methods[method["name"]] = method
         problems.append({**problem, "methods": list(methods.values())})
     return {**document, "problems": problems}
+
+
+def code_here() -> dict[str, Any]:
+    """What the searches are run by: the checkout's revision, the estimator's version, and a digest of our search."""
+    return {"revision": _revision(), "estimator": ESTIMATOR_VERSION, "search": code_of(SEARCH)}
 
 
 def _revision() -> str:

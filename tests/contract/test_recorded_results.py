@@ -43,6 +43,17 @@ def test_the_page_is_what_its_figures_say(results: ModuleType) -> None:
     assert same, "run `python benchmarks/replay_results.py --from benchmarks/recorded/replay-results.json`"
 
 
+def test_the_table_of_several_workers_is_its_record(results: ModuleType) -> None:
+    """The figures of one worker and of four, in the README."""
+    document = figures("replay-workers.json")
+    assert {name: results.header_of(RECORDED / f"{name}.jsonl")["sha256"] for name in document["tables"]} == (
+        document["tables"]
+    ), 'a table has changed since: run the command of the README\'s "Several workers" again'
+    table = importlib.import_module("replay_workers").table_of(document)
+    assert f"medians of {document['seeds']} seeds" in (text := (BENCHMARKS / "README.md").read_text())
+    assert table in text, f"the record says:\n{table}"
+
+
 def test_the_figures_are_of_the_present_search(results: ModuleType) -> None:
     """Skipped where they are not: a change of the search need not wait for its replays."""
     made = figures("replay-results.json")["code"]
