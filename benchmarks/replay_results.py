@@ -7,7 +7,8 @@
 
 Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from` makes
 the page and the plots again. `FILE@16GiB` replays a table under a limit below its own; `FILE@25%` those problems of it
-of which fewer than 25 % of the configs run out of memory, each under the limit at which 25 % do. Tables replayed under
+of which fewer than 25 % of the configs run out of memory, each under the limit at which 25 % do. A limit that is not
+below a table's own is left out. Tables replayed under
 one limit, or one such rule, may learn from each other (`autofit-warm`). Without `--table`, all tables in recorded/ are
 replayed, each under its own limit. `--elsewhere` names tables of other hardware: over those, and over the tables
 replayed under their own limits, our search runs once more, with and without what the tables of other hardware tell
@@ -63,13 +64,21 @@ BESIDE = (OWN_SEARCH, ELSEWHERE)
 
 
 def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
-    """Tables named as `FILE`, `FILE@LIMIT` or `FILE@SHARE`, grouped by limit."""
+    """Tables named as `FILE`, `FILE@LIMIT` or `FILE@SHARE`, grouped by limit. A limit that is not below a table's own
+    is left out: what would have fitted is not known. Raises `UsageError` if no table remains."""
     groups: dict[tuple[int | None, float | None], list[Path]] = {}
     for text in named:
-        file, at, limit = text.rpartition("@")
-        share = _share(limit) if limit.endswith("%") else None
-        key = (parse_bytes(limit) if at and share is None else None, share)
-        groups.setdefault(key, []).append(Path(file if at else text))
+        name, at, asked = text.rpartition("@")
+        file = Path(name if at else text)
+        share = _share(asked) if asked.endswith("%") else None
+        limit = parse_bytes(asked) if at and share is None else None
+        own = None if limit is None or not is_table(file) else header_of(file)["memory_limit_bytes"]
+        if limit is not None and own is not None and limit >= own:
+            _said(f"{file}: not replayed under {asked}, which is not below the {format_bytes(own)} of its trials")
+            continue
+        groups.setdefault((limit, share), []).append(file)
+    if not groups:
+        raise UsageError("no table is left to replay: give limits below those under which tables were recorded")
     return [
         Tables(files=tuple(files), memory_limit_bytes=limit, out_of_memory=share, store=store)
         for (limit, share), files in groups.items()

@@ -556,6 +556,17 @@ def test_tables_of_one_limit_are_replayed_together(results: ModuleType) -> None:
     assert [str(file) for file in beside.files] == ["a.jsonl", "c.jsonl", "one.jsonl"]
 
 
+def test_a_limit_that_is_not_below_the_tables_own_is_left_out(
+    results: ModuleType, table: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One list of limits serves tables of every card."""
+    groups = results.groups_of([f"{table}@{limit}" for limit in ("1GiB", "1536MiB", "79GiB")], None)
+    assert [g.memory_limit_bytes for g in groups] == [GIB]
+    assert "not replayed under 79GiB, which is not below the 1.50 GiB of its trials" in capsys.readouterr().err
+    with pytest.raises(UsageError, match="no table is left to replay"):
+        results.groups_of([f"{table}@79GiB"], None)
+
+
 def test_what_the_command_refuses(results: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "other.json").write_text('{"schema": 2}')
     for arguments, said in (
