@@ -52,8 +52,8 @@ replay: $(RIVALS)
 
 # Writes benchmarks/RESULTS.md with its plots, and the picture in docs/search.md. Takes some ten minutes the first time;
 # if interrupted, run it again to continue. Optuna's Gaussian process for speed, which takes an hour, was run before.
-# Tables of record_gpu_tables.sh, once there are any, are replayed under the limits of smaller cards, too; on a card of
-# 80 GB, its own limit is the last of them.
+# Tables of record_gpu_tables.sh, once there are any, are replayed under the limits of smaller cards, too: those below a
+# table's own.
 RECORDED := benchmarks/recorded
 JUDGED := $(patsubst %,$(RECORDED)/%.jsonl,cpu-2c-smollm2-135m cpu-2c-pythia-160m cpu-zen5-2c-smollm2-135m)
 GRID_LIMITS ?= 24GiB 40GiB 79GiB

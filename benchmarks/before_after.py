@@ -2,9 +2,9 @@
 
     python benchmarks/before_after.py REVISION [--rounds 2] [--out FILE]
 
-Prints one JSON document with, for each run, its revision, seconds (whole process), trials and recommended config. Each
-begins with an empty store and runs in this environment, whose libraries the earlier revision must be able to use. Run
-nothing else on the machine meanwhile.
+Prints one JSON document with, for each run, its revision, seconds (whole process), trials and recommended config, and
+writes it to FILE after every run. Each begins with an empty store and runs in this environment, whose libraries the
+earlier revision must be able to use. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,23 @@ def run(source: Path, revision: str) -> dict[str, Any]:
     }
 
 
+def in_turn(earlier: str, rounds: int, begun: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The document after each run: `begun`, and the runs so far. A round is one of this revision, then one of the
+    earlier one."""
+    runs: list[dict[str, Any]] = []
+    present = git("rev-parse", "--short", "HEAD")
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "earlier"
+        git("worktree", "add", "--detach", str(source), earlier)
+        try:
+            for _ in range(rounds):
+                for code, revision in ((ROOT, present), (source, earlier)):
+                    runs.append(run(code, revision))
+                    yield {**begun, "runs": runs}
+        finally:
+            git("worktree", "remove", "--force", str(source))
+
+
 def main() -> None:
     """Run the searches and print the document."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
@@ -62,21 +80,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     begun = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    present = git("rev-parse", "--short", "HEAD")
-    with tempfile.TemporaryDirectory() as folder:
-        earlier = Path(folder) / "earlier"
-        git("worktree", "add", "--detach", str(earlier), arguments.revision)
-        try:
-            runs = [
-                run(source, revision)
-                for _ in range(arguments.rounds)
-                for source, revision in ((ROOT, present), (earlier, arguments.revision))
-            ]
-        finally:
-            git("worktree", "remove", "--force", str(earlier))
-    text = json.dumps({**begun, "runs": runs}, indent=1)
-    if arguments.out is not None:
-        arguments.out.write_text(text + "\n")
+    text = ""
+    for document in in_turn(arguments.revision, arguments.rounds, begun):
+        text = json.dumps(document, indent=1)
+        if arguments.out is not None:
+            arguments.out.write_text(text + "\n")
     print(text)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from replay_answer import answer
-from replay_verdicts import ANY, ELSEWHERE, JSON, NEAR, NEVER, OURS, WARM, pair, reached, scores
-from replay_words import count, name_of, table
+from replay_verdicts import ANY, ELSEWHERE, JSON, NEAR, OURS, WARM, pair, reached, scores
+from replay_words import count, name_of, percents, table
 
 from autofit.units import format_bytes
 
@@ -16,17 +16,21 @@ PLOTS = {
     "seconds": "Best speed found so far, by seconds of trials",
 }
 """The plots of every problem, with their headings."""
+END = ("own stop", "trials", "slower by", "recommended, slower by", "stated", "right")
+"""Columns on the searches that a method itself ended."""
 DIGITS = 12
 """Hexadecimal digits of a file's SHA-256 that are shown."""
 REPLAYED = ("python", "optuna", "deepspeed", "accelerate", "scipy", "xgboost", "numpy", "torch", "transformers")
 """Libraries of the replay, in the order in which the page names them."""
 
 
-def page(document: JSON) -> str:
-    """The whole page, in Markdown."""
+def page(document: JSON, *, present: str | None = None) -> str:
+    """The whole page, in Markdown. `present` is the digest of our search's present code: if that of the document is
+    another, the page says so."""
     problems = [problem for problem in document["problems"] if OURS in scores(problem)]
     parts = [
         "# Search methods over recorded tables: results",
+        *_outdated(document, present),
         *(answer(document, problems) if problems else []),
         *_warm_start(problems, WARM, "warm", "the other tables"),
         *_warm_start(document.get("elsewhere", ()), ELSEWHERE, "elsewhere", "other hardware alone"),
@@ -104,10 +108,24 @@ def _made(document: JSON) -> str:
     return "\n\n".join(lines)
 
 
+def _outdated(document: JSON, present: str | None) -> list[str]:
+    """That the search's code has changed since."""
+    made = document.get("code")
+    if made is None or present is None or made.get("search") == present:
+        return []
+    return [
+        f"**The search has changed since these searches were run, at revision {made['revision']}.** `make results` "
+        "runs them again."
+    ]
+
+
 def _code(document: JSON) -> str:
     """The code that the searches were run by."""
     made = document.get("code")
-    return "" if made is None else f" at revision {made['revision']} (version {made['estimator']} of the estimator)"
+    if made is None:
+        return ""
+    search = f"; code of the search `{made['search'][:DIGITS]}`" if "search" in made else ""
+    return f" at revision {made['revision']} (version {made['estimator']} of the estimator{search})"
 
 
 def _partly(problems: Sequence[JSON]) -> str:
@@ -180,9 +198,10 @@ def _legend() -> str:
         "Median / 90th percentile over the seeds; `never`: half of the seeds (median), or more than a tenth (90th "
         "percentile), did not get there. Out of memory: number of out-of-memory trials before reaching 1 %. Frontier "
         "after N: share of the exhaustive frontier's hypervolume after N trials; a search that has ended counts with "
-        "its last value. Own stop: how many searches the method itself ended; then their trials, and how much slower "
-        "their best was than the problem's. Stated: how much slower the recommended config is at most, as the search "
-        "itself stated; right: in how many searches that held."
+        "its last value. Own stop: how many searches the method itself ended; then their trials, how much slower the "
+        "best that they had run was than the problem's, and how much slower what they recommended was. Stated: how "
+        "much slower the recommended config is at most, as the search itself stated; right: in how many searches that "
+        "held."
     )
 
 
@@ -204,7 +223,7 @@ def _section(problem: JSON) -> str:
         after = [str(entry["trials"]) for entry in some["hypervolume"]]
         costs = (f"{unit} to {distance}" for unit in ("trials", "seconds") for distance in within)
         to_best = ("method", *costs, "out of memory")
-        rest = ("method", *(f"frontier after {n}" for n in after), "own stop", "trials", "slower by", "stated", "right")
+        rest = ("method", *(f"frontier after {n}" for n in after), *END)
         lines.append(table(to_best, [(_ours(name), *_to_best(score)) for name, score in known.items()]))
         lines.append(table(rest, [(_ours(name), *_rest(score)) for name, score in known.items()]))
     lines += [f"`{m['name']}` was not run: {m['not_run']}" for m in problem["methods"] if m["not_run"] is not None]
@@ -224,23 +243,20 @@ def _to_best(score: JSON) -> tuple[str, ...]:
 
 
 def _rest(score: JSON) -> tuple[str, ...]:
-    shares = tuple(_percents(entry) for entry in score["hypervolume"])
+    shares = tuple(percents(entry) for entry in score["hypervolume"])
     ended = score["ended"]
     if ended is None:
-        return (*shares, "", "", "", "", "")
-    stated, held = ended.get("stated"), ended.get("within_stated")
+        return (*shares, *("" for _ in END))
+    recommended, stated, held = (ended.get(of) for of in ("recommended", "stated", "within_stated"))
     return (
         *shares,
         f"{ended['seeds']} of {score['seeds']}",
         pair(ended["trials"]),
-        _percents(ended["regret"]),
-        "" if stated is None else _percents(stated),
+        percents(ended["regret"]),
+        "" if recommended is None else percents(recommended),
+        "" if stated is None else percents(stated),
         "" if held is None else f"{held} of {ended['seeds']}",
     )
-
-
-def _percents(spread: JSON) -> str:
-    return " / ".join(NEVER if spread[of] is None else f"{spread[of]:.1%}" for of in ("median", "p90"))
 
 
 def _pictures(problem: JSON) -> str:

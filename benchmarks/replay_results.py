@@ -7,7 +7,8 @@
 
 Writes RESULTS.md, its plots in a folder `plots` beside it, and the figures as JSON (`--out`), from which `--from` makes
 the page and the plots again. `FILE@16GiB` replays a table under a limit below its own; `FILE@25%` those problems of it
-of which fewer than 25 % of the configs run out of memory, each under the limit at which 25 % do. Tables replayed under
+of which fewer than 25 % of the configs run out of memory, each under the limit at which 25 % do. A limit that is not
+below a table's own is left out. Tables replayed under
 one limit, or one such rule, may learn from each other (`autofit-warm`). Without `--table`, all tables in recorded/ are
 replayed, each under its own limit. `--elsewhere` names tables of other hardware: over those, and over the tables
 replayed under their own limits, our search runs once more, with and without what the tables of other hardware tell
@@ -45,7 +46,8 @@ from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.operations import SEEDS, replay
 from autofit.operations.recorded_tables import is_table
 from autofit.operations.replay_problems import RECORDED, Tables
-from autofit.search.replay.kept import OURS, RIVALS, installed
+from autofit.search.replay import ours
+from autofit.search.replay.kept import OURS, RIVALS, code_of, installed
 from autofit.search.replay.methods import SLOW, chosen
 from autofit.trial.site import cores
 from autofit.units import format_bytes, parse_bytes
@@ -55,18 +57,28 @@ KEEP = HERE / "recorded" / "searches"
 OUT = HERE / "recorded" / "replay-results.json"
 PAGE = HERE / "RESULTS.md"
 SCHEMA = 1
+SEARCH = ours.__name__
+"""The module of our search, whose code decides what its searches do."""
 BESIDE = (OWN_SEARCH, ELSEWHERE)
 """The methods that run over the tables of other hardware."""
 
 
 def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
-    """Tables named as `FILE`, `FILE@LIMIT` or `FILE@SHARE`, grouped by limit."""
+    """Tables named as `FILE`, `FILE@LIMIT` or `FILE@SHARE`, grouped by limit. A limit that is not below a table's own
+    is left out: what would have fitted is not known. Raises `UsageError` if no table remains."""
     groups: dict[tuple[int | None, float | None], list[Path]] = {}
     for text in named:
-        file, at, limit = text.rpartition("@")
-        share = _share(limit) if limit.endswith("%") else None
-        key = (parse_bytes(limit) if at and share is None else None, share)
-        groups.setdefault(key, []).append(Path(file if at else text))
+        name, at, asked = text.rpartition("@")
+        file = Path(name if at else text)
+        share = _share(asked) if asked.endswith("%") else None
+        limit = parse_bytes(asked) if at and share is None else None
+        own = None if limit is None or not is_table(file) else header_of(file)["memory_limit_bytes"]
+        if limit is not None and own is not None and limit >= own:
+            _said(f"{file}: not replayed under {asked}, which is not below the {format_bytes(own)} of its trials")
+            continue
+        groups.setdefault((limit, share), []).append(file)
+    if not groups:
+        raise UsageError("no table is left to replay: give limits below those under which tables were recorded")
     return [
         Tables(files=tuple(files), memory_limit_bytes=limit, out_of_memory=share, store=store)
         for (limit, share), files in groups.items()
@@ -116,7 +128,7 @@ def document_of(
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
         "seeds": seeds,
-        "code": {"revision": _revision(), "estimator": ESTIMATOR_VERSION},
+        "code": code_here(),
         "libraries": libraries_here(),
         "tables": headers,
         "fitted": fitted_to(files.values(), RECORDED),
@@ -158,6 +170,11 @@ def with_methods_of(document: dict[str, Any], other: dict[str, Any], name: str) 
                 methods[method["name"]] = method
         problems.append({**problem, "methods": list(methods.values())})
     return {**document, "problems": problems}
+
+
+def code_here() -> dict[str, Any]:
+    """What the searches are run by: the checkout's revision, the estimator's version, and a digest of our search."""
+    return {"revision": _revision(), "estimator": ESTIMATOR_VERSION, "search": code_of(SEARCH)}
 
 
 def _revision() -> str:
@@ -227,7 +244,7 @@ def write(document: dict[str, Any], file: Path) -> list[Path]:
             drawn[-1].write_bytes(svg(problem, kind))
     for old in {old for kind in PLOTS for old in folder.glob(f"*-{kind}.svg")} - set(drawn):
         old.unlink()
-    file.write_text(page(document), encoding="utf-8")
+    file.write_text(page(document, present=code_of(SEARCH)), encoding="utf-8")
     return [file, *drawn]
 
 

@@ -67,6 +67,25 @@ def quickest(problem: JSON, unit: str) -> tuple[str, float] | None:
     return min(got.items(), key=lambda entry: entry[1]) if got else None
 
 
+def steadiest(wholes: Sequence[JSON]) -> tuple[str, list[float]] | None:
+    """Which one of the others needs the fewest seconds for all these whole tables together, and how many for each, in
+    the median; None if none comes near the best of each. Of a method that searches all of a table or one training
+    method alone, the better counts."""
+    found: dict[str, list[float]] = {}
+    for problem in wholes:
+        known = others(problem)
+        best: dict[str, float] = {}
+        for method in problem["methods"]:
+            seconds = reached(known[method["name"]])["seconds"]["median"] if method["name"] in known else None
+            if seconds is not None:
+                name = method.get("of", method["name"])
+                best[name] = min(seconds, best.get(name, seconds))
+        for name, seconds in best.items():
+            found.setdefault(name, []).append(seconds)
+    everywhere = {name: seconds for name, seconds in found.items() if len(seconds) == len(wholes)}
+    return min(everywhere.items(), key=lambda entry: sum(entry[1])) if everywhere else None
+
+
 def times_fewer(problem: JSON) -> float | None:
     """How many times our trial-seconds the best of the others needs; None if either never gets there."""
     best, own = quickest(problem, "seconds"), reached(scores(problem)[OURS])["seconds"]["median"]
@@ -96,7 +115,9 @@ def whole_tables(problems: Sequence[JSON]) -> list[JSON]:
 def _credited(problem: JSON, alone: JSON, method: str) -> JSON:
     known = others(alone)
     more = [
-        {**entry, "name": f"{entry['name']} on {method} alone"} for entry in alone["methods"] if entry["name"] in known
+        {**entry, "name": f"{entry['name']} on {method} alone", "of": entry["name"]}
+        for entry in alone["methods"]
+        if entry["name"] in known
     ]
     return {**problem, "methods": [*problem["methods"], *more]}
 

@@ -33,6 +33,16 @@ def span(values: Iterable[float | None], noun: str) -> str:
     return text if text == NEVER else f"{text} {noun}{'' if text == '1' else 's'}"
 
 
+def percents(spread: JSON) -> str:
+    """Median and 90th percentile of a share."""
+    return " / ".join(percent(spread[of]) for of in ("median", "p90"))
+
+
+def percent(share: float | None) -> str:
+    """A share, or a word for one that was never reached."""
+    return NEVER if share is None else f"{share:.1%}"
+
+
 def count(number: int, noun: str) -> str:
     """A number of things."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,11 +1,11 @@
 """What several workers gain: our search replayed over recorded tables with one trial at a time, and with several.
 
-    python benchmarks/replay_workers.py [--table FILE ...] [--workers 1,4] [--seeds 20] [--store URL] [--json FILE]
+    python benchmarks/replay_workers.py [--table FILE ...] [--workers 1,4] [--seeds 20] [--store URL] [--out FILE]
 
 For each problem (one training method of a table, or all side by side) and number of workers, over the seeds: the trials
 that had begun when the first trial within 1% of the best ended, the time at which it ended, and the trials and the time
 until the search stopped by itself. Trials take as long as recorded, whatever else runs: workers with devices of their
-own.
+own. Prints a table for README.md; `--out` writes the figures, with the revision that they are of.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from replay_results import code_here, header_of
+from replay_verdicts import NEVER, figure
+from replay_words import count, span, table
 
 from autofit.operations.replay_problems import RECORDED, Tables
 from autofit.operations.replaying import SEEDS
@@ -77,32 +83,56 @@ def figures(recorded: Recorded, seeds: int, workers: int) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line per problem and number of workers."""
+    """Replay everything asked for, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="append", default=[], type=Path, metavar="FILE")
     parser.add_argument("--workers", default="1,4")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--store")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--out", type=Path, metavar="FILE")
     asked = parser.parse_args(arguments)
     tables = asked.table or [RECORDED / f"{name}.jsonl" for name in JUDGED]
-    rows = []
-    print(
-        "median / 90th percentile | workers | trials to 1% | seconds to 1% | own stop, trials | seconds | out of memory"
-    )
-    for recorded in Tables(files=tuple(tables), store=asked.store).problems():
-        if not recorded.points:
-            continue
-        for workers in map(int, asked.workers.split(",")):
-            found = figures(recorded, asked.seeds, workers)
-            rows.append({"problem": recorded.problem.name, "workers": workers, "seeds": asked.seeds, **found})
-            print(f"{recorded.problem.name} | {workers} | {' | '.join(map(_said, found.values()))}", flush=True)
-    if asked.json:
-        asked.json.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    numbers = [int(number) for number in asked.workers.split(",")]
+    begun = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
+    problems = [r for r in Tables(files=tuple(tables), store=asked.store).problems() if r.points]
+    document = {
+        **begun,
+        "code": code_here(),
+        "tables": {table.stem: header_of(table)["sha256"] for table in tables},
+        "seeds": asked.seeds,
+        "workers": numbers,
+        "problems": [_replayed(recorded, asked.seeds, numbers) for recorded in problems],
+    }
+    print(table_of(document))
+    if asked.out:
+        asked.out.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
-def _said(spread: dict[str, float | None]) -> str:
-    return " / ".join("never" if figure is None else f"{figure:.3g}" for figure in spread.values())
+def _replayed(recorded: Recorded, seeds: int, numbers: Sequence[int]) -> dict[str, Any]:
+    """A problem's figures by number of workers, in their order."""
+    print(recorded.problem.name, file=sys.stderr, flush=True)
+    return {"name": recorded.problem.name, "figures": [figures(recorded, seeds, number) for number in numbers]}
+
+
+def table_of(document: Mapping[str, Any]) -> str:
+    """The medians as a table in Markdown."""
+    workers = [count(number, "worker") for number in document["workers"]]
+    title = ("problem", *(f"{what}, {n}" for what in ("to 1 %", "until it stops") for n in workers))
+    rows = [
+        (
+            problem["name"],
+            *(_cost(one["trials"], one["seconds"]) for one in problem["figures"]),
+            *(_cost(one["all_trials"], one["all_seconds"]) for one in problem["figures"]),
+        )
+        for problem in document["problems"]
+    ]
+    return table(title, rows)
+
+
+def _cost(trials: Mapping[str, float | None], seconds: Mapping[str, float | None]) -> str:
+    if trials["median"] is None:
+        return NEVER
+    return f"{span([trials['median']], 'trial')}, {figure(seconds['median'])} s"
 
 
 if __name__ == "__main__":

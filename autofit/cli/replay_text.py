@@ -78,21 +78,25 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
 
 def _end(name: str, ended: Ended) -> str:
     """When the method stopped of its own accord, and how far its best then was from the table's best."""
-    regret = ended.regret
-    shares = (NEVER if share is None else f"{share:.1%}" for share in (regret.median, regret.p90))
     return (
         f"{name} stopped by itself for {ended.seeds} of the seeds, after {_pair(ended.trials)} trials, "
         f"{_pair(ended.seconds)} s, {_pair(ended.out_of_memory)} out of memory, "
-        f"{' / '.join(shares)} slower than the best"
+        f"{_shares(ended.regret)} slower than the best"
     )
 
 
 def _stated(name: str, ended: Ended) -> list[str]:
-    """The bound on that regret that the method itself stated, and how often it held."""
-    if ended.stated is None:
+    """How far what it recommended was from the best, the bound on that which it stated, and how often this held."""
+    if ended.recommended is None or ended.stated is None:
         return []
-    bounds = (f"{share:.1%}" for share in (ended.stated.median, ended.stated.p90) if share is not None)
-    return [f"{name} stated at most {' / '.join(bounds)} slower, which held for {ended.within_stated} of the seeds"]
+    return [
+        f"{name} recommended what is {_shares(ended.recommended)} slower than the best, and stated at most "
+        f"{_shares(ended.stated)} slower, which held for {ended.within_stated} of the seeds"
+    ]
+
+
+def _shares(spread: Spread) -> str:
+    return " / ".join(NEVER if share is None else f"{share:.1%}" for share in (spread.median, spread.p90))
 
 
 def _pair(spread: Spread) -> str:

@@ -13,7 +13,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.pooling import contradicting, pooled
 from autofit.operations.recording import BESIDE_OUTCOME, SAME, SCHEMA
-from autofit.outcome import Crashed, Fits, Outcome, Trial, outcome_from_json
+from autofit.outcome import Crashed, Fits, Measurement, Outcome, Trial, outcome_from_json
 from autofit.techniques import complete
 from autofit.workload import Workload
 
@@ -187,13 +187,23 @@ def _impossible(outcome: Outcome, seconds: Any, workload: Workload, limit: int) 
     for name, value in above_zero.items():
         if not _is_number(value) or value <= 0:
             return f"{name} is {_shortened(value)}, and must be above 0"
-    if isinstance(outcome, Fits):
-        measured = outcome.measurement
-        speed = workload.tokens_per_step / measured.step_seconds.median
-        if not math.isclose(speed, measured.tokens_per_second, rel_tol=SAME_SPEED):
-            return (
-                f"tokens_per_second is {measured.tokens_per_second!r}, and its step_seconds.median makes it {speed!r}"
-            )
+    return _contradictory(outcome.measurement, seconds, workload) if isinstance(outcome, Fits) else None
+
+
+def _contradictory(measured: Measurement, seconds: float, workload: Workload) -> str | None:
+    """Which figures of a trial, each possible alone, cannot go together; None if all can."""
+    steps = measured.step_seconds
+    speed = workload.tokens_per_step / steps.median
+    if not math.isclose(speed, measured.tokens_per_second, rel_tol=SAME_SPEED):
+        return f"tokens_per_second is {measured.tokens_per_second!r}, and its step_seconds.median makes it {speed!r}"
+    if steps.p95 < steps.median:
+        return f"step_seconds.p95 is {steps.p95!r}, and must be at least its median of {steps.median!r}"
+    if measured.device_bytes < measured.peak_allocated_bytes:
+        peak = measured.peak_allocated_bytes
+        return f"device_bytes is {measured.device_bytes!r}, and must be at least its peak_allocated_bytes of {peak!r}"
+    least = measured.setup_seconds - measured.overhead_seconds  # the trial need not have begun when it was requested
+    if seconds < least:
+        return f"seconds is {seconds!r}, and building and warming up alone took {least:.3g} of them"
     return None
 
 

@@ -13,14 +13,13 @@ distinct ones, GPSampler's 15 to 40, depending on how failures were told.
 from __future__ import annotations
 
 import optuna
-from optuna.study import StudyDirection
 from optuna.trial import TrialState, create_trial
 
 from autofit.lattice import Config
 from autofit.outcome import Fits, OutOfMemory, Trial
 from autofit.search.advice import Advice, Candidate
 from autofit.search.knowledge import Knowledge
-from autofit.search.sampler import LatticeSampler, parameters, suggested
+from autofit.search.sampler import DIRECTIONS, LatticeSampler, parameters, suggested
 from autofit.workload import digest
 
 OVER_LIMIT = "bytes_over_limit"
@@ -40,7 +39,7 @@ class Adviser:
         name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})
         self.study = optuna.create_study(
             study_name=name,
-            directions=[StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE],
+            directions=DIRECTIONS,
             sampler=self._sampler,
         )
         self._asked: dict[Config, optuna.Trial] = {}

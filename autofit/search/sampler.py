@@ -8,6 +8,7 @@ from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.study import StudyDirection
 from optuna.trial import TrialState
 
 from autofit.lattice import Config
@@ -17,6 +18,8 @@ from autofit.search.budget import TIMING_SECONDS
 from autofit.search.knowledge import Knowledge
 from autofit.techniques import Job
 
+DIRECTIONS = (StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE)
+"""Of the study's two objectives: peak device bytes, tokens per second."""
 ABSENT = "-"
 """Category of an axis that does not apply to a config (`rank` of a full fine-tuning)."""
 
@@ -25,7 +28,8 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     """Suggests whole configs of the lattice, so that no suggestion is invalid, repeated or already ruled out.
 
     It works in any study of two objectives, peak device bytes down and tokens per second up: `study.ask(sampler.space)`
-    gives the next config and marks it as under way. If no config is open, it raises `ValueError`.
+    gives the next config and marks it as under way. It raises `ValueError` in a study of other `DIRECTIONS`, and if no
+    config is open.
 
     What a finished trial has shown reaches `knowledge` in one of two ways. Whoever has the outcome itself calls
     `Knowledge.learn` before the study is told. Otherwise the study's own values are learnt, as in `study.optimize`,
@@ -57,6 +61,12 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         self, study: optuna.Study, trial: optuna.trial.FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """The config to run next, as Optuna's parameters."""
+        if tuple(study.directions) != DIRECTIONS:
+            have = ", ".join(direction.name.lower() for direction in study.directions)
+            raise ValueError(
+                f"the study's directions are {have}: create it with directions=['minimize', 'maximize'], for peak "
+                "device bytes and tokens per second"
+            )
         self.check_open()
         candidate = self._advice.best(self.seconds_left) or self._advice.first()
         self._knowledge.take(candidate.config)

@@ -194,7 +194,7 @@ def identity(problem: Problem, name: str, method: SearchMethod) -> dict[str, Any
         "search": name,
         "memory_limit_bytes": problem.memory_limit_bytes,
         "told": _told(problem, everything=module not in RIVALS),
-        "code": _code(module),
+        "code": code_of(module),
         "libraries": {
             "python": f"{sys.version_info.major}.{sys.version_info.minor}",
             **{library: installed(library) for library in libraries},
@@ -227,8 +227,8 @@ def _told(problem: Problem, *, everything: bool) -> str:
 
 
 @cache
-def _code(module: str) -> str:
-    """A digest of a method's code: its module and, for ours, the package."""
+def code_of(module: str) -> str:
+    """A digest of the code of the methods in this module: it and, for ours, the package."""
     files = [Path(str(sys.modules[module].__file__))]
     if module not in RIVALS:
         own = sorted(PACKAGE.rglob("*.py"))

@@ -7,8 +7,8 @@ not fit otherwise. Liger-Kernel's README says 20 % faster with its fused loss. A
 all linear layers (the QLoRA paper: on all layers, and then the rank matters little). A value that a table lacks is
 skipped for the next one in the list. Where training methods are searched side by side, the most faithful comes first.
 
-The checklist alone begins in pure bf16: guides say `bf16`, which in some trainers means that and in others mixed
-precision, and pure bf16 is both lighter and, where the processor has it, faster.
+Guides say `bf16`, which in some trainers means pure bf16 and in others mixed precision. Each method runs by both
+readings, the second under a name that ends in `-mixed`, so that the better one counts, whichever it is.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from autofit.search.replay.oracle import Oracle
 from autofit.search.replay.problem import Problem
 from autofit.workload import METHODS
 
-HAND_PICKED: Mapping[str, Sequence[Value]] = {
+Settings = Mapping[str, Sequence[Value]]
+"""By axis, the values to choose from, the best first. Where a table has none of them, the axis has its heaviest value:
+nothing was turned on."""
+HAND_PICKED: Settings = {
     "method": METHODS,
-    "precision": ("bf16-mixed", "fp16-mixed", "bf16"),
+    "precision": ("bf16", "bf16-mixed", "fp16-mixed"),
     "optimizer": ("adamw", "adamw-8bit"),
     "attention": ("flash", "sdpa", "eager"),
     "loss": ("fused", "chunked", "full"),
@@ -34,82 +37,92 @@ HAND_PICKED: Mapping[str, Sequence[Value]] = {
     "sharding": ("none", "ddp", "zero1", "zero2"),
     "targets": ("all-linear",),
 }
-"""The best first. Where a table has none of them, the axis has its heaviest value: nothing was turned on."""
-CHECKPOINTED: Mapping[str, Sequence[Value]] = {**HAND_PICKED, "checkpointing": ("full", "every-2", "selective")}
+MIXED: Settings = {**HAND_PICKED, "precision": ("bf16-mixed", "fp16-mixed", "bf16")}
+CHECKPOINTED = ("full", "every-2", "selective")
 """For when not even one sequence fits otherwise."""
-CHECKLIST: Mapping[str, Sequence[Value]] = {
-    **HAND_PICKED,
-    "precision": ("bf16", "bf16-mixed", "fp16-mixed"),
-    "compile": (False, True),
-}
 FROM_TWO = 2
 """Where Lightning starts (`BatchSizeFinder`, `init_val`)."""
 
 
-def doubling(problem: Problem, oracle: Oracle, seed: int) -> None:
+def doubling(picked: Settings) -> SearchMethod:
     """Lightning's `scale_batch_size` in its mode `power`: from 2, doubled until memory runs out; halved if 2 does."""
-    smallest, *larger = _micro_batches(problem)
-    for settings in _in_turn(problem):
-        fitted = False
-        for batch in [batch for batch in larger if batch >= FROM_TWO] or [smallest]:
-            if not _fits(oracle, settings_of(problem, settings, batch)):
-                break
-            fitted = True
-        if fitted or _fits(oracle, settings_of(problem, settings, smallest)):
-            return
+
+    def search(problem: Problem, oracle: Oracle, seed: int) -> None:
+        smallest, *larger = _micro_batches(problem)
+        for settings in _in_turn(problem, picked):
+            fitted = False
+            for batch in [batch for batch in larger if batch >= FROM_TWO] or [smallest]:
+                if not _fits(oracle, settings_of(problem, settings, batch)):
+                    break
+                fitted = True
+            if fitted or _fits(oracle, settings_of(problem, settings, smallest)):
+                return
+
+    return search
 
 
-def falling(problem: Problem, oracle: Oracle, seed: int) -> None:
+def falling(picked: Settings) -> SearchMethod:
     """accelerate's own `find_executable_batch_size`: from the largest micro-batch, times 0.9 after every failure."""
-    try:
-        from accelerate.utils import find_executable_batch_size
-    except ImportError as error:
-        raise CannotRun(f"accelerate cannot be imported: {error}") from error
-    for settings in _in_turn(problem):
 
-        def train(batch_size: int, settings: Mapping[str, Sequence[Value]] = settings) -> None:
-            if not _fits(oracle, settings_of(problem, settings, batch_size)):
-                raise RuntimeError("CUDA out of memory.")
-
+    def search(problem: Problem, oracle: Oracle, seed: int) -> None:
         try:
-            find_executable_batch_size(train, starting_batch_size=_micro_batches(problem)[-1])()
-        except RuntimeError:  # not even one sequence
-            continue
-        return
+            from accelerate.utils import find_executable_batch_size
+        except ImportError as error:
+            raise CannotRun(f"accelerate cannot be imported: {error}") from error
+        for settings in _in_turn(problem, picked):
 
+            def train(batch_size: int, settings: Settings = settings) -> None:
+                if not _fits(oracle, settings_of(problem, settings, batch_size)):
+                    raise RuntimeError("CUDA out of memory.")
 
-def checklist(problem: Problem, oracle: Oracle, seed: int) -> None:
-    """bf16, then checkpointing, then 8-bit Adam, then smaller micro-batches, then QLoRA, then offload: ends with the
-    first config that fits. A step whose value the table lacks is skipped; so is QLoRA where full fine-tuning or LoRA
-    alone is searched."""
-    batches = _micro_batches(problem)
-    config = settings_of(problem, CHECKLIST, batches[-1])
-    steps: list[tuple[str, Value]] = [
-        ("checkpointing", "full"),
-        ("optimizer", "adamw-8bit"),
-        *(("micro_batch", batch) for batch in reversed(batches[:-1])),
-        ("method", "qlora"),
-        ("offload", "optimizer"),
-        ("offload", "params"),
-    ]
-    known = {axis.name: problem.values(axis) for axis in problem.axes}
-    tried = _fits(oracle, config)
-    for axis, value in steps:
-        if tried:
+            try:
+                find_executable_batch_size(train, starting_batch_size=_micro_batches(problem)[-1])()
+            except RuntimeError:  # not even one sequence
+                continue
             return
-        if value in known.get(axis, ()):
-            config = problem.config({**config.to_json(), axis: value})
-            tried = _fits(oracle, config)
+
+    return search
+
+
+def checklist(picked: Settings) -> SearchMethod:
+    """bf16, then checkpointing, then 8-bit Adam, then smaller micro-batches, then QLoRA, then offload: ends with the
+    first config that fits, and compiles nothing. A step whose value the table lacks is skipped; so is QLoRA where full
+    fine-tuning or LoRA alone is searched."""
+
+    def search(problem: Problem, oracle: Oracle, seed: int) -> None:
+        batches = _micro_batches(problem)
+        config = settings_of(problem, {**picked, "compile": (False, True)}, batches[-1])
+        steps: list[tuple[str, Value]] = [
+            ("checkpointing", "full"),
+            ("optimizer", "adamw-8bit"),
+            *(("micro_batch", batch) for batch in reversed(batches[:-1])),
+            ("method", "qlora"),
+            ("offload", "optimizer"),
+            ("offload", "params"),
+        ]
+        known = {axis.name: problem.values(axis) for axis in problem.axes}
+        tried = _fits(oracle, config)
+        for axis, value in steps:
+            if tried:
+                return
+            if value in known.get(axis, ()):
+                config = problem.config({**config.to_json(), axis: value})
+                tried = _fits(oracle, config)
+
+    return search
 
 
 RIVALS: Mapping[str, SearchMethod] = {
-    "doubling-lightning": doubling,
-    "falling-accelerate": falling,
-    "checklist": checklist,
+    "doubling-lightning": doubling(HAND_PICKED),
+    "doubling-lightning-mixed": doubling(MIXED),
+    "falling-accelerate": falling(HAND_PICKED),
+    "falling-accelerate-mixed": falling(MIXED),
+    "checklist": checklist(HAND_PICKED),
+    "checklist-mixed": checklist(MIXED),
 }
 
 
-def settings_of(problem: Problem, settings: Mapping[str, Sequence[Value]], micro_batch: int) -> Config:
+def settings_of(problem: Problem, settings: Settings, micro_batch: int) -> Config:
     """The best of the settings that the problem has, with the given micro-batch and the lowest rank there is."""
     chosen: dict[str, Value] = {"micro_batch": micro_batch}
     for axis in problem.axes:
@@ -121,11 +134,11 @@ def settings_of(problem: Problem, settings: Mapping[str, Sequence[Value]], micro
     return problem.config(chosen)
 
 
-def _in_turn(problem: Problem) -> Iterator[Mapping[str, Sequence[Value]]]:
+def _in_turn(problem: Problem, picked: Settings) -> Iterator[Settings]:
     """The settings to try, one after the other: for each training method, without checkpointing and with it."""
     for method in problem.methods:
-        for settings in (HAND_PICKED, CHECKPOINTED):
-            yield {**settings, "method": (method,)}
+        for checkpointing in (picked["checkpointing"], CHECKPOINTED):
+            yield {**picked, "checkpointing": checkpointing, "method": (method,)}
 
 
 def _micro_batches(problem: Problem) -> list[int]:

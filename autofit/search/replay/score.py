@@ -61,8 +61,11 @@ class Ended:
     regret: Spread
     """By what share the best config that had run was slower than the problem's best; None where nothing of its training
     method had fitted."""
+    recommended: Spread | None
+    """The same of the config that they recommended, which noise may have chosen over a faster one; None for a method
+    that recommends none."""
     stated: Spread | None
-    """The bound on the regret that the searches stated; None for a method that states none."""
+    """The bound on the recommended config's regret that the searches stated; None for a method that states none."""
     within_stated: int | None
     """Number of searches whose recommended config was no slower than they stated, which is of its own training
     method."""
@@ -126,16 +129,23 @@ def trials_to(trace: Trace, best: Point, within: float) -> int | None:
 def regret(trace: Trace, best: Point) -> float:
     """By what share the fastest config that fitted is slower than the best; infinite where nothing of its method has
     fitted."""
-    fastest = max((_speed(run, best) for run in trace.runs), default=0.0)
+    return _regret(trace.runs, best)
+
+
+def _regret(runs: Iterable[Run], best: Point) -> float:
+    fastest = max((_speed(run, best) for run in runs), default=0.0)
     return 1.0 - fastest if fastest else math.inf
 
 
-def _regret_of_stated(trace: Trace, recorded: Recorded) -> float:
-    """By what share the config that a search recommends is slower than the best of the same training method."""
+def _runs_of_recommended(trace: Trace) -> list[Run]:
+    return [run for run in trace.runs if trace.stated is not None and run.config == trace.stated.config]
+
+
+def _within_stated(trace: Trace, recorded: Recorded) -> bool:
+    """Whether the recommended config is no slower than stated, which is of the best of the same training method."""
     assert trace.stated is not None
-    config = trace.stated.config
-    best = recorded.best_of(config.text("method"))
-    return 1.0 - max(_speed(run, best) for run in trace.runs if run.config == config)
+    best = recorded.best_of(trace.stated.config.text("method"))
+    return _regret(_runs_of_recommended(trace), best) <= trace.stated.regret_bound
 
 
 def share_after(recorded: Recorded, trace: Trace, trials: int) -> float:
@@ -156,15 +166,16 @@ def _reached(traces: Sequence[Trace], best: Point, within: float) -> Reached:
 
 def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
     best = recorded.best
-    stated = [(trace.stated.regret_bound, _regret_of_stated(trace, recorded)) for trace in traces if trace.stated]
+    stating = [trace for trace in traces if trace.stated]
     return Ended(
         seeds=len(traces),
         trials=_over(traces, lambda t: len(t.runs)),
         seconds=_over(traces, lambda t: _seconds(t.runs)),
         out_of_memory=_over(traces, lambda t: _ran_out(t.runs)),
         regret=_over(traces, lambda t: regret(t, best)),
-        stated=Spread.of([bound for bound, _ in stated]) if stated else None,
-        within_stated=sum(seen <= bound for bound, seen in stated) if stated else None,
+        recommended=_over(stating, lambda t: _regret(_runs_of_recommended(t), best)) if stating else None,
+        stated=Spread.of([t.stated.regret_bound for t in stating if t.stated]) if stating else None,
+        within_stated=sum(_within_stated(t, recorded) for t in stating) if stating else None,
     )
 
 

@@ -42,7 +42,8 @@ def test_a_table_of_methods_for_each_problem(autofit: Autofit) -> None:
     assert ours.split()[0] == "autofit" and ours.count("/") == 7 and ours.count("%") == 4
     assert checklist.split()[0] == "checklist" and "never" in checklist
     assert end.startswith("autofit stopped by itself for 2 of the seeds, after ") and "% slower than the best" in end
-    assert said.startswith("autofit stated at most ") and said.endswith("% slower, which held for 2 of the seeds")
+    assert said.startswith("autofit recommended what is ") and "% slower than the best, and stated at most " in said
+    assert said.endswith("% slower, which held for 2 of the seeds")
     assert all(len(line) <= 160 for line in done.out.splitlines())
     assert ": made/qlora: checklist, seed 2: " in done.err
     assert "\nmade/any: 176 configs, " in done.out and "; best of full " in done.out

@@ -287,6 +287,18 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
         changed(1, in_measurement(tokens_per_second=1e9)),
         r"row \d+: tokens_per_second is 1000000000.0, and its step_seconds.median makes it",
     ),
+    "a slow step that is quick": (
+        changed(1, in_steps(p95=1e-9)),
+        r"row \d+: step_seconds.p95 is 1e-09, and must be at least its median of",
+    ),
+    "more allocated than taken": (
+        changed(1, in_measurement(peak_allocated_bytes=10**12)),
+        r"row \d+: device_bytes is \d+, and must be at least its peak_allocated_bytes of 1000000000000",
+    ),
+    "no time to be built in": (
+        changed(1, lambda line: line.update(seconds=0.001)),
+        r"row \d+: seconds is 0.001, and building and warming up alone took 2.8 of them",
+    ),
     "a batch that is not divided": (
         changed(1, lambda line: line["config"].update(micro_batch=3)),
         r"row \d+: micro_batch=3 does not divide the 4 sequences",
@@ -329,7 +341,7 @@ def test_what_the_machinery_failed_is_no_row(lines: Lines, tmp_path: Path) -> No
         replay([write(tmp_path / "t.jsonl", [lines[0], failed])])
     # A config's own crash is a row like any other.
     own = {**failed, **outcome_to_json(crashed())}
-    other = {"config": lines[2]["config"], **outcome_to_json(fits(1.0, 10)), "seconds": 1.0}
+    other = {"config": lines[2]["config"], **outcome_to_json(fits(1.0, 10)), "seconds": 5.0}
     assert len(read_whole(write(tmp_path / "u.jsonl", [lines[0], own, other])).trials) == 2
 
 

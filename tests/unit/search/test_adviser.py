@@ -313,6 +313,16 @@ def test_a_study_that_optimizes_learns_from_its_own_trials() -> None:
     assert best is not None and best in ran, "it has learnt which are fast"
 
 
+@pytest.mark.parametrize("directions", [["maximize"], ["maximize", "minimize"], ["minimize", "maximize", "maximize"]])
+def test_a_study_of_other_objectives_is_told_which_it_needs(directions: list[str]) -> None:
+    knowledge = Knowledge(LATTICE, LIMIT)
+    sampler = LatticeSampler(knowledge, Advice(knowledge, floor))
+    study = optuna.create_study(directions=directions, sampler=sampler)
+    with pytest.raises(ValueError, match=rf"directions are {', '.join(directions)}: .*bytes and tokens per second"):
+        study.ask(sampler.space)
+    assert not knowledge.under_way
+
+
 def test_a_study_whose_lattice_is_used_up_says_so() -> None:
     one = Lattice(axes=LATTICE.axes, configs=LATTICE.configs[:1])
     adviser, _ = make_adviser(one)

@@ -169,6 +169,10 @@ def test_deepspeeds_cost_model_without_xgboost(small: Recorded, monkeypatch: pyt
         run(small, METHODS["deepspeed-model-based"])
 
 
+READINGS = {"": "bf16", "-mixed": "bf16-mixed"}
+"""By the suffix of the methods' names, the precision that they take `bf16` for."""
+
+
 def practice(truth: Truth, fit: Callable[[Config], bool], method: str = "full") -> Recorded:
     """A table where `fit` says what fits, and every axis that people turn by hand has two values or more."""
     configs = (c for c in truth.lattice.configs if method in (c["method"], "any"))
@@ -223,15 +227,16 @@ def test_what_people_do_by_hand(
     table = practice(truth, fit)
     table = of_outcomes(truth, {c: t.outcome for c, t in table.trials.items() if c["loss"] == "full"})
     by_name: Mapping[str, list[tuple[object, ...]]] = {"doubling-lightning": doubling, "falling-accelerate": falling}
-    for name, expected in by_name.items():
-        trace = run(table, METHODS[name])
+    for (name, expected), (suffix, precision) in itertools.product(by_name.items(), READINGS.items()):
+        trace = run(table, METHODS[name + suffix])
         assert (steps(trace, "micro_batch", "checkpointing"), trace.stopped) == (expected, True), name
-        assert {r.config["precision"] for r in trace.runs} == {"bf16-mixed"}
+        assert {r.config["precision"] for r in trace.runs} == {precision}
         assert {r.config["optimizer"] for r in trace.runs} == {"adamw"}
-    trace = run(table, METHODS["checklist"])
-    assert steps(trace, "micro_batch", "checkpointing", "optimizer") == checklist
-    assert {r.config["precision"] for r in trace.runs} == {"bf16"}
-    assert isinstance(trace.runs[-1].outcome, Fits) and trace.stopped
+    for suffix, precision in READINGS.items():
+        trace = run(table, METHODS["checklist" + suffix])
+        assert steps(trace, "micro_batch", "checkpointing", "optimizer") == checklist
+        assert {r.config["precision"] for r in trace.runs} == {precision}
+        assert isinstance(trace.runs[-1].outcome, Fits) and trace.stopped
 
 
 def test_by_hand_over_a_whole_table_the_most_faithful_method_comes_first(truth: Truth) -> None:
@@ -265,7 +270,7 @@ def test_over_a_whole_table_a_faithful_method_counts_more_than_speed(name: str, 
 
 
 def test_where_nothing_people_try_fits_they_end(truth: Truth) -> None:
-    table = practice(truth, lambda c: c["precision"] == "bf16" and c["checkpointing"] == "every-2")
+    table = practice(truth, lambda c: c["precision"] == "fp32" and c["checkpointing"] == "every-2")
     for name in rivals_of_practice.RIVALS:
         trace = run(table, METHODS[name])
         assert trace.stopped and not any(isinstance(r.outcome, Fits) for r in trace.runs)

@@ -111,5 +111,16 @@ def test_what_a_search_says_of_its_winner_is_held_against_the_table(table: Recor
         ended = score(table, [itself, said]).ended
         assert ended is not None and ended.stated == Spread(median=bound, p90=bound)
         assert ended.within_stated == holds == int(regret_ <= bound)
+        assert ended.recommended is not None and ended.recommended.p90 == pytest.approx(regret_)
+        assert ended.regret.p90 == 0.0, "the best had run"
     ended = score(table, [itself]).ended
-    assert ended is not None and ended.stated is None and ended.within_stated is None
+    assert ended is not None and ended.recommended is ended.stated is ended.within_stated is None
+
+
+def test_a_recommended_config_of_another_training_method_is_no_answer(truth: Truth, configs: list[Config]) -> None:
+    other = next(config for config in truth.lattice.configs if config["method"] == "lora")
+    table = of_outcomes(truth, {configs[0]: fits(1.0, 100), other: fits(0.5, 200)}, method="any")
+    made = trace(table, [configs[0], other], stopped=True)
+    ended = score(table, [replace(made, stated=Stated(config=other, regret_bound=0.0))]).ended
+    assert ended is not None and ended.recommended == Spread(median=None, p90=None)
+    assert ended.within_stated == 1, "what is stated is of its own method"

@@ -20,7 +20,7 @@ from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
 from autofit.trial.leak import LEAK_STEPS
 from autofit.trial.measure import MIN_REPEATS
-from autofit.trial.request import TrialRequest
+from autofit.trial.request import Rival, TrialRequest
 from autofit.trial.runner import TrialRunner
 
 MIB = 1024**2
@@ -177,6 +177,16 @@ def test_no_step_is_spent_on_memory_that_does_not_grow(warm: TrialRunner) -> Non
     outcome, _ = warm.run(tiny_request(timing_seconds=0.0))
     assert isinstance(outcome, Fits)
     assert (outcome.measurement.steps, outcome.measurement.leak_bytes_per_step) == (MIN_REPEATS, 0)
+
+
+def test_a_trial_stops_once_a_rival_has_surely_won_and_only_then(warm: TrialRunner) -> None:
+    beaten, slower = (Rival(device_bytes=1, tokens_per_second=speed) for speed in (1e12, 1e-3))
+    heavier = replace(beaten, device_bytes=10**15)
+    for rivals, stops in (((slower, beaten), True), ((slower, heavier), False)):
+        outcome, _ = warm.run(tiny_request(timing_seconds=0.0, rivals=rivals))
+        assert isinstance(outcome, Fits)
+        assert outcome.measurement.stopped_early is stops
+        assert outcome.measurement.steps == (1 if stops else MIN_REPEATS)
 
 
 def test_what_is_stored_of_the_allocator_is_what_it_says(warm: TrialRunner) -> None:
