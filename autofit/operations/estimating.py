@@ -22,7 +22,6 @@ from autofit.operations.memory_deviations import memory_deviations
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import Job, unsupported
 from autofit.trial.site import detect, installed_stack
-from autofit.workload import Workload
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
@@ -97,9 +96,9 @@ class Estimation:
         )
 
     @property
-    def workload(self) -> Workload:
-        """The workload that is trained."""
-        return self.estimator.job.workload
+    def job(self) -> Job:
+        """What is trained, and where."""
+        return self.estimator.job
 
     def estimate(self) -> Estimate:
         """The estimate, without advice."""
@@ -110,8 +109,9 @@ class Estimation:
 
         Predicts configs near it; `report` is called with how many so far.
         """
-        job = self.estimator.job
-        return self._answer(lambda near: advised(self._own(near), near, lambda config: why_not(config, job), report))
+        return self._answer(
+            lambda near: advised(self._own(near), near, lambda config: why_not(config, self.job), report)
+        )
 
     def _own(self, estimator: CachedEstimator) -> Estimate:
         return estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
