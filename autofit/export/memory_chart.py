@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from autofit.estimate.estimate import Estimate
     from autofit.estimate.timeline import Timeline
     from autofit.techniques import Job
+    from autofit.workload import Workload
 
 COLOURS = {
     "weights": "#0072B2",

@@ -40,7 +40,7 @@ BATCH = 8
 
 @cache
 def asked(name: str) -> Estimation:
-    # Wide enough for states in 8 bits; on a processor the last loss is mapped, and the heap peaks before the tensors do.
+    # Wide enough for optimizer states in 8 bits, which smaller parameters do not have.
     of = model("llama", num_hidden_layers=6, hidden_size=128, vocab_size=1024)
     hardware, text = CASES[name]
     stack = replace(STACK, deepspeed="installed")
