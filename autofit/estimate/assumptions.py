@@ -57,7 +57,7 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
     if config["optimizer"] == "paged-adamw-8bit":
         found.append("optimizer=paged-adamw-8bit keeps all its states on the device, as it does if they fit there")
     if job.hardware.kind == "cuda":
-        found += _of_cuda_kernels(config, job)
+        found += [*_of_cuda_kernels(config, job), *_of_allocator(job)]
     return (*found, *of_any_step(config, job))
 
 
@@ -93,6 +93,16 @@ def _of_cuda_kernels(config: Config, job: Job) -> list[str]:
     if config["sharding"] != "none":
         found.append(f"sharding={config['sharding']}: what NCCL allocates for itself on each device is left out")
     return found
+
+
+def _of_allocator(job: Job) -> list[str]:
+    """Nothing where trials have shown it. Not every platform has them (`trial.meter.CudaMeter`)."""
+    if job.expandable_segments is not None:
+        return []
+    return [
+        f"CUDA's allocator has the expandable segments that trials ask for: no trial on {job.hardware.name} has shown "
+        "it, and without them fragmentation differs and is mostly higher"
+    ]
 
 
 def _of_hosts(job: Job) -> list[str]:

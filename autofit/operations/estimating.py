@@ -15,6 +15,7 @@ from autofit.estimate.deviation import MemoryDeviation
 from autofit.estimate.estimate import Estimate
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
+from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.calibration import rates_for
 from autofit.operations.cheapest_change import advised
 from autofit.operations.estimate_cache import CachedEstimator, readable
@@ -84,6 +85,7 @@ class Estimation:
             raise UsageError(reason)
         limit = memory_limit(memory_limit_bytes, device, options.devices)
         with readable(store) as opened:
+            job = as_trials_show(job, opened)
             rates = rates_for(device, stack, opened, job.workload.key)
             deviations = memory_deviations(device, opened)
         return cls(
