@@ -36,6 +36,7 @@ from estimate_cpu import latest, misjudged, read
 
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
+from autofit.operations.allocator_shown import segments_shown
 from autofit.operations.calibration import LATEST, calibrated_for
 from autofit.operations.comparing import Distribution
 from autofit.outcome import Fits, Measurement, Trial
@@ -161,7 +162,13 @@ def compared(trials: Sequence[Trial]) -> list[Row]:
     from autofit.estimate.speed import prior
 
     first = trials[0]
-    job = Job(model=load(first.workload.model), workload=first.workload, hardware=first.hardware, stack=first.stack)
+    job = Job(
+        model=load(first.workload.model),
+        workload=first.workload,
+        hardware=first.hardware,
+        stack=first.stack,
+        expandable_segments=segments_shown(reversed(trials)),
+    )
     guess = prior(first.hardware)
     estimator = Estimator(job, guess)
     estimates = [estimator.estimate(trial.config, memory_limit_bytes=trial.memory_limit_bytes) for trial in trials]

@@ -90,7 +90,7 @@ def estimate(
         # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
         from autofit.export import memory_chart
 
-        write(html, [memory_chart.html(asked.timeline(), found, asked.workload).encode()])
+        write(html, [memory_chart.html(asked.timeline(), found, asked.job).encode()])
     raise typer.Exit(0 if found.fits else 3)
 
 

@@ -95,7 +95,7 @@ def recommendation_text(answer: Recommendation) -> str:
         f"{' and between runs' if answer.point.between else ''}), "
         f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
-        f"{' on each' if answer.workload.devices > 1 else ''}: {format_bytes(answer.headroom_bytes)} of headroom",
+        f"{_on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
     if m.leak_bytes_per_step:
         lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
@@ -109,7 +109,22 @@ def recommendation_text(answer: Recommendation) -> str:
 
 def devices_text(hardware: Hardware, workload: Workload) -> str:
     """The hardware's name and, if there are several, the number of devices."""
-    return hardware.name if workload.devices == 1 else f"{workload.devices} x {hardware.name}"
+    return _several(hardware.name, workload.devices)
+
+
+def _several(name: str, devices: int) -> str:
+    return name if devices == 1 else f"{devices} x {name}"
+
+
+def _on_each(devices: int) -> str:
+    """What follows an amount of memory that each of several devices takes."""
+    return " on each" if devices > 1 else ""
+
+
+def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> str:
+    """A speed in total and, with several devices, that of each."""
+    each = f", {tokens_per_second / devices:,.{decimals}f} of each" if devices > 1 else ""
+    return f"{tokens_per_second:,.{decimals}f} tokens/s{each}"
 
 
 def alternative_text(alternative: Alternative) -> str:
@@ -123,18 +138,19 @@ def alternative_text(alternative: Alternative) -> str:
 
 def trial_text(trial: Trial) -> str:
     """One trial's outcome as text for people."""
-    head = f"{trial.config}\n"
+    devices = trial.workload.devices
+    head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware, trial.workload)}\n" if devices > 1 else "")
     if not isinstance(trial.outcome, Fits):
         lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}"]
         tail = getattr(trial.outcome, "stderr_tail", "")
         return head + "\n".join(lines + ([tail] if tail else []))
     m = trial.outcome.measurement
     rows = [
-        ("tokens/s", f"{m.tokens_per_second:,.1f}"),
+        ("speed", total_text(m.tokens_per_second, devices, decimals=1)),
         ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {m.steps} repeats"),
         ("spread", spread_text(m.step_seconds.relative_spread)),
         ("MFU", "unknown peak" if m.mfu is None else f"{m.mfu:.1%}"),
-        ("device memory", format_bytes(m.device_bytes)),
+        ("device memory", format_bytes(m.device_bytes) + (" on the fullest" if devices > 1 else "")),
         ("allocated", format_bytes(m.peak_allocated_bytes)),
         ("reserved", format_bytes(m.peak_reserved_bytes)),
         ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in m.phase_peaks.items())),
@@ -157,9 +173,10 @@ def estimate_text(found: Estimate) -> str:
     rows = [
         (
             "predicted",
-            f"{fit_text(found)}, {room_text(found)} of {format_bytes(found.memory_limit_bytes)} on {found.hardware}",
+            f"{fit_text(found)}, {room_text(found)} of {format_bytes(found.memory_limit_bytes)} on "
+            f"{'each of ' if found.devices > 1 else ''}{_several(found.hardware, found.devices)}",
         ),
-        ("device memory", f"{format_bytes(found.device_bytes)} at the peak, of which"),
+        ("device memory", f"{format_bytes(found.device_bytes)} at the peak{_on_each(found.devices)}, of which"),
         *((f"  {name.replace('_', ' ')}", share[name]) for name, size in found.breakdown.items() if size),
         ("allocated", format_bytes(found.peak_allocated_bytes)),
         ("reserved", reserved_text(found)),
@@ -175,7 +192,9 @@ def estimate_text(found: Estimate) -> str:
 
 
 def fit_text(found: Estimate) -> str:
-    """Whether it fits the device, as sure as that is."""
+    """Whether it fits, as sure as that is; where only the host's memory is too small, it says so."""
+    if found.fits_device and not found.fits:
+        return "does not fit the host's memory"
     said = {
         "likely": ("likely fits", "likely does not fit"),
         "unsure": ("may fit", "may not fit"),
@@ -187,6 +206,13 @@ def room_text(found: Estimate) -> str:
     """What it leaves of the limit, or by how much it exceeds it."""
     room = found.headroom_bytes
     return f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} over the limit"
+
+
+def short_text(found: Estimate) -> str:
+    """By how much it does not fit: what the host lacks if the device has room, else what is over the limit."""
+    if found.fits_device:
+        return f"{format_bytes(found.host_short_bytes)} more than the host's memory"
+    return room_text(found)
 
 
 def reserved_text(found: Estimate) -> str:
@@ -230,7 +256,12 @@ def advice_rows(found: Estimate) -> list[tuple[str, str]]:
         return []
     light = found.lightest.estimate
     needs = format_bytes(light.device_bytes)
-    if light.fits:
+    if light.fits_device and light.host_memory_bytes is not None and not light.fits:
+        said = (
+            f"no change is enough; the lightest config needs {format_bytes(light.machine_host_bytes)} of host memory, "
+            f"and the machine has {format_bytes(light.host_memory_bytes)}: {short(light.config)}"
+        )
+    elif light.fits:
         said = f"no one or two changes are enough; {needs}, which {fit_text(light)}, is needed by {short(light.config)}"
     else:
         said = f"no change is enough; the lightest config needs {needs}"
@@ -243,7 +274,7 @@ def change_text(change: Change) -> str:
     """A change, its effect on training, and what is predicted with it."""
     values = Config.of(change.values)
     then = change.estimate
-    speed = "" if then.tokens_per_second is None else f", {then.tokens_per_second:,.0f} tokens/s"
+    speed = "" if then.tokens_per_second is None else f", {total_text(then.tokens_per_second, then.devices)}"
     return (
         f"{values} ({EFFECTS[change.effect]}): {fit_text(then)}, {format_bytes(then.device_bytes)}, "
         f"{room_text(then)}{speed}"
@@ -298,14 +329,14 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
         "",
         f"  {speed_text(found)}",
         f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}"
-        f"{' on each' if workload.devices > 1 else ''}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of "
+        f"{_on_each(workload.devices)}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of "
         "headroom",
         f"  memory error: {memory_text(found)}",
     ]
     lines += [f"  {s}" for s in choice.changes_training or ("trains exactly as the plain recipe does",)]
     for beside in choice.alternatives:
         other = beside.estimate
-        over = "" if other.fits else f", {format_bytes(-other.headroom_bytes)} over the limit"
+        over = "" if other.fits else f", {short_text(other)}"
         lines.append(
             f"  {beside.role}: {_tokens_per_second(other)} tokens/s ({beside.speedup:.2f}x), "
             f"{format_bytes(other.device_bytes)}{over}: {short(other.config)}"
@@ -325,4 +356,4 @@ def speed_text(found: Estimate) -> str:
     )
     basis += f": expect it to be off by {found.relative_error:.0%}"
     utilisation = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
-    return f"{found.tokens_per_second:,.0f} tokens/s{utilisation} ({basis})"
+    return f"{total_text(found.tokens_per_second, found.devices)}{utilisation} ({basis})"

@@ -59,6 +59,8 @@ class Estimate:
     """The cheapest change; None where none helps, or none was asked for."""
     lightest: Lightest | None = None
     """Set where nothing near the config would fit either: the config that would need least."""
+    devices: int = 1
+    """Data-parallel ranks: device memory is that of each, speed that of all together."""
     ranks_per_host: int = 1
     """Ranks taken to share one host's memory (`assumptions.ranks_per_host`)."""
     host_memory_bytes: int | None = None
@@ -79,9 +81,12 @@ class Estimate:
 
     @property
     def certainty(self) -> str | None:
-        """How sure `fits_device` is: `sure`, `likely` or `unsure`; None where nobody asked (`judged`)."""
+        """How sure `fits` is: `sure`, `likely` or `unsure`; None where nobody asked (`judged`), and where the host's
+        memory is too small, because no trial was compared with what is predicted of that."""
         shown = self.memory_deviation
-        return None if shown is None else shown.certainty(self.device_bytes, self.memory_limit_bytes)
+        if shown is None or self.host_short_bytes:
+            return None
+        return shown.certainty(self.device_bytes, self.memory_limit_bytes)
 
     @property
     def machine_host_bytes(self) -> int:
@@ -132,6 +137,7 @@ class Estimate:
 
         return replace(
             self,
+            devices=job.workload.devices,
             ranks_per_host=ranks_per_host(job),
             host_memory_bytes=job.hardware.host_memory_bytes or None,
             # Anew, as a stored estimate may be of other hosts; one by formula is not stored, and assumes other things.
@@ -173,11 +179,19 @@ class Estimate:
             lightest=None if light is None else replace(light, estimate=light.estimate.judged(shown)),
         )
 
+    def _of_each(self) -> dict[str, float | None]:
+        """The speed of each device, where there are several."""
+        if self.devices == 1:
+            return {}
+        speed = self.tokens_per_second
+        return {"tokens_per_second_per_device": None if speed is None else speed / self.devices}
+
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """As a JSON object; with several devices it also has `tokens_per_second_per_device`."""
         return {
             "config": self.config.to_json(),
             "hardware": self.hardware,
+            "devices": self.devices,
             "provenance": "predicted",
             "fits": self.fits,
             "certainty": self.certainty,
@@ -193,6 +207,7 @@ class Estimate:
             "breakdown": dict(self.breakdown),
             "phase_peaks": dict(self.phase_peaks),
             "tokens_per_second": self.tokens_per_second,
+            **self._of_each(),
             "step_seconds": self.step_seconds,
             "mfu": self.mfu,
             "calibrated_on": self.calibrated_on,
@@ -233,7 +248,7 @@ class Estimate:
         }
 
 
-_SET_ELSEWHERE = ("ranks_per_host", "host_memory_bytes", "memory_deviation", "advice", "lightest")
+_SET_ELSEWHERE = ("devices", "ranks_per_host", "host_memory_bytes", "memory_deviation", "advice", "lightest")
 _AS_STORED = tuple(f.name for f in fields(Estimate) if f.name not in ("config", "assumptions", "work", *_SET_ELSEWHERE))
 """The fields whose values `to_json` leaves as they are."""
 

@@ -66,7 +66,7 @@ class Estimator:
         self._traces = Traces(job, exact=exact)
         self._latest: Decoder | None = None
         self._micro_steps: dict[Loss, MicroSteps] = {}
-        self._replays = Replays()
+        self._replays = Replays(expandable_segments=job.expandable_segments is not False)
         self._shares: dict[Hashable, float] = {}
         """What was seen to be fragmented, by what it takes to be alike."""
         self._figures: dict[tuple[Config, int, bool], tuple[Memory, StepWork | None]] = {}

@@ -37,6 +37,7 @@ class EstimateKeys:
                         hardware.peak_flops,
                     ],
                     "stack": job.stack.key,
+                    "expandable_segments": job.expandable_segments is not False,
                     "replayed": replayed,
                 }
             )

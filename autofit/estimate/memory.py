@@ -39,8 +39,8 @@ def memory(
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that.
 
-    `replays` remembers those of other timelines; known `fragmentation` may save one. `wide` says that matrix products
-    are in fp32, `autocast` that their operands are cast: a CPU's heap then keeps more.
+    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `wide`
+    says that matrix products are in fp32, `autocast` that their operands are cast: a CPU's heap then keeps more.
     """
     if hardware.kind == "cuda":
         return _cuda_memory(

@@ -42,7 +42,8 @@ def replay(
 class Replays:
     """The outcomes of replays. Some configs have one timeline, such as most that differ in the attention package."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, expandable_segments: bool = True) -> None:
+        self._expandable_segments = expandable_segments
         self._known: dict[tuple[bytes, int, int | None], tuple[int, bool]] = {}
 
     def reserved(self, line: Timeline, workspace: int, limit: int | None) -> tuple[int, bool]:
@@ -53,16 +54,16 @@ class Replays:
             content.update(part.tobytes())
         key = content.digest(), workspace, limit
         if key not in self._known:
-            self._known[key] = _outcome(line, workspace, limit)
+            self._known[key] = self._outcome(line, workspace, limit)
         return self._known[key]
 
-
-def _outcome(line: Timeline, workspace: int, limit: int | None) -> tuple[int, bool]:
-    try:
-        allocator = replay(line, workspace, limit=limit)
-    except OutOfDeviceMemory:
-        allocator = replay(line, workspace)
-    return allocator.peak_reserved, allocator.retries > 0
+    def _outcome(self, line: Timeline, workspace: int, limit: int | None) -> tuple[int, bool]:
+        expandable = self._expandable_segments
+        try:
+            allocator = replay(line, workspace, expandable_segments=expandable, limit=limit)
+        except OutOfDeviceMemory:
+            allocator = replay(line, workspace, expandable_segments=expandable)
+        return allocator.peak_reserved, allocator.retries > 0
 
 
 def alikeness(config: Config) -> tuple[Hashable, Hashable]:

@@ -14,6 +14,7 @@ from autofit.units import GIB, format_bytes
 if TYPE_CHECKING:
     from autofit.estimate.estimate import Estimate
     from autofit.estimate.timeline import Timeline
+    from autofit.techniques import Job
     from autofit.workload import Workload
 
 COLOURS = {
@@ -23,8 +24,9 @@ COLOURS = {
     "activations": "#E69F00",
     "logits_and_loss": "#CC79A7",
     "temporaries": "#56B4E9",
+    "fragmentation": "#F0E442",
 }
-"""From Okabe and Ito's palette, which colour-blind readers can tell apart."""
+"""By what the bytes hold, lowest first; from Okabe and Ito's palette, which colour-blind readers can tell apart."""
 SHADES = {"forward": "#FFFFFF", "backward": "#DDDDDD", "optimizer": "#BBBBBB"}
 POINTS = 1500
 """Approximate number of points per curve: each is the highest of its stretch of events, so that no peak is lost."""
@@ -39,7 +41,7 @@ class Course:
     events: NDArray[np.int64]
     """Indices of the events that are drawn, counted from the first event of the step."""
     levels: dict[str, NDArray[np.int64]]
-    """Bytes alive after each of these events, by category."""
+    """Bytes held after each of these events, by category; at the peak they are those of the estimate's breakdown."""
     phases: tuple[tuple[str, int, int], ...]
     """(phase, first event, one past the last event), in order."""
     peak: int
@@ -47,7 +49,7 @@ class Course:
 
     @property
     def totals(self) -> NDArray[np.int64]:
-        """Bytes alive after each event that is drawn, over all categories."""
+        """Bytes held after each event that is drawn, over all categories."""
         summed: NDArray[np.int64] = np.stack(list(self.levels.values())).sum(axis=0)
         return summed
 
@@ -57,37 +59,46 @@ class Course:
         return next(phase for phase, first, end in self.phases if first <= self.peak < end)
 
 
-def course(line: Timeline, found: Estimate) -> Course:
-    """The step with the peak, from a timeline of two steps. Library workspaces, which no event allocates, count as
-    temporaries."""
+def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
+    """The step with the peak, from a timeline of two steps.
+
+    What no event allocates is there throughout, in the category in which the breakdown counts it: library workspaces,
+    paged states and, on a CPU (`of_heap`), what is offloaded and what the C library keeps. There the peak is that of
+    the heap, of which the freed part is drawn as fragmentation; on a card fragmentation is left out, because no event
+    says when the caching allocator grows.
+    """
+    from autofit.estimate import heap
     from autofit.estimate.events import PHASES
     from autofit.estimate.tape import Category
 
     signed = np.zeros((len(Category), len(line.sizes)), dtype=np.int64)
     signed[line.categories, np.arange(len(line.sizes))] = line.sizes
-    levels = signed.cumsum(axis=1)
-    levels[Category.TEMPORARIES] += sum(found.breakdown[name] for name in COLOURS) - line.peak()
-    first, end = _step_of_the_peak(line)
-    totals = line.totals[first:end]
-    drawn = _highest(totals)
+    levels = {category.name.lower(): signed[category].cumsum() for category in Category}
+    if of_heap:
+        levels["fragmentation"] = heap.resident(line) - line.totals
+    totals = np.stack(list(levels.values())).sum(axis=0)
+    peak = int(totals.argmax())
+    levels = {name: level + found.breakdown[name] - level[peak] for name, level in levels.items()}
+    first, end = _step_with(peak, line)
+    drawn = _highest(totals[first:end])
     edges = [0, *(np.flatnonzero(np.diff(line.phases[first:end])) + 1).tolist(), end - first]
     return Course(
         events=drawn,
-        levels={category.name.lower(): levels[category, first:end][drawn] for category in Category},
+        levels={name: level[first:end][drawn] for name, level in levels.items()},
         phases=tuple((PHASES[line.phases[first + a]], a, b) for a, b in itertools.pairwise(edges)),
-        peak=int(totals.argmax()),
+        peak=peak - first,
     )
 
 
-def _step_of_the_peak(line: Timeline) -> tuple[int, int]:
-    """The step's first event and one past its last. Loading the weights, before the first step, is not part of it."""
+def _step_with(peak: int, line: Timeline) -> tuple[int, int]:
+    """The first event of the step with the event `peak`, and one past its last. Loading the weights, before the first
+    step, is not part of it."""
     from autofit.estimate.events import PHASES
     from autofit.estimate.tape import Category
 
     updating = line.phases == PHASES.index("optimizer")
     start = max(int(np.argmax(line.categories != Category.WEIGHTS)) - 1, 0)
     edges = [start, *(np.flatnonzero(updating[:-1] & ~updating[1:]) + 1).tolist(), len(line.sizes)]
-    peak = int(line.totals.argmax())
     return next((a, b) for a, b in itertools.pairwise(edges) if peak < b)
 
 
@@ -106,11 +117,12 @@ def title(found: Estimate, workload: Workload) -> str:
     )
 
 
-def html(line: Timeline, found: Estimate, workload: Workload) -> str:
+def html(line: Timeline, found: Estimate, job: Job) -> str:
     """A self-contained HTML page: it opens without a network."""
     import plotly.graph_objects as go
 
-    drawn = course(line, found)
+    of_heap = job.hardware.kind == "cpu"
+    drawn = course(line, found, of_heap=of_heap)
     figure = go.Figure()
     for name, level in drawn.levels.items():
         figure.add_scatter(
@@ -151,9 +163,9 @@ def html(line: Timeline, found: Estimate, workload: Workload) -> str:
             annotation_position="bottom right",
         )
     figure.update_layout(
-        title={"text": title(found, workload), "subtitle": {"text": subtitle(found)}},
+        title={"text": title(found, job.workload), "subtitle": {"text": subtitle(found, drawn)}},
         xaxis_title="allocations and frees, in order",
-        yaxis_title="alive, GiB",
+        yaxis_title="resident, GiB" if of_heap else "alive, GiB",
         yaxis_range=[0, 1.15 * top / GIB],
         template="simple_white",
         hovermode="x unified",
@@ -163,10 +175,13 @@ def html(line: Timeline, found: Estimate, workload: Workload) -> str:
     return page
 
 
-def subtitle(found: Estimate) -> str:
-    """The config, and what the device holds on top of the bytes that are alive."""
-    beyond = found.breakdown["fragmentation"] + found.breakdown["context"]
+def subtitle(found: Estimate, drawn: Course) -> str:
+    """The config and, where the device holds more than is drawn, how much."""
+    beyond = [name for name in found.breakdown if name not in drawn.levels]
+    more = sum(found.breakdown[name] for name in beyond)
+    if not more:
+        return str(found.config)
     return (
-        f"{found.config}<br>with {format_bytes(beyond)} of fragmentation and context "
+        f"{found.config}<br>with {format_bytes(more)} of {' and '.join(beyond)} "
         f"{format_bytes(found.device_bytes)} on the device"
     )

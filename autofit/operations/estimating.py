@@ -15,6 +15,7 @@ from autofit.estimate.deviation import MemoryDeviation
 from autofit.estimate.estimate import Estimate
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
+from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.calibration import rates_for
 from autofit.operations.cheapest_change import advised
 from autofit.operations.estimate_cache import CachedEstimator, readable
@@ -22,7 +23,6 @@ from autofit.operations.memory_deviations import memory_deviations
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import Job, unsupported
 from autofit.trial.site import detect, installed_stack
-from autofit.workload import Workload
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
@@ -85,6 +85,7 @@ class Estimation:
             raise UsageError(reason)
         limit = memory_limit(memory_limit_bytes, device, options.devices)
         with readable(store) as opened:
+            job = as_trials_show(job, opened)
             rates = rates_for(device, stack, opened, job.workload.key)
             deviations = memory_deviations(device, opened)
         return cls(
@@ -97,9 +98,9 @@ class Estimation:
         )
 
     @property
-    def workload(self) -> Workload:
-        """The workload that is trained."""
-        return self.estimator.job.workload
+    def job(self) -> Job:
+        """What is trained, and where."""
+        return self.estimator.job
 
     def estimate(self) -> Estimate:
         """The estimate, without advice."""
@@ -110,8 +111,9 @@ class Estimation:
 
         Predicts configs near it; `report` is called with how many so far.
         """
-        job = self.estimator.job
-        return self._answer(lambda near: advised(self._own(near), near, lambda config: why_not(config, job), report))
+        return self._answer(
+            lambda near: advised(self._own(near), near, lambda config: why_not(config, self.job), report)
+        )
 
     def _own(self, estimator: CachedEstimator) -> Estimate:
         return estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)

@@ -10,6 +10,7 @@ from autofit.catalog.models import shape
 from autofit.errors import UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
+from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.calibration import rates_for
 from autofit.operations.estimate_cache import readable
 from autofit.operations.estimating import site, why_not
@@ -157,8 +158,9 @@ class Comparison:
     ) -> None:
         """Arguments as for `explain`; nothing is traced yet."""
         device, stack = site(hardware)
-        self._job = options.job((device, stack))
+        job = options.job((device, stack))
         with readable(store) as opened:
+            self._job = as_trials_show(job, opened)
             self._rates = rates_for(device, stack, opened, self._job.workload.key)
             self._deviations = memory_deviations(device, opened)
         self._limit = memory_limit(memory_limit_bytes, device, options.devices)

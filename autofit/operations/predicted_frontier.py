@@ -10,6 +10,7 @@ from typing import Any
 
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
+from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.cheapest_change import GAIN
 from autofit.operations.estimate_cache import readable
 from autofit.operations.estimating import is_card, site, why_not
@@ -119,7 +120,8 @@ def predict_frontier(
         elif prepared.floor(config) <= limit:
             within.append(config)
     with readable(request.store, create=True) as store:
-        found = list(predict_all(job, within, memory_limit_bytes=limit, store=store, report=report).values())
+        shown = as_trials_show(job, store)
+        found = list(predict_all(shown, within, memory_limit_bytes=limit, store=store, report=report).values())
     fits = [e for e in found if e.fits]
     if found and not fits:
         raise _shortfall(found, job)

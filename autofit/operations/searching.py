@@ -13,6 +13,7 @@ from autofit.catalog.hardware import card
 from autofit.errors import EnvironmentLacks
 from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
+from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.answers import recommendation
 from autofit.operations.earlier_searches import begin, findings, its_end_noted
 from autofit.operations.foreseeing import Foreseeing
@@ -157,7 +158,7 @@ def _run(
 
 def _foreseeing(request: SearchRequest, prepared: Prepared, store: Store) -> Foreseeing:
     return Foreseeing(
-        job=prepared.job,
+        job=as_trials_show(prepared.job, store),
         configs=[c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],
         memory_limit_bytes=prepared.memory_limit_bytes,
         seconds=request.time_budget_seconds,

@@ -17,3 +17,6 @@ class Job:
     workload: Workload
     hardware: Hardware
     stack: Stack
+    expandable_segments: bool | None = None
+    """Whether CUDA's allocator gets the expandable segments that every trial asks for; None where that is not known,
+    and an estimate takes it that it does."""

@@ -12,23 +12,26 @@ from unit.operations.test_estimate_cache import ESTIMATE
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
 from autofit.cli.tables import (
+    change_text,
     estimate_text,
     fit_text,
     frontier_table,
     memory_text,
     recommendation_text,
     short,
+    short_text,
     speed_text,
     trial_text,
 )
 from autofit.estimate.deviation import MemoryDeviation
+from autofit.estimate.estimate import Change, Lightest
 from autofit.frontier import Frontier, Point
 from autofit.operations.answers import recommendation
 from autofit.outcome import Fits
 from autofit.search.progress import Progress
 from autofit.techniques import complete
 from autofit.units import GIB
-from autofit.workload import Goal
+from autofit.workload import Effect, Goal
 
 CONFIG = complete({"method": "lora", "rank": 16, "micro_batch": 4})
 
@@ -165,6 +168,60 @@ def test_a_fit_is_stated_as_sure_as_memory_is(gib: int, words: str) -> None:
     room = f"{abs(gib - 21)}.00 GiB {'left' if gib > 21 else 'over the limit'} of {gib}.00 GiB"
     assert f"{words}, {room} on h100-80g" in text
     assert "unknown: no qlora trial on h100-80g was compared with its prediction; 10% is assumed" in text
+
+
+@pytest.mark.parametrize(("limit", "words"), [(80, "does not fit the host's memory"), (20, "does not fit")])
+def test_a_host_that_is_too_small_is_said_first(limit: int, words: str) -> None:
+    shown = MemoryDeviation(mean=0.0, deviation=0.1, compared_on=3)
+    short = replace(
+        ESTIMATE, memory_limit_bytes=limit * GIB, memory_deviation=shown, host_bytes=12 * GIB, host_memory_bytes=8 * GIB
+    )
+    assert fit_text(short) == words
+    assert re.search(rf"\npredicted +{words}, ", estimate_text(short))
+    assert "12.00 GiB: does not fit, the machine has 8.00 GiB" in estimate_text(short)
+    assert short.to_json()["fits"] is False and short.to_json()["certainty"] is None
+    change = Change(values={"micro_batch": 1}, effect=Effect.EXACT, estimate=short)
+    assert f"(exact: trains the same): {words}, 21.00 GiB" in change_text(change)
+    enough = replace(short, host_memory_bytes=12 * GIB, memory_limit_bytes=80 * GIB)
+    assert fit_text(enough) == "fits" and enough.certainty == "sure"
+
+
+def test_where_the_lightest_config_lacks_host_memory_no_card_is_named() -> None:
+    light = replace(ESTIMATE, host_bytes=12 * GIB, host_memory_bytes=8 * GIB)
+    text = estimate_text(replace(light, lightest=Lightest(estimate=light, card="h100-80g")))
+    assert "the lightest config needs 12.00 GiB of host memory, and the machine has 8.00 GiB" in text
+    assert "h100-80g has" not in text
+
+
+def test_a_faster_choice_that_the_host_cannot_hold_says_what_is_missing() -> None:
+    assert short_text(replace(ESTIMATE, host_bytes=12 * GIB, host_memory_bytes=8 * GIB)) == (
+        "4.00 GiB more than the host's memory"
+    )
+    assert short_text(replace(ESTIMATE, memory_limit_bytes=20 * GIB)) == "1.00 GiB over the limit"
+
+
+def test_an_estimate_of_several_devices_says_so_and_the_speed_of_each() -> None:
+    text = estimate_text(replace(ESTIMATE, devices=8, tokens_per_second=16_000.0))
+    assert "59.00 GiB left of 80.00 GiB on each of 8 x h100-80g" in text
+    assert "21.00 GiB at the peak on each, of which" in text
+    assert "16,000 tokens/s, 2,000 of each (calibrated on 5 trials" in text
+    alone = estimate_text(ESTIMATE)
+    assert "80.00 GiB on h100-80g" in alone and "each" not in alone
+    document = replace(ESTIMATE, devices=8, tokens_per_second=16_000.0).to_json()
+    assert (document["devices"], document["tokens_per_second_per_device"]) == (8, 2000.0)
+    assert ESTIMATE.to_json()["devices"] == 1 and "tokens_per_second_per_device" not in ESTIMATE.to_json()
+
+
+def test_a_trial_on_several_devices_says_so_and_the_speed_of_each() -> None:
+    for outcome in (fits(3, 1234.5), out_of_memory()):
+        alone = make_trial({}, outcome)
+        several = replace(alone, workload=replace(alone.workload, devices=2))
+        assert f"\non 2 x {alone.hardware.name}\n" in trial_text(several)
+        assert f" x {alone.hardware.name}" not in trial_text(alone)
+        if isinstance(outcome, Fits):
+            assert "1,234.5 tokens/s, 617.2 of each" in trial_text(several)
+            assert "3.00 GiB on the fullest" in trial_text(several)
+            assert "1,234.5 tokens/s\n" in trial_text(alone)
 
 
 def test_the_error_of_memory_says_what_it_rests_on() -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, STACK
+from tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, STACK, job
 
 from autofit.catalog.hardware import cards
 from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, assumptions
@@ -69,8 +69,8 @@ def test_every_estimate_for_a_gpu_says_that_its_context_is_a_guess() -> None:
     (said,) = (s for s in said_of("method=full,attention=eager", CUDA_HARDWARE) if "context" in s)
     assert format_bytes(CONTEXT_BYTES) in said
     workload = Workload(model=LLAMA.name, model_digest=LLAMA.digest, seq_len=16, global_batch=4)
-    job = Job(model=LLAMA, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
-    by_formula = bounded(complete(parse("method=full")), job, memory_limit_bytes=1, reason="a test")
+    alone = Job(model=LLAMA, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
+    by_formula = bounded(complete(parse("method=full")), alone, memory_limit_bytes=1, reason="a test")
     assert said in by_formula.assumptions
     assert not any("context" in s for s in said_of("method=full", CPU_HARDWARE))
 
@@ -115,6 +115,18 @@ def test_a_package_that_only_a_card_of_the_catalog_is_taken_to_have_is_named(
         for config in (text, "method=full"):
             found = any(name in said for said in said_of(config, CUDA_HARDWARE, **{package: version}))
             assert found is (expected and config == text)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "shown", "assumed"),
+    [(CUDA_HARDWARE, None, True), (CUDA_HARDWARE, True, False), (CUDA_HARDWARE, False, False),
+     (CPU_HARDWARE, None, False)],
+)  # fmt: skip
+def test_expandable_segments_are_said_to_be_assumed_until_a_trial_has_shown_them(
+    hardware: Hardware, shown: bool | None, assumed: bool
+) -> None:
+    found = assumptions(complete(parse("method=full")), replace(job(hardware=hardware), expandable_segments=shown))
+    assert any("expandable segments" in said and hardware.name in said for said in found) is assumed
 
 
 def test_several_gpus_are_said_to_leave_out_what_their_collectives_take() -> None:

@@ -33,6 +33,7 @@ def key(job: Job) -> str:
         lambda job: replace(job, hardware=replace(job.hardware, peak_flops=None)),
         lambda job: replace(job, stack=replace(job.stack, torch="2.14.0")),
         lambda job: replace(job, stack=replace(job.stack, liger_kernel="0.9.0")),
+        lambda job: replace(job, expandable_segments=False),
     ],
 )
 def test_what_changes_an_estimate_changes_its_key(change: Change) -> None:
@@ -46,6 +47,7 @@ def test_what_changes_an_estimate_changes_its_key(change: Change) -> None:
         lambda job: replace(job, workload=replace(job.workload, seed=1)),
         lambda job: replace(job, workload=replace(job.workload, model="a copy of it")),
         lambda job: replace(job, hardware=replace(job.hardware, memory_bytes=1, host_memory_bytes=1)),
+        lambda job: replace(job, expandable_segments=True),
     ],
 )
 def test_what_changes_no_estimate_changes_no_key(change: Change) -> None:

@@ -154,6 +154,7 @@ def test_a_host_that_is_too_small_rules_a_config_out() -> None:
     small = estimated(text, 2, hardware=replace(CUDA_HARDWARE, count=2, host_memory_bytes=enough.host_bytes))
     assert enough.fits and not enough.host_short_bytes
     assert small.machine_host_bytes == 2 * small.host_bytes
+    assert small.devices == 2
     assert not small.fits and small.fits_device and small.host_short_bytes == small.host_bytes
     elsewhere = estimated(text, 2, hardware=CUDA_HARDWARE)
     assert elsewhere.fits and elsewhere.host_memory_bytes is None

@@ -1,0 +1,109 @@
+"""Whether CUDA's allocator has expandable segments, learnt from the trials in the store."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+from tiny import CPU_HARDWARE
+from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial, out_of_memory
+from unit.operations.test_calibration import CARD
+from unit.store.test_store_failures import sql
+
+from autofit.operations import Estimation, WorkloadOptions, estimate, predicted_frontier
+from autofit.operations.allocator_shown import as_trials_show, segments_shown
+from autofit.operations.explaining import Comparison
+from autofit.operations.predicted_frontier import predict_frontier
+from autofit.operations.preparing import Prepared
+from autofit.operations.requests import SearchRequest
+from autofit.operations.searching import _foreseeing
+from autofit.outcome import Trial
+from autofit.store import Store
+from autofit.techniques import Job, complete
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "store.db")
+
+
+@pytest.fixture
+def store(path: str) -> Iterator[Store]:
+    with Store.open(path) as opened:
+        yield opened
+
+
+def trained(segments: bool, second: int = 0, **values: object) -> Trial:
+    """A trial that fitted, with or without expandable segments."""
+    outcome = fits(10, 1000)
+    trial = make_trial(values, replace(outcome, measurement=replace(outcome.measurement, expandable_segments=segments)))
+    return replace(trial, recorded_at=f"2026-03-01T00:00:{second:02}+00:00")
+
+
+def shown(store: Store | None, job: Job | None = None) -> bool | None:
+    return as_trials_show(job or make_job(), store).expandable_segments
+
+
+def test_without_a_trial_that_fitted_it_is_not_known(store: Store) -> None:
+    store.add(make_trial({}, out_of_memory()))
+    assert shown(None) is shown(store) is segments_shown(store.trials()) is None
+
+
+def test_the_latest_trial_that_fitted_shows_it(store: Store) -> None:
+    for second, segments in enumerate((True, False)):
+        store.add(trained(segments, second, micro_batch=1 + second))
+        store.add(make_trial({"method": "full", "micro_batch": 4}, out_of_memory()))
+        assert shown(store) is segments
+        assert segments_shown(store.trials(newest_first=True)) is segments
+        assert shown(store, replace(make_job(), hardware=CARD)) is segments, "a card that is not here does as that one"
+    assert shown(store, replace(make_job(), hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))) is None
+    assert shown(store, replace(make_job(), hardware=CPU_HARDWARE)) is None
+
+
+def test_a_store_that_fails_leaves_it_unknown(store: Store, path: str, caplog: pytest.LogCaptureFixture) -> None:
+    store.add(trained(False))
+    sql(f"sqlite:///{path}", "DROP TABLE trials")
+    with caplog.at_level(logging.WARNING):
+        assert shown(store) is None
+    assert "expandable segments cannot be looked up" in caplog.text
+
+
+def test_an_estimate_replays_the_allocator_that_trials_had(store: Store, path: str, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_model(vocabulary=4096, hidden=128).config))
+    options, config = WorkloadOptions(model=str(tmp_path), seq_len=256, global_batch=4), complete({"method": "lora"})
+
+    def found() -> tuple[int, int, bool]:
+        made = estimate(options, config, hardware=CARD.name, store=path)
+        assumed = any("expandable segments" in said for said in made.assumptions)
+        return made.peak_allocated_bytes, made.breakdown["fragmentation"], assumed
+
+    unknown = found()
+    store.add(trained(True))
+    assert found() == (*unknown[:2], False) and unknown[2]
+    store.add(trained(False, 1))
+    plain = found()
+    assert plain[0] == unknown[0] and plain[1] != unknown[1] and not plain[2]
+
+
+def test_every_answer_takes_it_from_the_store(store: Store, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add(trained(False))
+    options = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)
+    request = SearchRequest(workload=options, hardware=CARD.name, space="smoke", store=path)
+    jobs = [
+        Estimation.of(options, complete({"method": "full"}), hardware=CARD.name, store=path).job,
+        Comparison(options, hardware=CARD.name, store=path)._job,
+    ]
+
+    def predict_all(job: Job, *args: object, **kwargs: object) -> dict[object, object]:
+        jobs.append(job)
+        return {}
+
+    monkeypatch.setattr(predicted_frontier, "predict_all", predict_all)
+    prepared: Prepared = predict_frontier(request).prepared
+    jobs.append(_foreseeing(request, prepared, store).job)
+    assert [job.expandable_segments for job in jobs] == [False] * 4
