@@ -229,7 +229,7 @@ class StepWork:
     beside_seconds: float = 0.0
     """Seconds of transfers between ranks that overlap with the arithmetic, at the links' own speed."""
     waiting_seconds: float = 0.0
-    """Seconds of transfers, and of an update on the host, that the device waits for."""
+    """Seconds of transfers, and of an update on the host, that the device waits for, as guessed from data sheets."""
 
     def times(self, ranks: int) -> StepWork:
         """The same work done `ranks` times by one processor; what the ranks wait for, they wait for together."""

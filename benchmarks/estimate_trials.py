@@ -1,12 +1,13 @@
 """Predictions beside the measurements of recorded trials, on whatever hardware they ran.
 
-    python benchmarks/estimate_trials.py TABLE ... [--memory 0.03] [--time 0.25] [--json FILE]
+    python benchmarks/estimate_trials.py TABLE ... [--memory 0.03] [--time 0.25] [--trained AXIS=VALUE,...]
+        [--json FILE]
 
 A TABLE is a file of `autofit bench record` or `autofit db export`. Nothing is run and no device is needed: every config
 that trained or ran out of memory is predicted anew, for the hardware and libraries of its table; a config's last full
-measurement counts. Prints, config by config, measured and predicted device memory, host memory beyond what the process
-held before, and seconds of an optimizer step. The time is predicted twice: from the data sheet alone, and as `autofit
-estimate` would predict it after all other trials of the same table.
+measurement counts. The others are listed with what became of them. Prints, config by config, measured and predicted
+device memory, host memory beyond what the process held before, and seconds of an optimizer step. The time is predicted
+twice: from the data sheet alone, and as `autofit estimate` would predict it after all other trials of the same table.
 
 Then, for each workload of each table and for all of one kind of hardware together, the figures that have targets, each
 beside it: relative errors of peak allocated and reserved memory, and how often fit was misjudged at the limit that the
@@ -14,16 +15,16 @@ trial ran under. They are given again without compiled configs, whose graphs are
 Last come the configs that are farthest off.
 
 Exits with 0 only if every target is reached over all of one kind of hardware. With --memory or --time, it exits with 0
-only if each config that trained is within them (relative error of device memory; of the second time, or of the first
-where there is no other trial) and no config's fit was misjudged. The predictions are of the same step as the trials
-only if these ran on the present versions of the libraries. One to two seconds per config.
+only if some config trained, each that did is within them (relative error of device memory; of the second time, or of
+the first where there is no other trial), no config's fit was misjudged, and none failed in any other way than by
+running out of memory. With --trained, a config must have trained with each of these values, too. The predictions are of
+the same step as the trials only if these ran on the present versions of the libraries. One to two seconds per config.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -196,10 +197,40 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def within(row: Row, memory: float, time: float) -> bool:
-    """Whether fit was judged rightly and, of what is known, no error is larger than these."""
+def within(row: Row, memory: float | None, time: float | None) -> bool:
+    """Whether fit was judged rightly and, where it trained, each error that has a limit is known and no larger."""
     errors = ((row.memory_error(), memory), (row.time_error(row.calibrated), time))
-    return not row.misjudged and all(error is None or abs(error) <= most for error, most in errors)
+    known = all(most is None or (error is not None and abs(error) <= most) for error, most in errors)
+    return not row.misjudged and (row.measured is None or known)
+
+
+def failed(trials: Sequence[Trial]) -> list[Trial]:
+    """The last trial of each config that never trained nor ran out of memory: there is nothing to compare it with."""
+    last = {_told(trial): trial for trial in trials}
+    compared = {_told(trial) for group in latest(trials) for trial in group}
+    return [trial for key, trial in last.items() if key not in compared]
+
+
+def _told(trial: Trial) -> tuple[Any, ...]:
+    return trial.hardware.key, trial.stack.key, trial.workload.key, trial.config
+
+
+def _failed_text(trial: Trial) -> str:
+    reason = getattr(trial.outcome, "reason", "no reason is known")
+    return f"not compared: {trial.outcome.kind.replace('_', ' ')}: {reason}   {trial.config}"
+
+
+def untrained(wanted: Sequence[str], rows: Sequence[Row]) -> list[str]:
+    """Those of the values, each written `axis=value`, with which no config trained."""
+    trained = {value for row in rows if row.measured is not None for value in str(row.trial.config).split(",")}
+    return [value for value in wanted if value not in trained]
+
+
+def _values(text: str) -> list[str]:
+    axis, _, values = text.partition("=")
+    if not axis or not all(values.split(",")):
+        raise argparse.ArgumentTypeError(f"{text!r} is not AXIS=VALUE,VALUE,...")
+    return [f"{axis}={value}" for value in values.split(",")]
 
 
 def figures_text(title: str, kind: str, rows: Sequence[Row]) -> str:
@@ -252,20 +283,30 @@ def _gib(predicted: Estimate) -> str:
     return f"{predicted.device_bytes / 2**30:7.2f} GiB, host {predicted.host_bytes / 2**30:7.2f} GiB"
 
 
-def main() -> int:
-    """Predict, compare, print; the exit status."""
+def parsed() -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="+", type=Path, metavar="TABLE")
     parser.add_argument("--memory", type=float, help="largest relative error of a config's device memory")
     parser.add_argument("--time", type=float, help="largest relative error of the time of a config's step")
+    parser.add_argument("--trained", type=_values, default=[], metavar="AXIS=VALUE,...")
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
-    one_by_one = asked.memory is not None or asked.time is not None
-    memory, time = (math.inf if most is None else most for most in (asked.memory, asked.time))
+    if asked.trained and asked.memory is None and asked.time is None:
+        parser.error("--trained goes with --memory or --time")
+    return asked
+
+
+def main() -> int:
+    """Predict, compare, print; the exit status."""
+    asked = parsed()
     documents: list[dict[str, Any]] = []
+    lost: list[Trial] = []
     every: dict[str, list[Row]] = defaultdict(list)
     for table in asked.tables:
-        for group in latest(read(table)):
+        trials = read(table)
+        lost += failed(trials)
+        for group in latest(trials):
             first, rows = group[0], compared(group)
             every[first.hardware.kind] += rows
             print(f"{table.name}: {first.workload.model} on {first.hardware.name}")
@@ -274,15 +315,30 @@ def main() -> int:
             print(figures_text(f"{first.workload.model} on {first.hardware.name}", first.hardware.kind, rows))
             about = {name: getattr(first, name).to_json() for name in ("hardware", "stack", "workload")}
             documents.append({"table": table.name, **about, **summary(rows), "rows": [row.to_json() for row in rows]})
+    for trial in lost:
+        print(_failed_text(trial))
     if not documents:
-        parser.error("no config in these tables trained or ran out of memory")
+        print("estimate_trials.py: no config in these tables trained or ran out of memory", file=sys.stderr)
+        return 2
     for kind, rows in every.items():
         print(figures_text(f"all on {kind}", kind, rows))
     if asked.json:
         asked.json.write_text(json.dumps(documents, indent=2) + "\n", encoding="utf-8")
-    if one_by_one:
-        return 0 if all(within(row, memory, time) for rows in every.values() for row in rows) else 1
-    return 0 if all(figure.reached(rows) for kind, rows in every.items() for figure in FIGURES[kind]) else 1
+    if asked.memory is None and asked.time is None:
+        return 0 if all(figure.reached(rows) for kind, rows in every.items() for figure in FIGURES[kind]) else 1
+    return _one_by_one(asked, [row for rows in every.values() for row in rows], lost)
+
+
+def _one_by_one(asked: argparse.Namespace, rows: Sequence[Row], lost: Sequence[Trial]) -> int:
+    """The exit status where limits are asked for of every config; says what is missing of it."""
+    off = sum(not within(row, asked.memory, asked.time) for row in rows)
+    wrong = [f"{off} of {len(rows)} configs are predicted wrongly"] if off else []
+    wrong += [f"{len(lost)} failed in another way than by running out of memory"] if lost else []
+    wrong += [f"none trained with {value}" for value in untrained(asked.trained, rows)]
+    if all(row.measured is None for row in rows):
+        wrong.append("none trained")
+    print("\n".join(wrong) or "every config is as asked for")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

@@ -46,14 +46,15 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
     if config["offload"] != "none":
         found.append(
             f"offload={config['offload']} copies at three quarters of the host link's nominal bandwidth, and the "
-            "host's memory serves the optimizer at 50 GB/s"
+            f"host's memory serves {_optimizers(job)} at 50 GB/s"
         )
     if config["offload"] != "none" or config["checkpointing"] == "offload":
         found += _of_hosts(job)
     if config["offload"] != "none" or config["checkpointing"] == "offload" or config["sharding"] != "none":
         found += _of_links(job)
     if config["offload"] == "nvme":
-        found.append("offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does")
+        shared = f", which the {ranks_per_host(job)} ranks of a machine share" if ranks_per_host(job) > 1 else ""
+        found.append(f"offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does{shared}")
     if config["optimizer"] == "paged-adamw-8bit":
         found.append("optimizer=paged-adamw-8bit keeps all its states on the device, as it does if they fit there")
     if job.hardware.kind == "cuda":
@@ -116,6 +117,11 @@ def _of_allocator(job: Job) -> list[str]:
     ]
 
 
+def _optimizers(job: Job) -> str:
+    ranks = ranks_per_host(job)
+    return f"the optimizers of its {ranks} ranks together" if ranks > 1 else "the optimizer"
+
+
 def _of_hosts(job: Job) -> list[str]:
     ranks = job.workload.devices
     if not job.hardware.host_memory_bytes:
@@ -133,7 +139,7 @@ def _of_links(job: Job) -> list[str]:
 
 
 def ranks_per_host(job: Job) -> int:
-    """Ranks that are taken to share one host's memory: all, or one where a host with fewer devices was seen.
+    """Ranks that are taken to share one host's memory and disk: all, or one where a host with fewer devices was seen.
 
     Of a card of the catalog all are taken to be in one machine.
     """

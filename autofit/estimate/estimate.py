@@ -161,7 +161,7 @@ class Estimate:
             "tokens_per_second": speed,
             "mfu": mfu(job, self.config, speed),
             "calibrated_on": rates.calibrated_on,
-            "relative_error": rates.relative_error + added_error(self.config),
+            "relative_error": rates.error_of(self.work) + added_error(self.config),
             "stand_in": None if rates.calibrated_on else rates.stand_in,
         }
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from autofit.estimate.allocator import MIN_BLOCK
-from autofit.estimate.assumptions import assumptions
+from autofit.estimate.assumptions import assumptions, ranks_per_host
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import MicroSteps, updates
@@ -115,7 +115,7 @@ class Estimator:
             self._sheet,
             moved_bytes=traced.traffic.hosted,
             operation=slower,
-            transfers=transfer_seconds(traced.traffic, self.job.hardware),
+            transfers=transfer_seconds(traced.traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
         )
         # The rates are those of all cores together, which the ranks on a CPU share.
         return found, work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work

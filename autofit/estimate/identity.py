@@ -6,6 +6,7 @@ import hashlib
 import json
 from typing import Any
 
+from autofit.estimate.assumptions import ranks_per_host
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.lattice import Config
 from autofit.techniques import Job
@@ -36,6 +37,7 @@ class EstimateKeys:
                         hardware.bf16,
                         hardware.peak_flops,
                     ],
+                    "ranks_per_host": ranks_per_host(job),
                     "stack": job.stack.key,
                     "expandable_segments": job.expandable_segments is not False,
                     "replayed": replayed,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
@@ -49,8 +50,12 @@ for the cores that share it), and takes this share of the time per byte, which r
 than doing without it (Kendall's tau 0.81 and 0.79)."""
 PRIOR_WEIGHT = 0.3
 """Weight of a rate's relative distance from the scaled guess against a trial's relative error."""
+WAITING_WEIGHT = 0.1
+"""The same for the factor of what is waited for: a trial's time is off by some 5 %, the guess by `WAITING_ERROR`."""
 LEAST_RATIO = 0.1
 """No rate falls below this share of the scaled guess, whatever a few trials suggest."""
+WAITING_ERROR = 0.5
+"""Relative error of the seconds that transfers and the host's part of an update are guessed to take."""
 ROUNDS = 5
 """Iterations in which the fit may revise which trials are host-bound."""
 
@@ -73,6 +78,11 @@ class Rates:
     """Number of trials that the rates were fitted to; 0 for a guess."""
     relative_error: float = 0.5
     """Median relative error on held-out trials, or the uncertainty of the guess."""
+    waiting: float = 1.0
+    """Seconds that the arithmetic waits for transfers and for the host, over those that are guessed
+    (`StepWork.waiting_seconds`)."""
+    waiting_error: float | None = None
+    """Median relative error of those seconds on held-out trials; None where no trial waited."""
     stand_in: str | None = None
     """What a guess is taken from in place of the device's own data sheet, and why; None where it is the device's own,
     or its number of cores."""
@@ -80,6 +90,16 @@ class Rates:
     def as_array(self) -> Features:
         """The four rates, in the order of `features`."""
         return np.array([self.per_flop, self.per_wide_flop, self.per_byte, self.per_operation])
+
+    def waiting_share(self, work: StepWork) -> float:
+        """The part of the predicted time of `work` in which the arithmetic waits."""
+        return self.waiting * work.waiting_seconds / seconds(work, self)
+
+    def error_of(self, work: StepWork) -> float:
+        """Expected relative error of the predicted time of `work`."""
+        waits = max(WAITING_ERROR, self.relative_error) if self.waiting_error is None else self.waiting_error
+        share = self.waiting_share(work)
+        return (1.0 - share) * self.relative_error + share * waits
 
     def times(self, ratios: Features) -> Rates:
         """The four rates multiplied by `ratios` [4]."""
@@ -220,8 +240,11 @@ def features(work: StepWork) -> Features:
 def seconds(work: StepWork, rates: Rates) -> float:
     """Time of the work: an accelerator hides the host's part behind its own unless the host is slower; transfers that
     overlap with both count only where they take longer."""
-    own = float(_parts(work, rates).sum())
-    return max(own, work.beside_seconds) + work.waiting_seconds
+    return _without_waiting(work, rates) + rates.waiting * work.waiting_seconds
+
+
+def _without_waiting(work: StepWork, rates: Rates) -> float:
+    return max(float(_parts(work, rates).sum()), work.beside_seconds)
 
 
 def _parts(work: StepWork, rates: Rates) -> Features:
@@ -233,7 +256,12 @@ def _parts(work: StepWork, rates: Rates) -> Features:
     return parts
 
 
-def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]], groups: Sequence[str] = ()) -> Rates:
+def calibrated(
+    prior: Rates,
+    measured: Sequence[tuple[StepWork, float]],
+    groups: Sequence[str] = (),
+    only_waiting: Sequence[bool] = (),
+) -> Rates:
     """Rates fitted to measured (work, seconds), with their relative error on held-out trials.
 
     That error is the median of the leave-one-out errors: how far the fit to all other trials misses each one. It counts
@@ -241,27 +269,80 @@ def calibrated(prior: Rates, measured: Sequence[tuple[StepWork, float]], groups:
     look exact. `groups`, the group of each trial, are given where the rates are for a group not among them, such as
     another model: each group is then left out as a whole, and counts as one error, the median of its trials', because
     what its trials have in common is a single draw. A single group's error is that of the guess.
+
+    `only_waiting` says which trials show nothing but how long the arithmetic waits for transfers and for the host; none
+    if it is not given. They count in no error but that of waiting.
     """
     if not measured:
         return prior
-    own_group = list(groups) or [str(place) for place in range(len(measured))]
-    grouped = list(zip(measured, own_group, strict=True))
-    missed = []
-    for left_out in dict.fromkeys(own_group):
-        rates = _fitted(prior, [shown for shown, group in grouped if group != left_out])
-        errors = [abs(seconds(work, rates) / taken - 1.0) for (work, taken), group in grouped if group == left_out]
-        missed.append(float(np.median(errors)))
-    error = float(np.median([*missed, max(prior.relative_error, *missed)]))
-    return replace(_fitted(prior, measured), calibrated_on=len(measured), relative_error=error)
+    count = len(measured)
+    flags, own_group = list(only_waiting) or [False] * count, list(groups) or [str(place) for place in range(count)]
+    told = list(zip(measured, flags, own_group, strict=True))
+    rates = {
+        left_out: _fitted(prior, [(shown, flag) for shown, flag, group in told if group != left_out])
+        for left_out in dict.fromkeys(own_group)
+    }
+
+    def held_out(missed: Callable[[StepWork, float, Rates], float], *, waiting: bool) -> list[float]:
+        by_group: dict[str, list[float]] = {}
+        for (work, taken), flag, group in told:
+            if work.waiting_seconds if waiting else not flag:
+                by_group.setdefault(group, []).append(missed(work, taken, rates[group]))
+        return [float(np.median(errors)) for errors in by_group.values()]
+
+    error = _tempered(held_out(_missed, waiting=False), prior.relative_error)
+    waited = held_out(partial(_missed_waiting, error), waiting=True)
+    return replace(
+        _fitted(prior, [(shown, flag) for shown, flag, _ in told]),
+        calibrated_on=count,
+        relative_error=error,
+        waiting_error=_tempered(waited, max(WAITING_ERROR, prior.relative_error)) if waited else None,
+    )
 
 
-def _fitted(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
-    """First one factor for all rates, the median over the trials, so that even one trial moves every rate; then least
-    squares of relative errors, shrunk towards that: ridge regression (Hoerl and Kennard 1970) on each rate's ratio to
-    the scaled guess."""
+def _missed(work: StepWork, taken: float, rates: Rates) -> float:
+    return abs(seconds(work, rates) / taken - 1.0)
+
+
+def _missed_waiting(relative_error: float, work: StepWork, taken: float, rates: Rates) -> float:
+    """Relative error of the seconds that it waits, between 0 and 1, if that of the others is `relative_error`: the one
+    with which `Rates.error_of` says how far the whole is off."""
+    share = rates.waiting_share(work)
+    return min(1.0, max(0.0, (_missed(work, taken, rates) - (1.0 - share) * relative_error) / share))
+
+
+def _tempered(errors: Sequence[float], guessed: float) -> float:
+    """Their median, with one more: the largest, or what the guess is off by if that is more."""
+    return float(np.median([*errors, max(guessed, *errors)]))
+
+
+def _fitted(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]]) -> Rates:
+    """The four rates and the factor of waiting, each in turn while the other stands; with each trial comes whether it
+    shows waiting alone."""
+    computing = [shown for shown, only_waiting in measured if not only_waiting]
+    waiting = [(work, taken) for (work, taken), _ in measured if work.waiting_seconds]
+    found = _computing(prior, computing)
+    if waiting:
+        found = _computing(replace(prior, waiting=_waiting(found, waiting)), computing)
+        found = replace(found, waiting=_waiting(found, waiting))
+    return found
+
+
+def _waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]]) -> float:
+    """Seconds of waiting over those guessed: least squares of relative errors, shrunk towards 1 (ridge regression)."""
+    shares = np.array([work.waiting_seconds / taken for work, taken in measured])
+    left = np.array([1.0 - _without_waiting(work, rates) / taken for work, taken in measured])
+    found = (shares @ left + WAITING_WEIGHT**2) / (shares @ shares + WAITING_WEIGHT**2)
+    return max(float(found), LEAST_RATIO)
+
+
+def _computing(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
+    """The four rates: first one factor for all, the median over the trials, so that even one trial moves every rate;
+    then least squares of relative errors, shrunk towards that: ridge regression (Hoerl and Kennard 1970) on each rate's
+    ratio to the scaled guess."""
     if not measured:
         return prior
-    taken = np.array([max(time - work.waiting_seconds, LEAST_RATIO * time) for work, time in measured])
+    taken = np.array([max(time - prior.waiting * work.waiting_seconds, LEAST_RATIO * time) for work, time in measured])
 
     def relative(rates: Rates) -> Features:
         shares: Features = np.array([_parts(work, rates) for work, _ in measured]) / taken[:, None]

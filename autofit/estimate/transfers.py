@@ -17,23 +17,26 @@ PCIE_BYTES_PER_SECOND = 32e9
 links are unknown."""
 DISK_READ, DISK_WRITE = 7.0e9, 5.0e9
 """Bytes per second of one NVMe drive on PCIe 4.0 x4 (Samsung PM9A3 data sheet: 6.9 GB/s read, 4.1 to 4.0 GB/s written;
-Samsung 990 PRO: 7.45 and 6.9); round figures, as the drive is unknown."""
+Samsung 990 PRO: 7.45 and 6.9); round figures, as the drive is unknown. All ranks of a machine use the same drive."""
 DRAM_BYTES_PER_SECOND = 50e9
-"""Of a CPU's memory, to one rank's optimizer; a guess: half of what eight channels of DDR4-3200 have together (JEDEC
-JESD79-4: 25.6 GB/s each), with two ranks or more on a socket."""
+"""Of a CPU's memory, to the optimizers of all ranks on it together; a guess: a quarter of what eight channels of
+DDR4-3200 have together (JEDEC JESD79-4: 25.6 GB/s each)."""
 LOOPBACK_BYTES_PER_SECOND = 2e9
 """Between two processes on one CPU through gloo; an order of magnitude."""
 
 
-def seconds(traffic: Traffic, hardware: Hardware) -> tuple[float, float]:
-    """(seconds overlapped with the arithmetic, seconds that the arithmetic waits for)."""
+def seconds(traffic: Traffic, hardware: Hardware, *, ranks_per_host: int) -> tuple[float, float]:
+    """(seconds overlapped with the arithmetic, seconds that the arithmetic waits for), of a rank's `traffic`.
+
+    The ranks on one host share its disk and its memory; a GPU has a link to the host of its own.
+    """
     link, host = bandwidths(hardware)
     collectives = traffic.linked / link
     beside = collectives if traffic.overlapped else 0.0
     waits = collectives - beside
-    waits += traffic.hosted / host
-    waits += traffic.disk_read / DISK_READ + traffic.disk_written / DISK_WRITE
-    waits += traffic.updated_on_host / DRAM_BYTES_PER_SECOND
+    waits += traffic.hosted / host * (ranks_per_host if hardware.kind == "cpu" else 1)
+    waits += ranks_per_host * (traffic.disk_read / DISK_READ + traffic.disk_written / DISK_WRITE)
+    waits += ranks_per_host * traffic.updated_on_host / DRAM_BYTES_PER_SECOND
     return beside, waits
 
 

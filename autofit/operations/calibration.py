@@ -22,6 +22,9 @@ LATEST = 50
 """Number of trials used: enough to fit a handful of rates. Each trial's error is that of a fit without it, so the cost
 grows with the square of this number."""
 
+Shown = dict[tuple[str, Config], tuple[StepWork, float]]
+"""Work and seconds of measured steps, by workload key and config."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -51,24 +54,33 @@ def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial
     workloads at a time."""
     from autofit.estimate.speed import calibrated
 
-    shown = measured(newest_first)
-    workloads = [key for key, _ in shown]
-    pairs = [(work, seconds) for _, (work, seconds) in shown]
-    return calibrated(guess, pairs, groups=() if workload_key in workloads else workloads)
+    every = _latest(newest_first)
+    alone = _alone(every)
+    # How long transfers and the host take, the others show, too.
+    shown = {**alone, **{key: (work, taken) for key, (work, taken) in every.items() if work.waiting_seconds}}
+    groups = [workload for workload, _ in shown]
+    known = workload_key in {workload for workload, _ in alone}
+    return calibrated(guess, list(shown.values()), () if known else groups, [key not in alone for key in shown])
 
 
-def measured(newest_first: Iterable[Trial]) -> list[tuple[str, tuple[StepWork, float]]]:
-    """Work and seconds of the latest measurement of each config and workload, each with the workload's key."""
-    return [(workload_key, shown) for (workload_key, _), shown in latest_of_each(newest_first).items()]
+def latest_of_each(newest_first: Iterable[Trial]) -> Shown:
+    """Work and seconds of the latest measurement of each config and workload, by workload key and config.
+
+    Trials in which one device trains alone show what it can do; communication between devices and work on the host take
+    time of their own, so trials with either count only if there are no others.
+    """
+    return _alone(_latest(newest_first))
 
 
-def latest_of_each(newest_first: Iterable[Trial]) -> dict[tuple[str, Config], tuple[StepWork, float]]:
-    """Work and seconds of the latest measurement of each config and workload, by workload key and config; a full
-    measurement is preferred to one that was stopped early.
+def _alone(every: Shown) -> Shown:
+    return {key: shown for key, shown in every.items() if not needs_process_group(key[1])} or every
+
+
+def _latest(newest_first: Iterable[Trial]) -> Shown:
+    """The latest measurement of each config and workload; a full one is preferred to one that was stopped early.
 
     Trials that were not predicted by this version of the estimator are skipped, as are compiled ones, whose work the
-    compiler has changed. Trials in which one device trains alone show what it can do; communication between devices
-    and work on the host take time of their own, so trials with either count only if there are no others.
+    compiler has changed.
     """
     found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
     for trial in newest_first:
@@ -79,8 +91,7 @@ def latest_of_each(newest_first: Iterable[Trial]) -> dict[tuple[str, Config], tu
             key, shown = (trial.workload.key, trial.config), trial.outcome.measurement
             if key not in found or (found[key][1].stopped_early and not shown.stopped_early):
                 found[key] = work, shown
-    alone = {key: value for key, value in found.items() if not needs_process_group(key[1])}
-    return {key: (work, shown.step_seconds.median) for key, (work, shown) in (alone or found).items()}
+    return {key: (work, shown.step_seconds.median) for key, (work, shown) in found.items()}
 
 
 def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:

@@ -14,7 +14,8 @@ import os
 import shutil
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -34,6 +35,8 @@ COMMAND = "autofit doctor --build-ops"
 STAMP = "autofit-versions"
 """Name of the file next to a compiled operation that records the versions it was compiled against; with others it may
 not load."""
+LIBAIO = ("libaio.so.1", "libaio.so.1t64")
+"""Names under which systems have libaio; the second is that of Debian and Ubuntu since their 64-bit time."""
 LOCK = "lock"
 """Name of torch's lock file, in an operation's folder while `torch.utils.cpp_extension` compiles or loads it."""
 
@@ -57,10 +60,11 @@ def operations() -> tuple[str, ...]:
 
 
 def is_built(name: str) -> bool:
-    """Whether the operation is compiled for the installed torch and DeepSpeed."""
-    folder = _folder(name)
-    stamp = folder / STAMP
-    return _library(name).exists() and stamp.exists() and stamp.read_text() == _versions()
+    """Whether the operation is compiled for the installed torch and DeepSpeed. Raises `EnvironmentLacks` if its folder
+    can be neither found nor made."""
+    with _in_its_folder(name):
+        stamp = _folder(name) / STAMP
+        return _library(name).exists() and stamp.exists() and stamp.read_text() == _versions()
 
 
 def require(config: Config) -> None:
@@ -106,9 +110,26 @@ def _imported(name: str) -> ModuleType:
 
 def hindrance(name: str) -> EnvironmentLacks | None:
     """Why the operation cannot be compiled here, or cannot be loaded once it is; None if nothing is in the way."""
-    if is_built(name) and name != "async_io":  # which loads only where libaio is
-        return None
-    return obstacle(name)
+    try:
+        there = is_built(name)
+    except EnvironmentLacks as error:
+        return error
+    if not there:
+        return obstacle(name)
+    if name == "async_io" and not _has_function(LIBAIO, "io_pgetevents"):
+        return EnvironmentLacks(
+            "DeepSpeed's async_io is compiled, but cannot be loaded without libaio 0.3.112 or newer",
+            remedy="apt-get install libaio-dev, or see README.md where there is no such package",
+        )
+    return None
+
+
+def _has_function(libraries: tuple[str, ...], function: str) -> bool:
+    """Whether one of these shared libraries can be loaded and has the function."""
+    for library in libraries:
+        with suppress(OSError):
+            return hasattr(ctypes.CDLL(library), function)
+    return False
 
 
 def obstacle(name: str) -> EnvironmentLacks | None:
@@ -142,26 +163,42 @@ def build(name: str) -> None:
     """Compile the operation unless it already is; takes about a minute. Raises `EnvironmentLacks` if that fails."""
     from filelock import FileLock  # released by the system if its holder is killed
 
-    with FileLock(_folder(name) / "autofit-lock"):
-        if is_built(name):
-            return
-        found = obstacle(name)
-        if found is not None:
-            raise found
-        if name == "async_io" and "pin_memory" in operations():  # torch loads what it has compiled
-            build("pin_memory")
-            load_operation("pin_memory")
-        remove_lock_of_the_dead(name)
-        try:
-            with redirect_stdout(sys.stderr):
-                # Not `load`, which with async_io also loads pin_memory, and that by torch's lock.
-                _builder(name).jit_load(verbose=False)
-        except Exception as error:  # whatever the compiler, linker or loader raises
-            raise EnvironmentLacks(
-                f"DeepSpeed's {name} could not be compiled: {_complaint(error)}",
-                remedy="the message says what is missing",
-            ) from error
-        (_folder(name) / STAMP).write_text(_versions())
+    with _in_its_folder(name), FileLock(_folder(name) / "autofit-lock"):
+        if not is_built(name):
+            _compile(name)
+
+
+def _compile(name: str) -> None:
+    found = obstacle(name)
+    if found is not None:
+        raise found
+    if name == "async_io" and "pin_memory" in operations():  # torch loads what it has compiled
+        build("pin_memory")
+        load_operation("pin_memory")
+    remove_lock_of_the_dead(name)
+    try:
+        with redirect_stdout(sys.stderr):
+            # Not `load`, which with async_io also loads pin_memory, and that by torch's lock.
+            _builder(name).jit_load(verbose=False)
+    except Exception as error:  # whatever the compiler, linker or loader raises
+        raise EnvironmentLacks(
+            f"DeepSpeed's {name} could not be compiled: {_complaint(error)}",
+            remedy="the message says what is missing",
+        ) from error
+    (_folder(name) / STAMP).write_text(_versions())
+
+
+@contextmanager
+def _in_its_folder(name: str) -> Iterator[None]:
+    """Whatever the system refuses within becomes an `EnvironmentLacks`: torch makes the folder, by default in the home
+    folder, when it is first asked for."""
+    try:
+        yield
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"the folder for DeepSpeed's compiled {name} cannot be used: {error}",
+            remedy="export TORCH_EXTENSIONS_DIR=FOLDER, a folder that can be written to and has space",
+        ) from error
 
 
 def remove_lock_of_the_dead(name: str) -> None:

@@ -14,7 +14,7 @@ import pytest
 from unit.operations.made_trials import fits, make_trial
 
 from autofit.operations import read_table
-from autofit.outcome import Fits, OutOfMemory, Trial
+from autofit.outcome import Crashed, Fits, OutOfMemory, Trial
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TABLE = BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"
@@ -81,17 +81,71 @@ def test_the_limits_that_are_asked_for_or_else_the_targets_decide_the_exit_statu
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, off: float, asked: list[str], status: int
 ) -> None:
     trial = recorded()[0]
-    assert isinstance(trial.outcome, Fits)
-    size = int(off * trial.outcome.measurement.device_bytes)
-    guessed = made_guess(sizes=(size, size, size), seconds=2 * trial.outcome.measurement.step_seconds.median)
-    row = script.Row(trial=trial, guessed=guessed, calibrated=guessed)
-    monkeypatch.setattr(script, "read", lambda table: [trial])
-    monkeypatch.setattr(script, "compared", lambda group: [row])
     file = tmp_path / "found.json"
-    monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", *asked, "--json", str(file)])
-    assert script.main() == status
+    assert status_of(script, monkeypatch, [trial], [*asked, "--json", str(file)], off=off) == status
     (found,) = json.loads(file.read_text())
     assert found["rows"][0]["memory_errors"]["device_bytes"] == pytest.approx(off - 1, abs=1e-6)
+
+
+def status_of(
+    script: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    trials: list[Trial],
+    asked: list[str],
+    *,
+    off: float = 1.0,
+    seconds: float | None = 2.0,
+) -> int:
+    """The exit status for a table of these trials, whose predictions are `off` times the measured memory and `seconds`
+    times the measured time; what ran out of memory is foreseen."""
+
+    def row(trial: Trial) -> Any:
+        if not isinstance(trial.outcome, Fits):
+            guessed = made_guess(sizes=(1, 1, 1), fits=False)
+        else:
+            measured = trial.outcome.measurement
+            size, taken = int(off * measured.device_bytes), measured.step_seconds.median
+            guessed = made_guess(sizes=(size, size, size), seconds=None if seconds is None else seconds * taken)
+        return script.Row(trial=trial, guessed=guessed, calibrated=guessed)
+
+    monkeypatch.setattr(script, "read", lambda table: trials)
+    monkeypatch.setattr(script, "compared", lambda group: [row(trial) for trial in group])
+    monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", *asked])
+    return int(script.main())
+
+
+def test_what_crashed_or_never_trained_is_not_as_asked_for(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, third = recorded()
+    short = replace(other, outcome=OutOfMemory(reason="no room", phase="forward"))
+    crashed = replace(other, outcome=Crashed(reason="killed by signal 9"))
+    asked = ["--memory", "0.03", "--time", "100"]
+
+    def status(trials: list[Trial], *more: str, **kwargs: Any) -> int:
+        return status_of(script, monkeypatch, trials, [*asked, *more], **kwargs)
+
+    assert status([one, short]) == 0
+    assert status([one, crashed]) == 1
+    said = capsys.readouterr().out
+    assert f"not compared: crashed: killed by signal 9   {other.config}" in said and "1 failed in another way" in said
+    assert status([crashed, one, other]) == 0, "a later trial of it trained"
+    assert status([short]) == 1, "that nothing fits is foreseen, and no prediction is shown to be right"
+    assert status([one], seconds=None) == 1, "a time that is not predicted is not within the limit"
+    value = str(one.config["optimizer"])
+    assert status([one, third], "--trained", f"optimizer={value}") == 0
+    assert status([one, third], "--trained", f"optimizer={value},sgd") == 1
+    assert status([one], "--trained", "compile=false") == 0
+    assert "none trained with optimizer=sgd" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("asked", [["--trained", "offload=none"], ["--time", "1", "--trained", "offload="]])
+def test_values_that_must_train_are_refused_where_they_are_not_understood(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, asked: list[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        status_of(script, monkeypatch, [], asked)
+    assert ended.value.code == 2
 
 
 def gpu_rows(script: ModuleType, errors: list[tuple[float, float]], *, compiled: int = 0, misjudged: int = 0) -> Any:
@@ -140,9 +194,5 @@ def test_compiled_configs_are_told_apart_and_the_farthest_off_are_listed(script:
 def test_nothing_to_compare_is_an_error(
     script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing: list[Any] = []
-    monkeypatch.setattr(script, "read", lambda table: nothing)
-    monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl"])
-    with pytest.raises(SystemExit) as ended:
-        script.main()
-    assert ended.value.code == 2 and "no config" in capsys.readouterr().err
+    assert status_of(script, monkeypatch, [], []) == 2
+    assert "no config" in capsys.readouterr().err

@@ -83,6 +83,9 @@ def test_a_recording_of_offload_is_limited_and_compared(called: Path) -> None:
     assert "doctor" in calls[0] and "--build-ops" in calls[0]
     assert "bench record" in calls[1] and "--max-trials 2" in calls[1] and "--in-place" in calls[1]
     assert "estimate_trials.py" in calls[2] and "offload_8b.jsonl" in calls[2]
+    assert "--trained offload=params,optimizer,none" in calls[2], "every value that the space has"
+    status, calls = run("record_gpu_offload.sh", called, "4", "offload_8b_large_host.yaml")
+    assert "--trained offload=params,optimizer " in calls[2]
     status, calls = run("record_gpu_offload.sh", called, "4", "offload_8b_large_host.yaml", fail="record:4")
     assert status == 4 and len(calls) == 2
     assert "offload_8b_large_host.jsonl" in calls[1], "a table of its own"

@@ -55,6 +55,15 @@ def test_what_changes_no_estimate_changes_no_key(change: Change) -> None:
     assert key(change(job)) == key(job)
 
 
+def test_ranks_that_share_a_host_have_other_estimates_than_those_that_do_not() -> None:
+    job = make_job()
+    two = replace(job, workload=replace(job.workload, devices=2))
+    apart, together = (
+        replace(two, hardware=replace(job.hardware, host_memory_bytes=1, count=count)) for count in (1, 2)
+    )
+    assert key(apart) != key(together)
+
+
 def test_configs_and_versions_have_keys_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     job = make_job()
     keys = EstimateKeys(job)

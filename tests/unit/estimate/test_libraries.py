@@ -218,11 +218,43 @@ def test_gathering_moves_what_a_ring_moves() -> None:
 def test_transfers_go_at_the_pace_of_the_links() -> None:
     link, host = bandwidths(CUDA_HARDWARE)
     assert link > host  # NVLink and PCIe
-    assert seconds(Traffic(linked=link, overlapped=True), CUDA_HARDWARE) == pytest.approx((1.0, 0.0))
-    assert seconds(Traffic(linked=link, hosted=host), CUDA_HARDWARE) == pytest.approx((0.0, 2.0))
+    assert waits(Traffic(linked=link, overlapped=True)) == pytest.approx((1.0, 0.0))
+    assert waits(Traffic(linked=link, hosted=host)) == pytest.approx((0.0, 2.0))
     unknown = bandwidths(replace(CUDA_HARDWARE, name="a card of tomorrow"))
     assert unknown[0] == unknown[1] > 0
-    assert sum(seconds(Traffic(disk_read=1e9, disk_written=1e9), CUDA_HARDWARE)) > 0
+    assert waits(Traffic(disk_read=1e9, disk_written=1e9))[1] > 0
+
+
+def waits(traffic: Traffic, ranks_per_host: int = 1, hardware: Hardware = CUDA_HARDWARE) -> tuple[float, float]:
+    return seconds(traffic, hardware, ranks_per_host=ranks_per_host)
+
+
+def test_ranks_of_one_machine_share_its_disk_and_its_memory_but_not_their_links() -> None:
+    for shared in (Traffic(disk_read=1e9), Traffic(disk_written=1e9), Traffic(updated_on_host=1e9)):
+        assert waits(shared, 8)[1] == pytest.approx(8 * waits(shared)[1])
+    for own in (Traffic(hosted=1e9), Traffic(linked=1e9)):
+        assert waits(own, 8) == waits(own)
+    assert waits(Traffic(hosted=1e9), 2, CPU_HARDWARE)[1] == 2 * waits(Traffic(hosted=1e9), 1, CPU_HARDWARE)[1]
+
+
+@pytest.mark.parametrize(
+    ("offload", "shared"), [("optimizer", "optimizers of its 2 ranks"), ("nvme", "which the 2 ranks")]
+)
+def test_more_ranks_on_one_machine_do_not_write_or_update_faster(offload: str, shared: str) -> None:
+    """Each moves half as much, at half the pace; the links to the host are the ranks' own."""
+    text = f"sharding=zero3,offload={offload},micro_batch=2"
+    together, apart = CUDA_HARDWARE, replace(CUDA_HARDWARE, count=1, host_memory_bytes=GIB)
+
+    def waiting(hardware: Hardware) -> float:
+        estimator = Estimator(job(2, hardware=hardware), prior(hardware))
+        found = estimator.estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
+        assert any(shared in said for said in found.assumptions) is (hardware is together)
+        traffic = estimator.trace(complete(parse(text))).traffic
+        assert found.work is not None
+        assert found.work.waiting_seconds == pytest.approx(waits(traffic, 2 if hardware is together else 1)[1])
+        return found.work.waiting_seconds
+
+    assert waiting(together) > 1.2 * waiting(apart)
 
 
 def test_an_estimate_of_one_device_is_as_it_was() -> None:

@@ -159,6 +159,62 @@ def test_trials_that_the_host_bounds_show_its_speed_alone() -> None:
         assert seconds(one, fitted) == pytest.approx(taken, rel=0.2)
 
 
+def waiting_trials(slower: float, *, compute: float = 2.0) -> list[tuple[StepWork, float]]:
+    """Steps on a device that takes `compute` times the guess, and waits `slower` times as long as is guessed."""
+    true = replace(PRIOR.times(np.full(4, compute)), waiting=slower)
+    return [
+        (one, seconds(one, true))
+        for one in (work(n * 1e15, bytes_=1e12, waiting=part) for n, part in ((1, 2.0), (2, 4.0), (3, 9.0)))
+    ]
+
+
+STILL = [(one, 2 * seconds(one, PRIOR)) for one in (work(n * 1e15, bytes_=(4 - n) * 1e12) for n in (1, 2, 3))]
+"""Trials that wait for nothing, on a device that takes twice the guess."""
+
+
+def with_waiting(shown: list[tuple[StepWork, float]]) -> Rates:
+    return calibrated(PRIOR, [*STILL, *shown], only_waiting=[False] * len(STILL) + [True] * len(shown))
+
+
+@pytest.mark.parametrize("slower", [0.25, 1.0, 2.5])
+def test_trials_that_wait_show_how_long_waiting_takes(slower: float) -> None:
+    shown = waiting_trials(slower)
+    fitted = with_waiting(shown)
+    assert fitted.waiting == pytest.approx(slower, rel=0.1)
+    for one, taken in shown:
+        assert seconds(one, fitted) == pytest.approx(taken, rel=0.1)
+    alone = calibrated(PRIOR, STILL)
+    assert fitted.as_array() == pytest.approx(alone.as_array()), "the four rates are as without them"
+    assert fitted.relative_error == alone.relative_error and fitted.calibrated_on == 6
+
+
+def test_one_trial_that_waits_moves_the_guess_towards_it_and_a_wild_one_leaves_it_positive() -> None:
+    (shown, taken), *_ = waiting_trials(2.0)
+    assert 1.4 < with_waiting([(shown, taken)]).waiting < 2.0
+    assert with_waiting([(shown, 1e-6)]).waiting > 0
+
+
+def test_where_every_trial_waits_their_times_are_met_all_the_same() -> None:
+    shown = waiting_trials(2.5)
+    fitted = calibrated(PRIOR, shown)
+    for one, taken in shown:
+        assert seconds(one, fitted) == pytest.approx(taken, rel=0.2)
+
+
+def test_the_stated_error_is_that_of_what_the_step_waits_for_and_of_the_rest() -> None:
+    still, waiting = work(2e15), work(2e15, waiting=20.0)
+    assert PRIOR.error_of(waiting) == PRIOR.error_of(still) == PRIOR.relative_error
+    unseen = calibrated(PRIOR, STILL)
+    assert unseen.error_of(still) < 0.01 and unseen.error_of(waiting) > 0.3, "no trial has shown how long it waits"
+    seen = with_waiting(waiting_trials(1.0))
+    assert seen.error_of(still) < 0.01 and seen.error_of(waiting) < 0.05
+    contradictory = [
+        (one, taken * factor) for (one, taken), factor in zip(waiting_trials(1.0), (0.7, 1, 2), strict=True)
+    ]
+    unsure = with_waiting(contradictory)
+    assert unsure.error_of(still) < 0.01 and unsure.error_of(waiting) > 0.3
+
+
 def test_a_processors_guess_grows_with_its_cores() -> None:
     two, four = (prior(Hardware(name="c", kind="cpu", device_name="x", memory_bytes=1, cores=n)) for n in (2, 4))
     assert two is not None and four is not None

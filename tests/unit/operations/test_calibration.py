@@ -139,6 +139,23 @@ def test_a_card_outside_the_catalog_is_as_fast_as_its_own_trials(store: Store) -
     assert seconds(WORK, found) == pytest.approx(3 * seconds(WORK, first), rel=1e-3)
 
 
+def test_trials_with_offload_correct_the_guess_of_what_they_wait_for(store: Store) -> None:
+    """Other trials alone show the device's own speed."""
+    waiting = replace(WORK, waiting_seconds=4 * seconds(WORK, guess()))
+    for rank in (8, 16, 32):
+        store.add(predicted(slower(2), rank=rank))
+    before = rates_for(HARDWARE, STACK, store, OWN)
+    taken = 2 * seconds(WORK, guess()) + 3 * waiting.waiting_seconds
+    for offload in ("optimizer", "params"):
+        store.add(predicted(fits(10, 512 / taken), work=waiting, offload=offload))
+    store.add(predicted(slower(9), sharding="ddp"))
+    after = rates_for(HARDWARE, STACK, store, OWN)
+    assert before is not None and after is not None
+    assert (before.waiting, after.calibrated_on) == (1.0, 5), "what only communicates shows nothing here"
+    assert after.as_array() == pytest.approx(before.as_array())
+    assert seconds(waiting, after) == pytest.approx(taken, rel=0.15)
+
+
 def test_a_store_that_fails_costs_the_calibration_alone(
     store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

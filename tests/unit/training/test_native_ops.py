@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from autofit.errors import EnvironmentLacks
+from autofit.operations.diagnosis import _operations
 from autofit.techniques import compilation, unsupported
 from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.training import native_ops, nvme
@@ -92,17 +93,47 @@ def test_what_is_compiled_and_does_not_load_says_why(nothing_compiled: Path) -> 
     assert caught.value.remedy == f"rm -r {nothing_compiled / 'cpu_adam'}; autofit doctor --build-ops"
 
 
-@pytest.mark.parametrize(("has_libaio", "words"), [(True, None), (False, "cannot be used without libaio")])
-def test_what_is_compiled_for_files_is_of_no_use_without_libaio(
+@pytest.mark.parametrize(("has_libaio", "words"), [(True, None), (False, "cannot be loaded without libaio")])
+def test_what_is_compiled_for_files_needs_libaio_and_nothing_that_compiles(
     nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch, has_libaio: bool, words: str | None
 ) -> None:
-    monkeypatch.setattr(native_ops, "_has_libaio", lambda: has_libaio)
+    monkeypatch.setattr(native_ops, "_has_function", lambda libraries, function: has_libaio)
     for name in native_ops.operations():
         (native_ops._folder(name) / f"{name}.so").touch()
         (native_ops._folder(name) / native_ops.STAMP).write_text(native_ops._versions())
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert native_ops.hindrance("cpu_adam") is None
     found = native_ops.hindrance("async_io")
     assert found is None if words is None else words in str(found)
+
+
+def test_a_library_is_looked_for_under_each_name_and_for_its_function() -> None:
+    assert native_ops._has_function(("libnothing.so.1", "libc.so.6"), "printf")
+    assert not native_ops._has_function(("libc.so.6",), "io_pgetevents")
+    assert not native_ops._has_function(("libnothing.so.1",), "printf")
+
+
+def test_a_folder_that_cannot_be_made_is_named_with_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()  # read-only folders are none to the superuser, who may run this
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "file"))
+    here = job(stack=replace(STACK, deepspeed="0.19.8"))
+    said = cannot_here(config(offload="params"), here)
+    assert said is not None and str(tmp_path / "file") in said and "export TORCH_EXTENSIONS_DIR" in said
+    for build_it in (True, False):
+        checks = _operations(build_it)
+        assert checks and all(str(tmp_path / "file") in check.found for check in checks)
+        assert [check.state for check in checks].count("missing") == build_it
+
+
+def test_a_folder_that_cannot_be_written_is_told_from_a_compiler_that_fails(
+    nothing_compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (native_ops._folder("cpu_adam") / "autofit-lock").mkdir()
+    with pytest.raises(EnvironmentLacks, match=r"cannot be used: .*autofit-lock") as caught:
+        native_ops.build("cpu_adam")
+    assert "TORCH_EXTENSIONS_DIR" in caught.value.remedy
 
 
 HOLDS_THE_LOCK = """
