@@ -124,7 +124,7 @@ def _hosted_bytes(config: Config, job: Job) -> int:
     stored, computed = floor_parts(plain(config), job), floor_parts(spread.traced(config), job)
     trained = computed["weights"] if full else 0
     embeddings = trained * model.embedding_parameters // model.parameters
-    return spread.host_bytes(
+    return spread.hosted(
         Holdings(
             trained=float(model.parameters) if full else 0.0,
             trained_bytes=trained,
@@ -134,4 +134,4 @@ def _hosted_bytes(config: Config, job: Job) -> int:
             states_bytes=stored["optimizer"],
         ),
         accumulates=job.workload.batch_per_device > config.number("micro_batch"),
-    )
+    ).total

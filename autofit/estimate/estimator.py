@@ -7,14 +7,14 @@ import logging
 import time
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from autofit.estimate.allocator import MIN_BLOCK
 from autofit.estimate.assumptions import assumptions, ranks_per_host
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import MicroSteps, updates
-from autofit.estimate.libraries import Holdings, Traffic, library
+from autofit.estimate.libraries import Holdings, Hosted, Traffic, library
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.recorder import NotTraced
 from autofit.estimate.replays import UNKNOWN, Fragmentation, Replays, alikeness
@@ -48,8 +48,13 @@ class Traced:
     """Of optimizer states in managed memory."""
     traffic: Traffic
     """Of one rank in one optimizer step."""
-    hosted_bytes: int = 0
-    """Host memory that one rank's offloaded weights, gradients and states take."""
+    hosted: Hosted = field(default_factory=Hosted)
+    """What one rank's offloaded weights, gradients and states take of the host's memory."""
+
+    @property
+    def hosted_bytes(self) -> int:
+        """All of that."""
+        return self.hosted.total
 
 
 class Estimator:
@@ -177,7 +182,7 @@ class Estimator:
         return replace(
             traced,
             paged_bytes=update.paged_bytes // spread.updaters if spread.updaters else 0,
-            hosted_bytes=spread.host_bytes(holdings, accumulates=accumulation > 1),
+            hosted=spread.hosted(holdings, accumulates=accumulation > 1),
             traffic=replace(traffic, hosted=traffic.hosted + traced.traffic.hosted),
         )
 

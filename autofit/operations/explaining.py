@@ -51,10 +51,10 @@ class Step:
     saved_bytes: int
     """Device memory saved; negative if the change needs more."""
     expected_bytes: int | None
-    """The most that the change can save, in this training or if every parameter were trained, whichever is more; None
-    if it takes no weights, gradients or optimizer states off a device, or if memory is estimated by formula."""
-    at_most_bytes: int | None
-    """The most that it can save in this training; never negative."""
+    """The weights, gradients and optimizer states that the change takes off each device, in this training or if every
+    parameter were trained, whichever is more; None if these are not worth naming, or if memory is by formula."""
+    expected_here_bytes: int | None
+    """Those that it takes off in this training; never negative. The peak can shrink by more or by less."""
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class Step:
             "change": self.change,
             "saved_bytes": self.saved_bytes,
             "expected_bytes": self.expected_bytes,
-            "at_most_bytes": self.at_most_bytes,
+            "expected_here_bytes": self.expected_here_bytes,
             "reasons": list(self.reasons),
         }
 
@@ -126,14 +126,9 @@ class _Saving:
     """Of weights, gradients and optimizer states as an update begins."""
 
     @property
-    def most_bytes(self) -> int:
-        """The most that can be saved. The peak itself can shrink by more than what lasts: 16-bit copies of weights, and
-        gradients on their way to where they are summed, are not there when the update begins."""
-        return max(self.device_bytes, self.lasting_bytes)
-
-    @property
     def sentence(self) -> str:
-        """How the difference of the peaks is made up."""
+        """How the difference of the peaks is made up. It can be more than what lasts: 16-bit copies of weights, and
+        gradients on their way to where they are summed, are not there when the update begins."""
         beside = self.device_bytes - self.lasting_bytes
         return (
             f"as the update begins, weights, gradients and optimizer states take {_less(self.lasting_bytes)}; what the "
@@ -200,19 +195,21 @@ class Comparison:
         before, after = self.estimate(last), self.estimate(now)
         change = {a.name: now.get(a.name) for a in AXES if last.get(a.name) != now.get(a.name)}
         saved = before.device_bytes - after.device_bytes
-        expected, there, reasons = self._expectation(last, now)
+        expected, here, reasons = self._expectation(last, now)
         reasons += [*_differences(before, after), *_phase(before, after)]
         return Step(
-            change=change, saved_bytes=saved, expected_bytes=expected, at_most_bytes=there, reasons=tuple(reasons)
+            change=change, saved_bytes=saved, expected_bytes=expected, expected_here_bytes=here, reasons=tuple(reasons)
         )
 
     def _expectation(self, last: Config, now: Config) -> tuple[int | None, int | None, list[str]]:
-        """(`expected_bytes` and `at_most_bytes` of the change, and reasons why it saves what it does)."""
+        """(`expected_bytes` and `expected_here_bytes` of the change, and reasons why it saves what it does)."""
         if (last["sharding"], last["offload"]) == (now["sharding"], now["offload"]):
             return None, None, []
         own = self._saving(last, now)
         whole = self._saving(_of_everything(last), _of_everything(now)) or own
-        if own is None or whole is None or max(own.lasting_bytes, whole.lasting_bytes) <= 0:
+        if own is None or whole is None:
+            return None, None, []
+        if max(own.lasting_bytes, whole.lasting_bytes) < _worth_naming(self.estimate(last), self.estimate(now)):
             return None, None, []
         reasons = [own.sentence]
         if whole.lasting_bytes > own.lasting_bytes:
@@ -221,7 +218,7 @@ class Comparison:
                 f"{now['method']} trains {trained:.2%} of {self._job.model.name}: if all of it were trained, these "
                 f"would take {format_bytes(whole.lasting_bytes)} less"
             )
-        return max(own.most_bytes, whole.most_bytes), max(own.most_bytes, 0), reasons
+        return max(own.lasting_bytes, whole.lasting_bytes), max(own.lasting_bytes, 0), reasons
 
     def _saving(self, last: Config, now: Config) -> _Saving | None:
         """What the change takes off each device; None if either config is refused, or its memory is by formula."""
@@ -270,9 +267,14 @@ def _of_everything(config: Config) -> Config:
     return Config.of({**{k: v for k, v in config.items if k not in ("rank", "targets")}, "method": "full"})
 
 
+def _worth_naming(before: Estimate, after: Estimate) -> float:
+    """Bytes below which a difference is not mentioned."""
+    return WORTH_NAMING * max(before.device_bytes, after.device_bytes)
+
+
 def _differences(before: Estimate, after: Estimate) -> list[str]:
     """The parts of the breakdown that differ, largest difference first, in one sentence."""
-    least = WORTH_NAMING * max(before.device_bytes, after.device_bytes)
+    least = _worth_naming(before, after)
     found = [(name, after.breakdown[name] - size) for name, size in before.breakdown.items()]
     named = sorted((f for f in found if abs(f[1]) >= least), key=lambda f: -abs(f[1]))
     if not named:

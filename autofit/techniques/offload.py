@@ -5,6 +5,7 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.lattice import Axis, Config, chain
 from autofit.techniques.job import Job
+from autofit.techniques.sharding import uses_deepspeed
 from autofit.techniques.technique import Plan, Technique
 
 WITH = {
@@ -38,11 +39,8 @@ class Offload(Technique):
         if sharding not in WITH[value]:
             others = ", ".join(name for name in WITH[value] if name != "none")
             return f"offload={value} cannot work with sharding={sharding}: use {others}, or offload=none"
-        if config["optimizer"] != "adamw":
-            return (
-                f"offload={value} cannot work with optimizer={config['optimizer']}: autofit offloads no other "
-                "optimizer than adamw; use adamw"
-            )
+        if uses_deepspeed(config) and config["optimizer"] != "adamw":
+            return f"offload={value} cannot work with optimizer={config['optimizer']}: {_not_on_the_host(config)}"
         return _not_in_files(config) if value == "nvme" else None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
@@ -56,6 +54,13 @@ class Offload(Technique):
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         plan.offload = config.text("offload")
+
+
+def _not_on_the_host(config: Config) -> str:
+    """Why autofit does not have DeepSpeed update by another optimizer on the host. Read in deepspeed 0.19.8."""
+    if config["optimizer"] == "lion":  # DeepSpeedCPULion of ops/lion/cpu_lion.py: exp_avg_sq
+        return "there DeepSpeed's Lion has two states for each parameter, as many as Adam, and uses one; use adamw"
+    return "there DeepSpeed updates by kernels of its own, and it has none for this optimizer; use adamw"
 
 
 def _not_in_files(config: Config) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autofit.estimate.libraries.ddp import Ddp
 from autofit.estimate.libraries.fsdp import Fsdp
-from autofit.estimate.libraries.library import Holdings, Library, Traffic
+from autofit.estimate.libraries.library import Holdings, Hosted, Library, Traffic
 from autofit.estimate.libraries.zero import Buckets, Zero
 from autofit.estimate.libraries.zero_third import ZeroThree
 from autofit.lattice import Config
@@ -22,7 +22,13 @@ def library(config: Config, job: Job) -> Library | None:
     if sharding == "ddp":
         return Ddp(ranks=ranks)
     if not uses_deepspeed(config):
-        return Fsdp(ranks=ranks, reshards=sharding == "fsdp", mixed=mixed, offloads=offload == "params")
+        return Fsdp(
+            ranks=ranks,
+            reshards=sharding == "fsdp",
+            mixed=mixed,
+            offloads=offload == "params",
+            foreach=config["optimizer"] == "adamw-foreach",
+        )
     stage = deepspeed_stage(config)
     return (ZeroThree if stage == 3 else Zero)(
         stage=stage,
@@ -36,4 +42,4 @@ def library(config: Config, job: Job) -> Library | None:
     )
 
 
-__all__ = ["Buckets", "Holdings", "Library", "Traffic", "library"]
+__all__ = ["Buckets", "Holdings", "Hosted", "Library", "Traffic", "library"]

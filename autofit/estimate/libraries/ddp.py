@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autofit.estimate.libraries.edit import ROOT, Edit, plain
-from autofit.estimate.libraries.library import Holdings, Traffic
+from autofit.estimate.libraries.library import Holdings, Hosted, Traffic
 from autofit.estimate.tape import OUTSIDE, Category, Event, Place, Tape
 from autofit.lattice import Config
 
@@ -50,8 +50,8 @@ class Ddp:
     def update(self, tape: Tape, holdings: Holdings) -> Tape:
         return tape
 
-    def host_bytes(self, holdings: Holdings, *, accumulates: bool) -> int:
-        return 0
+    def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
+        return Hosted()
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         return Traffic(linked=2.0 * (self.ranks - 1) / self.ranks * holdings.stored_bytes, overlapped=True)

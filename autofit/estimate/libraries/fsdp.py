@@ -12,13 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autofit.estimate.libraries.edit import ROOT, Edit, Unit, alike, plain, shared
-from autofit.estimate.libraries.library import Holdings, Traffic, passes
+from autofit.estimate.libraries.library import Holdings, Hosted, Traffic, passes
 from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
 from autofit.lattice import Config
 
 GATHERING, REDUCING = 1, 2
 """Separate streams, `all_gather_copy_in_stream` and `reduce_scatter_stream`; whole parameters are on the device's main
 stream."""
+FOREACH = 20 / 7
+"""What Adam's update reads and writes operation by operation, over what it does in one pass: weights and both moments
+both ways, and gradients once. Counted in `_multi_tensor_adam` of torch/optim/adam.py (torch 2.13)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +35,8 @@ class Fsdp:
     """Whether shards are fp32, gathered parameters 16-bit, and reduced gradients fp32 again."""
     offloads: bool
     """Whether shards, gradients and states live in host memory (CPUOffloadPolicy)."""
+    foreach: bool = False
+    """Whether the update goes over all shards operation by operation (`_multi_tensor_adam` of torch/optim/adam.py)."""
 
     @property
     def updaters(self) -> int:
@@ -59,12 +64,15 @@ class Fsdp:
         """The rank's share of each parameter is updated separately."""
         return Tape() if self.offloads else shared(tape, self.ranks)
 
-    def host_bytes(self, holdings: Holdings, *, accumulates: bool) -> int:
+    def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         if not self.offloads:
-            return 0
-        gradients = holdings.stored_bytes
-        whole = holdings.frozen_bytes + holdings.stored_bytes + gradients + holdings.states_bytes
-        return -(-whole // self.ranks)
+            return Hosted()
+        return Hosted(
+            parameters=(holdings.frozen_bytes + holdings.stored_bytes) / self.ranks,
+            gradients=holdings.stored_bytes / self.ranks,
+            optimizer=holdings.states_bytes / self.ranks,
+            passing=holdings.states_bytes / 2 / self.ranks if self.foreach else 0.0,  # roots of the second moments
+        )
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         away = (self.ranks - 1) / self.ranks
@@ -75,7 +83,7 @@ class Fsdp:
             linked=micro_steps * away * (gathered + reduced),
             overlapped=True,
             hosted=micro_steps * share if self.offloads else 0.0,
-            updated_on_host=passes(holdings, self.ranks) if self.offloads else 0.0,
+            updated_on_host=passes(holdings, self.ranks) * (FOREACH if self.foreach else 1.0) if self.offloads else 0.0,
         )
 
     @property

@@ -43,6 +43,23 @@ class Traffic:
     """Read and written by an optimizer that runs on the CPU."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosted:
+    """Bytes of host memory that one rank's share takes."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    """States, and what the optimizer updates in the parameters' place."""
+    passing: float = 0.0
+    """Buffers through which these pass, and what an update makes and frees again."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return int(self.parameters + self.gradients + self.optimizer + self.passing)
+
+
 class Library(Protocol):
     """One sharding library at one value of `sharding` and `offload`."""
 
@@ -64,8 +81,8 @@ class Library(Protocol):
     def update(self, tape: Tape, holdings: Holdings) -> Tape:
         """The optimizer's tape on one rank."""
 
-    def host_bytes(self, holdings: Holdings, *, accumulates: bool) -> int:
-        """Bytes of host memory that one rank's share takes; `accumulates` as for `micro_steps`."""
+    def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
+        """What one rank's share takes of the host's memory; `accumulates` as for `micro_steps`."""
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         """The traffic of one optimizer step with this many micro-steps."""

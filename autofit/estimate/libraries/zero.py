@@ -23,7 +23,7 @@ from typing import Any
 from autofit.estimate.amounts import RANK
 from autofit.estimate.libraries.ddp import into_buckets
 from autofit.estimate.libraries.edit import ROOT, Edit, alike, beside, plain, shared
-from autofit.estimate.libraries.library import Holdings, Traffic, passes
+from autofit.estimate.libraries.library import Holdings, Hosted, Traffic, passes
 from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
 from autofit.lattice import Config
 
@@ -137,37 +137,48 @@ class Zero:
             share = min(share, SUB_GROUP * (4 if self.mixed or self.wide else 2))
         return found if self.mixed and self.stage < 3 else beside(found, share)
 
-    def host_bytes(self, holdings: Holdings, *, accumulates: bool) -> int:
+    def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         """A rank's masters, states and gradients, the 16-bit copy on its way to the device, and the gradient sums."""
         if self.offload == "none":
-            return 0
+            return Hosted()
         trained = holdings.trained_bytes / self.ranks
-        masters, states = self.masters * trained, holdings.states_bytes / self.ranks
+        masters, states = self._block(self.masters * trained), holdings.states_bytes / self.ranks
         if self.offload == "nvme":
             return self._beside_files(trained)
+        kept: list[float] = []
+        passing: list[float] = []
+        sums: list[float] = []
         if self.stage == 3:
-            kept = [masters]  # gradients of the micro-batches so far (grad_partitions_flat_buffer)
+            sums = [self.masters * trained]  # of the micro-batches so far (grad_partitions_flat_buffer)
             if self.offload != "optimizer":
-                kept += [trained, holdings.frozen_bytes / self.ranks]
+                kept = [trained, holdings.frozen_bytes / self.ranks]
         else:
             # What goes back to the device, and the buffer that gradients pass through on their way to the host
             # (param_buffer_of_bit16_for_cpu_offload_groups, temp_grad_buffer_for_cpu_offload).
-            kept = [trained, max(holdings.sizes, default=0)]
+            passing = [trained, max(holdings.sizes, default=0)]
             if self.stage == 2 and accumulates and (self.mixed or self.wide):
                 # The gradients of the micro-batches so far, each whole (accumulated_grads_in_cpu). Pure bf16 sums them
                 # in the masters' own gradients, and stage 1 on the device.
-                kept += self._reached(holdings.sizes)
-        return int(sum(map(self._block, [*kept, masters, masters])) + states)  # the masters and their gradients
+                sums = [float(size) for size in self._reached(holdings.sizes)]
+        return Hosted(
+            parameters=sum(map(self._block, kept)),
+            gradients=masters + sum(map(self._block, sums)),
+            optimizer=masters + states,
+            passing=sum(map(self._block, passing)),
+        )
 
-    def _beside_files(self, trained: float) -> int:
+    def _beside_files(self, trained: float) -> Hosted:
         """What stays in host memory all the same, `trained` being a rank's share of the trained parameters in bytes:
         gradients while they are summed, some parameters, and the buffers through which parameters and states go to the
         files and back, locked from the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files
         only."""
         group = min(trained, (self.buckets.parameter + self.buckets.group) * self.width)
-        kept = (self.masters * trained, min(trained, self.buckets.in_memory * self.width))
         buffers = self.buckets.parameters * self.buckets.parameter * self.width
-        return int(sum(map(self._block, kept)) + buffers + self.buckets.states * self.masters * group)
+        return Hosted(
+            parameters=self._block(min(trained, self.buckets.in_memory * self.width)),
+            gradients=self._block(self.masters * trained),
+            passing=buffers + self.buckets.states * self.masters * group,
+        )
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         away = (self.ranks - 1) / self.ranks

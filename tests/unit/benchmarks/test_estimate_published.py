@@ -60,16 +60,27 @@ def test_what_is_compared_is_a_config_that_we_support(published: ModuleType) -> 
             assert job.workload.seq_len <= job.model.config.get("n_positions", job.workload.seq_len)
 
 
-@pytest.mark.parametrize(("model", "method"), [("santacoder", "full"), ("Mistral", "lora"), ("santacoder", "qlora")])
-def test_a_published_peak_is_predicted_to_within_the_targets_median(
-    published: ModuleType, model: str, method: str
+@pytest.mark.parametrize(
+    ("model", "method", "gpus", "target"),
+    [
+        ("santacoder", "full", 1, "MEDIAN_ERROR"),
+        ("Mistral", "lora", 1, "MEDIAN_ERROR"),
+        ("santacoder", "qlora", 1, "MEDIAN_ERROR"),
+        ("Mistral", "full", 2, "SHARDED_MEDIAN_ERROR"),
+        ("Mistral", "lora", 2, "LARGEST_ERROR"),  # beyond its median: the benchmark's docstring says by what
+    ],
+)
+def test_a_published_peak_is_predicted_to_within_the_target(
+    published: ModuleType, model: str, method: str, gpus: int, target: str
 ) -> None:
-    """One run of each method on one GPU: the shortest to trace, between them with dropout everywhere and autocast."""
+    """One run of each method on one GPU, and those that FSDP ran on two: the shortest to trace, between them with
+    dropout everywhere and autocast."""
     every = (row for row in published.rows() if published.left_out(row) is None)
-    row = next(r for r in every if model in r.model and (r.words["method"], r.gpus) == (method, 1))
+    row = next(r for r in every if model in r.model and (r.words["method"], r.gpus) == (method, gpus))
     found = published.compared(row, STACK)
-    assert abs(found.error) <= published.MEDIAN_ERROR
+    assert abs(found.error) <= getattr(published, target)
     assert found.estimate.fits
+    assert found.estimate.config["sharding"] == ("fsdp" if gpus > 1 else "none")
 
 
 def test_the_page_states_the_recorded_figures() -> None:

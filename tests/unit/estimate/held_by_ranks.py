@@ -3,8 +3,8 @@
     python held_by_ranks.py CONFIG ...
 
 For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; then
-the bytes of the largest fp64 copy made in the backward passes, and of DeepSpeed's host buffers for gradients and
-weights in transit. Configs without `sharding` have one rank, all others two.
+the bytes of the largest fp64 copy made in the backward passes, of DeepSpeed's host buffers for gradients and weights in
+transit and for what is in files, and of the roots that an update operation by operation makes. Configs without `sharding` have one rank, all others two.
 """
 
 from __future__ import annotations
@@ -46,12 +46,16 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from autofit.training.build import build
+    from autofit.training.engines.local import local
 
     class Fp64(TorchDispatchMode):
         largest = 0
+        roots = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             made = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten._foreach_sqrt.default:
+                self.roots = sum(local(root).nbytes for root in made)
             if isinstance(made, torch.Tensor) and made.dtype == torch.float64:
                 self.largest = max(self.largest, made.untyped_storage().nbytes())
             return made
@@ -66,7 +70,8 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
         for index, (inputs, labels) in enumerate(micro_batches):
             step.micro_step(inputs, labels, targets, last=index == len(micro_batches) - 1)
     before = asdict(step.engine.resident())
-    step.update()
+    with Fp64() as updating:
+        step.update()
     zero = getattr(step.engine.root, "optimizer", None)
     out, back = (
         sum(buffer.nbytes for buffer in buffers)
@@ -75,7 +80,8 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
             getattr(zero, "param_buffer_of_bit16_for_cpu_offload_groups", []),
         )
     )
-    return [before, asdict(step.engine.resident()), {"fp64": fp64.largest, "host_out": out, "host_back": back}]
+    passing = {"fp64": fp64.largest, "host_out": out, "host_back": back, "roots": updating.roots}
+    return [before, asdict(step.engine.resident()), passing]
 
 
 def on_group(configs: Sequence[str], ranks: int) -> list[list[list[dict[str, int]]]]:

@@ -75,6 +75,7 @@ OFFLOADED = (
     f"{PARAMS},method=lora,rank=8",
     f"{PARAMS},method=qlora,rank=8",
     "sharding=fsdp,micro_batch=2,offload=params",
+    "sharding=fsdp,micro_batch=2,offload=params,optimizer=adamw-foreach",
 )
 ALONE = (
     "micro_batch=2,offload=optimizer",
@@ -121,8 +122,11 @@ def test_the_fullest_rank_holds_what_is_predicted(config: str, held: dict[str, l
     assert first[Category.WEIGHTS] == pytest.approx(before["parameters"], rel=CLOSE, abs=SCALARS)
     assert first[Category.GRADIENTS] == pytest.approx(before["gradients"], rel=CLOSE, abs=512)
     assert last[Category.OPTIMIZER] == pytest.approx(after["optimizer"], rel=CLOSE, abs=SCALARS)
-    on_host = after["host_parameters"] + before["host_gradients"] + after["host_optimizer"]
-    assert traced.hosted_bytes == pytest.approx(on_host + passing["host_out"] + passing["host_back"], rel=CLOSE)
+    assert traced.hosted.parameters == pytest.approx(after["host_parameters"], rel=CLOSE, abs=SCALARS)
+    assert traced.hosted.gradients == pytest.approx(before["host_gradients"], rel=CLOSE, abs=512)
+    assert traced.hosted.optimizer == pytest.approx(after["host_optimizer"], rel=CLOSE, abs=SCALARS)
+    roots = passing["roots"] if wanted["offload"] != "none" else 0
+    assert traced.hosted.passing == pytest.approx(passing["host_out"] + passing["host_back"] + roots, rel=CLOSE)
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ from tests.tiny import (
 RANKS, STEPS = 2, 5
 DEEP = model("llama", num_hidden_layers=8, tie_word_embeddings=False)
 MODELS = {"llama": LLAMA, "tied": LLAMA_TIED}
+STATES = {"sgd": 0, "lion": 1}
+"""States of the size of a parameter, of the optimizers that do not have Adam's two."""
 WITH_DEEPSPEED = replace(STACK, deepspeed="0.19.8")
 TOLERANCE = {"fp32": 1e-5, "bf16-mixed": 2e-3, "bf16": 2e-3, "fp16-mixed": 5e-4}
 """Relative difference of losses that rounding explains: the order of sums in fp32; 16 bits in the residual stream
@@ -115,6 +117,11 @@ TWO = [
     of(sharding="zero3", offload="params"),
     of(sharding="zero3", offload="params", precision="bf16-mixed"),
     of(sharding="fsdp-no-reshard", offload="params"),
+    of(sharding="fsdp", offload="params", optimizer="adamw-foreach"),
+    of(sharding="zero3", offload="params", method="lora"),
+    of(sharding="zero2", optimizer="lion"),
+    of(sharding="ddp", optimizer="sgd"),
+    of(sharding="fsdp", precision="bf16"),
     *(of(sharding=s, method="lora", precision="bf16-mixed") for s in ("ddp", "fsdp", "zero2", "zero3")),
     *(of(sharding=s, method="qlora", precision="bf16-mixed") for s in ("ddp", "zero2")),
 ]
@@ -250,7 +257,7 @@ def promised(case: Case, ranks: int) -> Resident:
 
     whole = sum(sizes[id(p)] * width(p, kept=True) for p in parameters)
     shared = sum(shard(p) * width(p, kept=True) for p in parameters)
-    states = 2 * trained[0].element_size()
+    states = STATES.get(str(made["optimizer"]), 2) * trained[0].element_size()
     if sharding in ("ddp", "none") and offload == "none":
         return Resident(
             parameters=whole + constants,
@@ -409,6 +416,9 @@ def test_fsdp_takes_4_bit_weights_from_a_release_of_torch_on() -> None:
         ({"sharding": "zero2", "offload": "params"}, ("sharding=zero2", "zero3")),
         ({"sharding": "fsdp", "offload": "optimizer"}, ("sharding=fsdp", "zero2")),
         ({"sharding": "zero2", "offload": "optimizer", "optimizer": "adamw-8bit"}, ("adamw-8bit", "use adamw")),
+        ({"sharding": "zero2", "offload": "optimizer", "optimizer": "lion"}, ("two states", "use adamw")),
+        ({"sharding": "zero3", "offload": "params", "optimizer": "adamw-foreach"}, ("foreach", "use adamw")),
+        ({"sharding": "fsdp", "offload": "params", "optimizer": "sgd"}, ("sgd", "use adamw")),
         ({"sharding": "fsdp", "optimizer": "adamw-8bit"}, ("adamw-8bit", "zero2")),
         ({"sharding": "fsdp", "optimizer": "sgd"}, ("sgd", "use adamw")),
         ({"sharding": "zero2", "optimizer": "adafactor"}, ("flattens", "ddp")),
