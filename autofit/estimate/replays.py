@@ -97,6 +97,5 @@ class Fragmentation:
 
 
 ALIKE_ERROR, DECODER_ERROR = 0.1, 0.2
-"""Relative errors that borrowed reserved memory stays within (test_whole_lattice.py). Of the 1,276 configs of
-llama-3.1-8b's single-gpu lattice that are alike to another and may fit an h100-80g, none was off by more than 0.05."""
+"""By what share each may be too low: no config of test_whole_lattice.py exceeds them."""
 UNKNOWN = Fragmentation()
