@@ -68,6 +68,9 @@ class Estimate:
     gives_back_cache: bool = False
     """Whether it fits only because CUDA's caching allocator gives unused memory back before it fails: `device_bytes` is
     then what this very limit leaves it, and steps are slower than predicted."""
+    borrowed_error: float = 0.0
+    """By what share `device_bytes` may be too low, as what CUDA's allocator fragments was seen of another config of the
+    lattice; 0 where it was replayed for this one."""
 
     @property
     def fits(self) -> bool:
@@ -123,11 +126,13 @@ class Estimate:
         )
 
     def under(self, memory_limit_bytes: int) -> Estimate | None:
-        """The same under another limit; None where that limit decides how much CUDA's allocator keeps."""
+        """The same under another limit; None where that limit decides how much CUDA's allocator keeps, or a borrowed
+        figure would decide what fits."""
         if memory_limit_bytes == self.memory_limit_bytes:
             return self
         cache = self.breakdown["fragmentation"] if self.breakdown["context"] else 0
-        if self.gives_back_cache or self.device_bytes - cache <= memory_limit_bytes < self.device_bytes:
+        at_most = self.device_bytes * (1.0 + self.borrowed_error)
+        if self.gives_back_cache or self.device_bytes - cache <= memory_limit_bytes < at_most:
             return None
         return replace(self, memory_limit_bytes=memory_limit_bytes)
 
@@ -202,6 +207,7 @@ class Estimate:
             "machine_host_bytes": self.machine_host_bytes,
             "host_memory_bytes": self.host_memory_bytes,
             "gives_back_cache": self.gives_back_cache,
+            "borrowed_error": self.borrowed_error,
             "memory_limit_bytes": self.memory_limit_bytes,
             "headroom_bytes": self.headroom_bytes,
             "breakdown": dict(self.breakdown),

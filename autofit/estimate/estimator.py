@@ -105,6 +105,7 @@ class Estimator:
             assumptions=assumptions(config, self.job),
             seconds_to_estimate=time.monotonic() - started,
             gives_back_cache=found.gives_back_cache,
+            borrowed_error=found.borrowed_error,
         )
         return estimate.timed(self.job, self.rates)
 

@@ -25,6 +25,8 @@ class Memory:
     phase_peaks: dict[str, int]
     gives_back_cache: bool = False
     """Whether it stays within the limit only because the allocator gives back what it keeps unused."""
+    borrowed_error: float = 0.0
+    """By what share the reserved memory may be too low, as its fragmentation is that of another step; 0 if its own."""
 
 
 def memory(
@@ -57,10 +59,11 @@ def _cuda_memory(
     parts = _parts(line)
     parts["temporaries"] += handles
     allocated = sum(parts.values())
-    reserved, gives_back_cache = fragmentation.borrowed(allocated, limit), False
-    if reserved is None:
+    borrowed, gives_back_cache = fragmentation.borrowed(allocated, limit), False
+    if borrowed is None:
         found, gives_back_cache = replays.reserved(line, workspace, limit if allocated <= limit else None)
-        reserved = max(found, allocated)
+        borrowed = max(found, allocated), 0.0
+    reserved, borrowed_error = borrowed
     return Memory(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
@@ -69,6 +72,7 @@ def _cuda_memory(
         breakdown={**parts, "fragmentation": reserved - allocated, "context": CONTEXT_BYTES},
         phase_peaks={phase: size + handles for phase, size in line.phase_peaks().items()},
         gives_back_cache=gives_back_cache,
+        borrowed_error=borrowed_error,
     )
 
 

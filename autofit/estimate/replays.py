@@ -83,15 +83,20 @@ class Fragmentation:
     of_alike: float | None = None
     """Of one that is alike: half of them off by less than 0.005, 19 of 20 by less than 0.03 (test_whole_lattice.py)."""
     of_decoder: float | None = None
-    """Of any with the same decoder: up to 0.2 off, which is enough where the step does not fit anyway."""
+    """Of any with the same decoder, which is enough where the step does not fit anyway."""
 
-    def borrowed(self, allocated: int, limit: int) -> int | None:
-        """What to take as reserved; None where only a replay can tell, which it must where that decides what fits."""
-        share = self.of_alike
+    def borrowed(self, allocated: int, limit: int) -> tuple[int, float] | None:
+        """What to take as reserved, and by what share of it that may be too low; None where only a replay can tell,
+        which it must where that decides what fits."""
+        share, error = self.of_alike, ALIKE_ERROR
         if allocated > limit and share is None:
-            share = self.of_decoder
-        reserved = None if share is None else int(allocated * (1.0 + share))
-        return None if reserved is None or allocated <= limit < reserved else reserved
+            share, error = self.of_decoder, DECODER_ERROR
+        if share is None:
+            return None
+        reserved = int(allocated * (1.0 + share))
+        return None if allocated <= limit < reserved * (1.0 + error) else (reserved, error)
 
 
+ALIKE_ERROR, DECODER_ERROR = 0.1, 0.2
+"""By what share each may be too low: no config of test_whole_lattice.py exceeds them."""
 UNKNOWN = Fragmentation()

@@ -33,8 +33,9 @@ def sweep(
     """Predict every config, each of which must be supported, without its time; the result is in the order given.
 
     `report` is told how many are done. What is fragmented is borrowed from configs alike (`replays.Fragmentation`): of
-    those that fit, the memory of 19 of 20 is less than 3 % off for it, but it never decides what fits. A config that is
-    predicted by itself has its own. `processes` of None uses one process per core.
+    those that fit, the memory of 19 of 20 is less than 3 % off for it, but it never decides what fits: where it might
+    (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by itself has its own. `processes`
+    of None uses one process per core.
     """
     groups = _groups(configs)
     workers = workers_for(configs, processes)

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from autofit.errors import StoreError
-from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.estimate.version import is_current
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Fits, Measurement, StepWork, Trial
@@ -84,13 +84,13 @@ def _latest(newest_first: Iterable[Trial]) -> Shown:
     """
     found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
     for trial in newest_first:
-        work = None if trial.prediction is None else trial.prediction.work
-        if work is None or work.estimator != ESTIMATOR_VERSION or trial.config.get("compile") is True:
+        said = trial.prediction
+        if said is None or said.work is None or not is_current(said) or trial.config.get("compile") is True:
             continue
         if isinstance(trial.outcome, Fits):
             key, shown = (trial.workload.key, trial.config), trial.outcome.measurement
             if key not in found or (found[key][1].stopped_early and not shown.stopped_early):
-                found[key] = work, shown
+                found[key] = said.work, shown
     return {key: (work, shown.step_seconds.median) for key, (work, shown) in found.items()}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.errors import EnvironmentLacks, UsageError
+from autofit.estimate.version import is_current
 from autofit.lattice import Config, Value
 from autofit.outcome import Fits, Measurement, OutOfMemory, Prediction, Trial
 from autofit.store import Store, read_lines
@@ -100,7 +101,8 @@ class Residuals:
     """The errors of every group: for each hardware, all its trials, each method, and each value of each technique."""
 
     trials: int
-    """Trials that were predicted and either trained or ran out of the device's memory."""
+    """Trials that were predicted by this version of the estimator and either trained or ran out of the device's memory.
+    """
     groups: tuple[Group, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -111,8 +113,8 @@ class Residuals:
 def residuals(store: str | None = None, *, tables: Sequence[Path] = ()) -> Residuals:
     """The errors of all predictions in the store at this URL or, with `tables`, in files from `autofit db export`.
 
-    Every attempt counts. Raises `UsageError` for a file that cannot be read, and `EnvironmentLacks` if no trial has a
-    prediction.
+    Every attempt that this version of the estimator predicted counts. Raises `UsageError` for a file that cannot be
+    read, and `EnvironmentLacks` if there is none.
     """
     if tables:
         found = judged(trial for table in tables for trial in _read(table))
@@ -123,18 +125,19 @@ def residuals(store: str | None = None, *, tables: Sequence[Path] = ()) -> Resid
             where = f"the store {opened}"
     if not found.trials:
         raise EnvironmentLacks(
-            f"{where} holds no trial with a prediction and an outcome",
+            f"{where} holds no trial with a prediction of this version of the estimator and an outcome",
             remedy="run `autofit search`, which stores a prediction with every trial",
         )
     return found
 
 
 def judged(trials: Iterable[Trial]) -> Residuals:
-    """The errors of those trials that were predicted and either trained or ran out of the device's memory."""
+    """The errors of those trials that were predicted by this version of the estimator and either trained or ran out of
+    the device's memory."""
     tallies: dict[tuple[str, str, Value], _Tally] = defaultdict(_Tally)
     count = 0
     for trial in trials:
-        if trial.prediction is None or not _tells(trial):
+        if trial.prediction is None or not is_current(trial.prediction) or not _tells(trial):
             continue
         count += 1
         for axis, value in ((EVERYTHING, EVERYTHING), *trial.config.items):

@@ -63,7 +63,8 @@ class EstimateCache:
         return found
 
     def keep(self, estimates: Mapping[str, Estimate]) -> None:
-        """Keeps estimates by key, except those by formula: whatever prevented the trace may be fixed later."""
+        """Keeps estimates by key, in place of those that could not be used (`known`), except estimates by formula:
+        whatever prevented the trace may be fixed later."""
         traced = {key: estimate.to_json() for key, estimate in estimates.items() if estimate.memory_error == 0.0}
         if self._store is None or not traced:
             return

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from autofit.estimate.version import is_current
 from autofit.lattice import Config
 from autofit.outcome import Fits, Trial
 from autofit.search.foresight import UNKNOWN, WORTH, learned, memory_error, normal_of
@@ -62,11 +63,13 @@ def memory_error_by(by_hardware: Iterable[Sequence[Trial]]) -> Prior:
 
 
 def memory_misses(trials: Iterable[Trial]) -> list[Miss]:
-    """The misses of the trials that fitted and were predicted by a trace."""
+    """The misses of the trials that fitted and were predicted by a trace of this version."""
     found = []
     for trial in trials:
         predicted = trial.prediction
-        if predicted is None or predicted.memory_error > 0 or not isinstance(trial.outcome, Fits):
+        if predicted is None or predicted.memory_error > 0 or not is_current(predicted):
+            continue
+        if not isinstance(trial.outcome, Fits):
             continue
         measured = trial.outcome.measurement.device_bytes
         if measured > 0 and predicted.device_bytes > 0:

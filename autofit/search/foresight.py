@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from autofit.estimate.version import is_current
 from autofit.lattice import Config
 from autofit.outcome import Fits, OutOfMemory, Prediction, Trial
 from autofit.search.surrogate import TIME, Prior, mean_above
@@ -104,16 +105,17 @@ def learned(trials: Iterable[Trial]) -> Prior:
 
 
 def memory_errors(trials: Iterable[Trial]) -> list[float]:
-    """The logarithm of measured over predicted memory of each trial whose prediction was traced.
+    """The logarithm of measured over predicted memory of each trial whose prediction this version traced.
 
     For a trial that ran out of memory, its limit gives only a lower bound: it counts as what is to be expected above
     that bound, and not at all where it was to be expected to run out.
     """
     errors, ran_out = [], []
     for trial in trials:
-        if trial.prediction is None or trial.prediction.device_bytes <= 0 or trial.prediction.memory_error > 0:
+        said = trial.prediction
+        if said is None or said.device_bytes <= 0 or said.memory_error > 0 or not is_current(said):
             continue  # a formula's error says nothing about that of traces
-        predicted = math.log(trial.prediction.device_bytes)
+        predicted = math.log(said.device_bytes)
         if isinstance(trial.outcome, Fits):
             if trial.outcome.measurement.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports
                 errors.append(math.log(trial.outcome.measurement.device_bytes) - predicted)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.store.engine import to_text
 from autofit.store.rows import now
@@ -27,15 +28,14 @@ def known(connection: Connection, keys: Iterable[str]) -> dict[str, Body]:
 
 
 def keep(connection: Connection, estimates: Mapping[str, Mapping[str, Any]]) -> None:
-    """Adds the estimates that are not stored yet; raises `ValueError` if one holds NaN or infinity."""
+    """Stores the estimates in place of those with their keys; raises `ValueError` if one holds NaN or infinity."""
     bodies = {key: dict(body) for key, body in estimates.items()}
     to_text(list(bodies.values()))
-    there = known(connection, bodies)
     recorded_at = now()
     # In the same order for every writer, so that no two deadlock.
-    new = [
-        {"key": key, "estimate": bodies[key], "recorded_at": recorded_at}
-        for key in sorted(bodies.keys() - there.keys())
-    ]
-    if new:
-        connection.execute(insert(EstimateRow), new)
+    rows = [{"key": key, "estimate": bodies[key], "recorded_at": recorded_at} for key in sorted(bodies)]
+    if rows:
+        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+        adding = insert(EstimateRow)
+        newest = {"estimate": adding.excluded.estimate, "recorded_at": adding.excluded.recorded_at}
+        connection.execute(adding.on_conflict_do_update(index_elements=[EstimateRow.key], set_=newest), rows)

@@ -262,7 +262,7 @@ class Store:
             return estimates.known(connection, keys)
 
     def keep_estimates(self, found: Mapping[str, Mapping[str, Any]]) -> None:
-        """Keeps estimates, as JSON objects by their keys; those that are here already stay as they are.
+        """Keeps estimates, as JSON objects by their keys, in place of those that have the same keys.
 
         Raises `ValueError` if one holds NaN or infinity.
         """

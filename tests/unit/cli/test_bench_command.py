@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from unit.cli.conftest import Autofit
-from unit.operations.made_trials import fits, make_trial, out_of_memory
+from unit.operations.made_trials import WORK, fits, make_trial, out_of_memory
 
 from autofit.outcome import Prediction
 from autofit.store import Store
@@ -20,6 +20,7 @@ PREDICTION = Prediction(
     step_seconds=0.5,
     calibrated_on=5,
     relative_error=0.1,
+    work=WORK,
 )
 BENCH = ("bench", "replay", "--residuals")
 

@@ -12,7 +12,7 @@ from autofit.estimate.allocator import OutOfDeviceMemory
 from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory import memory
-from autofit.estimate.replays import Fragmentation, Replays, replay
+from autofit.estimate.replays import ALIKE_ERROR, Fragmentation, Replays, replay
 from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline
 from autofit.units import GIB, MIB
@@ -121,6 +121,12 @@ def test_borrowed_fragmentation_never_decides_what_fits() -> None:
     too_much = memory(HOLE, HOPPER, limit=GIB, fragmentation=alike)
     assert too_much.peak_reserved_bytes == 318 * MIB == 1.5 * free.peak_allocated_bytes
     assert memory(HOLE, HOPPER, limit=300 * MIB + CONTEXT_BYTES, fragmentation=alike) == free
+    enough = int(318 * MIB * (1 + ALIKE_ERROR)) + 1 + CONTEXT_BYTES
+    assert memory(HOLE, HOPPER, limit=enough, fragmentation=alike).borrowed_error == ALIKE_ERROR
+    assert memory(HOLE, HOPPER, limit=enough - 1, fragmentation=alike) == free, "it might be too low"
+    none = Fragmentation(of_alike=0.0)
+    assert memory(HOLE, HOPPER, limit=GIB, fragmentation=none).peak_reserved_bytes == free.peak_allocated_bytes
+    assert memory(HOLE, HOPPER, limit=215 * MIB + CONTEXT_BYTES, fragmentation=none) == free, "212 would fit, 280 not"
 
 
 def test_without_expandable_segments_plain_ones_are_replayed() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
+from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations import WorkloadOptions
-from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, StepWork, Trial
 from autofit.store import Store
 from autofit.techniques import Job, complete
 from autofit.units import GIB
@@ -25,6 +27,9 @@ HARDWARE = Hardware(
     peak_flops=989.4e12,
 )
 STACK = Stack(python="3.11", torch="2.13.0", transformers="5.23.0", peft="0.21.2", bitsandbytes="0.50.0")
+WORK = StepWork(flops=1e15, wide_flops=0.0, bytes=1e11, operations=1e4, moved_bytes=0.0, estimator=ESTIMATOR_VERSION)
+"""Of a prediction by this version of the estimator."""
+OLDER = replace(WORK, estimator=ESTIMATOR_VERSION - 1)
 
 _SECONDS = itertools.count()
 

@@ -8,18 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import HARDWARE, STACK, crashed, fits, make_job, make_trial
+from unit.operations.made_trials import HARDWARE, OLDER, STACK, WORK, crashed, fits, make_job, make_trial
 from unit.store.test_store_failures import sql
 
 from autofit.estimate.speed import Rates, prior, seconds
-from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware
 from autofit.operations.calibration import rates_for
 from autofit.outcome import Outcome, Prediction, StepWork, Trial
 from autofit.store import Store
 from autofit.techniques import Job
 
-WORK = StepWork(flops=1e15, wide_flops=0.0, bytes=1e11, operations=1e4, moved_bytes=0.0, estimator=ESTIMATOR_VERSION)
 CARD = Hardware(name="h100-80g", kind="cuda", device_name="h100-80g", memory_bytes=1, capability="9.0")
 """As the catalog knows it, without a machine that has it."""
 
@@ -60,7 +58,7 @@ def test_without_a_store_or_trials_that_show_anything_the_guess_stands(store: St
     assert rates_for(HARDWARE, STACK, None, OWN) == guess()
     store.add(make_trial({"method": "lora"}, slower(2)))
     store.add(predicted(slower(2), work=None))
-    store.add(predicted(slower(2), work=replace(WORK, estimator=ESTIMATOR_VERSION - 1)))
+    store.add(predicted(slower(2), work=OLDER))
     store.add(predicted(slower(2), compile=True))
     store.add(predicted(crashed()))
     assert rates_for(HARDWARE, STACK, store, OWN) == guess()

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import HARDWARE, crashed, fits, make_job, make_trial, out_of_memory
+from unit.operations.made_trials import HARDWARE, OLDER, WORK, crashed, fits, make_job, make_trial, out_of_memory
 
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.operations import residuals
@@ -33,6 +33,7 @@ def predicted(
         step_seconds=seconds,
         calibrated_on=calibrated_on,
         relative_error=None,
+        work=WORK,
     )
     return replace(make_trial(values, outcome, limit=limit), prediction=prediction)
 
@@ -90,6 +91,13 @@ def test_trials_of_before_reserved_memory_was_predicted_have_no_error_of_it() ->
     older = replace(told, prediction=replace(told.prediction, peak_reserved_bytes=None))
     assert group(judged([told, older]), "all").errors["peak_reserved_bytes"].count == 1
     assert "peak_reserved_bytes" not in group(judged([older]), "all").errors
+
+
+def test_predictions_of_another_version_are_not_compared() -> None:
+    told = predicted({}, fits(10, 512), 11)
+    assert told.prediction is not None
+    older, by_formula = replace(told.prediction, work=OLDER), replace(told.prediction, work=None, memory_error=0.5)
+    assert judged([told, replace(told, prediction=older), replace(told, prediction=by_formula)]).trials == 2
 
 
 def test_fit_misjudged_both_ways() -> None:

@@ -85,6 +85,16 @@ def test_under_a_limit_that_decides_what_the_allocator_keeps_only_an_estimate_fo
     on_cpu = replace(ESTIMATE, breakdown={**ESTIMATE.breakdown, "context": 0})
     cache.keep({"c": on_cpu})
     assert set(cache.known(["c"], memory_limit_bytes=20 * GIB)) == {"c"}, "a heap gives nothing back"
+    cache.keep({"a": squeezed})
+    assert cache.known(["a"], memory_limit_bytes=20 * GIB) == {"a": squeezed}, "made once for each change of the limit"
+
+
+def test_borrowed_fragmentation_decides_under_no_limit_what_fits(store: Store) -> None:
+    cache = EstimateCache(store)
+    cache.keep({"a": replace(ESTIMATE, borrowed_error=0.1)})
+    assert cache.known(["a"], memory_limit_bytes=23 * GIB) == {}, "it may need 23.1 GiB"
+    assert cache.known(["a"], memory_limit_bytes=24 * GIB)["a"].fits
+    assert not cache.known(["a"], memory_limit_bytes=19 * GIB)["a"].fits, "more is allocated"
 
 
 def test_what_a_formula_says_is_not_kept(store: Store) -> None:

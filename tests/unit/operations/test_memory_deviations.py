@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from jobs import tiny_model
-from unit.operations.made_trials import HARDWARE, fits, make_trial, out_of_memory
+from unit.operations.made_trials import HARDWARE, WORK, fits, make_trial, out_of_memory
 from unit.operations.test_calibration import CARD
 from unit.store.test_store_failures import sql
 
@@ -23,7 +23,7 @@ from autofit.techniques import complete
 from autofit.units import GIB
 
 SAID = Prediction(
-    peak_allocated_bytes=1, device_bytes=10 * GIB, step_seconds=None, calibrated_on=0, relative_error=None
+    peak_allocated_bytes=1, device_bytes=10 * GIB, step_seconds=None, calibrated_on=0, relative_error=None, work=WORK
 )
 
 

@@ -6,18 +6,16 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
+from unit.operations.made_trials import HARDWARE, OLDER, WORK, fits, make_job, make_trial
 
 from autofit.estimate.speed import prior, seconds
-from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware
 from autofit.operations.other_hardware import learned_elsewhere
-from autofit.outcome import Prediction, StepWork, Trial
+from autofit.outcome import Prediction, Trial
 from autofit.search.foresight import Foresight
 from autofit.techniques import complete
 from autofit.units import GIB
 
-WORK = StepWork(flops=1e15, wide_flops=0.0, bytes=1e11, operations=1e4, moved_bytes=0.0, estimator=ESTIMATOR_VERSION)
 OTHER = replace(HARDWARE, name="a100-80g", device_name="NVIDIA A100-SXM4-80GB", capability="8.0", peak_flops=312e12)
 PROCESSOR = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
 SAID = Prediction(
@@ -71,7 +69,7 @@ def test_trials_on_the_hardware_itself_take_precedence() -> None:
 
 
 def test_what_an_older_estimator_said_and_unknown_devices_tell_nothing_of_time() -> None:
-    older = replace(SAID, work=replace(WORK, estimator=ESTIMATOR_VERSION - 1))
+    older = replace(SAID, work=OLDER)
     assert learned_elsewhere(here(), HARDWARE, trials(OTHER, said=older), memory=False).effects_factor == 1.0
     nameless = [replace(t, hardware=replace(OTHER, name="some-card")) for t in trials(OTHER)]
     assert learned_elsewhere(here(), HARDWARE, nameless, memory=False).effects_factor == 1.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial, out_of_memory
+from unit.operations.made_trials import HARDWARE, OLDER, WORK, fits, make_job, make_trial, out_of_memory
 
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Prediction, Trial
@@ -103,7 +103,12 @@ def compared(error: float, *, gib: float = 10.0, micro_batch: int = 1, name: str
     job = make_job(hardware=replace(HARDWARE, name=name))
     trial = make_trial({"method": "lora", "micro_batch": micro_batch}, fits(gib * (1 + error), 100.0), job=job)
     said = Prediction(
-        peak_allocated_bytes=1, device_bytes=int(gib * GIB), step_seconds=None, calibrated_on=0, relative_error=None
+        peak_allocated_bytes=1,
+        device_bytes=int(gib * GIB),
+        step_seconds=None,
+        calibrated_on=0,
+        relative_error=None,
+        work=WORK,
     )
     return replace(trial, prediction=said)
 
@@ -118,12 +123,13 @@ def test_many_trials_on_one_hardware_are_one_draw_of_what_they_have_in_common() 
     assert more.intercept > 2 * found.intercept and more.intercept_spread < found.intercept_spread
 
 
-def test_formulas_and_failures_show_nothing_of_memorys_effects() -> None:
+def test_formulas_failures_and_other_versions_show_nothing_of_memorys_effects() -> None:
     trial = compared(0.1)
     assert trial.prediction is not None
     silent = [
         replace(trial, prediction=None),
         replace(trial, prediction=replace(trial.prediction, memory_error=0.3)),
+        replace(trial, prediction=replace(trial.prediction, work=OLDER)),
         replace(trial, outcome=out_of_memory()),
     ]
     assert memory_error_by([silent]).spread == memory_error(UNKNOWN).spread

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
-from unit.operations.made_trials import fits, make_job, make_trial, out_of_memory
+from unit.operations.made_trials import OLDER, WORK, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, prepare
 from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 
@@ -30,6 +30,7 @@ def predicted(device_bytes: float, seconds: float | None = None) -> Prediction:
         step_seconds=seconds,
         calibrated_on=0,
         relative_error=0.1 if seconds else None,
+        work=WORK,
     )
 
 
@@ -269,6 +270,13 @@ def test_what_a_formula_was_off_by_is_not_learnt() -> None:
         replace(t, prediction=replace(t.prediction, memory_error=0.5)) for t in compared(0.5, 0.6) if t.prediction
     ]
     assert learned([*known, *by_formula]) == learned(known)
+
+
+def test_what_another_version_was_off_by_is_not_learnt() -> None:
+    known = compared(*[0.0, 0.02] * 10)
+    for work in (OLDER, None):  # None: of before it was recorded
+        others = [replace(t, prediction=replace(t.prediction, work=work)) for t in compared(0.5, 0.6) if t.prediction]
+        assert learned([*known, *others]) == learned(known)
 
 
 def test_what_was_to_run_out_and_did_says_nothing_of_the_error(truth: Truth) -> None:

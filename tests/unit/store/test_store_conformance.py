@@ -241,11 +241,11 @@ class TestEstimates:
         assert store.known_estimates(["b", "a", "c", "a"]) == {"a": first, "b": {}}
         assert store.known_estimates([]) == {}
 
-    def test_the_first_stays(self, store: Store) -> None:
+    def test_the_latest_stays(self, store: Store) -> None:
         store.keep_estimates({"a": {"device_bytes": 1}})
         store.keep_estimates({"a": {"device_bytes": 2}, "b": {"device_bytes": 3}})
         store.keep_estimates({})
-        assert store.known_estimates(iter(["a", "b"])) == {"a": {"device_bytes": 1}, "b": {"device_bytes": 3}}
+        assert store.known_estimates(iter(["a", "b"])) == {"a": {"device_bytes": 2}, "b": {"device_bytes": 3}}
 
     def test_refuses_what_json_has_not(self, store: Store) -> None:
         with pytest.raises(ValueError):
