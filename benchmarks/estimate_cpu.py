@@ -21,7 +21,8 @@ for each workload of each table:
   hindsight, and the tau of predictions without any other error. The costs of operations show up in such corrections;
   what they leave is noise, or interactions of three or more axes.
 
-Each table of at least 60 configs is then held to the targets, which are printed beside what was reached. Last come the
+Each table of at least 60 configs is then held to the targets (cpu_targets.py), which are printed beside what was
+reached, with what they leave open: how near the trials came to their limit. Last come the
 memory errors over all tables together, and the heap's shares fitted to all of them. Exits with 0 only if every such
 table reaches every target. The predictions are of the same step as the trials only if these ran on the present versions
 of the libraries. About half a second per config on one core.
@@ -43,6 +44,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from cpu_targets import LEAST_CONFIGS, beside_the_targets, held_to_targets, nearest_to_the_limit
 from numpy.typing import NDArray
 
 from autofit.catalog.models import load
@@ -56,11 +58,6 @@ from autofit.store import Store, read_lines
 from autofit.techniques import Job
 
 RECORDED = sorted((Path(__file__).parent / "recorded").glob("cpu-*2c-*.jsonl"))
-MEMORY_ERROR, FIT_MISJUDGED, SPEED_ERROR, TAU = 0.03, 0.02, 0.15, 0.85
-"""The targets of every table: median error of memory and share of fits misjudged, at most; of tokens/s after
-calibration, median error at most, and Kendall's tau at least."""
-LEAST_CONFIGS = 60
-"""Configs that a table must have to be held to the targets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,39 +261,6 @@ def judged(rows: Sequence[Row], others: Sequence[Row], count: int, seeds: int) -
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """A figure beside its target."""
-
-    name: str
-    found: float
-    target: float
-    reached: bool
-
-    @classmethod
-    def at_most(cls, name: str, found: float, target: float) -> Target:
-        """A target that is an upper limit."""
-        return cls(name=name, found=found, target=target, reached=found <= target)
-
-    def __str__(self) -> str:
-        return f"{self.name}: {self.found:.3f} (target: {self.target:g}){'' if self.reached else ', missed'}"
-
-
-def held_to_targets(figures: dict[str, Any]) -> list[Target]:
-    """The figures of one table beside their targets; none for a table of too few configs."""
-    if figures["configs"] < LEAST_CONFIGS:
-        return []
-    memory, time = figures["memory"], figures["time"]
-    tau = time["kendall_tau"]["median"]
-    speed = time["tokens_per_second_error"]["median"]
-    return [
-        Target.at_most("memory, median absolute error", memory["median_absolute_error"], MEMORY_ERROR),
-        Target.at_most("fit misjudged at the trials' limit", memory["fit_misjudged_at_the_limit"], FIT_MISJUDGED),
-        Target.at_most("tokens/s after calibration, median absolute error", speed, SPEED_ERROR),
-        Target(name="Kendall's tau after calibration", found=tau, target=TAU, reached=tau >= TAU),
-    ]
-
-
 def listed(rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Every config with its measured and predicted figures, its time calibrated on all others."""
     out = []
@@ -348,16 +312,18 @@ def main() -> int:
     found = [(name, group[0], *compared(group)) for name, group in groups]
     documents = []
     missed = 0
-    for name, first, rows, wrong in found:
+    for (name, first, rows, wrong), (_, group) in zip(found, groups, strict=True):
         if len(rows) <= least:
             continue
         others = [row for other, _, known, _ in found if other != name for row in known]
         figures = judged(rows, others, asked.calibrate_on, asked.seeds)
         figures["memory"]["fit_misjudged_at_the_limit"] = wrong
+        figures["memory"]["nearest_to_the_limit"] = nearest_to_the_limit(group)
         print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
         print("\n".join(map(text, listed(rows))))
         print(json.dumps(figures, indent=2))
         targets = held_to_targets(figures)
+        print("\n".join(beside_the_targets(figures)))
         print("\n".join(map(str, targets)) or f"not judged: fewer than {LEAST_CONFIGS} configs")
         missed += sum(not target.reached for target in targets)
         documents.append(

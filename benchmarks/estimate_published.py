@@ -32,7 +32,7 @@ from autofit.catalog.hardware import card
 from autofit.catalog.models import Model, load, names
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.techniques import Job, complete
+from autofit.techniques import AXES, Job, complete
 from autofit.units import GIB
 from autofit.workload import Workload
 
@@ -57,14 +57,17 @@ VALUES: dict[str, dict[str, object]] = {
 }
 """The rows' words, translated into ours."""
 TARGETS = {"q,k,v,o": "attention"}
-LIGHTEST: dict[str, object] = {
-    "checkpointing": "full", "attention": "sdpa", "loss": "chunked", "compile": False, "optimizer": "lion-8bit",
-}  # fmt: skip
-"""The lightest values, for what an out-of-memory row does not state: if not even these fit, no others would have.
-
-sgd and Adafactor have even less state, but the fused kernel of the former and the changing states of the latter are not
-traced yet.
-"""
+LIGHTEST: dict[str, object] = {axis.name: axis.values[0] for axis in AXES if axis.name in VALUES}
+"""The first value of each of these axes, for what an out-of-memory row does not state. One card supports all of them.
+Axes that the file has no column for, such as `offload`, are as in the plain recipe."""
+OTHER_KERNELS = {
+    "fused": "fused Triton kernels of another project (cross-entropy, rotary embedding, norm, LoRA)",
+    "fused linear": (
+        "its cross-entropy is Liger's, as with loss=fused, but it also has fused Triton kernels of another project "
+        "(rotary embedding, norm, LoRA)"
+    ),
+}
+"""By the row's word for its loss: why it is left out."""
 LORA_DROPOUT = 0.1
 """`lora_dropout` of every adapter run in scripts/benchmarks/refs/a100_80gb.csv of the source."""
 
@@ -162,8 +165,8 @@ def left_out(row: Row) -> str | None:
     missing = _not_stated(row)
     if missing:
         return f"not stated: {', '.join(missing)}"
-    if row.words["loss"] != "full":
-        return "fused Triton kernels of another project (cross-entropy, rotary embedding, norm, LoRA)"
+    if row.words["loss"] in OTHER_KERNELS:
+        return OTHER_KERNELS[row.words["loss"]]
     if row.peak_bytes is None:
         return "no peak: the run did not finish, and the row does not say why"
     if row.metric != ALLOCATED:
@@ -182,7 +185,7 @@ def left_out(row: Row) -> str | None:
 
 def _sharded_otherwise(row: Row) -> str | None:
     """Why a row's sharding differs from ours; None if it does not."""
-    if row.words["loss"] != "full" and row.words["loss"]:
+    if row.words["loss"] in OTHER_KERNELS:
         return None  # left out for that reason anyway
     if not row.source.endswith("a100_80gb.csv"):
         return f"{row.gpus} GPUs, but the sharding is not stated"

@@ -55,7 +55,7 @@ class Row:
 
     trial: Trial
     guessed: Estimate
-    """Its time from the data sheet alone; None where nothing is known of the hardware."""
+    """Its time from the data sheet alone; without a time where nothing is known of the hardware."""
     calibrated: Estimate
     """Its time after all other trials of the same table."""
 

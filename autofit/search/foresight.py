@@ -21,8 +21,10 @@ EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
 NOISE_SCALES = (1.0, 2.0, 4.0)
 """`Prior.noise_scales` of predicted times: for the errors that the axes' effects do not explain."""
 UNKNOWN = 0.12
-"""Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet: within 0.08
-on cards (benchmarks/estimate_published.py), within 0.30 on a processor (benchmarks/estimate_cpu.py)."""
+"""Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet. The worst
+recorded errors (benchmarks/recorded) are 0.002 of what is allocated on one card and 0.073 on two
+(published-estimates.json), and 0.20 of what a processor's trials took (estimate-cpu.json): all within two of these
+deviations. Trials sharded over a processor's ranks, off by up to 0.45 (cpu-zen5-2c-sharded-memory.json), are not."""
 WORTH = 3.0
 """How many comparisons `UNKNOWN` is worth, and how many of a search's own comparisons all earlier ones together are
 worth."""

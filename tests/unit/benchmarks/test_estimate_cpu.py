@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,10 +15,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
+from unit.operations.made_trials import HARDWARE, STACK, fits, make_job, make_trial
 
+from autofit.operations.recording import _covering
 from autofit.outcome import Fits, OutOfMemory
-from autofit.techniques import AXES
+from autofit.space import load
+from autofit.techniques import AXES, complete, unsupported
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
@@ -61,6 +64,31 @@ def test_a_missed_target_is_named(script: ModuleType, changed: dict[str, float],
     assert len(found) == 4
     assert [str(one) for one in found if not one.reached] == missed
     assert script.held_to_targets({"configs": 59, "memory": at, "time": time}) == []
+
+
+def test_it_is_said_where_no_trial_is_near_its_limit(script: ModuleType) -> None:
+    (far,) = script.latest(script.read(BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"))
+    (near,) = script.latest(script.read(BENCHMARKS / "recorded" / "cpu-2c-smollm2-135m.jsonl"))
+    said = [
+        script.beside_the_targets(
+            {"memory": {"nearest_to_the_limit": script.nearest_to_the_limit(trials), "fit_misjudged": share}}
+        )
+        for trials, share in ((far, 0.024), (near, 0.02))
+    ]
+    assert "no prediction could misjudge one" in said[0][0] and "no prediction" not in said[1][0]
+    assert said[0][1].endswith("above 0.02") and said[1][1].endswith("within 0.02")
+
+
+def test_a_covering_table_has_every_value_that_one_processor_trains_with(script: ModuleType) -> None:
+    job = make_job(hardware=replace(HARDWARE, kind="cpu", cores=2), stack=replace(STACK, deepspeed="0.19.8"))
+    every = load(str(BENCHMARKS / "every_axis.yaml"), AXES).configs(AXES, batch=4)
+    configs = [config for config in every if unsupported(config, job) is None]
+    random.Random(0).shuffle(configs)
+    seen = Counter(value for config in _covering(configs, 66) for value in config.items)
+    assert min(seen.values()) >= 5
+    others = {(axis.name, value) for axis in AXES for value in axis.values if axis.name != "sharding"} - set(seen)
+    trains = {value for value in others if unsupported(complete(dict([value])), job) is None}
+    assert trains == {("precision", "fp16-mixed"), ("offload", "nvme")}, "the file's first lines say why"
 
 
 def test_the_record_is_of_the_tables_that_are_judged_by_default(script: ModuleType) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -50,14 +51,22 @@ def test_every_row_is_compared_or_left_out_for_a_reason(published: ModuleType) -
 
 
 def test_what_is_compared_is_a_config_that_we_support(published: ModuleType) -> None:
+    stack = replace(STACK, liger_kernel="0.8.5")
     for row in published.rows():
         if published.left_out(row) is None:
-            config, job = published.settings(row), published.job(row, STACK)
+            config, job = published.settings(row), published.job(row, stack)
             assert unsupported(config, job) is None
             assert (config["sharding"] == "fsdp") is (row.gpus > 1)
             assert config["method"] == row.words["method"] and config["micro_batch"] == row.micro_batch
             assert job.workload.global_batch == row.micro_batch * (row.accumulation or 1) * row.gpus
             assert job.workload.seq_len <= job.model.config.get("n_positions", job.workload.seq_len)
+
+
+def test_what_an_out_of_memory_row_does_not_state_is_the_lightest_value_of_its_axis(published: ModuleType) -> None:
+    (row,) = (row for row in published.rows() if row.ran_out)
+    assert row.words["optimizer"] == row.words["loss"] == row.words["checkpointing"] == ""
+    config = published.settings(row)
+    assert (config["optimizer"], config["loss"], config["checkpointing"]) == ("sgd", "fused", "offload")
 
 
 @pytest.mark.parametrize(
@@ -95,11 +104,9 @@ def test_the_page_states_the_recorded_figures() -> None:
 
 def row_like(published: ModuleType, **changed: Any) -> Any:
     """The first row that is compared, with other fields."""
-    import dataclasses
-
     first = next(row for row in published.rows() if published.left_out(row) is None)
     words = {**first.words, **changed.pop("words", {})}
-    return dataclasses.replace(first, words=words, **changed)
+    return replace(first, words=words, **changed)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +118,9 @@ def row_like(published: ModuleType, **changed: Any) -> Any:
         ({"versions": ""}, "versions"),
         ({"words": {"checkpointing": ""}}, "checkpointing"),
         ({"words": {"method": "lora"}}, "rank, targets"),
-        ({"words": {"loss": "fused"}}, "fused"),
+        ({"words": {"loss": "fused"}}, "another project (cross-entropy"),
+        ({"words": {"loss": "fused linear"}}, "its cross-entropy is Liger's"),
+        ({"words": {"loss": "chunked"}}, "loss chunked"),
         ({"words": {"precision": "float8"}}, "precision float8"),
         ({"peak_bytes": None}, "did not finish"),
         ({"metric": "GB as printed"}, "GB as printed"),

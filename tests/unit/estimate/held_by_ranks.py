@@ -4,7 +4,8 @@
 
 For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; then
 the bytes of the largest fp64 copy made in the backward passes, of DeepSpeed's host buffers for gradients and weights in
-transit and for what is in files, and of the roots that an update operation by operation makes. Configs without `sharding` have one rank, all others two.
+transit and for what is in files, and of the roots that an update operation
+by operation makes. Configs without `sharding` have one rank, all others two.
 """
 
 from __future__ import annotations

@@ -7,11 +7,12 @@ import statistics
 from dataclasses import replace
 
 import pytest
-from tiny import CUDA_HARDWARE, STACK, model
+from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
 
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.replays import ALIKE_ERROR, DECODER_ERROR, alikeness
+from autofit.hardware import Hardware
 from autofit.lattice import Config
 from autofit.space import load
 from autofit.techniques import AXES, Job, unsupported
@@ -25,23 +26,35 @@ MODEL = model(
 )  # fmt: skip
 """Small in depth alone: a card holds some of its configs, and its blocks are as large as those of actual models."""
 DECODERS, CONFIGS = 6, 100
+OTHER_DECODERS, OTHER_CONFIGS = 6, 20
+
+
+def job_on(hardware: Hardware, *, devices: int = 1) -> Job:
+    workload = Workload(
+        model=MODEL.name, model_digest=MODEL.digest, seq_len=2048, global_batch=BATCH * devices, devices=devices
+    )
+    stack = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")
+    return Job(model=MODEL, workload=workload, hardware=replace(hardware, count=devices), stack=stack)
+
+
+def sample_of(space: str, job: Job, decoders: int, configs: int) -> list[Config]:
+    """Configs of a space in its order, of a few decoders as each must be traced."""
+    batch = job.workload.global_batch
+    every = [c for c in load(space, AXES).configs(AXES, batch=batch) if unsupported(c, job) is None]
+    chance = random.Random(0)
+    wanted = set(chance.sample(sorted({alikeness(c)[0] for c in every}, key=str), decoders))
+    chosen = set(chance.sample([c for c in every if alikeness(c)[0] in wanted], configs))
+    return [c for c in every if c in chosen]
 
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    workload = Workload(model=MODEL.name, model_digest=MODEL.digest, seq_len=2048, global_batch=BATCH)
-    stack = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3")
-    return Job(model=MODEL, workload=workload, hardware=CUDA_HARDWARE, stack=stack)
+    return job_on(CUDA_HARDWARE)
 
 
 @pytest.fixture(scope="module")
 def sample(job: Job) -> list[Config]:
-    """Configs of the default space in its order, of a few decoders as each must be traced."""
-    every = [c for c in load("single-gpu", AXES).configs(AXES, batch=BATCH) if unsupported(c, job) is None]
-    chance = random.Random(0)
-    decoders = set(chance.sample(sorted({alikeness(c)[0] for c in every}, key=str), DECODERS))
-    chosen = set(chance.sample([c for c in every if alikeness(c)[0] in decoders], CONFIGS))
-    return [c for c in every if c in chosen]
+    return sample_of("single-gpu", job, DECODERS, CONFIGS)
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +66,34 @@ def estimates(job: Job, sample: list[Config]) -> list[tuple[Estimate, Estimate]]
     return list(zip(swept, alone, strict=True))
 
 
+def check_sums(found: Estimate) -> None:
+    assert sum(found.breakdown.values()) == found.device_bytes
+    assert min(found.breakdown.values()) >= 0
+    assert found.peak_allocated_bytes <= found.peak_reserved_bytes <= found.device_bytes
+    assert max(found.phase_peaks.values()) == found.peak_allocated_bytes
+
+
 def test_what_is_alive_adds_up_to_what_the_driver_would_show(estimates: list[tuple[Estimate, Estimate]]) -> None:
     assert len(estimates) == CONFIGS
     for found in (e for both in estimates for e in both):
-        assert sum(found.breakdown.values()) == found.device_bytes
-        assert min(found.breakdown.values()) >= 0
-        assert found.peak_allocated_bytes <= found.peak_reserved_bytes < found.device_bytes
-        assert max(found.phase_peaks.values()) == found.peak_allocated_bytes
+        check_sums(found)
+        assert found.peak_reserved_bytes < found.device_bytes, "the context"
         assert found.fits or not found.gives_back_cache
+
+
+@pytest.mark.parametrize(
+    ("space", "hardware", "devices"),
+    [("cpu", CPU_HARDWARE, 1), ("offload", CUDA_HARDWARE, 1), ("multi-gpu", CUDA_HARDWARE, 2)],
+)
+def test_it_adds_up_in_other_spaces_too(space: str, hardware: Hardware, devices: int) -> None:
+    job = job_on(hardware, devices=devices)
+    estimator = Estimator(job, None)
+    configs = sample_of(space, job, OTHER_DECODERS, OTHER_CONFIGS)
+    for config in configs:
+        found = estimator.estimate(config, memory_limit_bytes=LIMIT, replayed=False)
+        assert found.memory_error == 0.0, "traced"
+        check_sums(found)
+    assert len(configs) == OTHER_CONFIGS
 
 
 def test_borrowed_fragmentation_is_nearly_ones_own(estimates: list[tuple[Estimate, Estimate]]) -> None:

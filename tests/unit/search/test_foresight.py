@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from unit.operations.made_trials import OLDER, WORK, fits, make_job, make_trial, out_of_memory
@@ -13,6 +16,7 @@ from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 
 from autofit.lattice import Config, Lattice
 from autofit.outcome import OutOfMemory, Prediction, Trial
+from autofit.search import foresight
 from autofit.search.advice import CANNOT_FIT, Advice
 from autofit.search.foresight import LEAST, LEAST_TIME, UNKNOWN, Foresight, learned, memory_error, time_error
 from autofit.search.knowledge import Knowledge
@@ -235,6 +239,20 @@ def ran_out(error: float) -> Trial:
 def test_without_comparisons_the_error_is_the_stated_one() -> None:
     unpredicted = make_trial(LATTICE.configs[0], fits(1.0, 100.0))
     assert learned([]) == learned([unpredicted]) == memory_error(UNKNOWN)
+
+
+def test_the_error_stated_without_comparisons_is_that_of_the_records() -> None:
+    recorded = Path(foresight.__file__).parents[2] / "benchmarks" / "recorded"
+    published, processor, sharded = (
+        json.loads((recorded / name).read_text(encoding="utf-8"))
+        for name in ("published-estimates.json", "estimate-cpu.json", "cpu-zen5-2c-sharded-memory.json")
+    )
+    of_cards = published["largest_absolute_error"], published["several_gpus"]["largest_absolute_error"]
+    of_processor = max((table["memory"]["worst_error"] for table in processor["tables"]), key=abs)
+    for figure in (f"{of_cards[0]:.3f}", f"{of_cards[1]:.3f}", f"{abs(of_processor):.2f}"):
+        assert f" {figure} " in inspect.getsource(foresight)
+    assert f" {abs(sharded['worst_error']):.2f} " in inspect.getsource(foresight)
+    assert max(abs(math.log1p(error)) for error in (*of_cards, of_processor)) <= 2 * UNKNOWN
 
 
 def test_the_error_is_learnt_from_comparisons() -> None:
