@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
+from autofit.estimate.assumptions import of_borrowed
 from autofit.estimate.estimate import Change, Estimate
 from autofit.frontier import Alternative, Frontier, Point, Recommendation
 from autofit.hardware import Hardware
@@ -298,6 +299,9 @@ def predicted_frontier_text(found: PredictedFrontier) -> str:
         parts.append(predicted_choice_text(found.recommendation, hardware, workload))
     else:
         parts.append(f"No recommendation: {speed_text(found.points[0])}")
+    borrowed = max((p.borrowed_error for p in found.points), default=0.0)
+    if borrowed:
+        parts.append(f"Of some configs, {of_borrowed(borrowed)}.")
     return "\n\n".join(parts)
 
 

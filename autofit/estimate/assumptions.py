@@ -160,6 +160,14 @@ def _kept_by_the_heap(config: Config) -> str:
     return said if config["offload"] == "none" else f"{said}; none with offload was compared"
 
 
+def of_borrowed(error: float) -> str:
+    """What is assumed of memory whose fragmentation is that of another config (`Estimate.borrowed_error`)."""
+    return (
+        "the allocator's fragmentation is that of a similar config, so the memory may be up to "
+        f"{error:.0%} higher: `autofit estimate` replays the allocator for the config itself"
+    )
+
+
 def added_error(config: Config) -> float:
     """What the assumptions add to the relative error of a predicted time."""
     return COMPILE_ERROR if config["compile"] is True else 0.0

@@ -138,15 +138,16 @@ class Estimate:
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
         """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""
-        from autofit.estimate.assumptions import assumptions, ranks_per_host
+        from autofit.estimate.assumptions import assumptions, of_borrowed, ranks_per_host
 
+        borrowed = (of_borrowed(self.borrowed_error),) if self.borrowed_error else ()
         return replace(
             self,
             devices=job.workload.devices,
             ranks_per_host=ranks_per_host(job),
             host_memory_bytes=job.hardware.host_memory_bytes or None,
             # Anew, as a stored estimate may be of other hosts; one by formula is not stored, and assumes other things.
-            assumptions=self.assumptions if self.memory_error else assumptions(self.config, job),
+            assumptions=self.assumptions if self.memory_error else (*assumptions(self.config, job), *borrowed),
             **self._time(job, rates),
         )
 

@@ -91,13 +91,12 @@ class Foreseeing:
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
             return Foresight()
-        foresight = replace(
+        return replace(
             foresight,
             beyond_host={c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
             host_bytes={c: e.machine_host_bytes for c, e in found.items()},
             shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
         )
-        return foresight.at_least(max((e.memory_error for e in found.values()), default=0.0))
 
     def _is_time(self) -> bool:
         """Whether estimating would take no more than its share of the budget."""

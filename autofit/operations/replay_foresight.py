@@ -82,8 +82,7 @@ class ReplayForesight:
 
         job, estimates = self._estimates(table)
         found = {config: estimate.timed(job, rates) for config, estimate in estimates.items()}
-        foresight = Foresight(predictions={config: estimate.prediction for config, estimate in found.items()})
-        return foresight.at_least(max((estimate.memory_error for estimate in found.values()), default=0.0))
+        return Foresight(predictions={config: estimate.prediction for config, estimate in found.items()})
 
     def _predicted(self, table: RecordedTable) -> list[Trial]:
         """The table's trials, each with its prediction."""

@@ -129,7 +129,8 @@ class Advice:
         self._predicted = np.array([c in known for c in lattice.configs])
         self._floors = np.zeros(len(lattice.configs))
         self._sizes = _completed(lattice, {c: math.log(max(p.device_bytes, 1)) for c, p in known.items()}, ACTIVATIONS)
-        self._memory = LogLinear(lattice.axes, lattice.configs, foresight.memory_error, self._sizes)
+        error, rough = foresight.errors_of_memory()
+        self._memory = LogLinear(lattice.axes, lattice.configs, error, self._sizes, rough)
         seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
         if 2 * len(seconds) >= len(known):
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])

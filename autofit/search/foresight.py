@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -93,11 +93,16 @@ class Foresight:
         together = sum(self.host_bytes.get(one, 0) for one in (config, *running))
         return self.shared_host_bytes is None or together <= self.shared_host_bytes
 
-    def at_least(self, deviation: float) -> Foresight:
-        """The same, with predicted memory off by at least this much, however close earlier predictions were."""
-        if deviation <= self.memory_error.intercept_spread:
-            return self
-        return replace(self, memory_error=memory_error(deviation, self.memory_error.intercept))
+    def errors_of_memory(self) -> tuple[Prior, dict[Config, float]]:
+        """The error to expect of all predicted memory, and the deviations that formulas add for single configs.
+
+        Where no config was traced, all share the formula's error, and a few trials show it.
+        """
+        formulas = {c: math.log1p(p.memory_error) for c, p in self.predictions.items() if p.memory_error > 0}
+        if len(formulas) < len(self.predictions) or not formulas:
+            return self.memory_error, formulas
+        deviation = max(*formulas.values(), self.memory_error.intercept_spread)
+        return memory_error(deviation, self.memory_error.intercept), {}
 
 
 def learned(trials: Iterable[Trial]) -> Prior:

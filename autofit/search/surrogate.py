@@ -164,8 +164,10 @@ class LogLinear:
         configs: Iterable[Config],
         prior: Prior,
         predicted: Mapping[Config, float] | None = None,
+        rough: Mapping[Config, float] | None = None,
     ) -> None:
-        """`predicted`: the log figure predicted for each config; `prior` then describes the prediction error."""
+        """`predicted`: the log figure predicted for each config; `prior` then describes the prediction error, to which
+        `rough` adds the standard deviations of single configs' own."""
         every = list(configs)
         self._columns: list[tuple[str, Value | None]] = []
         means, spreads = [prior.intercept], [prior.intercept_spread]
@@ -191,9 +193,11 @@ class LogLinear:
         least = np.minimum(effects, prior.least)
         self._scaled_spreads = [np.append(self._spreads[:1], np.maximum(f * effects, least)) for f in prior.scales]
         self._predicted = predicted or {}
+        self._rough = rough or {}
         self._row_of = {c: number for number, c in enumerate(every)}
         self._features = np.array([self.features(c) for c in every])
         self._ahead = self._beyond(every)
+        self._own = self._own_deviations(every)
 
     @property
     def axis_names(self) -> list[str | None]:
@@ -225,7 +229,7 @@ class LogLinear:
         `blur`: the standard deviation of each measurement in `known`, if known. The prediction is of the figure itself,
         not of another measurement of it.
         """
-        return self._predict(known, blur, self.matrix(wanted), self._beyond(wanted))
+        return self._predict(known, blur, self.matrix(wanted), self._beyond(wanted), self._own_deviations(wanted))
 
     def predict_rows(
         self,
@@ -239,7 +243,9 @@ class LogLinear:
         `under_way`: configs whose figures will be known soon. They count as known to be what is expected of them (the
         kriging believer of Ginsbourger et al. 2010): predictions stay the same, and those of similar configs get surer.
         """
-        return self._predict(known, blur, self._features[rows], self._ahead[rows], self._features[under_way])
+        return self._predict(
+            known, blur, self._features[rows], self._ahead[rows], self._own[rows], self._features[under_way]
+        )
 
     def _predict(
         self,
@@ -247,11 +253,14 @@ class LogLinear:
         blur: Sequence[float] | None,
         wanted: Array,
         ahead: Array,
+        own: Array,
         under_way: Array | None = None,
     ) -> LogNormal:
         seen = self.matrix([c for c, _ in known]).reshape(len(known), wanted.shape[1])
         surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ self._prior_mean
-        blurred = np.zeros(len(known)) if blur is None else np.square(blur)
+        blurred = np.square(self._own_deviations([c for c, _ in known]))
+        if blur is not None:
+            blurred += np.square(blur)
         parts = [
             self._belief(spreads, noise, seen, surprise, blurred)
             for spreads in self._scaled_spreads
@@ -260,7 +269,7 @@ class LogLinear:
         found = _mixed([belief for belief, _ in parts], np.array([evidence for _, evidence in parts]))
         if under_way is not None and len(under_way):
             found = _confirmed(found, under_way)
-        variance = ((wanted @ found.covariance) * wanted).sum(axis=1) + found.noise_variance
+        variance = ((wanted @ found.covariance) * wanted).sum(axis=1) + found.noise_variance + own**2
         return LogNormal(mean=wanted @ (self._prior_mean + found.shift) + ahead, deviation=np.sqrt(variance))
 
     def _belief(
@@ -280,6 +289,9 @@ class LogLinear:
 
     def _beyond(self, configs: Sequence[Config]) -> Array:
         return np.array([self._predicted.get(c, 0.0) for c in configs])
+
+    def _own_deviations(self, configs: Sequence[Config]) -> Array:
+        return np.array([self._rough.get(c, 0.0) for c in configs])
 
     def matrix(self, configs: Sequence[Config]) -> Array:
         """Features of the configs, one row each; those of the lattice are computed only once."""

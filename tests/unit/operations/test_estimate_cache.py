@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
+from unit.operations.made_trials import make_job
 from unit.store.test_store_failures import locked, sql
 
 from autofit.estimate.estimate import Estimate
@@ -95,6 +96,13 @@ def test_borrowed_fragmentation_decides_under_no_limit_what_fits(store: Store) -
     assert cache.known(["a"], memory_limit_bytes=23 * GIB) == {}, "it may need 23.1 GiB"
     assert cache.known(["a"], memory_limit_bytes=24 * GIB)["a"].fits
     assert not cache.known(["a"], memory_limit_bytes=19 * GIB)["a"].fits, "more is allocated"
+
+
+def test_what_is_borrowed_says_so() -> None:
+    job = make_job()
+    own, borrowed = (replace(ESTIMATE, borrowed_error=error).timed(job, None).assumptions for error in (0.0, 0.1))
+    (said,) = set(borrowed) - set(own)
+    assert "may be up to 10% higher" in said
 
 
 def test_what_a_formula_says_is_not_kept(store: Store) -> None:

@@ -92,6 +92,13 @@ def test_how_far_predicted_memory_may_be_off_is_said_to_be_unknown(found: Predic
     assert predicted_frontier_text(tight).count(" (may fit)") == len(found.points)
 
 
+def test_borrowed_memory_says_so(found: PredictedFrontier) -> None:
+    own = replace(found, points=tuple(replace(p, borrowed_error=0.0) for p in found.points))
+    assert "up to 10% higher" not in predicted_frontier_text(own)
+    borrowed = (*own.points[:-1], replace(own.points[-1], borrowed_error=0.1))
+    assert "may be up to 10% higher" in predicted_frontier_text(replace(own, points=borrowed))
+
+
 def test_the_most_faithful_method_is_recommended(found: PredictedFrontier) -> None:
     choice = found.recommendation
     assert choice is not None
