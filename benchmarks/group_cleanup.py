@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.techniques import Job, complete
+from autofit.techniques import Job, complete, parse
+from autofit.training import native_ops
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
 from autofit.trial.shared_memory import is_mapped
@@ -37,6 +38,9 @@ from autofit.trial.site import cpu, installed_stack
 from autofit.workload import Workload
 
 CONFIGS = ("ddp", "fsdp", "zero2", "zero3")
+"""Values of `sharding`."""
+OFFLOADED = "zero2,offload=optimizer"
+"""One more, where DeepSpeed's operation for it is compiled."""
 VICTIMS = "rank,rank,parent,rank,rank,driver,rank,rank,rank,rank"
 """What is killed, in turn; mostly ranks, because parents and drivers take half a minute to come back."""
 SETTLE_SECONDS = 20.0
@@ -49,14 +53,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 def drive(ranks: int) -> None:
-    """Run a trial for each line of standard input, which names its sharding, and print how it ended."""
+    """Run a trial for each line of standard input, which names its sharding and offload, and print how it ended."""
     model = Model(name="tiny", config=MODEL, source="a benchmark", parameters=None)
     workload = Workload(model=model.name, model_digest=model.digest, seq_len=32, global_batch=2 * ranks, devices=ranks)
     job = Job(model=model, workload=workload, hardware=cpu(), stack=installed_stack())
     with GroupRunner(ranks=ranks) as runner:
         runner.start()
         for line in sys.stdin:
-            config = complete({"sharding": line.strip(), "micro_batch": 1, "precision": "bf16"})
+            config = complete(parse(f"micro_batch=1,precision=bf16,sharding={line.strip()}"))
             request = TrialRequest(
                 job=job, config=config, memory_limit_bytes=2 * 1024**3, deadline_seconds=60.0, timing_seconds=0.2
             )
@@ -223,11 +227,12 @@ def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temp
     killed: Counter[str] = Counter()
     too_late: Counter[str] = Counter()
     between: dict[str, list[Any]] = {}
-    typical = dict.fromkeys(CONFIGS, 2.0)
+    configs = (*CONFIGS, OFFLOADED) if native_ops.is_built("cpu_adam") else CONFIGS
+    typical = dict.fromkeys(configs, 2.0)
     driver = Driver(ranks)
     done = 0
     while done < trials:
-        sharding = CONFIGS[done // 2 % len(CONFIGS)]
+        sharding = configs[done // 2 % len(configs)]
         victim = victims[done // 2 % len(victims)] if done % 2 else None
         answer, sent = one_trial(driver, sharding, victim, 0.9 * typical[sharding], chance)
         if died(answer) and not sent:

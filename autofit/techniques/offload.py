@@ -65,6 +65,11 @@ def _not_on_the_host(config: Config) -> str:
 
 def _not_in_files(config: Config) -> str | None:
     """Why DeepSpeed's files, made for trained parameters, do not work for `config`. Observed with deepspeed 0.19.8."""
+    if config["precision"] == "bf16":  # release_memory of OptimizerStateSwapInfo, then swap_in_optimizer_state
+        return (
+            "offload=nvme cannot work with precision=bf16: DeepSpeed takes what it has written to files for fp32; use "
+            "bf16-mixed, or offload=params"
+        )
     if config["method"] == "qlora":
         return (
             "offload=nvme cannot work with method=qlora: DeepSpeed's files have one number format, and packed 4-bit "

@@ -144,7 +144,7 @@ class Zero:
         trained = holdings.trained_bytes / self.ranks
         masters, states = self._block(self.masters * trained), holdings.states_bytes / self.ranks
         if self.offload == "nvme":
-            return self._beside_files(trained)
+            return self._beside_files(trained, holdings.sizes)
         kept: list[float] = []
         passing: list[float] = []
         sums: list[float] = []
@@ -167,18 +167,27 @@ class Zero:
             passing=sum(map(self._block, passing)),
         )
 
-    def _beside_files(self, trained: float) -> Hosted:
+    def _beside_files(self, trained: float, sizes: Sequence[int]) -> Hosted:
         """What stays in host memory all the same, `trained` being a rank's share of the trained parameters in bytes:
         gradients while they are summed, some parameters, and the buffers through which parameters and states go to the
         files and back, locked from the start (`new_cpu_locked_tensor` of csrc/aio). Frozen parameters are in files
         only."""
-        group = min(trained, (self.buckets.parameter + self.buckets.group) * self.width)
         buffers = self.buckets.parameters * self.buckets.parameter * self.width
         return Hosted(
             parameters=self._block(min(trained, self.buckets.in_memory * self.width)),
             gradients=self._block(self.masters * trained),
-            passing=buffers + self.buckets.states * self.masters * group,
+            passing=buffers + self.buckets.states * self.masters * self._largest_group(sizes),
         )
+
+    def _largest_group(self, sizes: Sequence[int]) -> float:
+        """Bytes of a rank's largest group of trained parameters with these `sizes`, in order: one is closed once it has
+        enough elements (`_create_fp16_sub_groups` of runtime/zero/stage3.py)."""
+        groups = [0.0]
+        for size in sizes:
+            if groups[-1] >= self.buckets.group * self.width:
+                groups.append(0.0)
+            groups[-1] += size / self.ranks
+        return max(groups)
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         away = (self.ranks - 1) / self.ranks

@@ -4,8 +4,8 @@
 
 For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; then
 the bytes of the largest fp64 copy made in the backward passes, of DeepSpeed's host buffers for gradients and weights in
-transit and for what is in files, and of the roots that an update operation
-by operation makes. Configs without `sharding` have one rank, all others two.
+transit and for what is in files, and of the roots that an update operation by operation makes. Configs without
+`sharding` have one rank, all others two.
 """
 
 from __future__ import annotations
@@ -24,8 +24,13 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tiny import STACK, job, model, rows
 
 from autofit.techniques import Job, complete, parse
+from autofit.training.step import TrainingStep
 
 MODEL = model("llama", hidden_size=128, intermediate_size=256, num_hidden_layers=2, tie_word_embeddings=False)
+IN_FILES = model(
+    "llama", hidden_size=512, intermediate_size=2048, vocab_size=2048, num_hidden_layers=2, tie_word_embeddings=False
+)
+"""Where parameters are in files: DeepSpeed writes none for less than 1 MiB."""
 SEQUENCES = 4
 """Per rank and optimizer step."""
 
@@ -35,10 +40,10 @@ def ranks_of(config: str) -> int:
     return 1 if complete(parse(config))["sharding"] == "none" else 2
 
 
-def job_of(ranks: int) -> Job:
-    """The job that so many ranks train."""
-    stack = replace(STACK, deepspeed="installed")
-    return job(MODEL, devices=ranks, global_batch=SEQUENCES * ranks, stack=stack)
+def job_of(config: str) -> Job:
+    """The job that `config` is for."""
+    ranks, stack = ranks_of(config), replace(STACK, deepspeed="installed")
+    return job(IN_FILES if "nvme" in config else MODEL, devices=ranks, global_batch=SEQUENCES * ranks, stack=stack)
 
 
 def held(config: str, rank: int) -> list[dict[str, int]]:
@@ -63,7 +68,7 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
 
     torch.manual_seed(0)
     ranks = ranks_of(config)
-    step = build(complete(parse(config)), job_of(ranks), torch.device("cpu"))
+    step = build(complete(parse(config)), job_of(config), torch.device("cpu"))
     tokens = rows(SEQUENCES, seed=rank)
     micro_batches = list(step.split(tokens))
     targets = SEQUENCES * (tokens.shape[1] - 1) * ranks
@@ -82,7 +87,16 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
         )
     )
     passing = {"fp64": fp64.largest, "host_out": out, "host_back": back, "roots": updating.roots}
-    return [before, asdict(step.engine.resident()), passing]
+    return [before, asdict(step.engine.resident()), {**passing, "locked": locked(step)}]
+
+
+def locked(step: TrainingStep) -> int:
+    """Bytes of DeepSpeed's buffers for what is in files; 0 if nothing is."""
+    swappers = [swapper for p in step.module.parameters() if (swapper := getattr(p, "nvme_swapper", None)) is not None]
+    if not swappers:
+        return 0
+    of_states = step.engine.root.optimizer.optimizer_swapper.swap_buffer_manager.all_buffers
+    return sum(buffer.nbytes for buffer in (swappers[0].buffers, *of_states))
 
 
 def on_group(configs: Sequence[str], ranks: int) -> list[list[list[dict[str, int]]]]:

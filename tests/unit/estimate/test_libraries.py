@@ -142,10 +142,11 @@ def test_the_host_holds_sums_only_where_stage_2_accumulates_there() -> None:
 def test_the_host_holds_the_buffers_of_what_is_in_files() -> None:
     here = job(2, hardware=replace(CPU_HARDWARE, memory_bytes=64 * GIB))
     config = complete(parse("sharding=zero3,offload=nvme,micro_batch=1"))
-    locked = nvme.locked_bytes(config, here)
-    beside = Estimator(here, None).trace(config).hosted_bytes - locked
-    assert beside == pytest.approx((4 + 2) / 2 * shape(OF).parameters, rel=0.01)  # gradients, and weights up to 1e9
-    assert locked > 8 * shape(OF).embedding_parameters
+    found = Estimator(here, None).trace(config).hosted
+    assert found.gradients == pytest.approx(4 / 2 * shape(OF).parameters, rel=0.01)
+    assert found.parameters == pytest.approx(2 / 2 * shape(OF).parameters, rel=0.01)  # up to 1e9
+    assert found.optimizer == 0
+    assert 8 * shape(OF).embedding_parameters < found.passing <= nvme.locked_bytes(config, here)
 
 
 def test_a_host_that_is_too_small_rules_a_config_out() -> None:

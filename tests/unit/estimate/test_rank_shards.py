@@ -17,11 +17,12 @@ from autofit.estimate.estimator import Estimator
 from autofit.estimate.events import PHASES
 from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline
-from autofit.techniques import complete, parse, unsupported
+from autofit.techniques import Job, complete, parse, unsupported
+from autofit.techniques.sharding import NVME_VARIABLE
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from held_by_ranks import job_of, ranks_of
+from held_by_ranks import job_of
 
 CLOSE = 0.02
 """Relative error asked of shards."""
@@ -87,21 +88,41 @@ ALONE = (
     "micro_batch=2,offload=params,method=qlora,rank=8",
 )
 """On one rank."""
+IN_FILES = ("micro_batch=2,offload=nvme", "sharding=zero3,micro_batch=2,offload=nvme,precision=fp32")
+"""Where libaio is there."""
 EVERY = (*CONFIGS, *QLORA, *OPTIMIZERS, *OFFLOADED, *ALONE)
 
 
-@pytest.fixture(scope="module")
-def held(compiled_adam: None) -> dict[str, list[list[dict[str, int]]]]:
-    """By config, per rank: what its engine holds before the first update and after it, and what passes."""
+Held = dict[str, list[list[dict[str, int]]]]
+"""By config, per rank: what its engine holds before the first update and after it, and what passes."""
+
+
+def held_by(configs: Sequence[str]) -> Held:
     program = Path(__file__).with_name("held_by_ranks.py")
-    run = subprocess.run([sys.executable, str(program), *EVERY], capture_output=True, text=True, timeout=500)
+    run = subprocess.run([sys.executable, str(program), *configs], capture_output=True, text=True, timeout=500)
     assert run.returncode == 0, run.stderr[-2000:]
-    return dict(zip(EVERY, json.loads(run.stdout.splitlines()[-1]), strict=True))
+    return dict(zip(configs, json.loads(run.stdout.splitlines()[-1]), strict=True))
+
+
+@pytest.fixture(scope="module")
+def held(compiled_adam: None) -> Held:
+    return held_by(EVERY)
+
+
+@pytest.fixture(scope="module")
+def held_beside_files(compiled_files: None, tmp_path_factory: pytest.TempPathFactory) -> Held:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(NVME_VARIABLE, str(tmp_path_factory.mktemp("nvme")))
+        return held_by(IN_FILES)
+
+
+def estimator(config: str) -> Estimator:
+    return _estimator(job_of(config))
 
 
 @cache
-def estimator(ranks: int) -> Estimator:
-    return Estimator(job_of(ranks), None)
+def _estimator(job: Job) -> Estimator:
+    return Estimator(job, None)
 
 
 def bytes_at(line: Timeline, until: int) -> dict[Category, int]:
@@ -110,15 +131,25 @@ def bytes_at(line: Timeline, until: int) -> dict[Category, int]:
 
 
 @pytest.mark.parametrize("config", EVERY)
-def test_the_fullest_rank_holds_what_is_predicted(config: str, held: dict[str, list[list[dict[str, int]]]]) -> None:
-    wanted, ranks = complete(parse(config)), ranks_of(config)
-    assert unsupported(wanted, job_of(ranks)) is None
-    traced = estimator(ranks).trace(wanted)
+def test_the_fullest_rank_holds_what_is_predicted(config: str, held: Held) -> None:
+    check(config, held[config])
+
+
+@pytest.mark.parametrize("config", IN_FILES)
+def test_the_fullest_rank_holds_what_is_predicted_beside_files(config: str, held_beside_files: Held) -> None:
+    check(config, held_beside_files[config])
+
+
+def check(config: str, held: list[list[dict[str, int]]]) -> None:
+    """Hold the prediction for `config` against what each of its ranks held."""
+    wanted = complete(parse(config))
+    assert unsupported(wanted, job_of(config)) is None
+    traced = estimator(config).trace(wanted)
     line = traced.timeline
     updates = np.flatnonzero(line.phases == PHASES.index("optimizer"))
     first = bytes_at(line, updates[0] if len(updates) else len(line.sizes))
     last = bytes_at(line, len(line.sizes))
-    before, after, passing = (most(of_ranks) for of_ranks in zip(*held[config], strict=True))
+    before, after, passing = (most(of_ranks) for of_ranks in zip(*held, strict=True))
     assert first[Category.WEIGHTS] == pytest.approx(before["parameters"], rel=CLOSE, abs=SCALARS)
     assert first[Category.GRADIENTS] == pytest.approx(before["gradients"], rel=CLOSE, abs=512)
     assert last[Category.OPTIMIZER] == pytest.approx(after["optimizer"], rel=CLOSE, abs=SCALARS)
@@ -126,28 +157,25 @@ def test_the_fullest_rank_holds_what_is_predicted(config: str, held: dict[str, l
     assert traced.hosted.gradients == pytest.approx(before["host_gradients"], rel=CLOSE, abs=512)
     assert traced.hosted.optimizer == pytest.approx(after["host_optimizer"], rel=CLOSE, abs=SCALARS)
     roots = passing["roots"] if wanted["offload"] != "none" else 0
-    assert traced.hosted.passing == pytest.approx(passing["host_out"] + passing["host_back"] + roots, rel=CLOSE)
+    through = passing["host_out"] + passing["host_back"] + passing["locked"] + roots
+    assert traced.hosted.passing == pytest.approx(through, rel=CLOSE)
 
 
 @pytest.mark.parametrize(
     ("config", "beside"),
     [(STAGE_2, 0.0), (STAGE_3, 0.5), (PARAMS, 0.5)],  # a part in fp32 beside the fp64
 )
-def test_a_norm_is_taken_of_a_wide_copy_on_the_device(
-    config: str, beside: float, held: dict[str, list[list[dict[str, int]]]]
-) -> None:
+def test_a_norm_is_taken_of_a_wide_copy_on_the_device(config: str, beside: float, held: Held) -> None:
     wide = most([rank[2] for rank in held[config]])["fp64"]
-    line = estimator(ranks_of(config)).trace(complete(parse(config))).timeline
+    line = estimator(config).trace(complete(parse(config))).timeline
     assert wide > 2**16
     assert int(wide * (1.0 + beside)) in line.sizes[line.phases == PHASES.index("backward")]
 
 
 @pytest.mark.parametrize("config", [STAGE_2, f"{STAGE_2},precision=bf16"])
-def test_gradients_and_weights_on_their_way_pass_through_buffers(
-    config: str, held: dict[str, list[list[dict[str, int]]]]
-) -> None:
+def test_gradients_and_weights_on_their_way_pass_through_buffers(config: str, held: Held) -> None:
     passing = most([rank[2] for rank in held[config]])
-    found = estimator(2).holdings(complete(parse(config)))
+    found = estimator(config).holdings(complete(parse(config)))
     assert passing["host_out"] == max(found.sizes)
     assert passing["host_back"] == pytest.approx(found.trained_bytes / 2, rel=1e-3)
 

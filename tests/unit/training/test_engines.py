@@ -419,6 +419,7 @@ def test_fsdp_takes_4_bit_weights_from_a_release_of_torch_on() -> None:
         ({"sharding": "zero2", "offload": "optimizer", "optimizer": "lion"}, ("two states", "use adamw")),
         ({"sharding": "zero3", "offload": "params", "optimizer": "adamw-foreach"}, ("foreach", "use adamw")),
         ({"sharding": "fsdp", "offload": "params", "optimizer": "sgd"}, ("sgd", "use adamw")),
+        ({"sharding": "zero3", "offload": "nvme", "precision": "bf16"}, ("precision=bf16", "use bf16-mixed")),
         ({"sharding": "fsdp", "optimizer": "adamw-8bit"}, ("adamw-8bit", "zero2")),
         ({"sharding": "fsdp", "optimizer": "sgd"}, ("sgd", "use adamw")),
         ({"sharding": "zero2", "optimizer": "adafactor"}, ("flattens", "ddp")),

@@ -22,6 +22,7 @@ WIDE = model("llama", hidden_size=512, intermediate_size=2048, vocab_size=2048, 
 WITH_DEEPSPEED = replace(STACK, deepspeed="0.19.8")
 FULL: Case = {"precision": "fp32", "micro_batch": 2, "checkpointing": "full"}
 LORA: Case = {"precision": "fp32", "micro_batch": 2, "method": "lora", "rank": 8}
+MIXED: Case = {"precision": "bf16-mixed", "micro_batch": 1}
 STEPS = 5
 
 
@@ -56,3 +57,15 @@ def test_what_is_in_files_trains_as_one_process_does(ranks: int, sharding: str, 
         assert held.optimizer == 0
         if plain is FULL:
             assert held.host_optimizer == 0, "states are in files"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("compiled_files")
+@pytest.mark.parametrize(("ranks", "sharding"), [(1, "none"), (2, "zero3")])
+def test_16_bit_weights_train_in_files_as_in_memory(ranks: int, sharding: str, tmp_path: Path) -> None:
+    cases = [{**MIXED, "sharding": sharding, "offload": away, "folder": str(tmp_path)} for away in ("params", "nvme")]
+    in_memory, in_files = on_ranks(ranks, train, cases)
+    for (expected, resident), (losses, beside) in zip(in_memory, in_files, strict=True):
+        assert losses == pytest.approx(expected, rel=1e-6)
+        assert losses[-1] < losses[0]
+        assert (resident.host_optimizer > 0, beside.host_optimizer) == (True, 0)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ from autofit.errors import EnvironmentLacks
 from autofit.outcome import Crashed, Fits, TimedOut
 from autofit.techniques import complete
 from autofit.trial.request import TrialRequest
+from autofit.trial.shared_memory import is_mapped
 from autofit.trial.site import check_even, cpu
 from autofit.workers.ray_pool import RayPool
 
@@ -35,6 +38,18 @@ def trials_processes() -> list[psutil.Process]:
     """What the workers' warm parents have started for the trial that runs."""
     parents = [child for actor in actor_processes() for child in actor.children()]
     return [child for parent in parents for child in parent.children()]
+
+
+def shared_memory() -> set[Path]:
+    """This user's segments that no process has mapped."""
+    found = [path for path in Path("/dev/shm").iterdir() if path.is_file() and path.stat().st_uid == os.getuid()]
+    return {path for path in found if not is_mapped(path)}
+
+
+def listened_on() -> set[int]:
+    """Ports on which the workers, and what they have started, listen."""
+    every = [process for actor in actor_processes() for process in (actor, *actor.children(recursive=True))]
+    return {c.laddr.port for process in every for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN}
 
 
 def test_one_group_takes_the_machine(pool: RayPool) -> None:
@@ -68,6 +83,7 @@ def test_a_lost_worker_costs_its_group_another_attempt(pool: RayPool) -> None:
 
 
 def test_a_rank_that_dies_or_hangs_ends_its_trial_and_no_other(pool: RayPool) -> None:
+    segments, ports = shared_memory(), listened_on()
     for sent, kind in ((signal.SIGKILL, Crashed), (signal.SIGSTOP, TimedOut)):
         pool.submit(on_two(timing_seconds=30.0, deadline_seconds=6.0))
         until = time.monotonic() + 60.0
@@ -78,7 +94,9 @@ def test_a_rank_that_dies_or_hangs_ends_its_trial_and_no_other(pool: RayPool) ->
         (done,) = completed(pool)
         assert isinstance(done.outcome, kind), done.outcome
         assert done.outcome.reason.startswith("rank "), done.outcome
-        assert not trials_processes()
+        assert not trials_processes(), "zombies are listed, too"
+        assert shared_memory() <= segments
+        assert listened_on() == ports
     pool.submit(on_two())
     (done,) = completed(pool)
     assert isinstance(done.outcome, Fits), done.outcome
