@@ -23,7 +23,7 @@ class Hardware:
     memory_bytes: int
     """Memory of one device: the driver's total, or for `cpu` the host's physical memory."""
     count: int = 1
-    """Devices on the machine; for `cpu` 1."""
+    """Devices on the machine, or on a cluster the most that a trial has on one machine; for `cpu` 1."""
     cores: int = 0
     """Processor cores that a trial may use on `cpu`; 0 for accelerators."""
     host_memory_bytes: int = 0
@@ -52,7 +52,7 @@ class Hardware:
     def has_devices_for(self, ranks: int) -> bool:
         """Whether so many ranks are known to be on one machine.
 
-        On a cluster that is unknown of more than one GPU: each worker sees only the device that it was given.
+        On a cluster these are as many as Ray has put on one: each worker sees only the device that it was given.
         """
         return self.kind == "cpu" or self.count >= ranks
 

@@ -126,8 +126,11 @@ def _of_hosts(job: Job) -> list[str]:
     ranks = job.workload.devices
     if not job.hardware.host_memory_bytes:
         return ["the host has enough memory: how much it has is not known"]
-    if ranks_per_host(job) < ranks:
-        return [f"each of the {ranks} ranks has a host's memory to itself: how many share one is not known"]
+    together = ranks_per_host(job)
+    if together == 1 < ranks:
+        return [f"each of the {ranks} ranks has a host's memory to itself, as none was seen that has two devices"]
+    if together < ranks:
+        return [f"{together} of the {ranks} ranks share a host's memory: no host was seen that has more devices"]
     return []
 
 
@@ -139,12 +142,13 @@ def _of_links(job: Job) -> list[str]:
 
 
 def ranks_per_host(job: Job) -> int:
-    """Ranks that are taken to share one host's memory and disk: all, or one where a host with fewer devices was seen.
+    """Ranks that are taken to share one host's memory and disk: all, or as many as the host that was seen has devices.
 
     Of a card of the catalog all are taken to be in one machine.
     """
     hardware, ranks = job.hardware, job.workload.devices
-    return 1 if hardware.host_memory_bytes and not hardware.has_devices_for(ranks) else ranks
+    known = hardware.host_memory_bytes and not hardware.has_devices_for(ranks)
+    return max(1, hardware.count) if known else ranks
 
 
 def _kept_by_the_heap(config: Config) -> str:

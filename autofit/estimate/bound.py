@@ -9,8 +9,7 @@ from autofit.estimate.assumptions import CONTEXT_BYTES, of_any_step
 from autofit.estimate.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.floor import floor_parts
-from autofit.estimate.libraries import Holdings, library
-from autofit.estimate.libraries.edit import plain
+from autofit.estimate.hosted import hosted_bytes
 from autofit.estimate.trace import HOST
 from autofit.lattice import Config
 from autofit.techniques import Job
@@ -48,7 +47,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     checkpointed = 0 if value in ("none", "selective") else -(-model.layers // every)
     recomputed = layer if checkpointed else 0
     pinned = checkpointed * kept if value == "offload" else 0
-    on_host, processor = _hosted_bytes(config, job), job.hardware.kind == "cpu"
+    on_host, processor = hosted_bytes(config, job), job.hardware.kind == "cpu"
     parts = {
         **floor_parts(config, job),
         "activations": (model.layers - checkpointed) * layer + checkpointed * kept - pinned + recomputed,
@@ -113,25 +112,3 @@ def _keeps_scores(config: Config, job: Job, model: ModelShape) -> bool:
         capability=job.hardware.capability,
     )
     return kernel is Attention.MATH
-
-
-def _hosted_bytes(config: Config, job: Job) -> int:
-    """Host memory of what one rank offloads; adapters are left out, as in the floor."""
-    spread = library(config, job)
-    if spread is None:
-        return 0
-    model, full = shape(job.model), config["method"] == "full"
-    stored, computed = floor_parts(plain(config), job), floor_parts(spread.traced(config), job)
-    trained = computed["weights"] if full else 0
-    embeddings = trained * model.embedding_parameters // model.parameters
-    return spread.hosted(
-        Holdings(
-            trained=float(model.parameters) if full else 0.0,
-            trained_bytes=trained,
-            sizes=(embeddings, *[(trained - embeddings) // model.layers] * model.layers),
-            frozen_bytes=0 if full else computed["weights"],
-            stored_bytes=stored["weights"] if full else 0,
-            states_bytes=stored["optimizer"],
-        ),
-        accumulates=job.workload.batch_per_device > config.number("micro_batch"),
-    ).total

@@ -41,6 +41,8 @@ class Foreseeing:
     one_host: bool
     """All trials run on this machine and share its host memory. On a cluster Ray chooses each trial's machine, so each
     trial is judged as if alone there."""
+    predicts: bool = True
+    """Whether predictions are wanted; without them a config is held against the host's memory by formula."""
     _looked_up: LookedUp | None = field(init=False, default=None)
 
     def get_ready(self) -> None:
@@ -68,7 +70,7 @@ class Foreseeing:
 
         job, store = self.job, self.store
         if not self._is_time():
-            return Foresight()
+            return self._by_formula()
         try:
             found = predict_all(
                 job,
@@ -90,7 +92,7 @@ class Foreseeing:
                 foresight = learned_elsewhere(foresight, job.hardware, everywhere, memory=not earlier)
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
-            return Foresight()
+            return self._by_formula()
         return replace(
             foresight,
             beyond_host={c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
@@ -98,9 +100,27 @@ class Foreseeing:
             shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
         )
 
+    def _by_formula(self) -> Foresight:
+        """What is known without a trace: which configs offload more than the host holds. A failure costs only that."""
+        from autofit.search.foresight import Foresight
+
+        offloading = [config for config in self.configs if config["offload"] != "none"]
+        if not offloading:
+            return Foresight()
+        try:
+            from autofit.estimate.hosted import host_short_bytes  # PyTorch with it, which takes seconds
+
+            lacking = {config: host_short_bytes(config, self.job) for config in offloading}
+        except Exception as failure:
+            _log.warning("autofit: the host's memory is not held against the configs: %s", in_one_line(failure))
+            return Foresight()
+        return Foresight(beyond_host={config: size for config, size in lacking.items() if size})
+
     def _is_time(self) -> bool:
-        """Whether estimating would take no more than its share of the budget."""
+        """Whether predictions are wanted and would take no more than their share of the budget."""
         from autofit.estimate.sweep import workers_for
 
+        if not self.predicts:
+            return False
         seconds = len(self.configs) * ESTIMATE_SECONDS / workers_for(self.configs)
         return self.seconds is None or seconds <= ESTIMATING_SHARE * self.seconds

@@ -119,7 +119,7 @@ def _run(
     job = prepared.job
     search_id, answered = begin(request, prepared, store)
     keeper = Keeper(store, search_id)
-    foreseeing = _foreseeing(request, prepared, store) if request.predict and not answered else None
+    foreseeing = None if answered else _foreseeing(request, prepared, store)
 
     def shown(progress: Progress) -> None:
         # Raises only after every trial of a batch is kept, so that no other worker's measurement is lost.
@@ -164,6 +164,7 @@ def _foreseeing(request: SearchRequest, prepared: Prepared, store: Store) -> For
         seconds=request.time_budget_seconds,
         store=store,
         one_host=request.ray_address is None,
+        predicts=request.predict,
     )
 
 

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autofit.errors import EnvironmentLacks
@@ -164,7 +164,8 @@ class RayPool:
         return self._ray.remote(TrialActor).options(**{**options, **placed}).remote(self._device, self._driver)
 
     def site(self) -> tuple[Hardware, Stack]:
-        """The first worker's device and versions; raises `EnvironmentLacks` if workers differ or none comes up."""
+        """The first worker's device and versions, with as many devices as a trial has on one machine; raises
+        `EnvironmentLacks` if workers differ or none comes up."""
         if self._site is None:
             sites = self._of_all("site")
             found = [(Hardware.from_json(s["hardware"]), Stack.from_json(s["stack"])) for s in sites]
@@ -177,8 +178,17 @@ class RayPool:
                     f"Ray's workers differ in hardware or library versions ({kinds}): their trials are not comparable",
                     remedy="name one with --hardware, use --workers 1, or use one image on all nodes",
                 )
-            self._site = found[0]
+            hardware, stack = found[0]
+            self._site = replace(hardware, count=self._together()) if self._uses_gpus else hardware, stack
         return self._site
+
+    def _together(self) -> int:
+        """The most ranks of one trial that are on one machine: each worker sees only the device that it was given."""
+        if self.devices == 1:
+            return 1
+        addresses = self._of_all("address")
+        groups = [addresses[first : first + self.devices] for first in range(0, len(addresses), self.devices)]
+        return max(group.count(address) for group in groups for address in group)
 
     def cannot(self, config: Config, job: Job) -> str | None:
         """Why `config` cannot be trained on one of the workers' machines, with its address: a trial may run on any.

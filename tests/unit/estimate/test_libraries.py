@@ -163,7 +163,7 @@ def test_a_host_that_is_too_small_rules_a_config_out() -> None:
 
 
 def test_where_each_worker_sees_one_device_a_rank_at_least_is_on_its_host() -> None:
-    """As on a cluster: how many ranks share a host is not known."""
+    """As on a cluster whose machines have one each."""
     text = "sharding=zero3,offload=params,micro_batch=1"
     needed = estimated(text, 4).host_bytes
     one, small = (replace(CUDA_HARDWARE, host_memory_bytes=there) for there in (needed, needed - 1))
@@ -172,6 +172,9 @@ def test_where_each_worker_sees_one_device_a_rank_at_least_is_on_its_host() -> N
     assert any(said.startswith("each of the 4 ranks has a host's memory to itself") for said in found.assumptions)
     beyond = estimated(text, 4, hardware=small)
     assert beyond.fits_device and not beyond.fits and beyond.host_short_bytes == 1
+    pairs = estimated(text, 4, hardware=replace(one, count=2))
+    assert pairs.host_short_bytes == needed
+    assert any(said.startswith("2 of the 4 ranks share a host's memory") for said in pairs.assumptions)
     together = estimated(text, 4, hardware=replace(one, count=4))
     assert together.host_short_bytes == 3 * needed
     assert not any("to itself" in sentence for sentence in together.assumptions)

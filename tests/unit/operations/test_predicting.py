@@ -16,8 +16,10 @@ from tiny import CUDA_HARDWARE, STACK
 from unit.operations.made_trials import OPTIONS, fits, make_trial
 
 from autofit import operations
+from autofit.catalog.models import load
 from autofit.estimate import sweep
 from autofit.estimate.estimator import Estimator
+from autofit.hardware import Hardware
 from autofit.lattice import Config
 from autofit.operations.foreseeing import Foreseeing
 from autofit.operations.predicting import predict_all
@@ -101,6 +103,37 @@ def test_no_failure_of_the_estimator_reaches_who_asks(
 
 def foreseeing(job: Job, store: Store) -> Foreseeing:
     return Foreseeing(job=job, configs=CONFIGS, memory_limit_bytes=GIB, seconds=None, store=store, one_host=True)
+
+
+def test_without_predictions_the_host_is_a_limit_by_formula(
+    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The estimator, too, says 94 GiB of this training (benchmarks/offload_8b.yaml)."""
+    of = load("llama-3.1-8b")
+    card = Hardware(name="h100-80g", kind="cuda", device_name="x", memory_bytes=80 * GIB, capability="9.0", count=2)
+    offloading, plain = (complete(parse(f"method=full,precision=bf16,offload={v}")) for v in ("params", "none"))
+
+    def lacking(host_gib: int, ranks: int = 1, kind: str = "cuda") -> dict[Config, int]:
+        workload = Workload(model=of.name, model_digest=of.digest, seq_len=64, global_batch=2 * ranks, devices=ranks)
+        there = Job(
+            model=of,
+            workload=workload,
+            hardware=replace(card, kind=kind, host_memory_bytes=host_gib * GIB),
+            stack=STACK,
+        )
+        configs = [offloading, plain] if ranks == 1 else [offloading.replace(sharding="zero3")]
+        asking = replace(foreseeing(there, store), configs=configs, predicts=False)
+        return dict(asking.foresee(lambda done, total: None).beyond_host)
+
+    assert lacking(64) == {offloading: pytest.approx(30 * GIB, abs=GIB)}
+    assert lacking(128) == lacking(0) == lacking(64, kind="cpu") == {}
+    assert list(lacking(64, ranks=2).values()) == [pytest.approx(30 * GIB, abs=GIB)], "both ranks share it"
+
+    def fails(config: Config, of: Job) -> int:
+        raise RuntimeError("a new kind of model")
+
+    monkeypatch.setattr("autofit.estimate.hosted.host_short_bytes", fails)
+    assert lacking(1) == {} and "a new kind of model" in caplog.text
 
 
 def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(

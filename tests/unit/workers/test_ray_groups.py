@@ -6,19 +6,24 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 from jobs import tiny_job, tiny_request
+from tiny import STACK
 from unit.workers.test_ray_pool import actor_processes, completed
 
 from autofit.errors import EnvironmentLacks
+from autofit.estimate.assumptions import ranks_per_host
+from autofit.hardware import Hardware
 from autofit.outcome import Crashed, Fits, TimedOut
 from autofit.techniques import complete
 from autofit.trial.request import TrialRequest
 from autofit.trial.shared_memory import is_mapped
 from autofit.trial.site import check_even, cpu
+from autofit.units import GIB
 from autofit.workers.ray_pool import RayPool
 
 
@@ -114,6 +119,27 @@ def test_more_ranks_than_cores_are_refused() -> None:
 
     with pytest.raises(EnvironmentLacks, match=r"--devices 3 asks for more than the 2 cores .*use --devices 2"):
         Small()._size(None)
+
+
+@pytest.mark.parametrize(
+    ("devices", "addresses", "together"),
+    [(4, ["a", "a", "b", "a", "b", "b", "c", "c"], 3), (2, ["a", "b", "a", "b"], 1), (1, ["a", "a"], 1)],
+)
+def test_as_many_ranks_share_a_host_as_a_group_has_on_one(devices: int, addresses: list[str], together: int) -> None:
+    """Each worker sees one device, its own."""
+    own = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100", memory_bytes=1, host_memory_bytes=GIB)
+    site = {"hardware": own.to_json(), "stack": STACK.to_json()}
+
+    class Placed(RayPool):
+        def __init__(self) -> None:
+            self.devices, self._uses_gpus, self._site = devices, True, None
+
+        def _of_all(self, method: str, *arguments: object) -> list[object]:
+            return [site] * len(addresses) if method == "site" else list(addresses)
+
+    hardware, _ = Placed().site()
+    assert hardware == replace(own, count=together)
+    assert ranks_per_host(replace(tiny_job(devices=devices), hardware=hardware)) == together
 
 
 def test_uneven_cards_are_refused_by_name() -> None:
