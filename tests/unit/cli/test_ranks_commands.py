@@ -219,7 +219,7 @@ def files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-NVME = "sharding=zero3,offload=nvme,precision=bf16"
+NVME = "sharding=zero3,offload=nvme,precision=bf16-mixed"
 
 
 def without_room(files: Path, patch: pytest.MonkeyPatch) -> str:
@@ -254,7 +254,7 @@ def test_a_folder_that_files_cannot_go_to(
     done = autofit("trial", *ON_TWO, "--config", NVME, "--json")
     assert (done.code, done.err, done.document["outcome"]) == (2, "", "unsupported")
     assert said in done.document["reason"]
-    axes = {"method": "full", "precision": "bf16", "micro_batch": "2", "sharding": "zero3"}
+    axes = {"method": "full", "precision": "bf16-mixed", "micro_batch": "2", "sharding": "zero3"}
     done = autofit("search", *ON_TWO, "--in-place", "--space", space(tmp_path, **axes, offload="nvme"))
     check(done, 2, "has no config for this search", said)
     done = autofit("search", *ON_TWO, "--dry-run", "--space", space(tmp_path, **axes, offload="nvme, none"), "--json")
