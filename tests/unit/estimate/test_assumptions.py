@@ -57,9 +57,9 @@ def test_a_processors_ranks_are_said_to_be_off_by_what_was_recorded(sharding: st
     assert "with offload" not in said
 
 
-def test_what_was_not_compared_is_not_said_to_be_close() -> None:
+def test_what_was_compared_with_offload_is_not_said_to_be_close() -> None:
     offloaded = heap_sentence("sharding=zero3,offload=params")
-    assert offloaded is not None and "none with offload was compared" in offloaded
+    assert offloaded is not None and "13 trials of one rank with offload took 3 to 27 % more" in offloaded
     alone = heap_sentence("method=full")
     assert alone is not None and "ranks" not in alone
     assert heap_sentence("sharding=zero3", CUDA_HARDWARE) is None
