@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autofit.estimate.estimate import Estimate
-from autofit.lattice import Config
 from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.cheapest_change import GAIN
 from autofit.operations.estimate_cache import readable
-from autofit.operations.estimating import is_card, site, why_not
+from autofit.operations.estimating import is_card, not_estimated, site
 from autofit.operations.predicting import predict_all
 from autofit.operations.preparing import Prepared, check_dry_run, outline, prepare, walked
 from autofit.operations.requests import SearchRequest, memory_limit
@@ -111,14 +109,8 @@ def predict_frontier(
     check_dry_run(request)
     prepared = _prepared(request)
     job, limit = prepared.job, prepared.memory_limit_bytes
-    reasons: Counter[str] = Counter()
-    within: list[Config] = []
-    for config in prepared.narrowed.lattice.configs:
-        reason = why_not(config, job)
-        if reason is not None:
-            reasons[reason] += 1
-        elif prepared.floor(config) <= limit:
-            within.append(config)
+    configs, reason = prepared.narrowed.lattice.configs, not_estimated(job.hardware)
+    within = [config for config in configs if prepared.floor(config) <= limit] if reason is None else []
     with readable(request.store, create=True) as store:
         shown = as_trials_show(job, store)
         found = list(predict_all(shown, within, memory_limit_bytes=limit, store=store, report=report).values())
@@ -127,7 +119,7 @@ def predict_frontier(
         raise _shortfall(found, job)
     return PredictedFrontier(
         prepared=prepared,
-        not_predicted=dict(reasons),
+        not_predicted={} if reason is None else {reason: len(configs)},
         fitting=len(fits),
         points=frontiers(fits),
         recommendation=recommended(found, request.goal.methods),
