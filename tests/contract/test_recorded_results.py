@@ -57,5 +57,6 @@ def test_the_table_of_several_workers_is_its_record(results: ModuleType) -> None
 def test_the_figures_are_of_the_present_search(results: ModuleType) -> None:
     """Skipped where they are not: a change of the search need not wait for its replays."""
     made = figures("replay-results.json")["code"]
-    if made.get("search") != results.code_of(results.SEARCH):
+    assert made["search"] and made["revision"], "the record names the search that it is of"
+    if made["search"] != results.code_of(results.SEARCH):
         pytest.skip(f"RESULTS.md is of the search of revision {made['revision']}: `make results` makes it again")

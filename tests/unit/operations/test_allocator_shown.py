@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +24,6 @@ from autofit.operations.searching import _foreseeing
 from autofit.outcome import Trial
 from autofit.store import Store
 from autofit.techniques import Job, complete
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "store.db")
-
-
-@pytest.fixture
-def store(path: str) -> Iterator[Store]:
-    with Store.open(path) as opened:
-        yield opened
 
 
 def trained(segments: bool, second: int = 0, **values: object) -> Trial:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +24,6 @@ from autofit.units import GIB
 SAID = Prediction(
     peak_allocated_bytes=1, device_bytes=10 * GIB, step_seconds=None, calibrated_on=0, relative_error=None, work=WORK
 )
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> str:
-    return str(tmp_path / "store.db")
-
-
-@pytest.fixture
-def store(path: str) -> Iterator[Store]:
-    with Store.open(path) as opened:
-        yield opened
 
 
 def predicted(outcome: Outcome, **values: object) -> Trial:
