@@ -1,4 +1,5 @@
-"""How far trials of compiled configs are from their predictions, which assume that compilation changes nothing.
+"""How far trials of compiled configs are from their predictions, which assume that compilation changes nothing, except
+that on a CPU the compiler's own memory counts.
 
     python benchmarks/compiled_pairs.py TABLE [--json FILE]
 

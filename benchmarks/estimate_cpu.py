@@ -12,6 +12,7 @@ for each workload of each table:
   between two neighbouring measured sizes, and over all trials at the limit that they ran under, out-of-memory trials
   included; the same errors with the shares of estimate/heap.py fitted to the other tables alone (leave one table out),
   so that no trial judges a figure that was fitted to it;
+* the errors of memory and of tokens/s (calibrated on all others) by kind of config: compiled, with offload, and others;
 * time, on the trials not used for calibration: Kendall's tau-a of tokens/s, and the median absolute error. The
   calibration trials are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median over the
   seeds is printed with the worst. Beside it is the tau that a second measurement of the same configs would have: each
@@ -122,9 +123,7 @@ def compared(trials: Sequence[Trial]) -> tuple[list[Row], float]:
             continue
         wrong.append(found.fits != isinstance(trial.outcome, Fits))
         if isinstance(trial.outcome, Fits):
-            precision = trial.config.text("precision")
-            line = estimator.trace(trial.config).timeline
-            known = causes(line, wide=precision == "fp32", autocast=precision.endswith("-mixed"))
+            known = causes(estimator.trace(trial.config).timeline, estimator.traits(trial.config))
             beside = found.device_bytes - int(SHARES @ known)
             measured = trial.outcome.measurement
             rows.append(Row(trial=trial, measured=measured, predicted=found, causes=known, beside_bytes=beside))
@@ -278,6 +277,28 @@ def listed(rows: Sequence[Row]) -> list[dict[str, Any]]:
     return out
 
 
+def by_kind(configs: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Errors of the configs of `listed` that are compiled, of those with offload, and of all others."""
+    kinds: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for found in configs:
+        offload, compiled = found["config"].get("offload", "none"), found["config"].get("compile")
+        kinds["compiled" if compiled else "offload" if offload != "none" else "other"].append(found)
+    return {
+        kind: {"configs": len(some), **{name: _errors(name, some) for name in ("device_bytes", "tokens_per_second")}}
+        for kind, some in kinds.items()
+    }
+
+
+def _errors(name: str, configs: Sequence[dict[str, Any]]) -> dict[str, float]:
+    errors = [found[name]["predicted"] / found[name]["measured"] - 1.0 for found in configs]
+    return {
+        "median_absolute": statistics.median(map(abs, errors)),
+        "median": statistics.median(errors),
+        "least": min(errors),
+        "most": max(errors),
+    }
+
+
 def text(found: dict[str, Any]) -> str:
     """One config on one line."""
     memory, speed = found["device_bytes"], found["tokens_per_second"]
@@ -320,7 +341,9 @@ def main() -> int:
         figures["memory"]["fit_misjudged_at_the_limit"] = wrong
         figures["memory"]["nearest_to_the_limit"] = nearest_to_the_limit(group)
         print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
-        print("\n".join(map(text, listed(rows))))
+        configs = listed(rows)
+        figures["errors_by_kind"] = by_kind(configs)
+        print("\n".join(map(text, configs)))
         print(json.dumps(figures, indent=2))
         targets = held_to_targets(figures)
         print("\n".join(beside_the_targets(figures)))

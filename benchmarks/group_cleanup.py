@@ -224,6 +224,7 @@ def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temp
         "at_first": {name: len(found) for name, found in left_behind(None, before, temporary).items()},
     }
     outcomes: Counter[str] = Counter()
+    ran: Counter[str] = Counter()
     killed: Counter[str] = Counter()
     too_late: Counter[str] = Counter()
     between: dict[str, list[Any]] = {}
@@ -247,10 +248,12 @@ def run(trials: int, ranks: int, victims: list[str], chance: random.Random, temp
         if victim is None or died(answer):  # otherwise another trial is killed in its place
             done += 1
             outcomes[said(answer)] += 1
+            ran[sharding] += 1
         for name, found in settled(driver, before, temporary).items():
             between.setdefault(name, []).extend(found)
     driver.close()
     report["trials"] = trials
+    report["by_config"] = dict(ran)
     report["killed"] = killed.total()
     report["of_them"] = dict(killed)
     report["had_just_ended"] = dict(too_late)

@@ -9,11 +9,13 @@ from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from autofit.catalog.models import shape
 from autofit.estimate.allocator import MIN_BLOCK
-from autofit.estimate.assumptions import assumptions, ranks_per_host
+from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, assumptions, ranks_per_host
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import MicroSteps, updates
+from autofit.estimate.heap import Traits
 from autofit.estimate.libraries import Holdings, Hosted, Traffic, library
 from autofit.estimate.memory import Memory, memory
 from autofit.estimate.recorder import NotTraced
@@ -91,6 +93,8 @@ class Estimator:
         except NotTraced as error:
             by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
             return by_formula.timed(self.job, self.rates)
+        if config["compile"] is True:
+            found = _with_compiler(found, self.job)
         estimate = Estimate(
             config=config,
             hardware=self.job.hardware.name,
@@ -120,6 +124,7 @@ class Estimator:
             traced.costs,
             self._sheet,
             moved_bytes=traced.traffic.hosted,
+            dispatched=traced.traffic.dispatched,
             operation=slower,
             transfers=transfer_seconds(traced.traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
         )
@@ -129,15 +134,13 @@ class Estimator:
     def _memory(self, config: Config, line: Timeline, limit: int, *, replayed: bool) -> Memory:
         decoder, like = alikeness(config)
         known = Fragmentation(of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder))
-        precision = alone(config, library(config, self.job)).text("precision")
         found = memory(
             line,
             self.job.hardware,
             limit=limit,
             replays=self._replays,
             fragmentation=UNKNOWN if replayed else known,
-            wide=precision == "fp32",
-            autocast=precision.endswith("-mixed"),
+            traits=self.traits(config),
         )
         if not found.gives_back_cache:
             share = found.breakdown["fragmentation"] / (found.peak_reserved_bytes - found.breakdown["fragmentation"])
@@ -145,6 +148,18 @@ class Estimator:
             if found.device_bytes <= limit:
                 self._shares.setdefault(like, share)
         return found
+
+    def traits(self, config: Config) -> Traits:
+        """Those of `config`'s step in a CPU's heap."""
+        precision = alone(config, library(config, self.job)).text("precision")
+        offloads = config["offload"] != "none"
+        return Traits(
+            wide=precision == "fp32",
+            autocast=precision.endswith("-mixed"),
+            dequantises=config["method"] == "qlora",
+            quantised_states=config.text("optimizer").endswith("-8bit") and not offloads,
+            offloads=offloads,
+        )
 
     def trace(self, config: Config) -> Traced:
         """The memory of `config`'s step, event by event, and its work. Raises `NotTraced`."""
@@ -240,6 +255,22 @@ def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
         host_bytes=found.host_bytes + traced.pinned_bytes + traced.hosted_bytes,
         breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + beside},
         phase_peaks={phase: size + here for phase, size in found.phase_peaks.items()},
+    )
+
+
+def _with_compiler(found: Memory, job: Job) -> Memory:
+    """Add what the compiler keeps, where it works in the memory that counts."""
+    if _cuda(job):
+        return found
+    kept = COMPILED_LAYER_BYTES * shape(job.model).layers
+    return replace(
+        found,
+        peak_allocated_bytes=found.peak_allocated_bytes + kept,
+        peak_reserved_bytes=found.peak_reserved_bytes + kept,
+        device_bytes=found.device_bytes + kept,
+        host_bytes=found.host_bytes + kept,
+        breakdown={**found.breakdown, "context": found.breakdown["context"] + kept},
+        phase_peaks={phase: size + kept for phase, size in found.phase_peaks.items()},
     )
 
 

@@ -9,10 +9,13 @@ between them, were less accurate than the shares below.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from autofit.estimate.events import PHASES, Integers
+from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline
 
 MIB = 1024**2
@@ -20,11 +23,28 @@ MAPPED_BYTES = 32 * MIB
 """From this size on glibc maps a block by itself, and gives it back when it is freed (DEFAULT_MMAP_THRESHOLD_MAX of
 malloc/malloc.c)."""
 SIZE_POWER = 0.25
-"""Power of a freed block's size in MiB by which its bytes are weighted: the larger a hole, the more blocks split it."""
-SHARES = np.array([66 * MIB, 0.051, 0.15, 0.034, 0.17, 0.41])
-"""Coefficients of `causes`, in their order. benchmarks/estimate_cpu.py fits them to the 84 configs of
-cpu-2c-every-axis.jsonl and cpu-2c-main-job-trials.jsonl in benchmarks/recorded, and to no table that searches are
-judged by; it also prints the error of a fit to the other tables."""
+"""Power of a block's size in MiB by which its bytes are weighted: the larger a hole, the more blocks split it, and the
+larger a block, the fewer holes it fits in."""
+SHARES = np.array([58.8 * MIB, 0.055, 0.151, 0.032, -0.011, 0.231, 0.637, 0.992])
+"""Coefficients of `causes`, in their order. benchmarks/estimate_cpu.py fits them to the 108 configs of
+cpu-2c-every-axis.jsonl, cpu-2c-main-job-trials.jsonl and offload-cpu-zen5-2c-pythia-160m.jsonl in benchmarks/recorded,
+and to no table that searches are judged by; it also prints the error of a fit to the other tables."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What decides, besides the sizes of a step's tensors, how they fall in the heap."""
+
+    wide: bool = False
+    """Whether matrix products are in fp32."""
+    autocast: bool = False
+    """Whether the operands of matrix products are cast."""
+    dequantises: bool = False
+    """Whether weights are dequantised for each matrix product."""
+    quantised_states: bool = False
+    """Whether the optimizer keeps its states in 8 bits."""
+    offloads: bool = False
+    """Whether gradients are handed to an optimizer in host memory."""
 
 
 def resident(line: Timeline) -> Integers:
@@ -35,39 +55,56 @@ def resident(line: Timeline) -> Integers:
     return found
 
 
-def causes(line: Timeline, *, wide: bool, autocast: bool) -> NDArray[np.float64]:
+def causes(line: Timeline, traits: Traits) -> NDArray[np.float64]:
     """The quantities that explain what the heap keeps on top of `resident`, mapped blocks left out.
 
-    They are 1, for what every trial takes; what the last forward frees, weighted by block size; the same again where
-    products are in fp32 (`wide`), where pairs of trials with tensors of the same sizes show as much again; once more
-    where the operands of products are cast (`autocast`), because the copies leave holes of other sizes; the bytes that
-    this forward saves for the backward; and what the first update frees between the states that it leaves, at most as
-    much as those.
+    They are
+
+    * 1, for what every trial takes;
+    * what the last forward frees, weighted by block size;
+    * the same again where products are in fp32: pairs of trials with tensors of the same sizes show as much again;
+    * once more where their operands are cast, because the copies leave holes of other sizes;
+    * and once more, less, where weights are dequantised: each is as large as the one before, and takes its place;
+    * what that forward saves for the backward, weighted by block size;
+    * states in 8 bits, which the first update makes while copies of them in fp32 come and go;
+    * with offload, the gradients that the last backward makes and frees again: DeepSpeed takes the norm of each one on
+      an fp64 copy, twice or four times as large, which does not fit where the one before was.
     """
-    forward, update = line.phases == PHASES.index("forward"), line.phases == PHASES.index("optimizer")
-    stop = int(np.flatnonzero(forward)[-1]) + 1
-    start = int(np.flatnonzero(~forward[:stop])[-1]) + 1
-    freed, saved = _blocks(line, start, stop)
-    weighed = float((freed * (freed / MIB) ** SIZE_POWER).sum())
-    first = int(np.argmax(update)) if update.any() else len(update)
-    others = np.flatnonzero(~update[first:])
-    passing, states = _blocks(line, first, first + int(others[0]) if len(others) else len(update))
-    by_format = (weighed, weighed if wide else 0.0, weighed if autocast else 0.0)
-    return np.array([1.0, *by_format, saved.sum(), min(passing.sum(), states.sum())])
+    last_forward, last_backward = (_runs(line, phase)[-1] for phase in ("forward", "backward"))
+    freed, saved = (_weighted(sizes) for sizes in _blocks(line, last_forward))
+    by_format = [freed * there for there in (traits.wide, traits.autocast, traits.dequantises)]
+    states = dropped = 0.0
+    if traits.quantised_states:
+        states = float(_blocks(line, _runs(line, "optimizer")[0])[1].sum())
+    if traits.offloads:
+        dropped = float(_blocks(line, last_backward, line.categories == Category.GRADIENTS)[0].sum())
+    return np.array([1.0, freed, *by_format, saved, states, dropped])
 
 
-def kept(line: Timeline, *, wide: bool, autocast: bool) -> int:
+def kept(line: Timeline, traits: Traits) -> int:
     """Bytes that a trial takes on top of `resident`."""
-    return int(SHARES @ causes(line, wide=wide, autocast=autocast))
+    return int(SHARES @ causes(line, traits))
 
 
-def _blocks(line: Timeline, start: int, stop: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sizes of the heap's blocks allocated between two events: of those also freed between them, and of the others.
+def _runs(line: Timeline, phase: str) -> list[slice]:
+    """The events of each time that a step is in `phase`."""
+    inside = np.concatenate([[False], line.phases == PHASES.index(phase), [False]])
+    edges = np.flatnonzero(inside[1:] != inside[:-1]).tolist()
+    return [slice(start, stop) for start, stop in zip(edges[::2], edges[1::2], strict=True)]
 
-    What is never freed, such as an optimizer's states, is among the others.
-    """
-    part = slice(start, stop)
+
+def _weighted(sizes: NDArray[np.float64]) -> float:
+    return float((sizes * (sizes / MIB) ** SIZE_POWER).sum())
+
+
+def _blocks(
+    line: Timeline, part: slice, which: NDArray[np.bool_] | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Sizes of the heap's blocks allocated in these events: of those also freed in them, and of the others. `which`
+    says of every event of the line whether its block counts; all do without it."""
     allocates = (line.sizes[part] > 0) & (line.sizes[part] < MAPPED_BYTES)
+    if which is not None:
+        allocates &= which[part]
     own, sizes = line.storages[part][allocates], line.sizes[part][allocates].astype(np.float64)
     freed = np.isin(own, line.storages[part][line.sizes[part] < 0])
     return sizes[freed], sizes[~freed]

@@ -36,19 +36,18 @@ def memory(
     limit: int,
     replays: Replays | None = None,
     fragmentation: Fragmentation = UNKNOWN,
-    wide: bool = False,
-    autocast: bool = False,
+    traits: heap.Traits | None = None,
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that.
 
-    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `wide`
-    says that matrix products are in fp32, `autocast` that their operands are cast: a CPU's heap then keeps more.
+    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `traits`
+    are those of a step in a CPU's heap.
     """
     if hardware.kind == "cuda":
         return _cuda_memory(
             line, hardware.capability, limit - CONTEXT_BYTES, replays or Replays(), fragmentation=fragmentation
         )
-    return _host_memory(line, wide=wide, autocast=autocast)
+    return _host_memory(line, traits or heap.Traits())
 
 
 def _cuda_memory(
@@ -76,9 +75,9 @@ def _cuda_memory(
     )
 
 
-def _host_memory(line: Timeline, *, wide: bool, autocast: bool) -> Memory:
+def _host_memory(line: Timeline, traits: heap.Traits) -> Memory:
     """The heap at its largest so far, what is mapped, and what malloc keeps on top of both."""
-    totals = heap.resident(line) + heap.kept(line, wide=wide, autocast=autocast)
+    totals = heap.resident(line) + heap.kept(line, traits)
     at = int(totals.argmax())
     peak, alive = int(totals[at]), int(line.totals[at])
     return Memory(

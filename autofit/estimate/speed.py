@@ -176,16 +176,17 @@ def step_work(
     *,
     moved_bytes: float,
     operation: float = 1.0,
+    dispatched: float = 0.0,
     transfers: tuple[float, float] = (0.0, 0.0),
 ) -> StepWork:
     """The sum of operations. On an accelerator each counts by its arithmetic or by its bytes, whichever takes longer
     according to `prior`; on a CPU by both.
 
     The guess decides that, never fitted rates, so that a step's work does not depend on what the trials show.
-    `operation` is each operation's host time in units of a usual one's; `transfers` are the seconds that transfers take
-    (overlapped with the arithmetic, while it waits).
+    `operation` is each operation's host time in units of a usual one's, `dispatched` is host time besides, in the same
+    units; `transfers` are the seconds that transfers take (overlapped with the arithmetic, while it waits).
     """
-    total = np.zeros(4)
+    total = np.array([0.0, 0.0, 0.0, dispatched])
     for cost in costs:
         parts = _processor(cost) if prior.processor else _roofline(cost, prior)
         total[:3] += [float(cost.times @ part) for part in parts]

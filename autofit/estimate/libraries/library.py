@@ -29,7 +29,8 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Bytes that one rank moves in an optimizer step, apart from what its own kernels read and write."""
+    """Bytes that one rank moves in an optimizer step, apart from what its own kernels read and write; and the host's
+    work for that."""
 
     linked: float = 0.0
     """To other ranks."""
@@ -41,6 +42,8 @@ class Traffic:
     disk_written: float = 0.0
     updated_on_host: float = 0.0
     """Read and written by an optimizer that runs on the CPU."""
+    dispatched: float = 0.0
+    """Operations whose launch would take the host as long as the library's own code does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autofit.estimate.libraries.ddp import into_buckets
 from autofit.estimate.libraries.edit import ROOT, Edit, Unit, alike
+from autofit.estimate.libraries.library import Holdings, Traffic
 from autofit.estimate.libraries.zero import Zero
 from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
+
+PARAMETER_OPERATIONS = 100
+"""Operations whose launch takes as long as the Python code that gathers a trained parameter for every module that uses
+it, releases it, and hands on its gradient, in one micro-step. An order of magnitude: 1.7 to 3.7 ms were measured on 2
+cores of an AMD EPYC (pythia-160m with offload=params and without), where an operation takes some 25 microseconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +58,10 @@ class ZeroThree(Zero):
             edit.allocate(wide, None, shares=self.ranks, holds=Category.GRADIENTS)
             edit.allocate(wide, None, shares=self.ranks, holds=Category.OPTIMIZER)
         return edit.tape
+
+    def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
+        moved = super(ZeroThree, self).traffic(holdings, micro_steps)  # slots leave no cell for a bare super()
+        return replace(moved, dispatched=float(PARAMETER_OPERATIONS * len(holdings.sizes) * micro_steps))
 
     def _persists(self, storage: Storage) -> bool:
         return self._gathers and self.bytes(storage) // storage.item_bytes <= self.buckets.persists

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autofit.estimate.heap import MIB, SIZE_POWER, causes, kept, resident
+from autofit.estimate.heap import MIB, SIZE_POWER, Traits, causes, kept, resident
 from autofit.estimate.memory import memory
+from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline
 from autofit.hardware import Hardware
 from autofit.units import GIB
@@ -30,7 +31,7 @@ def line(*events: tuple[int, int, int]) -> Timeline:
     return Timeline(
         sizes=np.array([sign * SIZES[storage % 10] for storage, sign, _ in events]),
         storages=np.array([storage for storage, _, _ in events]),
-        categories=np.zeros(len(events), dtype=np.int8),
+        categories=np.array([Category.GRADIENTS if storage % 10 == GRADIENT else 0 for storage, _, _ in events]),
         phases=np.array([phase for _, _, phase in events]),
         streams=np.zeros(len(events), dtype=np.int8),
     )
@@ -51,24 +52,30 @@ TWO_STEPS = line((WEIGHTS, 1, FORWARD), *step(0, creates=True), *step(10, create
 
 
 def test_a_heap_follows_from_what_passes_and_what_stays_and_not_from_what_is_mapped() -> None:
-    passing = 16 * MIB * 16.0**SIZE_POWER
-    assert causes(TWO_STEPS, wide=False, autocast=False).tolist() == [1.0, passing, 0.0, 0.0, 20 * MIB, 2 * MIB]
-    assert causes(TWO_STEPS, wide=True, autocast=False).tolist() == [1.0, passing, passing, 0.0, 20 * MIB, 2 * MIB]
-    assert causes(TWO_STEPS, wide=False, autocast=True).tolist() == [1.0, passing, 0.0, passing, 20 * MIB, 2 * MIB]
+    passing, saved = 16 * MIB * 16.0**SIZE_POWER, 20 * MIB * 20.0**SIZE_POWER
+    assert causes(TWO_STEPS, Traits()).tolist() == [1.0, passing, 0.0, 0.0, 0.0, saved, 0.0, 0.0]
+    for place, trait in enumerate(("wide", "autocast", "dequantises"), 2):
+        found = causes(TWO_STEPS, Traits(**{trait: True})).tolist()
+        assert found[place] == passing and sum(found[2:5]) == passing
 
 
-def test_only_the_last_forward_and_the_first_update_count() -> None:
+def test_states_that_are_made_among_copies_of_them_find_no_holes() -> None:
+    assert causes(TWO_STEPS, Traits(quantised_states=True))[6] == 2 * MIB
+    assert causes(TWO_STEPS, Traits())[6] == 0.0
+
+
+def test_gradients_that_go_to_the_host_leave_holes_and_those_that_stay_do_not() -> None:
+    handed_on = [*step(10, creates=False)[:7], (GRADIENT + 10, -1, BACKWARD)]
+    found = line((WEIGHTS, 1, FORWARD), *step(0, creates=True), *handed_on)
+    assert causes(found, Traits(offloads=True))[7] == 3 * MIB
+    assert causes(found, Traits())[7] == 0.0
+    assert causes(TWO_STEPS, Traits(offloads=True))[7] == 0.0
+
+
+def test_only_the_last_forward_counts() -> None:
     more = [(TEMPORARY + 20, 1, FORWARD), (TEMPORARY + 20, -1, FORWARD), (SAVED + 20, 1, FORWARD)]
     longer = line((WEIGHTS, 1, FORWARD), *more, *step(0, creates=True), *step(10, creates=True))
-    assert (
-        causes(longer, wide=False, autocast=False)[1:].tolist()
-        == causes(TWO_STEPS, wide=False, autocast=False)[1:].tolist()
-    )
-
-
-def test_an_update_on_the_host_leaves_nothing_here() -> None:
-    events = [event for event in step(0, creates=False) if event[2] != OPTIMIZER]
-    assert causes(line((WEIGHTS, 1, FORWARD), *events, *events[:3]), wide=False, autocast=False)[5] == 0.0
+    assert causes(longer, Traits())[1:].tolist() == causes(TWO_STEPS, Traits())[1:].tolist()
 
 
 def test_the_heap_does_not_shrink_and_what_is_mapped_does() -> None:
@@ -79,6 +86,6 @@ def test_the_heap_does_not_shrink_and_what_is_mapped_does() -> None:
 def test_the_parts_of_a_processors_memory_add_up_to_its_peak() -> None:
     found = memory(TWO_STEPS, CPU, limit=GIB)
     assert found.device_bytes == sum(found.breakdown.values()) == max(found.phase_peaks.values())
-    assert found.breakdown["fragmentation"] == pytest.approx(kept(TWO_STEPS, wide=False, autocast=False), abs=17 * MIB)
-    assert memory(TWO_STEPS, CPU, limit=GIB, wide=True).device_bytes > found.device_bytes
-    assert memory(TWO_STEPS, CPU, limit=GIB, autocast=True).device_bytes > found.device_bytes
+    assert found.breakdown["fragmentation"] == pytest.approx(kept(TWO_STEPS, Traits()), abs=17 * MIB)
+    assert memory(TWO_STEPS, CPU, limit=GIB, traits=Traits(wide=True)).device_bytes > found.device_bytes
+    assert memory(TWO_STEPS, CPU, limit=GIB, traits=Traits(autocast=True)).device_bytes > found.device_bytes

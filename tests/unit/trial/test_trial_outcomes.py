@@ -105,7 +105,8 @@ def test_a_wrong_gradient_is_found_where_it_is_compared(warm: TrialRunner) -> No
 
 
 def test_a_gradient_is_compared_with_plain_training_only_as_the_memory_limit_allows(warm: TrialRunner) -> None:
-    job = tiny_job(tiny_model(vocabulary=16384, hidden=64), seq_len=512)
+    # All logits of a sequence at once take 64 MiB, and their gradient as much again; the limit leaves 48.
+    job = tiny_job(tiny_model(vocabulary=32768, hidden=64), seq_len=512, global_batch=1)
     light = complete({"micro_batch": 1, "precision": "fp32", "loss": "chunked", "checkpointing": "full"})
     free, _ = warm.run(tiny_request(light, job=job, compares_gradient=True))
     assert isinstance(free, Fits) and free.measurement.plain_gradient_norm is not None
