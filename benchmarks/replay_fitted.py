@@ -11,7 +11,10 @@ from autofit.hardware import Hardware
 
 FITTED = {
     "the guess of a processor's speed (`estimate/speed.py`)": ("cpu-2c-every-axis",),
-    "the model of the C library's heap (`estimate/heap.py`)": ("cpu-2c-every-axis", "cpu-2c-main-job-trials"),
+    "the model of the C library's heap (`estimate/heap.py`, but for what offload adds, which no table here has)": (
+        "cpu-2c-every-axis",
+        "cpu-2c-main-job-trials",
+    ),
 }
 """By what was fitted, the files in recorded/ that it was fitted to."""
 BY_HAND = (

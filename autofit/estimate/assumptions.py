@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autofit.lattice import Config
-from autofit.techniques import Job, needs_process_group
+from autofit.techniques import Job
 from autofit.units import format_bytes
 
 ASSUMED = "assumed"
@@ -158,20 +158,17 @@ def ranks_per_host(job: Job) -> int:
 
 
 def _kept_by_the_heap(config: Config) -> str:
-    """How far the shares of estimate/heap.py are off. Figures of sharding are those of
-    benchmarks/recorded/cpu-zen5-2c-sharded-memory.json; a test compares them."""
+    """How far the shares of estimate/heap.py are off. Figures of one rank are those of estimate-cpu.json in
+    benchmarks/recorded, of sharding those of cpu-zen5-2c-sharded-memory.json; a test compares them."""
     kept = "how much freed memory the C library keeps is an average over trials"
-    if not needs_process_group(config):
-        return f"{kept}: half of them were off by less than 3 %, and the worst by 20 %"
-    said = (
-        f"{kept} without sharding and offload: of 10 predictions for two ranks half were off by more than 9 %, and "
-        "those for zero3 and fsdp were 14 to 45 % too low"
-    )
-    return (
-        said
-        if config["offload"] == "none"
-        else f"{said}; 13 trials of one rank with offload took 3 to 27 % more than predicted"
-    )
+    if config["sharding"] != "none":
+        return (
+            f"{kept} of one rank: of 10 predictions for two ranks half were off by more than 9 %, and those for zero3 "
+            "and fsdp were 14 to 45 % too low"
+        )
+    if config["offload"] != "none":
+        return f"{kept}: of 13 with offload half were off by less than 4 %, and the worst by 15 %"
+    return f"{kept}: half of them were off by less than 3 %, and the worst by 23 %"
 
 
 def of_borrowed(error: float) -> str:

@@ -54,15 +54,20 @@ def test_a_processors_ranks_are_said_to_be_off_by_what_was_recorded(sharding: st
     assert f"of {len(errors)} predictions for two ranks half were off by more than {median} %" in said
     low = [-error for (name, _), error in errors.items() if name in ("zero3", "fsdp")]
     assert f"{100 * min(low):.0f} to {100 * max(low):.0f} % too low" in said
-    assert "with offload" not in said
+    assert said == heap_sentence(f"sharding={sharding},offload=params")
+    assert heap_sentence(f"sharding={sharding}", CUDA_HARDWARE) is None
 
 
-def test_what_was_compared_with_offload_is_not_said_to_be_close() -> None:
-    offloaded = heap_sentence("sharding=zero3,offload=params")
-    assert offloaded is not None and "13 trials of one rank with offload took 3 to 27 % more" in offloaded
-    alone = heap_sentence("method=full")
-    assert alone is not None and "ranks" not in alone
-    assert heap_sentence("sharding=zero3", CUDA_HARDWARE) is None
+def test_a_processors_memory_with_offload_is_said_to_be_off_by_what_was_recorded() -> None:
+    tables = json.loads((RECORDED / "estimate-cpu.json").read_text(encoding="utf-8"))["tables"]
+    (kinds,) = (known for known in (table["errors_by_kind"].get("offload") for table in tables) if known)
+    errors = kinds["device_bytes"]
+    median, worst = math.ceil(100 * errors["median_absolute"]), math.ceil(100 * max(-errors["least"], errors["most"]))
+    said = heap_sentence("offload=optimizer")
+    assert said is not None
+    assert said.endswith(
+        f"of {kinds['configs']} with offload half were off by less than {median} %, and the worst by {worst} %"
+    )
 
 
 def test_every_estimate_for_a_gpu_says_that_its_context_is_a_guess() -> None:

@@ -8,6 +8,7 @@ from test_trace import job as job_of
 from tiny import CUDA_HARDWARE, STACK
 
 from autofit.catalog.models import load
+from autofit.estimate.assumptions import COMPILED_LAYER_BYTES
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.speed import guess
@@ -28,6 +29,17 @@ def job(name: str, *, seq_len: int = 2048, global_batch: int = 16, hardware: Har
 
 def predicted(text: str, of: Job) -> Estimate:
     return Estimator(of, RATES).estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
+
+
+def test_on_a_processor_the_compiler_counts_by_the_layer() -> None:
+    of = job("smollm2-135m", seq_len=64, global_batch=2, hardware=CPU)
+    eager, compiled = (predicted(f"method=lora,compile={value}", of) for value in ("false", "true"))
+    kept = 30 * COMPILED_LAYER_BYTES
+    assert compiled.device_bytes == eager.device_bytes + kept == sum(compiled.breakdown.values())
+    assert compiled.breakdown == {**eager.breakdown, "context": kept}
+    assert max(compiled.phase_peaks.values()) == compiled.device_bytes
+    assert compiled.host_bytes == eager.host_bytes + kept
+    assert any("10 MiB per layer" in sentence for sentence in compiled.assumptions)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.floor import floor_bytes
 from autofit.estimate.libraries.library import Traffic
+from autofit.estimate.libraries.zero_third import PARAMETER_OPERATIONS
 from autofit.estimate.speed import prior
 from autofit.estimate.transfers import bandwidths, seconds
 from autofit.hardware import Hardware
@@ -217,6 +218,18 @@ def test_gathering_moves_what_a_ring_moves() -> None:
     # Two micro-steps: 16 bits gathered twice, fp32 reduced once, three quarters of it from and to others.
     assert traced.traffic.linked == pytest.approx(2 * (2 * 2 + 4) * parameters * 3 / 4, rel=0.01)
     assert Estimator(job(1), None).trace(complete(parse("micro_batch=2"))).traffic == Traffic()
+
+
+def test_the_code_around_each_parameter_takes_the_host_time_at_every_micro_step() -> None:
+    def operations(text: str) -> float:
+        work = estimated(f"{text},micro_batch=2", 2, sequences=4).work
+        assert work is not None
+        return work.operations
+
+    trained = len(Estimator(job(2), None).holdings(complete(parse("sharding=zero3,micro_batch=2"))).sizes)
+    assert trained == 2 + 9 * OF.config["num_hidden_layers"] + 1  # embedding and head; each layer's; the last norm
+    added = operations("sharding=zero3") - operations("sharding=zero2")
+    assert added == pytest.approx(2 * trained * PARAMETER_OPERATIONS, rel=0.02)
 
 
 def test_transfers_go_at_the_pace_of_the_links() -> None:
