@@ -108,7 +108,7 @@ def _of_compiler(job: Job) -> str:
         return f"{same}; how far trials are from that was measured on a processor alone"
     return (
         f"{same}. The compiler itself is taken to keep {format_bytes(COMPILED_LAYER_BYTES)} per layer: of 6 configs "
-        "trained on a processor with compilation, memory was 0.97 to 1.92 times the predicted, and a step took 0.86 to "
+        "trained on a processor with compilation, memory was 0.74 to 1.28 times the predicted, and a step took 0.86 to "
         "0.95 times as long as without it"
     )
 
@@ -163,11 +163,11 @@ def _kept_by_the_heap(config: Config) -> str:
     kept = "how much freed memory the C library keeps is an average over trials"
     if config["sharding"] != "none":
         return (
-            f"{kept} of one rank: of 10 predictions for two ranks half were off by more than 9 %, and those for zero3 "
-            "and fsdp were 14 to 45 % too low"
+            f"{kept} of one rank: of 10 predictions for two ranks half were off by more than 4 %, and those for zero3 "
+            "and fsdp were 13 to 38 % too low"
         )
     if config["offload"] != "none":
-        return f"{kept}: of 13 with offload half were off by less than 4 %, and the worst by 15 %"
+        return f"{kept}: of 13 with offload half were off by less than 4 %, and the worst by 14 %"
     return f"{kept}: half of them were off by less than 3 %, and the worst by 23 %"
 
 
