@@ -16,10 +16,10 @@ from tiny import STACK
 from unit.workers.test_ray_pool import actor_processes, completed
 
 from autofit.errors import EnvironmentLacks
-from autofit.estimate.assumptions import ranks_per_host
 from autofit.hardware import Hardware
 from autofit.outcome import Crashed, Fits, TimedOut
 from autofit.techniques import complete
+from autofit.techniques.job import ranks_per_host
 from autofit.trial import threads
 from autofit.trial.request import TrialRequest
 from autofit.trial.shared_memory import is_mapped
