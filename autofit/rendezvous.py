@@ -18,12 +18,15 @@ class Rendezvous:
     """0 to `ranks` - 1."""
     ranks: int
     """Processes that train together, one per device."""
+    ranks_here: int
+    """How many of them are on this rank's machine, which share its cores; 1 to `ranks`."""
     host: str
     """IPv4 address of rank 0's machine: loopback where all ranks are on one machine."""
     port: int
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.ranks, "a rank is one of its group"
+        assert 1 <= self.ranks_here <= self.ranks, "a rank is on its own machine"
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

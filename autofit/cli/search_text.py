@@ -48,9 +48,9 @@ def _regret(bound: float | None) -> str:
 def over_devices_text(found: OverDevices) -> str:
     """What each number of devices achieves, then the best of them in full."""
     rows = [("devices", "memory of each", "tokens/s", "of each", "config")]
-    for devices in sorted({*found.results, *found.nothing_fits}):
-        if devices in found.nothing_fits:
-            rows.append((str(devices), "", "", "", found.nothing_fits[devices]))
+    for devices in sorted({*found.results, *found.unanswered}):
+        if devices in found.unanswered:
+            rows.append((str(devices), "", "", "", str(found.unanswered[devices])))
             continue
         point = found.results[devices].recommendation.point
         speed = point.measurement.tokens_per_second

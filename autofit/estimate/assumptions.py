@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autofit.lattice import Config
 from autofit.techniques import Job
+from autofit.techniques.job import ranks_per_host
 from autofit.units import format_bytes
 
 ASSUMED = "assumed"
@@ -145,16 +146,6 @@ def _of_links(job: Job) -> list[str]:
 
     why = why_no_host_link(job.hardware)
     return [] if why is None else [f"the link to the host is PCIe 4.0 x16, because {why}"]
-
-
-def ranks_per_host(job: Job) -> int:
-    """Ranks that are taken to share one host's memory and disk: all, or as many as the host that was seen has devices.
-
-    Of a card of the catalog all are taken to be in one machine.
-    """
-    hardware, ranks = job.hardware, job.workload.devices
-    known = hardware.host_memory_bytes and not hardware.has_devices_for(ranks)
-    return max(1, hardware.count) if known else ranks
 
 
 def _kept_by_the_heap(config: Config) -> str:

@@ -62,7 +62,7 @@ class Estimate:
     devices: int = 1
     """Data-parallel ranks: device memory is that of each, speed that of all together."""
     ranks_per_host: int = 1
-    """Ranks taken to share one host's memory (`assumptions.ranks_per_host`)."""
+    """Ranks taken to share one host's memory (`techniques.job.ranks_per_host`)."""
     host_memory_bytes: int | None = None
     """Of one host; None where it is unknown, as for a card of the catalog."""
     gives_back_cache: bool = False
@@ -138,7 +138,8 @@ class Estimate:
 
     def timed(self, job: Job, rates: Rates | None) -> Estimate:
         """The same on the job's hosts, with the time that its work takes at `rates`, or without a time if None."""
-        from autofit.estimate.assumptions import assumptions, of_borrowed, ranks_per_host
+        from autofit.estimate.assumptions import assumptions, of_borrowed
+        from autofit.techniques.job import ranks_per_host
 
         borrowed = (of_borrowed(self.borrowed_error),) if self.borrowed_error else ()
         return replace(

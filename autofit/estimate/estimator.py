@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from autofit.catalog.models import shape
 from autofit.estimate.allocator import MIN_BLOCK
-from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, assumptions, ranks_per_host
+from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, assumptions
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import MicroSteps, updates
@@ -29,6 +29,7 @@ from autofit.estimate.work import Costs
 from autofit.lattice import Config
 from autofit.outcome import StepWork
 from autofit.techniques import Job
+from autofit.techniques.job import ranks_per_host
 
 SELECTIVE_OPERATION = 1.8
 """Host time per operation with selective checkpointing, which sees every operation from Python, over that with full

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from autofit.catalog.models import shape
-from autofit.estimate.assumptions import ranks_per_host
 from autofit.estimate.floor import floor_parts
 from autofit.estimate.libraries import Holdings, library
 from autofit.estimate.libraries.edit import plain
 from autofit.lattice import Config
 from autofit.techniques import Job
+from autofit.techniques.job import ranks_per_host
 
 
 def host_short_bytes(config: Config, job: Job) -> int:

@@ -6,10 +6,10 @@ import hashlib
 import json
 from typing import Any
 
-from autofit.estimate.assumptions import ranks_per_host
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.lattice import Config
 from autofit.techniques import Job
+from autofit.techniques.job import ranks_per_host
 
 
 class EstimateKeys:

@@ -13,6 +13,7 @@ from autofit.export.document import Emit, Export, Settings, Task, collect_known,
 from autofit.export.header import header
 from autofit.lattice import Value
 from autofit.techniques.deepspeed_settings import deepspeed_stage
+from autofit.techniques.optimizer import weight_decay
 from autofit.techniques.sharding import Sharding
 
 MIXED = {"bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}
@@ -62,7 +63,10 @@ def _deepspeed(task: Task) -> Settings:
     if task.recommendation.hardware.kind == "cpu":
         notes.append("DeepSpeed: accelerate supports it on accelerators only; on a CPU use Trainer with use_cpu=True")
     if distributed.on_host(task):
-        notes.append("optimizer=adamw: DeepSpeed creates it; a script without Trainer passes accelerate's DummyOptim")
+        notes.append(
+            "optimizer=adamw: DeepSpeed creates it; a script without Trainer passes accelerate's DummyOptim. The script"
+            f" sets weight_decay, of which {weight_decay('adamw')} was measured"
+        )
     text = json.dumps(distributed.deepspeed_config(task, filled=FILLED), indent=2)
     inside = {"deepspeed_config_file": text, "zero3_init_flag": deepspeed_stage(task.config) == 3}
     return settings(*notes, launch={"distributed_type": "DEEPSPEED", "deepspeed_config": inside})
@@ -109,7 +113,7 @@ def export_accelerate(task: Task) -> Export:
     top = header(
         task,
         needs="accelerate >= 1.15" + (", deepspeed >= 0.18" if distributed.by_deepspeed(task) else ""),
-        launch="accelerate launch --config_file THIS_FILE YOUR_SCRIPT",
+        launch=f"{distributed.threads(task)}accelerate launch --config_file THIS_FILE YOUR_SCRIPT",
         notes=made.notes,
     )
     return Export(text=f"{top}\n{yaml.dump(launch, Dumper=_Dumper, sort_keys=False)}", suffix=".yaml", notes=made.notes)

@@ -17,6 +17,7 @@ from autofit.export.header import header
 from autofit.export.yaml_document import CHOOSE, blocks
 from autofit.lattice import Value
 from autofit.techniques.adapters import alpha
+from autofit.techniques.optimizer import weight_decay
 from autofit.techniques.precision import Precision
 from autofit.techniques.sharding import Sharding
 from autofit.techniques.technique import MAX_GRADIENT_NORM
@@ -103,9 +104,9 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 def _optimizer(value: Value, task: Task) -> Settings:
     name = ta.named("optimizer", value, ta.OPTIMIZERS)
     if value != "adamw-8bit" or not distributed.by_fsdp(task):
-        return settings(training={"optimizer": name})
+        return settings(training={"optimizer": name, "weight_decay": weight_decay(value)})
     note = "optimizer=adamw-8bit: axolotl refuses bitsandbytes' with FSDP; torchao's stands in for it"
-    return settings(note, training={"optimizer": "adamw_torch_8bit"})
+    return settings(note, training={"optimizer": "adamw_torch_8bit", "weight_decay": weight_decay(value)})
 
 
 def _attention(value: Value, task: Task) -> Settings:
@@ -214,5 +215,5 @@ def _launch(task: Task) -> str:
     """For one device the others are hidden. Expandable segments are axolotl's default."""
     devices = task.workload.devices
     alone = devices == 1 and task.recommendation.hardware.kind == "cuda"
-    chosen = "CUDA_VISIBLE_DEVICES=0 " if alone else ""
-    return f"{chosen}axolotl train THIS_FILE --launcher accelerate -- --num_processes {devices}"
+    environment = distributed.threads(task) + ("CUDA_VISIBLE_DEVICES=0 " if alone else "")
+    return f"{environment}axolotl train THIS_FILE --launcher accelerate -- --num_processes {devices}"

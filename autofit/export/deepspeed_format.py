@@ -11,7 +11,7 @@ from autofit.export.document import Emit, Export, Settings, Task, collect_known,
 from autofit.lattice import Axis, Value
 from autofit.techniques.micro_batch import MicroBatch
 from autofit.techniques.offload import Offload
-from autofit.techniques.optimizer import Optimizer
+from autofit.techniques.optimizer import Optimizer, weight_decay
 from autofit.techniques.precision import Precision
 from autofit.techniques.sharding import Sharding
 
@@ -23,7 +23,7 @@ OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
 """`optimizer.type` and its arguments. The other optimizers used in trials are unknown to DeepSpeed."""
 
 FILLED = ("lr",)
-"""Optimizer arguments that are left to the user; all others have their usual values."""
+"""Optimizer arguments that are left to the user; the others are those of trials."""
 
 _WITHOUT_ZERO = {
     "none": "torch alone was measured; ZeRO is off here",
@@ -39,6 +39,7 @@ def _optimizer(value: Value, task: Task) -> Settings:
         return settings(f"optimizer={value}: DeepSpeed has no name for it: pass the optimizer to deepspeed.initialize")
     return settings(
         "learning rate: yours to choose: Trainer and accelerate fill in 'auto', deepspeed.initialize needs a number",
+        f"weight decay: {weight_decay(value)} was measured; Trainer and accelerate must be given the same",
         zero=own,
     )
 
@@ -47,14 +48,17 @@ def _named_optimizer(value: str) -> dict[str, object] | None:
     if value not in OPTIMIZERS:
         return None
     name, arguments = OPTIMIZERS[value]
-    return {"optimizer": {"type": name, "params": {"lr": "auto", **arguments}}}
+    return {"optimizer": {"type": name, "params": {"lr": "auto", "weight_decay": weight_decay(value), **arguments}}}
 
 
 def _sharding(value: Value, task: Task) -> Settings:
     """Everything in the file except the optimizer."""
     Sharding.axis.check(value)
     if distributed.by_deepspeed(task):
-        return settings(*distributed.nvme_notes(task), zero=distributed.deepspeed_config(task, filled=FILLED))
+        notes = distributed.nvme_notes(task)
+        if threads := distributed.threads(task).strip():
+            notes.append(f"threads: updates are made on the host: start with {threads}; launchers give one thread")
+        return settings(*notes, zero=distributed.deepspeed_config(task, filled=FILLED))
     notes = [f"sharding={value}: {_WITHOUT_ZERO[str(value).removesuffix('-no-reshard')]}"]
     if task.config["offload"] != "none":
         notes.append(f"offload={task.config['offload']}: nothing is offloaded here")

@@ -9,6 +9,7 @@ from autofit.export.document import Task
 from autofit.techniques import Job
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 from autofit.techniques.offload import WITH
+from autofit.techniques.optimizer import weight_decay
 from autofit.techniques.sharding import uses_deepspeed
 
 NVME_FOLDER = "/dev/null/choose-a-folder-on-nvme"
@@ -37,12 +38,24 @@ def on_host(task: Task) -> bool:
     return by_deepspeed(task) and task.config["offload"] != "none"
 
 
+def threads(task: Task) -> str:
+    """What to write before a launch line: as many threads per process for updates made on the host as trials have.
+
+    Otherwise torchrun (torch/distributed/run.py) and accelerate (utils/launch.py) start processes with one thread.
+    Empty where nothing is offloaded.
+    """
+    if task.config.get("offload") in (None, "none") or not offload_is_said(task):
+        return ""
+    devices = task.workload.devices
+    return f"OMP_NUM_THREADS=$({'nproc' if devices == 1 else f'($(nproc) / {devices})'}) "
+
+
 def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FOLDER) -> dict[str, Any]:
     """DeepSpeed's configuration as it was measured; `folder` is for offload=nvme.
 
     An optimizer that runs on the host is created by DeepSpeed, as only DeepSpeed knows the format of its states;
-    `filled` names its arguments that whatever reads the file fills in. One line is added that affects no step: in
-    stage 3, saved models are whole.
+    `filled` names its arguments that whatever reads the file fills in. The weight decay is stated unless it is one of
+    them: there it is 0 by default. One line is added that affects no step: in stage 3, saved models are whole.
     """
     recommendation = task.recommendation
     job = Job(
@@ -55,7 +68,8 @@ def deepspeed_config(task: Task, *, filled: Iterable[str], folder: str = NVME_FO
     if made["zero_optimization"]["stage"] == 3:
         made["zero_optimization"]["stage3_gather_16bit_weights_on_model_save"] = True
     if on_host(task):
-        made["optimizer"] = {"type": "AdamW", "params": dict.fromkeys(filled, "auto")}
+        stated = {"weight_decay": weight_decay(task.config["optimizer"])}
+        made["optimizer"] = {"type": "AdamW", "params": {**stated, **dict.fromkeys(filled, "auto")}}
     return made
 
 

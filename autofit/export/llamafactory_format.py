@@ -18,6 +18,7 @@ from autofit.export.distributed import (
     nvme_notes,
     reshards,
     sharded_layers,
+    threads,
 )
 from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
@@ -185,7 +186,8 @@ def _launch(task: Task) -> str:
     devices = task.workload.devices
     train = "llamafactory-cli train THIS_FILE learning_rate=YOURS dataset=YOURS template=YOURS"
     if devices > 1 or by_deepspeed(task):
-        return f"FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"  # it then asks for expandable segments by itself
+        # It then asks for expandable segments by itself.
+        return f"{threads(task)}FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"
     chosen = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
     segments = task.recommendation.point.measurement.expandable_segments
     return f"{chosen}{'PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ' if segments else ''}{train}"

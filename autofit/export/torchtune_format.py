@@ -48,6 +48,11 @@ def _shards(task: Task) -> bool:
     return task.workload.devices > 1 or distributed.by_fsdp(task)
 
 
+def _offloads(task: Task) -> bool:
+    """Whether torchtune can offload what the config offloads."""
+    return task.config.get("offload") == "params" and distributed.by_fsdp(task)
+
+
 def _recipe(task: Task) -> str:
     kind = "full" if task.config["method"] == "full" else "lora"
     return f"{kind}_finetune_{'distributed' if _shards(task) else 'single_device'}"
@@ -147,7 +152,7 @@ def _compilation(value: Value, task: Task) -> Settings:
 
 def _offload(value: Value, task: Task) -> Settings:
     Offload.axis.check(value)
-    possible = value == "params" and distributed.by_fsdp(task)
+    possible = _offloads(task)
     notes = []
     if value != "none" and not possible:
         notes.append(f"offload={value}: torchtune offloads parameters with FSDP alone; it is left out")
@@ -255,6 +260,7 @@ def _launch(task: Task) -> str:
     segments = task.recommendation.point.measurement.expandable_segments
     environment = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True " if segments else ""
     if _shards(task):
-        return f"{environment}tune run --nproc_per_node {devices} {_recipe(task)} --config THIS_FILE"
+        threads = distributed.threads(task) if _offloads(task) else ""
+        return f"{threads}{environment}tune run --nproc_per_node {devices} {_recipe(task)} --config THIS_FILE"
     chosen = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
     return f"{chosen}{environment}tune run {_recipe(task)} --config THIS_FILE"

@@ -8,6 +8,7 @@ from autofit.export.document import Settings, Task, settings
 from autofit.lattice import Config, Value
 from autofit.techniques.adapters import attention_projections
 from autofit.techniques.offload import Offload
+from autofit.techniques.optimizer import weight_decay
 from autofit.techniques.sharding import Sharding
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
@@ -100,14 +101,15 @@ def batch(value: Value, task: Task) -> Settings:
 
 
 def optimizer(value: Value, task: Task) -> Settings:
-    """The argument `optim`."""
+    """The argument `optim`, and the weight decay of trials."""
     notes = []
     if value == "adamw-foreach" and task.recommendation.hardware.kind == "cpu":
         notes.append(
             "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor at a time: less memory "
             "than was measured"
         )
-    return settings(*notes, training={"optim": named("optimizer", value, OPTIMIZERS)})
+    name = named("optimizer", value, OPTIMIZERS)
+    return settings(*notes, training={"optim": name, "weight_decay": weight_decay(value)})
 
 
 def compilation(value: Value, task: Task) -> Settings:

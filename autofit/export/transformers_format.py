@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config, machine_notes
+from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
 from autofit.export.document import Code, Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
 from autofit.export.measured_code import Excerpt, excerpt
@@ -204,9 +204,7 @@ def _launch(task: Task) -> str:
     as trials number them, device 0 is the same card everywhere; by default CUDA numbers by speed."""
     devices = task.workload.devices
     if devices > 1 or by_deepspeed(task):
-        updates_on_host = devices > 1 and task.config["offload"] != "none"
-        threads = f"OMP_NUM_THREADS=$(($(nproc) / {devices})) " if updates_on_host else ""  # torchrun sets it to 1
-        return f"{threads}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
+        return f"{threads(task)}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
     if task.recommendation.hardware.kind != "cuda":
         return "python THIS_FILE TOKENS.pt"
     return "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 python THIS_FILE TOKENS.pt"

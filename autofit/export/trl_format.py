@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, machine_notes, nvme_notes
+from autofit.export.distributed import by_deepspeed, by_fsdp, machine_notes, nvme_notes, threads
 from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
 from autofit.export.yaml_document import CHOOSE, blocks, lines
@@ -138,11 +138,11 @@ def export_trl(task: Task) -> Export:
         ),
         collect(TABLE, task),
     )
-    launcher = " --use_deepspeed" if by_deepspeed(task) else ""
+    processes = f"--num_processes {workload.devices}{' --use_deepspeed' if by_deepspeed(task) else ''}"
     top = header(
         task,
         needs="trl >= 1.16, transformers >= 5.17",
-        launch=f"trl sft --config THIS_FILE --learning_rate YOURS --num_processes {workload.devices}{launcher}",
+        launch=f"{threads(task)}trl sft --config THIS_FILE --learning_rate YOURS {processes}",
         notes=made.notes,
     )
     parts = [top]

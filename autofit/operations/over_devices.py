@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autofit.errors import NothingFits
+from autofit.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import SearchResult, search
 from autofit.operations.shortfall import Shortfall
@@ -22,8 +22,8 @@ class OverDevices:
 
     results: Mapping[int, SearchResult]
     """By number of devices, ascending."""
-    nothing_fits: Mapping[int, str]
-    """Numbers of devices on which nothing fits, each with the reason."""
+    unanswered: Mapping[int, AutofitError]
+    """Numbers of devices whose search found nothing, each with the reason: nothing fits, or nothing could be run."""
 
     @property
     def best(self) -> SearchResult:
@@ -34,18 +34,20 @@ class OverDevices:
     @property
     def left_out(self) -> tuple[int, ...]:
         """The smaller numbers of devices that were not searched, because they do not divide the global batch."""
-        searched = {*self.results, *self.nothing_fits}
+        searched = {*self.results, *self.unanswered}
         return tuple(n for n in range(1, max(searched)) if n not in searched)
 
     def to_json(self) -> dict[str, Any]:
         """The best search's result, all of them in `by_devices`, and `left_out`."""
-        counts = sorted({*self.results, *self.nothing_fits})
+        counts = sorted({*self.results, *self.unanswered})
         entries = [self._entry(n) for n in counts]
         return {**self.best.to_json(), "by_devices": entries, "devices_left_out": list(self.left_out)}
 
     def _entry(self, devices: int) -> dict[str, Any]:
-        if devices in self.nothing_fits:
-            return {"devices": devices, "outcome": "nothing_fits", "reason": self.nothing_fits[devices]}
+        if devices in self.unanswered:
+            reason = self.unanswered[devices]
+            outcome = "nothing_fits" if isinstance(reason, NothingFits) else "failed"
+            return {"devices": devices, "outcome": outcome, "reason": str(reason)}
         found = self.results[devices]
         speed = found.recommendation.point.measurement.tokens_per_second
         return {"devices": devices, "tokens_per_second_per_device": speed / devices, **found.to_json()}
@@ -78,20 +80,27 @@ def search_over_devices(
     """Search with each number of devices of `requests_over_devices`; `max_trials` applies to each.
 
     Like `search`, it resumes where it was interrupted. Raises `NothingFits` only if nothing fits on any of these
-    numbers, and otherwise what `requests_over_devices` and `search` raise.
+    numbers, and otherwise what `requests_over_devices` and `search` raise; but once a number has been answered, a
+    smaller one that cannot be searched (its space has nothing for it, or none of its trials ran) costs no more than its
+    own answer.
     """
     results: dict[int, SearchResult] = {}
-    reasons: dict[int, str] = {}
-    last: NothingFits | None = None
+    reasons: dict[int, AutofitError] = {}
     # From the largest number down, so that missing devices, or a space with nothing for them, are reported at once.
     for devices, asked in reversed(requests_over_devices(request).items()):
         try:
             results[devices] = search(asked, report)
         except NothingFits as failure:
-            reasons[devices], last = str(failure), failure
+            reasons[devices] = failure
+        except StoreError:
+            raise  # it is of no number of devices
+        except (UsageError, EnvironmentLacks) as failure:
+            if not results:
+                raise
+            reasons[devices] = failure
     if results:
-        return OverDevices(results=dict(sorted(results.items())), nothing_fits=dict(sorted(reasons.items())))
-    assert last is not None, "there is at least one device"
+        return OverDevices(results=dict(sorted(results.items())), unanswered=dict(sorted(reasons.items())))
+    last = reasons[1]
     said = "; ".join(f"on {n} device{'s' * (n > 1)}: {reason}" for n, reason in sorted(reasons.items()))
     if isinstance(last, Shortfall):
         raise Shortfall(said, memory_limit_bytes=last.memory_limit_bytes, closest=last.closest) from last

@@ -20,3 +20,13 @@ class Job:
     expandable_segments: bool | None = None
     """Whether CUDA's allocator gets the expandable segments that every trial asks for; None where that is not known,
     and an estimate takes it that it does."""
+
+
+def ranks_per_host(job: Job) -> int:
+    """Ranks that are taken to share one host's memory and disk: all, or as many as the host that was seen has devices.
+
+    Of a card of the catalog all are taken to be in one machine.
+    """
+    hardware, ranks = job.hardware, job.workload.devices
+    known = hardware.host_memory_bytes and not hardware.has_devices_for(ranks)
+    return max(1, hardware.count) if known else ranks

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autofit.lattice import Axis, Config
+from autofit.lattice import Axis, Config, Value
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
 from autofit.workload import Effect
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
 LEARNING_RATE = 3e-5
 """Small enough that thirty steps on one batch stay finite with every optimizer, large enough that five of them lower
 its loss by more than 16-bit rounding, which every trial checks. It affects neither memory nor time."""
+
+
+def weight_decay(optimizer: Value) -> float:
+    """The trials' weight decay, which exports state: 0.01 for every AdamW, the default of torch and bitsandbytes, and 0
+    for the others, the default of each. DeepSpeed and transformers' Trainer have 0 for AdamW, too; Trainer's own
+    optimizers leave norms and biases out of it, which trials do not."""
+    return 1e-2 if "adamw" in str(optimizer) else 0.0
 
 
 class Optimizer(Technique):

@@ -15,6 +15,7 @@ from autofit.errors import EnvironmentLacks
 from autofit.lattice import Config
 from autofit.techniques import Job
 from autofit.techniques.deepspeed_settings import locked_elements
+from autofit.techniques.job import ranks_per_host
 from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.units import format_bytes
 
@@ -27,15 +28,16 @@ LOCKS_ALL = 14
 
 
 def needed_bytes(config: Config, job: Job) -> int:
-    """Bytes that DeepSpeed writes for `config`, all ranks together, as if on a single disk: the parameters, and Adam's
-    four tensors for each trained parameter. Every adapter is counted as if its layer's matrix were square: 2 * rank /
-    hidden_size of the layer's weights."""
+    """Bytes that DeepSpeed writes on one machine for `config`: its ranks' shares of the parameters, and of Adam's four
+    tensors for each trained parameter. Every adapter is counted as if its layer's matrix were square: 2 * rank /
+    hidden_size of the layer's weights. Each machine is taken to have a disk of its own."""
     kept, used = _widths(config)
     model = shape(job.model)
     trained = float(model.parameters)
     if config["method"] != "full":
         trained = model.linear_parameters * 2 * config.number("rank") / model.hidden_size
-    return int(model.parameters * used + trained * ADAM_COPIES * kept)
+    here = ranks_per_host(job) / job.workload.devices
+    return int(here * (model.parameters * used + trained * ADAM_COPIES * kept))
 
 
 def locked_bytes(config: Config, job: Job) -> int:
@@ -98,9 +100,8 @@ def lockable_bytes() -> int | None:
 def require_on_all_ranks(config: Config, job: Job) -> Path:
     """`require` on every rank of the default process group before any of them proceeds; all ranks must call this.
 
-    Each rank checks for itself, and for the space that all ranks need together, because no rank knows which others
-    share its host and disk. None writes before all have checked: its files would reduce the free space that the others
-    find.
+    Each rank checks for itself, and for the space that all ranks of its machine need together. None writes before all
+    have checked: its files would reduce the free space that the others find.
     """
     import torch
 

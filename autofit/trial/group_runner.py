@@ -44,7 +44,7 @@ class GroupRunner:
         with ThreadPoolExecutor(ranks, thread_name_prefix="autofit-rank") as threads:
             running = {}
             for rank, runner in enumerate(self._runners):
-                place = Rendezvous(rank=rank, ranks=ranks, host=LOOPBACK, port=port)
+                place = Rendezvous(rank=rank, ranks=ranks, ranks_here=ranks, host=LOOPBACK, port=port)
                 running[threads.submit(runner.run, replace(request, rendezvous=place))] = rank
             try:
                 while running:

@@ -24,8 +24,8 @@ from autofit.trial.meter import MemoryReading, Meter, meter_for
 from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import cores
 from autofit.trial.steps import Progress, Steps
+from autofit.trial.threads import threads_per_rank, use_threads
 
 MIN_REPEATS, MAX_REPEATS = 3, 30
 STEADY_SPREAD = 0.02
@@ -61,11 +61,9 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     job = request.job
     host_before = process_memory.read().resident
     progress("setup")
-    meter = meter_for(job.hardware, request.rendezvous.ranks if request.rendezvous is not None else 1)
+    use_threads(threads_per_rank(request.rendezvous))
+    meter = meter_for(job.hardware)
     ranks = _joined(request, progress, listener)
-    if ranks.size > 1:
-        # Otherwise each rank would use all of its host's cores for the updates made there.
-        torch.set_num_threads(max(1, cores() // ranks.size))
     meter.enforce(request.memory_limit_bytes)
     torch.manual_seed(job.workload.seed)
     progress("build")

@@ -81,9 +81,8 @@ class CpuMeter:
 
     leak_noise_bytes = 4 * MIB  # the heap's noise: freed memory is returned late and not in full
 
-    def __init__(self, hardware: Hardware, ranks: int = 1) -> None:
+    def __init__(self) -> None:
         self.device = torch.device("cpu")
-        torch.set_num_threads(max(1, hardware.cores // ranks))  # the ranks of a group share the machine's cores
         # Starts the thread pools, whose stacks are not part of the trial's memory.
         torch.ones(1 << 20).sum()
         process_memory.reset_peak()
@@ -296,11 +295,10 @@ class CudaMeter:
         )
 
 
-def meter_for(hardware: Hardware, ranks: int = 1) -> Meter:
-    """The meter for a kind of device, for one of a group of `ranks` processes; raises `ValueError` for a kind without
-    peak counters."""
+def meter_for(hardware: Hardware) -> Meter:
+    """The meter for a kind of device; raises `ValueError` for a kind without peak counters."""
     if hardware.kind == "cpu":
-        return CpuMeter(hardware, ranks)
+        return CpuMeter()
     if hardware.kind == "cuda":
         return CudaMeter(hardware)
     raise ValueError(f"no memory meter for device kind {hardware.kind!r}")

@@ -229,7 +229,7 @@ class RayPool:
         if ranks > 1:
             # Nothing blocks here: Ray passes each answer on as the next call's argument.
             place = actors[0].listen.remote(*[actor.address.remote() for actor in actors])
-        answers = {actor.run.remote(asked, place, rank, ranks): rank for rank, actor in enumerate(actors)}
+        answers = {actor.run.remote(asked, place, rank): rank for rank, actor in enumerate(actors)}
         self._running.append(
             _Running(
                 worker=worker,

@@ -50,19 +50,18 @@ class TrialActor:
         return None if lacking is None else f"on {self.address()}: {lacking}"
 
     def listen(self, *addresses: str) -> dict[str, Any]:
-        """Open the place on this machine where the next trial's ranks meet; `addresses` are those of all ranks."""
+        """Open the place on this machine where the next trial's ranks meet; `addresses` are those of all ranks, in
+        their order."""
         host = LOOPBACK if len(set(addresses)) == 1 else self.address()
-        return {"host": host, "port": self._runner.listen(host)}
+        return {"host": host, "port": self._runner.listen(host), "addresses": list(addresses)}
 
-    def run(
-        self, request: dict[str, Any], place: dict[str, Any] | None = None, rank: int = 0, ranks: int = 1
-    ) -> dict[str, Any]:
+    def run(self, request: dict[str, Any], place: dict[str, Any] | None = None, rank: int = 0) -> dict[str, Any]:
         """Run one request (in a trial of several ranks, one of them), given as JSON; its outcome and seconds."""
         from autofit.outcome import outcome_to_json
 
         asked = TrialRequest.from_json(request)
         if place is not None:
-            asked = replace(asked, rendezvous=Rendezvous(rank=rank, ranks=ranks, **place))
+            asked = replace(asked, rendezvous=rendezvous_at(place, rank))
         with self._speaking:
             self._place = place
         try:
@@ -77,3 +76,15 @@ class TrialActor:
         with self._speaking:
             if self._place == place:
                 self._runner.stop()
+
+
+def rendezvous_at(place: dict[str, Any], rank: int) -> Rendezvous:
+    """The rendezvous of one rank at a place that `TrialActor.listen` has opened."""
+    addresses = place["addresses"]
+    return Rendezvous(
+        rank=rank,
+        ranks=len(addresses),
+        ranks_here=addresses.count(addresses[rank]),
+        host=place["host"],
+        port=place["port"],
+    )

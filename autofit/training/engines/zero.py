@@ -168,13 +168,13 @@ def _adam_on_host(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     """DeepSpeed's CPU Adam, with the settings of torch's AdamW."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    from autofit.techniques.optimizer import LEARNING_RATE
+    from autofit.techniques.optimizer import LEARNING_RATE, weight_decay
 
     trained = [p for p in module.parameters() if p.requires_grad]
     made: torch.optim.Optimizer = DeepSpeedCPUAdam(
         trained,
         lr=LEARNING_RATE,
-        weight_decay=1e-2,
+        weight_decay=weight_decay("adamw"),
         adamw_mode=True,
         fp32_optimizer_states=plan.trained_dtype == torch.float32,
     )

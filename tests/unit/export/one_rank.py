@@ -54,6 +54,11 @@ def losses(trainer: Any) -> list[float]:
     return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
+def weight_decay(optimizer: torch.optim.Optimizer) -> float:
+    """The largest of its groups': Trainer leaves norms out of it."""
+    return float(max(group["weight_decay"] for group in optimizer.param_groups))
+
+
 def facts(trainer: Any) -> dict[str, Any]:
     """What the libraries made of the script."""
     found: dict[str, Any] = {
@@ -61,6 +66,7 @@ def facts(trainer: Any) -> dict[str, Any]:
         "model": type(trainer.model_wrapped).__name__,
         "optimizer": type(getattr(trainer.optimizer.optimizer, "optimizer", trainer.optimizer.optimizer)).__name__,
     }
+    found["weight_decay"] = weight_decay(trainer.optimizer)
     if trainer.is_deepspeed_enabled:
         found["deepspeed"] = trainer.model_wrapped.config
     if trainer.is_fsdp_enabled:
@@ -92,7 +98,11 @@ def by_deepspeed_alone(file: Path, source: Path, tokens: torch.Tensor) -> dict[s
             step += loss.detach() / len(own)
         torch.distributed.all_reduce(step)
         found.append(step.item() / engine.world_size)
-    return {"losses": found, "optimizer": type(engine.optimizer.optimizer).__name__}
+    return {
+        "losses": found,
+        "optimizer": type(engine.optimizer.optimizer).__name__,
+        "weight_decay": weight_decay(engine.optimizer),
+    }
 
 
 def trained(case: dict[str, Any]) -> dict[str, Any]:

@@ -157,6 +157,7 @@ def test_deepspeed_parses_its_file(offload: str, sharding: str, precision: str) 
         else:
             assert zero[key] == value, key
     assert found.optimizer_params["lr"] == "auto"
+    assert found.optimizer_params["weight_decay"] == 0.01
 
 
 def test_deepspeed_has_few_optimizers() -> None:
@@ -175,7 +176,7 @@ def subjects(form: str, **values: Any) -> list[str]:
 
 def test_notes_of_deepspeed() -> None:
     script = "attention=sdpa, checkpointing=none, compile=False, loss=full, method=full"
-    assert subjects("deepspeed", sharding="zero2") == ["ranks", "learning rate", script]
+    assert subjects("deepspeed", sharding="zero2") == ["ranks", "learning rate", "weight decay", script]
     assert subjects("deepspeed", sharding="zero3", offload="nvme")[1] == "offload=nvme"
     assert subjects("deepspeed", sharding="fsdp")[1] == "sharding=fsdp"
     assert subjects("deepspeed", sharding="none", precision="bf16")[1:3] == ["sharding=none", "precision=bf16"]
@@ -193,6 +194,26 @@ def test_notes_of_accelerate() -> None:
     assert subjects("accelerate", sharding="zero3", offload="nvme")[:-1] == ["offload=nvme", "optimizer=adamw"]
     on_cpu = made("accelerate", sharding="zero2", kind="cpu").notes
     assert any("on accelerators only" in note for note in on_cpu)
+
+
+LAUNCHERS = ["transformers", "trl", "accelerate", "axolotl", "llamafactory", "torchtune", "deepspeed"]
+
+
+@pytest.mark.parametrize("form", LAUNCHERS)
+def test_updates_on_the_host_have_all_its_cores(form: str) -> None:
+    """Which no launcher gives them by itself: torchrun and accelerate set one thread per process."""
+
+    def starts_with(threads: str, **values: Any) -> bool:
+        start = "start with " if form == "deepspeed" else "# Launch:    "
+        made_text = made(form, **values)
+        return f"{start}{threads}" in made_text.text + "".join(made_text.notes)
+
+    sharding = "fsdp" if form == "torchtune" else "zero3"
+    assert starts_with("OMP_NUM_THREADS=$(($(nproc) / 2))", sharding=sharding, offload="params")
+    assert starts_with("OMP_NUM_THREADS=$(nproc)", sharding=sharding, offload="params", devices=1)
+    assert not starts_with("OMP_NUM_THREADS", sharding=sharding)
+    if form in ("transformers", "torchtune"):
+        assert not starts_with("OMP_NUM_THREADS", sharding="zero1", offload="params"), "it is left out"
 
 
 @pytest.mark.parametrize(

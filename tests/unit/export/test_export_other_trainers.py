@@ -109,6 +109,7 @@ def test_axolotl_says_what_the_config_says(some: list[Recommendation]) -> None:
         assert ("selective_checkpointing" in found) is (value == "selective")
         refused = config["optimizer"] == "adamw-8bit" and config.text("sharding").startswith("fsdp")
         assert found["optimizer"] == ("adamw_torch_8bit" if refused else OPTIM[config.text("optimizer")])
+        assert found["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
         switches = {key: value for key, value in found.items() if key.startswith("liger_")}
         assert [key for key, value in switches.items() if value] == (
             ["liger_fused_linear_cross_entropy"] if config["loss"] == "fused" else []
@@ -130,6 +131,7 @@ def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> N
         assert (found["disable_gradient_checkpointing"], found["use_reentrant_gc"]) == (value == "none", False)
         assert found.get("use_unsloth_gc", False) is (value == "offload")
         assert found["optim"] == OPTIM[config.text("optimizer")]
+        assert found["weight_decay"] == (0.01 if "adamw" in config.text("optimizer") else 0.0)
         assert found["cutoff_len"] + 1 == recommendation.workload.seq_len  # packed sequences have one token more
         offloads = config.text("sharding").startswith("fsdp") and config["offload"] == "params"
         assert ("offload" in found.get("fsdp", "")) is offloads

@@ -46,6 +46,7 @@ def check_training(config: Config, args: Any, recommendation: Recommendation) ->
     assert args.bf16 is (config["precision"] in ({"bf16-mixed", "bf16"} if args.deepspeed else {"bf16-mixed"}))
     assert args.fp16 is (config["precision"] == "fp16-mixed")
     assert args.optim.value == OPTIM[config.text("optimizer")]
+    assert args.weight_decay == (0.01 if "adamw" in config.text("optimizer") else 0.0)
     # Measured are trials that compile the decoder alone, and that wait for nothing within a step.
     assert args.torch_compile is False
     assert args.logging_nan_inf_filter is False
@@ -123,7 +124,8 @@ def test_folder_for_nvme_must_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None
 def test_launcher_starts_a_rank_for_each_device(devices: int) -> None:
     offload = {"offload": "optimizer"} if devices == 1 else {"sharding": "fsdp"}
     text = make(make_recommendation(make_config(**offload), devices=devices)).text
-    assert f"# Launch:    torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt\n" in text
+    threads = "OMP_NUM_THREADS=$(nproc) " if devices == 1 else ""
+    assert f"# Launch:    {threads}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt\n" in text
 
 
 @pytest.mark.parametrize(

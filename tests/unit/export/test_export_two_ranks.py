@@ -11,19 +11,20 @@ import pytest
 import tiny
 import torch
 from export_samples import imported, make_config, make_recommendation
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from autofit.catalog import models as catalog
 from autofit.export import export
 from autofit.hardware import Hardware
 from autofit.lattice import Value
+from autofit.techniques.optimizer import FACTORIES
 from autofit.training.build import make_plan
 from tests.group import on_ranks
 from tests.tiny import FSDP_TAKES_QLORA
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 
-SEQ_LEN, STEPS = 16, 3
+SEQ_LEN, STEPS, RATE = 16, 3, 1e-2
 CASES: dict[str, dict[str, Value]] = {
     "a-zero3": {"sharding": "zero3", "loss": "chunked"},  # first: nothing else has started DeepSpeed for it
     "ddp": {"sharding": "ddp"},
@@ -40,17 +41,17 @@ ALONE: dict[str, dict[str, Value]] = {
     "alone-zero3": {"sharding": "zero3", "offload": "params"},
 }
 """For `deepspeed.initialize`, without Trainer."""
+DECAYS_ALL = ("zero2-optimizer", "zero3-params", *ALONE)
+"""Where DeepSpeed makes the optimizer, norms decay, too; Trainer leaves them out."""
 
 
 def written(form: str, source: Path, values: dict[str, Value], *, devices: int = 2, hardware: Hardware) -> str:
-    """The export of the config, with a learning rate and no weight decay, as Trainer has it by default."""
+    """The export of the config, with a learning rate."""
     config = make_config(**{"precision": "fp32", "micro_batch": 1, **values})
     recommendation = make_recommendation(config, seq_len=SEQ_LEN, global_batch=4, devices=devices)
     recommendation = replace(recommendation, hardware=hardware)
     text = export(recommendation, format=form, source=str(source)).text
-    return text.replace("LEARNING_RATE = None", "LEARNING_RATE = 1e-2").replace(
-        '"lr": "auto"', '"lr": 0.01, "weight_decay": 0'
-    )
+    return text.replace("LEARNING_RATE = None", f"LEARNING_RATE = {RATE}").replace('"lr": "auto"', f'"lr": {RATE}')
 
 
 @pytest.fixture(scope="module")
@@ -85,23 +86,34 @@ def results(folder: Path, compiled_adam: None) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
-    """Losses on one device, by method."""
+    """Losses on one device, by method; of `norms too`, all weights decay."""
     tokens = torch.load(folder / "tokens.pt")
-    found = {}
-    for method in ("full", "lora", "qlora"):
-        values: dict[str, Value] = {"method": method}
-        text = written("transformers", folder / "model", values, devices=1, hardware=tiny.CPU_HARDWARE)
-        found[method] = one_rank.losses(one_rank.train(imported(text), tokens, tmp_path_factory.mktemp("run")))
+
+    def losses(method: str) -> list[float]:
+        text = written("transformers", folder / "model", {"method": method}, devices=1, hardware=tiny.CPU_HARDWARE)
+        return one_rank.losses(one_rank.train(imported(text), tokens, tmp_path_factory.mktemp("run")))
+
+    found = {method: losses(method) for method in ("full", "lora", "qlora")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Trainer, "get_decay_parameter_names", lambda self, model: dict(model.named_parameters()))
+        found["norms too"] = losses("full")
     return found
 
 
 @pytest.mark.parametrize("name", [*CASES, *ALONE])
 def test_losses_are_those_of_one_device(name: str, results: dict[str, Any], plain: dict[str, list[float]]) -> None:
     values = {**CASES, **ALONE}[name]
-    expected = plain[str(values.get("method", "full"))]
+    expected = plain["norms too" if name in DECAYS_ALL else str(values.get("method", "full"))]
     assert expected[-1] < expected[0] - 0.1
     noise = 1e-2 if "precision" in values else 1e-5
     assert results[name]["losses"] == pytest.approx(expected, rel=noise)
+
+
+@pytest.mark.parametrize("name", [*CASES, *ALONE])
+def test_weights_decay_as_in_trials(name: str, results: dict[str, Any]) -> None:
+    """Where DeepSpeed makes the optimizer, and where Trainer does."""
+    module = torch.nn.Linear(1, 1)
+    assert results[name]["weight_decay"] == one_rank.weight_decay(FACTORIES["adamw"](module)) > 0
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "zero" in name])

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import OPTIONS, STACK, make_job
+from unit.operations.made_trials import HARDWARE, OPTIONS, STACK, make_job
 
 from autofit.errors import UsageError
 from autofit.hardware import Hardware
@@ -214,6 +214,17 @@ def test_the_default_space_is_the_devices() -> None:
     assert default_space(make_job().hardware, 1) == "single-gpu"
     assert default_space(CPU, 2) == "multi-cpu"
     assert default_space(make_job().hardware, 2) == "multi-gpu"
+
+
+def test_the_space_of_several_gpus_offloads_on_one_as_well() -> None:
+    """So one space can be searched with every number of devices; that of offload on one GPU is refused for several."""
+    stack = replace(STACK, deepspeed="0.19.8")
+    for space, devices, offloads in (("multi-gpu", 1, True), ("single-gpu", 1, False), ("multi-gpu", 2, True)):
+        job = replace(make_job(replace(OPTIONS, devices=devices), hardware=HARDWARE), stack=stack)
+        found = {c["offload"] for c in narrow(load_space(space), Goal(), job).lattice.configs}
+        assert found == ({"none", "optimizer", "params", "nvme"} if offloads else {"none"}), space
+    with pytest.raises(UsageError, match="space offload has no config"):
+        narrow(load_space("offload"), Goal(), job)
 
 
 @pytest.mark.parametrize("batch", [0, -1, -64])

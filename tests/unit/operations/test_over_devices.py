@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import OPTIONS
+from unit.operations.made_trials import OPTIONS, crashed
 from unit.operations.made_world import World
 
 from autofit.cli.search_text import over_devices_text
-from autofit.errors import NothingFits, UsageError
+from autofit.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.operations import SearchRequest, search_over_devices
 from autofit.operations.over_devices import requests_over_devices
 from autofit.outcome import Outcome, OutOfMemory
@@ -19,6 +19,15 @@ from autofit.trial.request import TrialRequest
 from autofit.units import GIB
 
 TWO = replace(OPTIONS, devices=2)
+TWO_ONLY = """
+purpose: Offload by FSDP, and on one device by DeepSpeed, whose operations must be compiled for it.
+axes:
+  method: [full]
+  optimizer: [adamw]
+  micro_batch: [1]
+  offload: [params]
+  sharding: [fsdp]
+"""
 
 
 @pytest.fixture
@@ -61,7 +70,7 @@ def test_only_numbers_that_divide_the_global_batch_each_with_its_share_of_the_ti
 
 def test_every_number_of_devices_is_searched_in_its_own_space(world: World, request_: SearchRequest) -> None:
     found = search_over_devices(request_)
-    assert list(found.results) == [1, 2] and not found.nothing_fits
+    assert list(found.results) == [1, 2] and not found.unanswered
     points = {n: r.recommendation.point for n, r in found.results.items()}
     assert points[1].config["sharding"] == "none" and points[2].config["sharding"] != "none"
     batches = {n: r.frontier.workload.batch_per_device for n, r in found.results.items()}
@@ -85,7 +94,7 @@ def test_as_json_the_best_stands_first_and_every_number_beside_it(world: World, 
 def test_smaller_numbers_that_were_not_searched_are_named(world: World, request_: SearchRequest) -> None:
     found = search_over_devices(request_)
     assert found.left_out == () and "Left out" not in over_devices_text(found)
-    more = replace(found, nothing_fits={4: "made"})
+    more = replace(found, unanswered={4: NothingFits("made")})
     assert more.to_json()["devices_left_out"] == [3]
     said = "Left out, because the global batch of 4 is not a multiple of them: 3 devices"
     assert said in over_devices_text(more).splitlines()
@@ -102,7 +111,7 @@ def test_a_second_run_is_answered_from_the_store(world: World, request_: SearchR
 def test_where_one_device_is_too_small_the_others_answer(world: World, request_: SearchRequest) -> None:
     world.special = failing_on(1)
     found = search_over_devices(request_)
-    assert list(found.results) == [2] and list(found.nothing_fits) == [1]
+    assert list(found.results) == [2] and list(found.unanswered) == [1]
     text = over_devices_text(found)
     rows = text.splitlines()
     assert rows[0].split() == ["devices", "memory", "of", "each", "tokens/s", "of", "each", "config"]
@@ -110,6 +119,38 @@ def test_where_one_device_is_too_small_the_others_answer(world: World, request_:
     speed = found.best.recommendation.point.measurement.tokens_per_second
     assert rows[2].split()[0] == "2" and f"{speed / 2:,.0f}" in rows[2]
     assert found.to_json()["by_devices"][0]["outcome"] == "nothing_fits"
+
+
+def crashing_on(devices: int) -> Callable[[TrialRequest], Outcome | None]:
+    return lambda request: crashed() if request.job.workload.devices == devices else None
+
+
+def test_a_smaller_number_whose_trials_all_crash_keeps_the_answer_of_the_larger(
+    world: World, request_: SearchRequest
+) -> None:
+    world.special = crashing_on(1)
+    found = search_over_devices(request_)
+    assert list(found.results) == [2] and list(found.unanswered) == [1]
+    assert isinstance(found.unanswered[1], EnvironmentLacks)
+    assert found.to_json()["by_devices"][0]["outcome"] == "failed"
+    assert str(found.unanswered[1]) in over_devices_text(found)
+
+
+def test_a_space_without_anything_for_a_smaller_number_answers_for_the_larger(
+    world: World, request_: SearchRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "space.yaml").write_text(TWO_ONLY)
+    found = search_over_devices(replace(request_, space=str(tmp_path / "space.yaml")))
+    assert list(found.results) == [2]
+    assert isinstance(found.unanswered[1], UsageError), found.unanswered
+
+
+def test_what_fails_before_any_answer_is_told_at_once(world: World, request_: SearchRequest) -> None:
+    world.special = crashing_on(2)
+    with pytest.raises(EnvironmentLacks):
+        search_over_devices(request_)
+    assert {request.job.workload.devices for pool in world.pools for request in pool.submitted} == {2}
 
 
 def test_nothing_fits_only_if_nothing_does_anywhere(world: World, request_: SearchRequest) -> None:

@@ -68,6 +68,7 @@ def test_each_name_makes_its_optimizer_for_all_that_is_trained(name: str) -> Non
         held = {id(p) for group in made.param_groups for p in group["params"]}
         assert held == {id(p) for p in step.module.parameters() if p.requires_grad}
         assert all(group["lr"] == module.LEARNING_RATE for group in made.param_groups)
+        assert all((group["weight_decay"] or 0.0) == module.weight_decay(name) for group in made.param_groups)
 
 
 @pytest.mark.parametrize(

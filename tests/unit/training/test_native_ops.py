@@ -23,8 +23,9 @@ from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.training import native_ops, nvme
 from autofit.training.build import build
 from autofit.training.requirements import cannot_here
+from autofit.units import GIB
 from tests.compiled import compiled
-from tests.tiny import CPU, STACK, config, job
+from tests.tiny import CPU, CUDA_HARDWARE, STACK, config, job
 
 
 @pytest.fixture
@@ -321,6 +322,16 @@ def test_the_folder_must_have_room(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "disk_usage", lambda folder: usage(needed, 1, needed - 1))
     with pytest.raises(EnvironmentLacks, match="free some space"):
         nvme.require(NVME, job())
+
+
+def test_a_machine_needs_room_for_its_own_ranks_only() -> None:
+    """A worker of a cluster sees one device; the machine's count is that of the ranks that Ray has put on it."""
+    whole = nvme.needed_bytes(NVME, job())
+    for count, share in ((1, 1 / 8), (2, 1 / 4), (8, 1)):
+        many = job(devices=8, global_batch=8)
+        many = replace(many, hardware=replace(CUDA_HARDWARE, count=count, host_memory_bytes=GIB))
+        assert nvme.needed_bytes(NVME, many) == int(share * whole)
+    assert nvme.needed_bytes(NVME, job(devices=8, global_batch=8)) == whole, "on a processor all are on one machine"
 
 
 def test_what_killed_trials_have_left_takes_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -144,6 +144,18 @@ def leaking_on_rank_1(data: Mapping[str, Any]) -> None:
     CpuMeter.in_use = lambda self: rank * next(grown) * 16 * 1024**2  # type: ignore[method-assign]
 
 
+def says_threads(data: Mapping[str, Any]) -> None:
+    """Fails in its first update, with the number of threads that it is made with."""
+    from autofit.training.step import TrainingStep
+
+    def update(self: TrainingStep, *args: Any, **kwargs: Any) -> None:
+        import torch
+
+        raise ValueError(f"{torch.get_num_threads()} threads, OpenMP {os.environ.get('OMP_NUM_THREADS')}")
+
+    TrainingStep.update = update  # type: ignore[method-assign]
+
+
 def never_synchronises(data: Mapping[str, Any]) -> None:
     """Each rank updates the weights with its own gradients."""
     from autofit.training.engines.ddp import DdpEngine
@@ -161,6 +173,7 @@ CHANGES = {
         nan_on_rank_1,
         greedy_on_rank_1,
         leaking_on_rank_1,
+        says_threads,
         never_synchronises,
     )
 }

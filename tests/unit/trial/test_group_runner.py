@@ -23,6 +23,7 @@ from autofit.trial.leak import LEAK_STEPS
 from autofit.trial.measure import PATIENCE_SECONDS
 from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
+from autofit.trial.site import cores
 
 SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"
 
@@ -118,6 +119,13 @@ def test_a_loss_that_is_not_finite_on_one_rank_is_not_on_any(pair: GroupRunner) 
     assert "the loss of step 1 is not finite" in outcome.reason
 
 
+def test_ranks_on_one_machine_divide_its_cores(pair: GroupRunner) -> None:
+    outcome, _ = pair.run(fated("says_threads"))
+    assert isinstance(outcome, Crashed), outcome
+    share = max(1, cores() // 2)
+    assert f"{share} threads, OpenMP {share}" in outcome.reason, outcome
+
+
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16"])
 def test_ranks_that_never_exchange_gradients_have_diverged(pair: GroupRunner, precision: str) -> None:
     request = fated("never_synchronises")
@@ -166,7 +174,7 @@ def test_files_that_a_killed_rank_has_swapped_to_are_removed(
 
 def test_a_port_in_use_is_no_fault_of_the_config(pair: GroupRunner) -> None:
     with listening(LOOPBACK) as taken:
-        place = Rendezvous(rank=0, ranks=2, host=LOOPBACK, port=taken.getsockname()[1])
+        place = Rendezvous(rank=0, ranks=2, ranks_here=2, host=LOOPBACK, port=taken.getsockname()[1])
         outcome, _ = pair._runners[0].run(tiny_request(rendezvous=place))
     assert isinstance(outcome, Crashed) and outcome.transient, outcome
     assert "the ranks cannot meet" in outcome.reason and "in use" in outcome.reason

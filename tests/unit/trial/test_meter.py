@@ -14,7 +14,6 @@ from unit.trial.fake_nvml import MIB, FakeCard
 from autofit.hardware import Hardware
 from autofit.trial.classify import DeviceBusy, OverLimit
 from autofit.trial.meter import CpuMeter, CudaMeter
-from autofit.trial.site import cpu
 
 CARD = Hardware(name="card", kind="cuda", device_name="card", memory_bytes=TOTAL)
 GIB = 1024**3
@@ -166,8 +165,7 @@ def test_the_hosts_set_up_is_kept_apart() -> None:
     code = """
 import torch
 from autofit.trial.meter import CpuMeter
-from autofit.trial.site import cpu
-meter = CpuMeter(cpu())
+meter = CpuMeter()
 before = meter.reading()
 torch.ones(64 * 1024**2)
 meter.reset()
@@ -184,7 +182,7 @@ print(before.setup_peak, after.setup_peak, after.device, after.phase_peaks["forw
 
 
 def test_the_hosts_freed_heap_goes_back() -> None:
-    meter = CpuMeter(cpu())
+    meter = CpuMeter()
     kept = [torch.ones(1024) for _ in range(20_000)]  # small enough for the heap, which does not shrink by itself
     full = meter.in_use()
     del kept

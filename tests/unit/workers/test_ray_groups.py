@@ -16,15 +16,17 @@ from tiny import STACK
 from unit.workers.test_ray_pool import actor_processes, completed
 
 from autofit.errors import EnvironmentLacks
-from autofit.estimate.assumptions import ranks_per_host
 from autofit.hardware import Hardware
 from autofit.outcome import Crashed, Fits, TimedOut
 from autofit.techniques import complete
+from autofit.techniques.job import ranks_per_host
+from autofit.trial import threads
 from autofit.trial.request import TrialRequest
 from autofit.trial.shared_memory import is_mapped
 from autofit.trial.site import check_even, cpu
 from autofit.units import GIB
 from autofit.workers.ray_pool import RayPool
+from autofit.workers.trial_actor import rendezvous_at
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +142,13 @@ def test_as_many_ranks_share_a_host_as_a_group_has_on_one(devices: int, addresse
     hardware, _ = Placed().site()
     assert hardware == replace(own, count=together)
     assert ranks_per_host(replace(tiny_job(devices=devices), hardware=hardware)) == together
+
+
+@pytest.mark.parametrize(("rank", "share"), [(0, 16), (1, 5), (2, 5), (3, 5)])
+def test_ranks_divide_the_cores_of_their_own_machine(rank: int, share: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "cores", lambda: 16)
+    place = {"host": "10.0.0.1", "port": 1, "addresses": ["10.0.0.1", *["10.0.0.2"] * 3]}
+    assert threads.threads_per_rank(rendezvous_at(place, rank)) == share
 
 
 def test_uneven_cards_are_refused_by_name() -> None:

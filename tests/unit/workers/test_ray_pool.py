@@ -10,11 +10,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from jobs import tiny_job, tiny_request
+from jobs import tiny_job, tiny_model, tiny_request
 
 from autofit.errors import EnvironmentLacks
 from autofit.operations import SearchRequest, WorkloadOptions
@@ -24,7 +26,7 @@ from autofit.techniques import complete
 from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.training import native_ops
 from autofit.training.requirements import cannot_here
-from autofit.trial.site import cpu
+from autofit.trial.site import cores, cpu
 from autofit.workers import ray_connection, ray_pool
 from autofit.workers.private_folder import PrivateFolder
 from autofit.workers.ray_pool import RayPool
@@ -140,6 +142,33 @@ def compile_in_name_only(folder: Path) -> None:
 def test_a_worker_is_served_as_who_has_started_it(pool: RayPool) -> None:
     """Ray's own default is nice 15: on a machine that does anything else, trials would be timed as its last."""
     assert actor_process().nice() == psutil.Process().nice()
+
+
+def test_a_trial_uses_all_cores_whatever_its_worker_asks_of_ray(pool: RayPool) -> None:
+    class OneCore:
+        """An actor of whose cores Ray says what it says to a GPU's worker: one."""
+
+        def run(self, request: dict[str, Any], entries: str) -> tuple[str | None, str]:
+            """What Ray has set, and why a trial fails whose updates say with how many threads they are made."""
+            import os
+
+            from autofit.trial.request import TrialRequest
+            from autofit.trial.runner import TrialRunner
+
+            os.environ["PYTHONPATH"] = os.pathsep.join([entries, os.environ.get("PYTHONPATH", "")])
+            with TrialRunner(entry="rank_entries:by_name") as runner:
+                outcome, _ = runner.run(TrialRequest.from_json(request))
+            return os.environ.get("OMP_NUM_THREADS"), outcome.reason
+
+    request = tiny_request(job=tiny_job(replace(tiny_model(), name="says_threads"))).to_json()
+    actor = pool._ray.remote(OneCore).options(num_cpus=0).remote()
+    try:
+        asked = actor.run.remote(request, str(Path(__file__).parents[1] / "trial"))
+        of_ray, said = pool._ray.get(asked, timeout=120)
+    finally:
+        pool._ray.kill(actor)
+    assert of_ray == "1", "otherwise this shows nothing"
+    assert f"{cores()} threads, OpenMP {cores()}" in said, said
 
 
 def test_nothing_listens_beyond_loopback(pool: RayPool) -> None:
