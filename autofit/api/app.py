@@ -114,6 +114,7 @@ PROBLEM: dict[str, Any] = {
 
 WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
 GoalQuery = Annotated[Goal, Depends(goal_options)]
+MemoryLimitQuery = Annotated[str | None, Query(description="Such as 24GiB")]
 TrialQuery = Annotated[dict[str, Any], Depends(trial_filter)]
 STRICT = [Depends(refuse_other_parameters)]
 
@@ -146,7 +147,7 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
         workload: WorkloadQuery,
         goal: GoalQuery,
         hardware: str = "auto",
-        memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None,
+        memory_limit: MemoryLimitQuery = None,
     ) -> dict[str, Any]:
         answer = operations.recommend(
             workload,
@@ -158,8 +159,20 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
         return answer.to_json()
 
     @app.get("/v1/frontier", dependencies=STRICT, summary="The Pareto frontier of memory against throughput")
-    def frontier(workload: WorkloadQuery, goal: GoalQuery, hardware: str = "auto") -> dict[str, Any]:
-        return operations.frontier(workload, hardware=hardware, goal=goal, store=store).to_json()
+    def frontier(
+        workload: WorkloadQuery,
+        goal: GoalQuery,
+        hardware: str = "auto",
+        memory_limit: MemoryLimitQuery = None,
+    ) -> dict[str, Any]:
+        found = operations.frontier(
+            workload,
+            hardware=hardware,
+            goal=goal,
+            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            store=store,
+        )
+        return found.to_json()
 
     @app.get("/v1/trials", dependencies=STRICT, summary="Stored trials, newest first")
     def trials(

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
+from autofit.cli.arguments import goal, workload
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write
 
 FRONTIER_HELP = """Show the measured Pareto frontier of memory against throughput.
@@ -36,6 +37,7 @@ def register(app: typer.Typer) -> None:
 def frontier(
     model: options.Model,
     hardware: options.Hardware = "auto",
+    memory_limit: options.MemoryLimit = None,
     seq_len: options.SeqLen = 2048,
     global_batch: options.GlobalBatch = 64,
     method: options.Method = "any",
@@ -49,13 +51,14 @@ def frontier(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Show the measured frontier."""
+    """The command that `FRONTIER_HELP` describes."""
     from autofit import operations
-    from autofit.cli.run_commands import goal, workload
     from autofit.cli.tables import frontier_table
     from autofit.errors import UsageError
     from autofit.store import Store
+    from autofit.units import parse_bytes
 
+    limit = parse_bytes(memory_limit) if memory_limit is not None else None
     if html is not None and html == png:
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
@@ -63,6 +66,7 @@ def frontier(
             workload(model, seq_len, global_batch, lora_dropout, devices, seed),
             hardware=hardware,
             goal=goal(method, min_rank, allow),
+            memory_limit_bytes=limit,
             store=opened,
         )
     warn_of_contradictions(found.contradictory)
@@ -76,7 +80,7 @@ def frontier(
     if as_json:
         print_json(found.to_json())
     else:
-        print(frontier_table(found))
+        print(frontier_table(found, memory_limit_bytes=limit))
 
 
 def recommend(
@@ -101,14 +105,19 @@ def recommend(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
     store: options.Store = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """Answer with the fastest measured config that fits."""
+    """The command that `RECOMMEND_HELP` describes."""
     from autofit import operations
-    from autofit.cli.run_commands import goal, workload
     from autofit.cli.tables import recommendation_text
+    from autofit.errors import UsageError
     from autofit.store import Store
     from autofit.units import parse_bytes
 
+    if as_json:
+        if form not in (None, "json"):
+            raise UsageError(f"--json is --format json, and --format {form} was also given: leave one of them out")
+        form = "json"
     if form is not None:
         from autofit import export
 

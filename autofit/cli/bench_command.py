@@ -88,7 +88,7 @@ def record(
 ) -> None:
     """Measure every config of a space into a file."""
     from autofit import operations
-    from autofit.cli.run_commands import workload
+    from autofit.cli.arguments import workload
     from autofit.errors import Interrupted
     from autofit.units import parse_bytes, parse_duration
 

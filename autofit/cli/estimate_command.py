@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autofit.cli import options
+from autofit.cli.arguments import read_config, workload
 from autofit.cli.output import print_json, write
-from autofit.cli.run_commands import read_config, workload
 
 if TYPE_CHECKING:
     from autofit.operations.requests import WorkloadOptions

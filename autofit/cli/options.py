@@ -46,7 +46,7 @@ Device = Annotated[
     str,
     typer.Option(
         "--device",
-        help="auto, cpu, cuda, mps or xpu.",
+        help="auto, cpu, cuda, mps or xpu (mps and xpu are not supported yet).",
         autocompletion=lambda incomplete: _completed("devices", incomplete),
     ),
 ]

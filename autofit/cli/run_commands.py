@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from autofit.cli import options
+from autofit.cli.arguments import goal, read_config, workload
 from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn_of_contradictions
 
 SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
@@ -74,7 +74,7 @@ def search(
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Run real training trials and recommend the fastest config that fits."""
+    """The command that `SEARCH_HELP` describes."""
     from autofit import operations
     from autofit.cli.live import ProgressDisplay
     from autofit.cli.search_text import over_devices_text, result_text
@@ -140,7 +140,7 @@ def trial(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Run one config once, and print what it needs and how fast it is."""
+    """The command that `TRIAL_HELP` describes."""
     from autofit import operations
     from autofit.cli.tables import trial_text
     from autofit.outcome import Crashed
@@ -171,55 +171,7 @@ EXIT_CODES = {"fits": 0, "unsupported": 2, "out_of_memory": 3, "timed_out": 3, "
 machinery crashed rather than the config, the exit code is 4."""
 
 
-def workload(model: str, seq_len: int, global_batch: int, lora_dropout: float, devices: int, seed: int):  # type: ignore[no-untyped-def]
-    """The workload options as one value."""
-    from autofit.operations import WorkloadOptions
-
-    return WorkloadOptions(
-        model=model,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        lora_dropout=lora_dropout,
-        devices=devices,
-        seed=seed,
-    )
-
-
-def goal(method: str, min_rank: int, allow: str):  # type: ignore[no-untyped-def]
-    """How far a search may go, as one value; raises `UsageError` for an unknown value of --allow."""
-    from autofit.errors import unknown
-    from autofit.workload import Effect, Goal
-
-    effects = {effect.label: effect for effect in Effect}
-    if allow not in effects:
-        raise unknown("value of --allow", allow, effects)
-    return Goal(method=method, min_rank=min_rank, allow=effects[allow])
-
-
-def read_config(text: str):  # type: ignore[no-untyped-def]
-    """The config given as `axis=value,...` or as the path of a JSON file; raises `UsageError`."""
-    from autofit import techniques
-    from autofit.errors import UsageError
-
-    if "=" in text and not Path(text).exists():
-        return techniques.complete(techniques.parse(text))
-    try:
-        data = json.loads(Path(text).read_text())
-    except OSError as error:
-        raise UsageError(
-            f"config {text!r} is neither axis=value pairs nor a readable file: {error.strerror}"
-        ) from error
-    except ValueError as error:
-        raise UsageError(f"config file {text} is not JSON: {error}") from error
-    except RecursionError as error:
-        raise UsageError(f"config file {text} is not a config: it is nested too deeply") from error
-    config = data.get("config", data) if isinstance(data, dict) else data
-    if not isinstance(config, dict):
-        raise UsageError(f"config file {text} must hold one JSON object")
-    return techniques.complete(config)
-
-
-def preview_text(plan: dict) -> str:  # type: ignore[type-arg]
+def preview_text(plan: dict[str, Any]) -> str:
     """What a search would consider, as text for people."""
     from autofit.units import format_bytes, format_duration
 
@@ -235,4 +187,4 @@ def preview_text(plan: dict) -> str:  # type: ignore[type-arg]
     rows += [(f"unsupported: {reason}", str(count)) for reason, count in plan["unsupported"].items()]
     rows += [(f"not predicted: {reason}", str(count)) for reason, count in plan["not_predicted"].items()]
     rows.append(("predicted in", format_duration(plan["seconds"])))
-    return columns([("dry run", "nothing is run"), *rows])
+    return columns(rows)

@@ -42,7 +42,8 @@ def _regret(bound: float | None) -> str:
         return " The trials were too noisy to say how much faster another config of this method may be."
     if bound < LEAST_TOLD:
         return " With 95 % confidence no config of this method is faster."
-    return f" With 95 % confidence the best config of this method is less than {1 / (1 - bound) - 1:.1%} faster."
+    best = f"the best config of this method is less than {1 / (1 - bound) - 1:.1%} faster"
+    return f" With 95 % confidence {best} (a bound, not an average)."
 
 
 def over_devices_text(found: OverDevices) -> str:

@@ -107,7 +107,7 @@ def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, sto
         if found is not None:
             return found.only(within(goal, (p.config for p in found.considered)))
     raise EnvironmentLacks(
-        f"{workload.model} with seq-len {workload.seq_len} and global-batch {workload.global_batch} "
+        f"{workload.model} with {' and '.join(_options_of(workload))} "
         f"has not been measured on {device.name} yet{_what_is(store, workload.model, device)}",
         remedy=f"run: {search_command(asked)}",
     )
@@ -174,7 +174,7 @@ def _what_is(store: Store, model: str, device: Hardware) -> str:
     """What the store does have for this model, to append to the message that the question has no answer."""
     here = store.workloads(model=model, hardware_key=device.key)
     if here:
-        rows = ", ".join(f"seq-len {w.seq_len} global-batch {w.global_batch}" for w in here[:5])
+        rows = ", ".join(" ".join(_options_of(w)) for w in here[:5])
         return f" (measured: {rows})"
     elsewhere = [h.name for h in store.hardware() if h.key != device.key]
     return f" (--hardware with measurements of it: {', '.join(elsewhere[:5])})" if elsewhere else ""
@@ -183,14 +183,8 @@ def _what_is(store: Store, model: str, device: Hardware) -> str:
 def search_command(options: Asked, goal: Goal | None = None) -> str:
     """The search command whose trials would answer a question with these options."""
     goal, usual = goal or Goal(), Goal()
-    words = [
-        f"autofit search --model {quote(options.model)}",
-        f"--seq-len {options.seq_len} --global-batch {options.global_batch}",
-    ]
+    words = [f"autofit search --model {quote(options.model)}", *(f"--{option}" for option in _options_of(options))]
     for name, value, default in (
-        ("lora-dropout", options.lora_dropout, 0.0),
-        ("devices", options.devices, 1),
-        ("seed", options.seed, 0),
         ("method", goal.method, usual.method),
         ("min-rank", goal.min_rank, usual.min_rank),
         ("allow", goal.allow.label, usual.allow.label),
@@ -198,3 +192,14 @@ def search_command(options: Asked, goal: Goal | None = None) -> str:
         if value != default:
             words.append(f"--{name} {value}")
     return " ".join(words)
+
+
+def _options_of(asked: Asked) -> list[str]:
+    """The workload options but the model, each as `name value`; those that have their default are left out, except the
+    two that every workload is known by."""
+    unusual = (("lora-dropout", asked.lora_dropout, 0.0), ("devices", asked.devices, 1), ("seed", asked.seed, 0))
+    return [
+        f"seq-len {asked.seq_len}",
+        f"global-batch {asked.global_batch}",
+        *(f"{name} {value}" for name, value, default in unusual if value != default),
+    ]

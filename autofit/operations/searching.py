@@ -126,7 +126,7 @@ def _run(
         keeper.check()
         report(progress)
 
-    found = Search(
+    search_run = Search(
         job=job,
         lattice=prepared.narrowed.lattice,
         methods=request.goal.methods,
@@ -151,9 +151,9 @@ def _run(
         thorough=request.thorough,
         answer_only=answered,
     )
-    with nullcontext() if answered else its_end_noted(store, search_id, found):
-        found.run()
-        return _result(request, prepared, found, store, search_id, time.monotonic() - started)
+    with nullcontext() if answered else its_end_noted(store, search_id, search_run):
+        search_run.run()
+        return _result(request, prepared, search_run, store, search_id, time.monotonic() - started)
 
 
 def _foreseeing(request: SearchRequest, prepared: Prepared, store: Store) -> Foreseeing:
@@ -176,12 +176,12 @@ def _workers(request: SearchRequest, pool: Pool | None, foreseeing: Foreseeing |
 
 
 def _result(
-    request: SearchRequest, prepared: Prepared, found: Search, store: Store, search_id: str, seconds: float
+    request: SearchRequest, prepared: Prepared, search_run: Search, store: Store, search_id: str, seconds: float
 ) -> SearchResult:
     job = prepared.job
-    trials: list[Trial] = list(found.knowledge.trials.values())
-    if not trials and found.beyond_host:
-        raise _host_too_small(found.beyond_host, prepared)
+    trials: list[Trial] = list(search_run.knowledge.trials.values())
+    if not trials and search_run.beyond_host:
+        raise _host_too_small(search_run.beyond_host, prepared)
     _check_any_fits(trials or store.trials(search_id=search_id), prepared, request.goal)
     # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
     context: dict[str, Any] = {
@@ -190,27 +190,27 @@ def _result(
         "workload_key": job.workload.key,
     }
     frontier = Frontier.of(
-        found.knowledge.measured(),
+        search_run.knowledge.measured(),
         hardware=job.hardware,
         workload=job.workload,
         stack=job.stack,
         trials=store.count(**context),
         out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
-        contradictory=found.knowledge.contradictory,
+        contradictory=search_run.knowledge.contradictory,
     )
-    said = findings(found, store, search_id)
+    said = findings(search_run, store, search_id)
     return SearchResult(
         search_id=search_id,
         recommendation=recommendation(
             frontier, memory_limit_bytes=prepared.memory_limit_bytes, goal=request.goal, tried=lambda: trials
         ),
         frontier=frontier,
-        trials=found.progress.done,
-        out_of_memory=found.progress.out_of_memory,
+        trials=search_run.progress.done,
+        out_of_memory=search_run.progress.out_of_memory,
         ruled_out=said.ruled_out,
-        answered_from_store=found.progress.from_store,
+        answered_from_store=search_run.progress.from_store,
         seconds=seconds,
-        stopped_because=found.progress.stopped_because,
+        stopped_because=search_run.progress.stopped_because,
         regret_bound=said.regret_bound,
     )
 

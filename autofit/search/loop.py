@@ -154,7 +154,7 @@ class Search:
         if self._runs.busy:
             return False
         reason = self._reason_to_stop()
-        if reason is None and self._foresee():
+        if reason is None and self._predict_once():
             reason = self._reason_to_stop()
         if reason is not None:
             self.progress.stopped_because = reason
@@ -168,7 +168,7 @@ class Search:
         following = self._adviser.best_candidate(self._seconds_to_explore())
         return following is None or self._foresight.held_beside(following.config, in_flight)
 
-    def _foresee(self) -> bool:
+    def _predict_once(self) -> bool:
         """Take the predictions into account; False if that was already done."""
         if self._foresight is not None:
             return False
@@ -206,7 +206,7 @@ class Search:
         if self._adviser.best_candidate() is not None:
             return "no untried config is expected to finish its trial in the time left"
         gain = self._adviser.advice.worthwhile_gain()
-        return f"no untried config that is likely to fit is expected to gain {gain:.1%} or more"
+        return f"no untried config that is likely to fit is expected to gain {gain:.1%} or more on average"
 
     def _must_verify(self) -> bool:
         winner = self.winner()
@@ -286,7 +286,7 @@ class Search:
         """
         if self._budget.trials_left(self._runs.ended) < 1:
             return False
-        self._foresee()  # takes time, so it comes before asking how much is left
+        self._predict_once()  # takes time, so it comes before asking how much is left
         if self._budget.left_for_trial() < self._seconds_to_run_again(measured, timing_seconds):
             return False
         self.progress.verifying, has_shown = True, False

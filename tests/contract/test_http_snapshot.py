@@ -18,7 +18,7 @@ GOAL = {"method", "min_rank", "allow"}
 DESIGN = {
     "/healthz": set(),
     "/v1/recommendation": {*WORKLOAD, *GOAL, "hardware", "memory_limit"},
-    "/v1/frontier": {*WORKLOAD, *GOAL, "hardware"},
+    "/v1/frontier": {*WORKLOAD, *GOAL, "hardware", "memory_limit"},
     "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "offset"},
 }
 """Paths that exist so far, with the command line's options as query parameters."""

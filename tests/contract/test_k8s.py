@@ -451,5 +451,7 @@ def test_no_package_index_is_named() -> None:
 def test_the_readme_names_what_exists(objects: tuple[Object, ...]) -> None:
     for path in re.findall(r"k8s/[\w./-]*\w", README):
         assert (ROOT / path).exists(), path
+    for overlay in (K8S / "overlays").iterdir():
+        assert f"kubectl apply -k k8s/overlays/{overlay.name}\n" in README
     assert set(re.findall(r"\b(?:job|rayjob)[ /](autofit-\w+)", README)) <= set(SEARCHES.values())
     assert f"autofit:{__version__}" in README

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 from jobs import tiny_model
-from unit.operations.made_trials import GIB, MADE, MODEL, fits, make_trial
+from unit.operations.made_trials import GIB, MADE, MODEL, fits, make_trial, out_of_memory
 
 from autofit.operations import WorkloadOptions
 from autofit.store import Store
@@ -122,6 +122,16 @@ def test_the_frontier_within_a_goal(client: TestClient) -> None:
     assert {p["config"]["precision"] for p in exact} == {"bf16-mixed"}
     high = get(client, "/v1/frontier", **WORKLOAD, min_rank=64)["points"]
     assert {p["config"].get("rank") for p in high} == {None, 64}
+
+
+def test_the_frontier_as_a_search_under_a_limit_judges_it(client: TestClient, store: Store) -> None:
+    """A trial that ran out under 30 GiB, of a config that took 20 under 80, matters only to who asks about less."""
+    store.add(make_trial({"method": "full", "micro_batch": 2}, out_of_memory(), limit=30 * GIB))
+    found = [
+        [p["measurement"]["device_bytes"] // GIB for p in get(client, "/v1/frontier", **WORKLOAD, **limit)["points"]]
+        for limit in ({}, {"memory_limit": "25GiB"})
+    ]
+    assert [20 in sizes for sizes in found] == [True, False]
 
 
 def test_hardware_by_name(client: TestClient, store: Store) -> None:

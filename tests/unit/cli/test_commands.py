@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from unit.cli.conftest import Autofit
-from unit.operations.made_trials import HARDWARE, MADE, OPTIONS, crashed, fill, make_job
+from unit.operations.made_trials import HARDWARE, MADE, OPTIONS, crashed, fill, make_job, make_trial, out_of_memory
 from unit.operations.made_world import World
 
 from autofit import __version__, operations
@@ -21,6 +21,7 @@ from autofit.store import Store
 from autofit.trial import site
 from autofit.trial.runner import TrialRunner
 from autofit.trial.site import detect
+from autofit.units import GIB
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 SEARCH = ("search", *ASKED, "--device", "cpu", "--memory-limit", "2GiB")
@@ -82,7 +83,7 @@ def test_a_dry_run_runs_nothing(autofit: Autofit, world: World, store_file: Path
     assert done.document["configs"] == 8
     text = autofit(*SEARCH, "--space", "smoke", "--dry-run")
     assert text.code == 0
-    assert "nothing is run" in text.out and "smoke" in text.out
+    assert text.out.count("nothing is run") == 1 and "smoke" in text.out
     assert world.pools == []
     with Store.open(str(store_file)) as store:
         assert store.count() == 0 and store.searches() == []
@@ -152,6 +153,29 @@ def test_the_frontier_as_json(autofit: Autofit, filled: Path) -> None:
     assert {p["config"]["method"] for p in one} == {"lora"}
     exact = autofit("frontier", *ASKED, "--json", "--allow", "exact").document["points"]
     assert {p["config"]["precision"] for p in exact} == {"bf16-mixed"}
+
+
+def test_the_frontier_as_a_search_under_a_limit_judges_it(autofit: Autofit, filled: Path) -> None:
+    with Store.open(str(filled)) as store:
+        # It took 20 GiB under a limit of 80: what happens under 30 matters only to who asks about less.
+        store.add(make_trial({"method": "full", "micro_batch": 2}, out_of_memory(), limit=30 * GIB))
+
+    def sizes(*limit: str) -> list[int]:
+        points = autofit("frontier", *ASKED, "--method", "full", "--json", *limit).document["points"]
+        return [point["measurement"]["device_bytes"] // GIB for point in points]
+
+    assert 20 in sizes() and 20 not in sizes("--memory-limit", "25GiB")
+    rows = autofit("frontier", *ASKED, "--method", "full", "--memory-limit", "39GiB").out.splitlines()[1:]
+    assert [row.split()[0] for row in rows if row.endswith(" (over the limit)")] == ["40.00"]
+
+
+def test_json_is_also_an_option_of_recommend(autofit: Autofit, filled: Path) -> None:
+    done = autofit("recommend", *ASKED, "--json")
+    assert done.code == 0
+    assert done.out == autofit("recommend", *ASKED, "--format", "json").out
+    assert autofit("recommend", *ASKED, "--json", "--memory-limit", "1GiB").document["closest"]
+    both = autofit("recommend", *ASKED, "--json", "--format", "trl")
+    assert both.code == 2 and "--format trl was also given" in both.err
 
 
 def test_charts_are_written(autofit: Autofit, filled: Path, tmp_path: Path) -> None:

@@ -6,14 +6,16 @@ import pytest
 
 from autofit.cli.search_text import _regret
 
+BEST = "With 95 % confidence the best config of this method is less than"
+
 
 @pytest.mark.parametrize(
     ("bound", "said"),
     [
         (None, ""),
         (0.0, " With 95 % confidence no config of this method is faster."),
-        (0.2, " With 95 % confidence the best config of this method is less than 25.0% faster."),
-        (0.5, " With 95 % confidence the best config of this method is less than 100.0% faster."),
+        (0.2, f" {BEST} 25.0% faster (a bound, not an average)."),
+        (0.5, f" {BEST} 100.0% faster (a bound, not an average)."),
         (0.97, " The trials were too noisy to say how much faster another config of this method may be."),
         (1.0, " The trials were too noisy to say how much faster another config of this method may be."),
     ],

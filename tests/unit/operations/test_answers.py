@@ -120,6 +120,15 @@ def test_the_advised_search_is_for_the_very_workload(filled: Store) -> None:
     assert "--lora-dropout 0.1" in lacking.value.remedy
 
 
+def test_what_is_not_measured_names_every_option_that_sets_it_apart(store: Store) -> None:
+    fill(store, [({}, fits(3, 100))], job=make_job(replace(OPTIONS, seed=3)))
+    with pytest.raises(EnvironmentLacks) as lacking:
+        operations.frontier(replace(OPTIONS, lora_dropout=0.1, devices=2), store=store)
+    text = str(lacking.value)
+    assert "with seq-len 128 and global-batch 4 and lora-dropout 0.1 and devices 2 has not been measured" in text
+    assert "(measured: seq-len 128 global-batch 4 seed 3)" in text
+
+
 def test_what_was_measured_of_a_folders_model_is_said(store: Store, tmp_path: Path) -> None:
     import json
 
