@@ -65,6 +65,7 @@ def test_the_best_that_fits_is_found(lattice: Lattice, job: object, seed: int, s
     assert run.regret < WITHIN_TIES
     assert run.progress.done < 40
     assert run.progress.stopped_because.startswith(NO_GAIN)
+    assert run.progress.stopped_because.endswith(" or more on average")
     check_counts(run)
 
 
