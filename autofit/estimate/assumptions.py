@@ -16,8 +16,8 @@ CONTEXT_BYTES = 400 * 1024**2
 more, growing with the kernels in use."""
 COMPILED_LAYER_BYTES = 10 * 1024**2
 """What the compiler keeps per decoder layer on a CPU, where its graphs and kernels are made in the memory that counts.
-With compilation the four configs of benchmarks/recorded/compiled-cpu-zen5-2c-pythia-160m.jsonl that trained took 106 to
-128 MiB more, for 12 layers; where torch finds the kernels in its cache on disk, it is less."""
+With compilation the four configs of compiled-cpu-zen5-2c-pythia-160m.jsonl (benchmarks/recorded/memory) that trained
+took 106 to 128 MiB more, for 12 layers; where torch finds the kernels in its cache on disk, it is less."""
 COMPILE_ERROR = 0.41
 """Relative error that compilation adds to a predicted time: its speedup in training has a geometric mean of 1.41 (Ansel
 et al. 2024, "PyTorch 2": over 180 models on an A100), and none of it is predicted."""

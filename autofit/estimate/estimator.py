@@ -246,16 +246,12 @@ logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
     """Add the memory outside the allocator: paged states count as in a trial, on the device and in full."""
-    here = _on_same_memory(traced, job)
-    beside = traced.paged_bytes + here
+    found = _with_more(found, _on_same_memory(traced, job), "optimizer")
     return replace(
         found,
-        peak_allocated_bytes=found.peak_allocated_bytes + here,
-        peak_reserved_bytes=found.peak_reserved_bytes + here,
-        device_bytes=found.device_bytes + beside,
+        device_bytes=found.device_bytes + traced.paged_bytes,
         host_bytes=found.host_bytes + traced.pinned_bytes + traced.hosted_bytes,
-        breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + beside},
-        phase_peaks={phase: size + here for phase, size in found.phase_peaks.items()},
+        breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + traced.paged_bytes},
     )
 
 
@@ -264,14 +260,18 @@ def _with_compiler(found: Memory, job: Job) -> Memory:
     if _cuda(job):
         return found
     kept = COMPILED_LAYER_BYTES * shape(job.model).layers
+    return replace(_with_more(found, kept, "context"), host_bytes=found.host_bytes + kept)
+
+
+def _with_more(found: Memory, size: int, part: str) -> Memory:
+    """With `size` bytes more in the device's memory throughout, in one part of the breakdown."""
     return replace(
         found,
-        peak_allocated_bytes=found.peak_allocated_bytes + kept,
-        peak_reserved_bytes=found.peak_reserved_bytes + kept,
-        device_bytes=found.device_bytes + kept,
-        host_bytes=found.host_bytes + kept,
-        breakdown={**found.breakdown, "context": found.breakdown["context"] + kept},
-        phase_peaks={phase: size + kept for phase, size in found.phase_peaks.items()},
+        peak_allocated_bytes=found.peak_allocated_bytes + size,
+        peak_reserved_bytes=found.peak_reserved_bytes + size,
+        device_bytes=found.device_bytes + size,
+        breakdown={**found.breakdown, part: found.breakdown[part] + size},
+        phase_peaks={phase: peak + size for phase, peak in found.phase_peaks.items()},
     )
 
 

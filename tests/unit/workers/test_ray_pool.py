@@ -161,7 +161,9 @@ def test_a_trial_uses_all_cores_whatever_its_worker_asks_of_ray(pool: RayPool) -
             return os.environ.get("OMP_NUM_THREADS"), outcome.reason
 
     request = tiny_request(job=tiny_job(replace(tiny_model(), name="says_threads"))).to_json()
-    actor = pool._ray.remote(OneCore).options(num_cpus=0).remote()
+    # Ray leaves alone what its own environment has set, as an earlier trial of this process may have.
+    one = {"env_vars": {"OMP_NUM_THREADS": "1"}}
+    actor = pool._ray.remote(OneCore).options(num_cpus=0, runtime_env=one).remote()
     try:
         asked = actor.run.remote(request, str(Path(__file__).parents[1] / "trial"))
         of_ray, said = pool._ray.get(asked, timeout=120)
