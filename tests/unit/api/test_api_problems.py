@@ -49,7 +49,7 @@ PROBLEMS = {
         "unknown parameter 'memory_limt': did you mean memory_li",
     ),
     "/v1/recommendation?modle=smollm2-135m": (400, "did you mean model"),
-    f"/v1/frontier?{WORKLOAD}&memory_limit=100": (400, "memory_limit"),
+    f"/v1/frontier?{WORKLOAD}&memory_limit=100": (400, "did you mean 100GiB"),
     f"/v1/frontier?{WORKLOAD}&max_trials=3": (400, "unknown parameter 'max_trials'"),
     "/v1/trials?min_rank=8": (400, "unknown parameter 'min_rank'"),
     "/v1/nothing": (404, "Not Found"),
