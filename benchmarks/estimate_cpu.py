@@ -45,7 +45,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cpu_targets import LEAST_CONFIGS, beside_the_targets, held_to_targets, nearest_to_the_limit
+from cpu_targets import LEAST_CONFIGS, Target, beside_the_targets, held_to_targets, nearest_to_the_limit
 from numpy.typing import NDArray
 
 from autofit.catalog.models import load
@@ -310,6 +310,12 @@ def text(found: dict[str, Any]) -> str:
     )
 
 
+def table_text(configs: Sequence[dict[str, Any]], figures: dict[str, Any], targets: Sequence[Target]) -> str:
+    """The configs of `listed`, the figures of merit, and these beside their targets."""
+    against = "\n".join(map(str, targets)) or f"not judged: fewer than {LEAST_CONFIGS} configs"
+    return "\n".join([*map(text, configs), json.dumps(figures, indent=2), *beside_the_targets(figures), against])
+
+
 def main() -> int:
     """Print the figures of every workload that has enough configs to calibrate and compare; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -340,25 +346,14 @@ def main() -> int:
         figures = judged(rows, others, asked.calibrate_on, asked.seeds)
         figures["memory"]["fit_misjudged_at_the_limit"] = wrong
         figures["memory"]["nearest_to_the_limit"] = nearest_to_the_limit(group)
-        print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
         configs = listed(rows)
         figures["errors_by_kind"] = by_kind(configs)
-        print("\n".join(map(text, configs)))
-        print(json.dumps(figures, indent=2))
         targets = held_to_targets(figures)
-        print("\n".join(beside_the_targets(figures)))
-        print("\n".join(map(str, targets)) or f"not judged: fewer than {LEAST_CONFIGS} configs")
+        print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
+        print(table_text(configs, figures, targets))
         missed += sum(not target.reached for target in targets)
-        documents.append(
-            {
-                "table": name,
-                "hardware": first.hardware.to_json(),
-                "stack": first.stack.to_json(),
-                "workload": first.workload.to_json(),
-                **figures,
-                "targets": [asdict(target) for target in targets],
-            }
-        )
+        about = {part: getattr(first, part).to_json() for part in ("hardware", "stack", "workload")}
+        documents.append({"table": name, **about, **figures, "targets": [asdict(target) for target in targets]})
     if not documents:
         parser.error(f"no workload has more than {least} configs that were measured on a CPU")
     every = [row for _, _, rows, _ in found for row in rows]

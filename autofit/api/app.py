@@ -53,6 +53,11 @@ def workload_options(
     return Workload(model=model, model_digest=measured[0].model_digest, **rest)
 
 
+def memory_limit_option(memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None) -> int | None:
+    """The memory limit in bytes; raises `UsageError`."""
+    return parse_bytes(memory_limit) if memory_limit is not None else None
+
+
 def goal_options(
     method: Annotated[str, Query(description="any, full, lora or qlora")] = "any",
     min_rank: Annotated[int, Query(ge=1)] = 8,
@@ -114,7 +119,7 @@ PROBLEM: dict[str, Any] = {
 
 WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
 GoalQuery = Annotated[Goal, Depends(goal_options)]
-MemoryLimitQuery = Annotated[str | None, Query(description="Such as 24GiB")]
+MemoryLimitQuery = Annotated[int | None, Depends(memory_limit_option)]
 TrialQuery = Annotated[dict[str, Any], Depends(trial_filter)]
 STRICT = [Depends(refuse_other_parameters)]
 
@@ -146,13 +151,13 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
     def recommendation(
         workload: WorkloadQuery,
         goal: GoalQuery,
+        memory_limit_bytes: MemoryLimitQuery,
         hardware: str = "auto",
-        memory_limit: MemoryLimitQuery = None,
     ) -> dict[str, Any]:
         answer = operations.recommend(
             workload,
             hardware=hardware,
-            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            memory_limit_bytes=memory_limit_bytes,
             goal=goal,
             store=store,
         )
@@ -162,14 +167,14 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
     def frontier(
         workload: WorkloadQuery,
         goal: GoalQuery,
+        memory_limit_bytes: MemoryLimitQuery,
         hardware: str = "auto",
-        memory_limit: MemoryLimitQuery = None,
     ) -> dict[str, Any]:
         found = operations.frontier(
             workload,
             hardware=hardware,
             goal=goal,
-            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            memory_limit_bytes=memory_limit_bytes,
             store=store,
         )
         return found.to_json()
