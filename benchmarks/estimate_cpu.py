@@ -3,8 +3,8 @@
     python benchmarks/estimate_cpu.py [TABLE ...] [--store URL] [--calibrate-on 5] [--seeds 20] [--json FILE]
 
 A TABLE is a file of `autofit bench record` or `autofit db export`; without one and without --store, every such file in
-recorded/ of a processor with two cores (cpu-2c, cpu-zen5-2c). The latest full measurement of each config of a table
-counts; nothing is run.
+recorded/ of a processor with two cores (cpu-2c, cpu-zen5-2c). The latest full measurement of each config counts or, of
+a table that was recorded in several passes, the mean of these; nothing is run.
 Prints the predicted and the measured figures of every config, with its time calibrated on all trials but its own. Then,
 for each workload of each table:
 
@@ -17,7 +17,8 @@ for each workload of each table:
   calibration trials are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median over the
   seeds is printed with the worst. Beside it is the tau that a second measurement of the same configs would have: each
   speed is drawn anew within its trial's interval, which no prediction can beat except by luck. A trial does not see
-  what the machine did between trials, so there is more noise than that: `left_unexplained` is the standard deviation
+  what the machine did between trials, so there is more noise than that. Of a table in several passes, `between_passes`
+  has the tau of one against another, and how far their sizes differ; `left_unexplained` is the standard deviation
   of the errors that remain when every value of every axis, and every pair of values, is given its own correction with
   hindsight, and the tau of predictions without any other error. The costs of operations show up in such corrections;
   what they leave is noise, or interactions of three or more axes.
@@ -39,7 +40,7 @@ import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,10 @@ from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.heap import SHARES, causes
 from autofit.estimate.speed import calibrated, prior, seconds
+from autofit.lattice import Config
 from autofit.operations import read_table
+from autofit.operations.pooling import pooled
+from autofit.operations.recorded_tables import is_table
 from autofit.outcome import Fits, Measurement, OutOfMemory, Trial
 from autofit.search.replay.oracle import drawn_again
 from autofit.store import Store, read_lines
@@ -85,12 +89,48 @@ class Row:
 
 
 def read(table: Path) -> list[Trial]:
-    """The trials of a recorded table, or of an export."""
+    """The trials of a recorded table, or those of an export. Of several passes, each config has one trial with their
+    geometric mean of its speed and their mean of its memory."""
+    if is_table(table):
+        passes = by_config(read_table(table))
+        return [_of_mean_memory(trial, passes[config]) for config, trial in pooled(passes).items()]
     with table.open(encoding="utf-8") as lines:
-        if "space" in json.loads(lines.readline()):
-            return read_table(table)
-        lines.seek(0)
         return list(read_lines(lines))
+
+
+def _of_mean_memory(trial: Trial, passes: Sequence[Trial]) -> Trial:
+    sizes = [t.outcome.measurement.device_bytes for t in passes if isinstance(t.outcome, Fits)]
+    if len(sizes) < 2 or not isinstance(trial.outcome, Fits):
+        return trial
+    measured = replace(trial.outcome.measurement, device_bytes=int(statistics.fmean(sizes)))
+    return replace(trial, outcome=Fits(measurement=measured))
+
+
+def by_config(trials: Iterable[Trial]) -> dict[Config, list[Trial]]:
+    """The trials of each config, in their order."""
+    found: dict[Config, list[Trial]] = defaultdict(list)
+    for trial in trials:
+        found[trial.config].append(trial)
+    return found
+
+
+def between_passes(table: Path) -> dict[str, float] | None:
+    """How well two passes of a recorded table agree on the configs that fit in both, in the median over all pairs of
+    passes: Kendall's tau of their speeds, and the median and the largest relative difference in memory. None for a
+    single pass, and for an export."""
+    passes = list(by_config(read_table(table)).values()) if is_table(table) else []
+    found = []
+    for one, other in itertools.combinations(range(max(map(len, passes), default=0)), 2):
+        pairs = [(p[one].outcome, p[other].outcome) for p in passes if len(p) > other]
+        both = [(a.measurement, b.measurement) for a, b in pairs if isinstance(a, Fits) and isinstance(b, Fits)]
+        if len(both) > 1:
+            sizes = [abs(b.device_bytes / a.device_bytes - 1.0) for a, b in both]
+            tau = kendall([a.tokens_per_second for a, _ in both], [b.tokens_per_second for _, b in both])
+            found.append((tau, statistics.median(sizes), max(sizes)))
+    if not found:
+        return None
+    tau, median, most = map(statistics.median, zip(*found, strict=True))
+    return {"kendall_tau": tau, "memory_median": median, "memory_most": most}
 
 
 def latest(trials: Iterable[Trial]) -> list[list[Trial]]:
@@ -325,7 +365,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--json", type=Path, metavar="FILE")
     asked = parser.parse_args()
-    tables = {table.name: read(table) for table in asked.tables or ([] if asked.store else RECORDED)}
+    files = {table.name: table for table in asked.tables or ([] if asked.store else RECORDED)}
+    tables = {name: read(file) for name, file in files.items()}
     if asked.store:
         with Store.open(asked.store, create=False) as store:
             tables[asked.store] = list(store.stream())
@@ -346,6 +387,7 @@ def main() -> int:
         figures = judged(rows, others, asked.calibrate_on, asked.seeds)
         figures["memory"]["fit_misjudged_at_the_limit"] = wrong
         figures["memory"]["nearest_to_the_limit"] = nearest_to_the_limit(group)
+        figures["between_passes"] = between_passes(files[name]) if name in files else None
         configs = listed(rows)
         figures["errors_by_kind"] = by_kind(configs)
         targets = held_to_targets(figures)

@@ -22,13 +22,18 @@ BY_HAND = (
     "at all but those of the Zen 5 machine."
 )
 """What no fit chose but a person."""
+FIRST_SEARCH = {"cpu-zen5-2c-gemma-3-270m": ""}
+"""The tables that nobody had seen while the search's rules and thresholds were chosen, each with the digest of the
+search (`code_of`) that was the first to be replayed over it. Replays of every other table were watched meanwhile; so
+may these have been, once the search is another."""
 Measured = tuple[str, str, str]
 """Hardware, workload and config of one trial, each as text that is equal for equal ones."""
 
 
-def fitted_to(tables: Iterable[Path], recorded: Path) -> dict[str, Any]:
+def fitted_to(tables: Iterable[Path], recorded: Path, search: str) -> dict[str, Any]:
     """What was fitted to what and, for each of the tables, whether it is in a fit itself, whether a fit has trials of
-    its hardware, and how many of its configs a fit has, measured another time; as a JSON object."""
+    its hardware, how many of its configs a fit has, measured another time, and whether the `search` of this digest is
+    the first that was replayed over it; as a JSON object."""
     files = {name: recorded / f"{name}.jsonl" for names in FITTED.values() for name in names}
     known = {trial for file in files.values() for trial in measured(file)}
     return {
@@ -40,6 +45,7 @@ def fitted_to(tables: Iterable[Path], recorded: Path) -> dict[str, Any]:
                 "in_fit": table.stem in files,
                 "hardware_in_fit": bool({h for h, _, _ in measured(table)} & {h for h, _, _ in known}),
                 "configs_in_fit": len(set(measured(table)) & known),
+                "unseen": FIRST_SEARCH.get(table.stem) == search,
             }
             for table in tables
         },

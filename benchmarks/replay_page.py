@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from replay_answer import answer
 from replay_verdicts import ANY, ELSEWHERE, JSON, NEAR, OURS, WARM, pair, reached, scores
-from replay_words import count, name_of, percents, table
+from replay_words import count, listed, name_of, percents, table
 
 from autofit.units import format_bytes
 
@@ -90,7 +90,7 @@ def _made(document: JSON) -> str:
     lines = [
         "## How it was measured",
         f"Made by `{document['command']}`{_code(document)}, with {count(document['seeds'], 'seed')}, 0 to "
-        f"{document['seeds'] - 1}.{_partly(document['problems'])} Libraries of the methods: "
+        f"{document['seeds'] - 1}.{_partly(document['problems'])}{_also(document)} Libraries of the methods: "
         f"{_versions(document['libraries'])}. Problems, seeds and methods are described in "
         "[README.md](README.md#search-methods-replayed-over-recorded-tables).",
         "A problem is one training method of a table, or the whole table. The tables hold real trials (`autofit bench "
@@ -134,6 +134,20 @@ def _partly(problems: Sequence[JSON]) -> str:
     ran = {name: sum(name in scores(problem) for problem in problems) for name in names}
     some = [f"`{name}` on {n} of {len(problems)}" for name, n in ran.items() if n < len(problems)]
     return f" Every method ran on every problem, except {', '.join(some)}." if some else ""
+
+
+def _also(document: JSON) -> str:
+    """What came from earlier runs."""
+    said = ""
+    for run in document.get("also", ()):
+        of = f" at revision {run['revision']}" if run["revision"] else ", at a revision that it does not name"
+        when = f"{run['recorded_at'][:10]}{of}"
+        if run["left_out"] is not None:
+            said += f" `{run['file']}` of {when} is left out: {run['left_out']}."
+        elif run["methods"]:
+            names = listed(f"`{name}`" for name in run["methods"])
+            said += f" The figures of {names} are those of an earlier run, `{run['file']}` of {when}."
+    return said
 
 
 def _lowered(problems: Sequence[JSON]) -> list[str]:

@@ -18,8 +18,8 @@ methods need.
 Searches are saved in the folder `--keep` as they end and are not run again: an interrupted replay resumes, and more
 seeds or methods are added to those that are there. They run on all cores (`--jobs`). Optuna's two Gaussian processes,
 which take up to minutes per search, run only if `--methods` names them; everything else takes seconds. `--also` takes
-methods that this run leaves out from the figures (`--out`) of another one, where it ran them over the same table with
-as many seeds and the same libraries.
+methods that this run leaves out from the figures (`--out`) of another one, where it ran them over the same table; one
+with other seeds or libraries is left out, and the page says so.
 """
 
 from __future__ import annotations
@@ -131,20 +131,27 @@ def document_of(
         "code": code_here(),
         "libraries": libraries_here(),
         "tables": headers,
-        "fitted": fitted_to(files.values(), RECORDED),
+        "fitted": fitted_to(files.values(), RECORDED, code_of(SEARCH)),
         "problems": problems,
         "elsewhere": beside,
         "left_out": left_out,
     }
 
 
-def check_alike(seeds: int, libraries: Mapping[str, str | None], other: Mapping[str, Any], name: str) -> None:
-    """Raise `UsageError` if another run, named `name`, had other seeds or libraries: its searches would not compare."""
-    for what, here in (("seeds", seeds), ("libraries", libraries)):
-        if other[what] != here:
-            raise UsageError(
-                f"{name} was made with other {what}: {other[what]}, and this run with {here}: leave it out"
-            )
+def difference(document: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """In what another run differs from this one, so that its searches would not compare; None if in nothing."""
+    if other["seeds"] != document["seeds"]:
+        return f"made with other seeds: {other['seeds']} instead of {document['seeds']}"
+    here, there = document["libraries"], other["libraries"]
+    changed = [name for name in sorted({*here, *there}) if _release(name, here) != _release(name, there)]
+    said = ", ".join(f"{name} {there.get(name)} instead of {here.get(name)}" for name in changed)
+    return f"made with other libraries: {said}" if changed else None
+
+
+def _release(name: str, versions: Mapping[str, str | None]) -> str | None:
+    """A library's version; of Python, whose patch releases compute the same, its first two numbers."""
+    found = versions.get(name)
+    return found.rpartition(".")[0] if name == "python" and found is not None else found
 
 
 def libraries_here() -> dict[str, str | None]:
@@ -154,22 +161,28 @@ def libraries_here() -> dict[str, str | None]:
 
 
 def with_methods_of(document: dict[str, Any], other: dict[str, Any], name: str) -> dict[str, Any]:
-    """`document` with the methods that only another run has, for each problem of a table that both have replayed.
-
-    Raises `UsageError` if the runs differ in seeds or libraries; `name` is the other one's, for that message.
-    """
-    check_alike(document["seeds"], document["libraries"], other, name)
+    """`document` with the methods that only another run has, for each problem of a table that both have replayed, and
+    with a note on that run. `name` is its file's; one that would not compare is noted as left out."""
+    made = {"recorded_at": other["recorded_at"], "revision": other.get("code", {}).get("revision")}
+    why = difference(document, other)
+    if why is not None:
+        return _noted(document, {"file": name, "methods": [], "left_out": why, **made})
     digests = {table: said["sha256"] for table, said in document["tables"].items()}
     same = {table for table, said in other["tables"].items() if digests.get(table) == said["sha256"]}
     theirs = {(p["name"], p["memory_limit_bytes"]): p["methods"] for p in other["problems"] if p["table"] in same}
-    problems = []
+    problems, taken = [], dict[str, None]()
     for problem in document["problems"]:
         methods = {method["name"]: method for method in problem["methods"]}
         for method in theirs.get((problem["name"], problem["memory_limit_bytes"]), []):
             if method["name"] not in methods or methods[method["name"]]["score"] is None:
                 methods[method["name"]] = method
+                taken[method["name"]] = None
         problems.append({**problem, "methods": list(methods.values())})
-    return {**document, "problems": problems}
+    return _noted({**document, "problems": problems}, {"file": name, "methods": [*taken], "left_out": None, **made})
+
+
+def _noted(document: dict[str, Any], also: dict[str, Any]) -> dict[str, Any]:
+    return {**document, "also": [*document.get("also", ()), also]}
 
 
 def code_here() -> dict[str, Any]:
@@ -282,9 +295,7 @@ def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
     methods = list(chosen([name.strip() for name in asked.methods.split(",")] if asked.methods else ()))
     if not asked.methods:
         methods.remove(ELSEWHERE)
-    others = {str(file): read(file) for file in asked.also}
-    for name, other in others.items():
-        check_alike(asked.seeds, libraries_here(), other, name)
+    others = {file.name: read(file) for file in asked.also}
     command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
     try:
         document = document_of(

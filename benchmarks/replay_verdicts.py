@@ -82,8 +82,45 @@ def steadiest(wholes: Sequence[JSON]) -> tuple[str, list[float]] | None:
                 best[name] = min(seconds, best.get(name, seconds))
         for name, seconds in best.items():
             found.setdefault(name, []).append(seconds)
-    everywhere = {name: seconds for name, seconds in found.items() if len(seconds) == len(wholes)}
-    return min(everywhere.items(), key=lambda entry: sum(entry[1])) if everywhere else None
+    on_all = {name: seconds for name, seconds in found.items() if len(seconds) == len(wholes)}
+    return min(on_all.items(), key=lambda entry: sum(entry[1])) if on_all else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Everywhere:
+    """One of the other methods, as if it were the only one there is for all problems."""
+
+    name: str
+    ran: int
+    """Problems that it has run."""
+    near: int
+    """Of these, the problems on which it comes near the best in the median."""
+    seconds: float
+    """Its trial-seconds until then, over those problems together."""
+    ours: float
+    """Ours on the same problems."""
+
+
+def everywhere(problems: Sequence[JSON]) -> list[Everywhere]:
+    """Each of the others on all problems that it and ours come near the best of: those that do on most come first."""
+    needed: dict[str, dict[int, float | None]] = {}
+    for number, problem in enumerate(problems):
+        for name, score in scores(problem).items():
+            needed.setdefault(name, {})[number] = reached(score)["seconds"]["median"]
+    own = {number: seconds for number, seconds in needed[OURS].items() if seconds is not None}
+    found = []
+    for name in dict.fromkeys(name for problem in problems for name in others(problem)):
+        near = {n: seconds for n, seconds in needed[name].items() if seconds is not None and n in own}
+        found.append(
+            Everywhere(
+                name=name,
+                ran=len(needed[name]),
+                near=len(near),
+                seconds=sum(near.values()),
+                ours=sum(own[n] for n in near),
+            )
+        )
+    return sorted(found, key=lambda of: (-of.near, of.seconds))
 
 
 def times_fewer(problem: JSON) -> float | None:

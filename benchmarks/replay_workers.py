@@ -32,7 +32,7 @@ from autofit.search.replay.ours import ReplayPool, job_of, search_on
 from autofit.search.replay.recorded import Recorded, share_of_speed
 from autofit.search.replay.score import Spread
 
-JUDGED = ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", "cpu-zen5-2c-smollm2-135m")
+JUDGED = ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", "cpu-zen5-2c-smollm2-135m", "cpu-zen5-2c-gemma-3-270m")
 """The tables that are replayed if none is named."""
 
 

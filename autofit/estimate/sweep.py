@@ -37,7 +37,7 @@ def sweep(
     (`Estimate.borrowed_error`), the config is replayed. A config that is predicted by itself has its own. `processes`
     of None uses one process per core.
     """
-    groups = _groups(configs)
+    groups = groups_of(configs)
     workers = workers_for(configs, processes)
     if workers > 1:
         parts = _in_processes(job, groups, memory_limit_bytes, workers)
@@ -54,7 +54,7 @@ def workers_for(configs: Sequence[Config], processes: int | None = None) -> int:
     """How many processes `sweep` uses: one for a few configs, and no more than there are groups that share traces."""
     if len(configs) < WORTH_PROCESSES:
         return 1
-    return min(len(_groups(configs)), processes or len(os.sched_getaffinity(0)))
+    return min(len(groups_of(configs)), processes or len(os.sched_getaffinity(0)))
 
 
 def get_ready(configs: Sequence[Config]) -> None:
@@ -71,7 +71,7 @@ def _context() -> ForkServerContext:
     return context
 
 
-def _groups(configs: Sequence[Config]) -> list[list[Config]]:
+def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
     """Configs that share traces, the largest group first; within a group those of one decoder are adjacent."""
     groups: dict[tuple[object, ...], list[Config]] = defaultdict(list)
     for config in sorted(configs, key=lambda c: (c.text("checkpointing"), c.text("attention"))):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autofit.operations.recording import RecordResult, read_table, record
     from autofit.operations.replaying import SEEDS, ReplayResult, replay, searches_kept
     from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
+    from autofit.operations.sampling import lattice_sampler
     from autofit.operations.searching import SearchResult, search
     from autofit.operations.single_trial import trial
 
@@ -38,6 +39,7 @@ __all__ = [
     "explain",
     "frontier",
     "hub_id",
+    "lattice_sampler",
     "predict_frontier",
     "read_table",
     "recommend",
@@ -61,6 +63,7 @@ _MODULES = {
     "recording": ("RecordResult", "read_table", "record"),
     "replaying": ("SEEDS", "ReplayResult", "replay", "searches_kept"),
     "requests": ("SearchRequest", "WorkloadOptions", "hub_id"),
+    "sampling": ("lattice_sampler",),
     "searching": ("SearchResult", "search"),
     "single_trial": ("trial",),
 }

@@ -18,9 +18,13 @@ from autofit.techniques import Job
 if TYPE_CHECKING:
     from autofit.search.foresight import Foresight
 
+START_SECONDS = 6.0
+"""Seconds until the libraries are loaded in the processes that estimate."""
+TRACES_SECONDS = 3.0
+"""Seconds of one core for the traces that a group of configs shares (method, precision and targets)."""
 ESTIMATE_SECONDS = 0.02
-"""Seconds of one core to estimate one config of a large lattice, whose configs share their traces; those of single-gpu
-took half of this (benchmarks/estimator_time.py). In a small lattice each takes longer, but there are fewer."""
+"""Seconds of one core to estimate one further config from shared traces; those of single-gpu took half of this, traces
+included (benchmarks/estimator_time.py). The three together are what the space `cpu` takes on two cores, some 20 s."""
 ESTIMATING_SHARE = 0.2
 """Share of a time budget: if estimating might take more, the budget is better spent on trials."""
 
@@ -49,13 +53,12 @@ class Foreseeing:
         """Begin to load, in the background, what `foresee` will need. A failure is left for `foresee` to meet."""
         from autofit.estimate import sweep
 
-        if not self._is_time():
+        if not self.predicts:
             return
         try:
-            self._looked_up = look_up(
-                self.job, self.configs, memory_limit_bytes=self.memory_limit_bytes, store=self.store
-            )
-            sweep.get_ready(list(self._looked_up.missing))
+            missing = list(self._known().missing)
+            if self._is_time(missing):
+                sweep.get_ready(missing)
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
@@ -69,15 +72,18 @@ class Foreseeing:
         from autofit.search.foresight import Foresight, learned
 
         job, store = self.job, self.store
-        if not self._is_time():
+        if not self.predicts:
             return self._by_formula()
         try:
+            known = self._known()
+            if not self._is_time(list(known.missing)):
+                return self._by_formula()
             found = predict_all(
                 job,
                 self.configs,
                 memory_limit_bytes=self.memory_limit_bytes,
                 store=store,
-                looked_up=self._looked_up,
+                looked_up=known,
                 report=report,
             )
             # Trials of this search's own workload and stack are left out: the search recalls them one by one.
@@ -116,11 +122,19 @@ class Foreseeing:
             return Foresight()
         return Foresight(beyond_host={config: size for config, size in lacking.items() if size})
 
-    def _is_time(self) -> bool:
-        """Whether predictions are wanted and would take no more than their share of the budget."""
-        from autofit.estimate.sweep import workers_for
+    def _known(self) -> LookedUp:
+        """The estimates made before, looked up once."""
+        if self._looked_up is None:
+            self._looked_up = look_up(
+                self.job, self.configs, memory_limit_bytes=self.memory_limit_bytes, store=self.store
+            )
+        return self._looked_up
 
-        if not self.predicts:
-            return False
-        seconds = len(self.configs) * ESTIMATE_SECONDS / workers_for(self.configs)
-        return self.seconds is None or seconds <= ESTIMATING_SHARE * self.seconds
+    def _is_time(self, missing: Sequence[Config]) -> bool:
+        """Whether estimating these would take no more than its share of the budget."""
+        from autofit.estimate.sweep import groups_of, workers_for
+
+        if self.seconds is None or not missing:
+            return True
+        work = TRACES_SECONDS * len(groups_of(missing)) + ESTIMATE_SECONDS * len(missing)
+        return START_SECONDS + work / workers_for(missing) <= ESTIMATING_SHARE * self.seconds

@@ -13,7 +13,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.pooling import contradicting, pooled
 from autofit.operations.recording import BESIDE_OUTCOME, SAME, SCHEMA
-from autofit.outcome import Crashed, Fits, Measurement, Outcome, Trial, outcome_from_json
+from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut, Trial, outcome_from_json
 from autofit.techniques import complete
 from autofit.workload import Workload
 
@@ -21,7 +21,7 @@ WIDEST = 1000.0
 """Relative spread that no timing has: steps that differ as much are a clock's mistake."""
 NEVER_NEGATIVE = (
     *("peak_allocated_bytes", "peak_reserved_bytes", "host_peak_bytes", "host_baseline_bytes", "setup_peak_bytes"),
-    *("setup_seconds", "overhead_seconds", "steps"),
+    *("setup_seconds", "overhead_seconds", "leak_bytes_per_step"),
 )
 """Fields of a measurement besides those with bounds of their own."""
 SAME_SPEED = 0.01
@@ -50,7 +50,9 @@ class RecordedTable:
 
 def read_whole(file: Path) -> RecordedTable:
     """The table in `file`, with its passes pooled. Raises `UsageError`, naming the row, for a table that is cut off,
-    empty, of another schema or of several recordings, or that has a config twice in one pass or an impossible value."""
+    empty, of another schema or of several recordings, or that has a config twice in one pass or an impossible value.
+
+    A table that ends with a whole row may be an unfinished recording, or one of `--max-trials`: it is read as it is."""
     rows = _rows(file)
     header = _header(file, rows[0])
     try:
@@ -58,9 +60,13 @@ def read_whole(file: Path) -> RecordedTable:
         workload = Workload.from_json(header["workload"])
     except (AutofitError, TypeError, ValueError) as error:
         raise _wrong(file, 1, f"not a header that this version reads: {error}") from error
-    limit = header["memory_limit_bytes"]
-    if not _is_number(limit) or limit <= 0:
-        raise _wrong(file, 1, f"memory_limit_bytes is {limit!r}, and must be above 0")
+    limit, there = header["memory_limit_bytes"], hardware.memory_bytes
+    if not _is_number(there) or there <= 0:
+        raise _wrong(file, 1, f"memory_bytes of the hardware is {_shortened(there)}, and must be above 0")
+    if not _is_number(limit) or not 0 < limit <= there:
+        raise _wrong(
+            file, 1, f"memory_limit_bytes is {_shortened(limit)}, and must be above 0 and at most the device's {there}"
+        )
     trials: dict[Config, list[Trial]] = {}
     first: dict[tuple[int, Config], int] = {}
     for number, row in enumerate(rows[1:], start=2):
@@ -180,10 +186,20 @@ def _impossible(outcome: Outcome, seconds: Any, workload: Workload, limit: int) 
             return f"device_bytes is {memory!r}: what fits has at least 0 and at most the limit of {limit}"
         if spread is not None and (not _is_number(spread) or not 0 <= spread <= WIDEST):
             return f"step_seconds.relative_spread is {spread!r}, and must be between 0 and {WIDEST:g}"
-        for name in NEVER_NEGATIVE:
-            value = getattr(measured, name)
+        never_negative = {name: getattr(measured, name) for name in NEVER_NEGATIVE}
+        never_negative |= {f"phase_peaks.{phase}": peak for phase, peak in measured.phase_peaks.items()}
+        if measured.mfu is not None:
+            never_negative["mfu"] = measured.mfu
+        for name, value in never_negative.items():
             if not _is_number(value) or value < 0:
                 return f"{name} is {_shortened(value)}, and must be at least 0"
+        above_zero["steps"] = measured.steps
+        if not measured.losses or not all(map(_is_number, measured.losses)):
+            return f"losses is {_shortened(list(measured.losses))}, and must have a number for each step"
+    elif isinstance(outcome, TimedOut):
+        above_zero["deadline_seconds"] = outcome.deadline_seconds
+    elif isinstance(outcome, OutOfMemory) and outcome.requested_bytes is not None:
+        above_zero["requested_bytes"] = outcome.requested_bytes
     for name, value in above_zero.items():
         if not _is_number(value) or value <= 0:
             return f"{name} is {_shortened(value)}, and must be above 0"
@@ -198,9 +214,10 @@ def _contradictory(measured: Measurement, seconds: float, workload: Workload) ->
         return f"tokens_per_second is {measured.tokens_per_second!r}, and its step_seconds.median makes it {speed!r}"
     if steps.p95 < steps.median:
         return f"step_seconds.p95 is {steps.p95!r}, and must be at least its median of {steps.median!r}"
-    if measured.device_bytes < measured.peak_allocated_bytes:
-        peak = measured.peak_allocated_bytes
-        return f"device_bytes is {measured.device_bytes!r}, and must be at least its peak_allocated_bytes of {peak!r}"
+    peak = measured.peak_allocated_bytes
+    for name in ("device_bytes", "peak_reserved_bytes"):
+        if (value := getattr(measured, name)) < peak:
+            return f"{name} is {value!r}, and must be at least its peak_allocated_bytes of {peak!r}"
     least = measured.setup_seconds - measured.overhead_seconds  # the trial need not have begun when it was requested
     if seconds < least:
         return f"seconds is {seconds!r}, and building and warming up alone took {least:.3g} of them"

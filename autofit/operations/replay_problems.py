@@ -69,10 +69,9 @@ class Tables:
         problems = []
         for table in whole:
             if table.contradicting:
-                report(
-                    f"{table.name}: {len(table.contradicting)} configs fit in one pass but not in another: "
-                    "counted as not fitting"
-                )
+                number = len(table.contradicting)
+                some = "1 config fits" if number == 1 else f"{number} configs fit"
+                report(f"{table.name}: {some} in one pass but not in another: counted as not fitting")
             others = tuple(sorted(digest for file, digest in digests.items() if file != table.file))
             problems += list(self._problems_of(table, foresight, others))
         if problems and not any(recorded.points for recorded in problems):

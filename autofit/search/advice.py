@@ -329,9 +329,10 @@ class Advice:
         one may have been `unlucky`, and seemed slower than it is."""
         least = np.full(len(self._knowledge.lattice.configs), -math.inf)
         for point in self._knowledge.points():
-            if point.measurement.device_bytes <= (1.0 - ROOM) * self._knowledge.memory_limit_bytes:
+            m = point.measurement  # one that was stopped early is too uncertain to bound others
+            if not m.stopped_early and m.device_bytes <= (1.0 - ROOM) * self._knowledge.memory_limit_bytes:
                 slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
-                luckier = math.log(point.measurement.step_seconds.median) - unlucky * timing_deviation(point)
+                luckier = math.log(m.step_seconds.median) - unlucky * timing_deviation(point)
                 least[slower] = np.maximum(least[slower], luckier)
         return least[rows]
 

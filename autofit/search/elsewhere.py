@@ -1,7 +1,8 @@
 """What trials on other hardware say about predictions here: how far they err, less than where nothing is known.
 
-Only the size of errors carries over, not their direction. An axis value's error stems from the hardware and the model
-as much as from the estimator, but hardware of one kind shares how wide such errors are. So the errors of all axis
+Of the errors of axis values only the size carries over, not the direction; of memory's mean error over all configs the
+sign as well, with one draw for each machine (`memory_error_by`). An axis value's error stems from the hardware and the
+model as much as from the estimator, but hardware of one kind shares how wide such errors are. So the errors of all axis
 values are modelled as draws from one normal distribution, whose width they reveal (Gelman 2013, section 5.4). Axes in
 which devices are known to differ (`Prior.spread_of`: which number formats are computed natively) are left out, and
 stay as uncertain as they are.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
@@ -34,7 +36,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     What a finished trial has shown reaches `knowledge` in one of two ways. Whoever has the outcome itself calls
     `Knowledge.learn` before the study is told. Otherwise the study's own values are learnt, as in `study.optimize`,
     which takes a `job`: more bytes than the limit mean that the config ran out of memory, no values that its trial
-    failed.
+    failed. Then the study stops as a search does, once no untried config is worth its trial; `n_jobs` may be above 1.
     """
 
     def __init__(self, knowledge: Knowledge, advice: Advice, job: Job | None = None) -> None:
@@ -42,14 +44,17 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         self._knowledge = knowledge
         self._advice = advice
         self._job = job
+        self._lock = threading.Lock()
         self.seconds_left: float | None = None
         """Configs whose trials are expected to take longer come last; None means no limit."""
         self.space: dict[str, BaseDistribution] = {}
+        self._values: dict[str, tuple[Any, ...]] = {}
         for axis in knowledge.lattice.axes:
             values = dict.fromkeys(
                 ABSENT if c.get(axis.name) is None else c[axis.name] for c in knowledge.lattice.configs
             )
-            self.space[axis.name] = CategoricalDistribution(tuple(values))
+            self._values[axis.name] = tuple(values)
+            self.space[axis.name] = CategoricalDistribution(self._values[axis.name])
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: optuna.trial.FrozenTrial
@@ -67,10 +72,15 @@ class LatticeSampler(optuna.samplers.BaseSampler):
                 f"the study's directions are {have}: create it with directions=['minimize', 'maximize'], for peak "
                 "device bytes and tokens per second"
             )
-        self.check_open()
-        candidate = self._advice.best(self.seconds_left) or self._advice.first()
-        self._knowledge.take(candidate.config)
+        with self._lock:
+            self.check_open()
+            candidate = self._advice.best(self.seconds_left) or self._advice.first()
+            self._knowledge.take(candidate.config)
         return parameters(candidate.config, search_space)
+
+    def config(self, trial: optuna.Trial) -> Config:
+        """The config that the study's trial is to run, for an objective."""
+        return suggested({name: trial.suggest_categorical(name, values) for name, values in self._values.items()})
 
     def check_open(self) -> None:
         """Raises `ValueError` if there is nothing left to suggest."""
@@ -84,13 +94,21 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """Learn what the trial has shown, unless that has been learnt already."""
+        """Learn what the trial has shown, unless that has been learnt already; end `study.optimize` where nothing is
+        worth a further trial."""
         config = suggested(trial.params)
-        if self._job is None or config not in self._knowledge.under_way:
+        if self._job is None:
             return
         seconds = 0.0 if trial.datetime_start is None else (datetime.now() - trial.datetime_start).total_seconds()
         shown = values if state == TrialState.COMPLETE else None
-        self._knowledge.learn(self._trial(self._job, config, shown, seconds))
+        with self._lock:
+            if config not in self._knowledge.under_way:
+                return
+            self._knowledge.learn(self._trial(self._job, config, shown, seconds))
+            done = self._advice.best() is None
+        if done:
+            with suppress(RuntimeError):  # raised where trials are asked for one by one: nothing runs that could stop
+                study.stop()
 
     def _trial(self, job: Job, config: Config, values: Sequence[float] | None, seconds: float) -> Trial:
         limit = self._knowledge.memory_limit_bytes

@@ -49,6 +49,8 @@ def test_the_table_of_several_workers_is_its_record(results: ModuleType) -> None
     assert {name: results.header_of(RECORDED / f"{name}.jsonl")["sha256"] for name in document["tables"]} == (
         document["tables"]
     ), 'a table has changed since: run the command of the README\'s "Several workers" again'
+    searched = {name: figures(name)["code"]["search"] for name in ("replay-results.json", "replay-workers.json")}
+    assert len(set(searched.values())) == 1, "RESULTS.md is of another search: run `make results`, which makes both"
     table = importlib.import_module("replay_workers").table_of(document)
     assert f"medians of {document['seeds']} seeds" in (text := (BENCHMARKS / "README.md").read_text())
     assert table in text, f"the record says:\n{table}"

@@ -39,8 +39,8 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
     "autofit.search.replay.rivals_deepspeed": ("deepspeed", "numpy", "xgboost"),
     "autofit.search.replay.rivals_of_practice": ("accelerate",),
 }
-"""By module, the libraries whose versions matter to these rivals. Of autofit they use only that module and what the
-problem tells, so they need not run again when something else changes; some of them take hours."""
+"""By module, the libraries whose versions matter to these rivals. Of autofit they use only that module and the problem,
+so they need not run again when something else changes; some of them take hours."""
 OURS = ("numpy", "optuna", "peft", "torch", "transformers")
 """The same for every other method, which may use all of the package."""
 DISTRIBUTIONS = {"xgboost": ("xgboost", "xgboost-cpu")}
@@ -228,8 +228,9 @@ def _told(problem: Problem, *, everything: bool) -> str:
 
 @cache
 def code_of(module: str) -> str:
-    """A digest of the code of the methods in this module: it and, for ours, the package."""
-    files = [Path(str(sys.modules[module].__file__))]
+    """A digest of the code of the methods in this module: it and the problem that it is told or, for ours, the whole
+    package."""
+    files = [Path(str(sys.modules[name].__file__)) for name in (module, Problem.__module__)]
     if module not in RIVALS:
         own = sorted(PACKAGE.rglob("*.py"))
         files += [file for file in own if file.relative_to(PACKAGE).parts[0] not in FACES]

@@ -38,12 +38,15 @@ class Oracle:
 
     A measured speed is one draw of a noisy figure, so each seed draws another one from the interval that was recorded
     with it (normal with that width, truncated at its ends): the same for all methods, and whenever a config is asked
-    for again. Methods are judged by the speeds as recorded.
+    for again. Methods are judged by the speeds as recorded. Such an interval says how well a process knew its own
+    speed; `between` adds what executions differ by (the standard deviation of the logarithm of speed), of which the
+    method is told nothing.
     """
 
-    def __init__(self, recorded: Recorded, seed: int) -> None:
+    def __init__(self, recorded: Recorded, seed: int, *, between: float = 0.0) -> None:
         self._recorded = recorded
         self._seed = seed
+        self._between = between
         self._best = recorded.best
         self._answers: dict[Config, Answer] = {}
         self._times: Counter[Config] = Counter()
@@ -97,23 +100,23 @@ class Oracle:
         self._runs.append(Run(config=config, outcome=trial.outcome, seconds=trial.seconds))
         self._close |= share_of_speed(config, trial.outcome, self._best) >= 1.0 - CLOSE
         self._times[config] += 1
-        drawn = drawn_again(trial.outcome, random.Random(f"{self._seed} {config.key} {self._times[config]}"))
-        return Answer(drawn, trial.seconds)
+        source = random.Random(f"{self._seed} {config.key} {self._times[config]}")
+        return Answer(drawn_again(trial.outcome, source, between=self._between), trial.seconds)
 
 
-def drawn_again(outcome: Outcome, source: random.Random) -> Outcome:
-    """The outcome with a new draw of its speed; unchanged where its spread is not known."""
+def drawn_again(outcome: Outcome, source: random.Random, *, between: float = 0.0) -> Outcome:
+    """The outcome with a new draw of its speed; unchanged where neither its spread is known nor executions differ."""
     if not isinstance(outcome, Fits):
         return outcome
     measured = outcome.measurement
     spread = measured.step_seconds.relative_spread
-    if not spread:
+    if not spread and not between:
         return outcome
-    deviation, most = spread / INTERVAL_DEVIATIONS, spread / 2
-    offset = math.inf
+    deviation, most = (spread or 0.0) / INTERVAL_DEVIATIONS, (spread or 0.0) / 2
+    offset = math.inf if spread else 0.0
     while abs(offset) > most:
         offset = source.gauss(0.0, deviation)
-    factor = math.exp(offset)
+    factor = math.exp(offset + (source.gauss(0.0, between) if between else 0.0))
     seconds = StepSeconds(
         median=measured.step_seconds.median * factor, p95=measured.step_seconds.p95 * factor, relative_spread=spread
     )

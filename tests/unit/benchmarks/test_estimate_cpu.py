@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from unit.operations.made_trials import HARDWARE, STACK, fits, make_job, make_trial
+from unit.search.made_tables import lines_of, write
 
 from autofit.operations.recording import _covering
 from autofit.outcome import Fits, OutOfMemory
@@ -176,6 +177,21 @@ def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> No
     assert script.latest([short]) == [[short]] and script.latest(
         [trials[0], replace(short, config=trials[0].config)]
     ) == [[trials[0]]]
+
+
+def test_passes_are_pooled_and_ranked_against_each_other(script: ModuleType, tmp_path: Path) -> None:
+    """Three configs that two passes rank the other way round, and one that fits in one of them alone."""
+    first = [(8, fits(1, 10)), (16, fits(1, 20)), (32, fits(1, 40)), (64, fits(1, 80))]
+    second = [(8, fits(1.5, 30)), (16, fits(1.1, 20)), (32, fits(1, 10)), (64, OutOfMemory(reason="no room"))]
+    made = [make_trial({"rank": rank, "method": "lora"}, outcome) for rank, outcome in (*first, *second)]
+    lines = lines_of(made)
+    file = write(tmp_path / "t.jsonl", [*lines[:5], *({**line, "pass": 2} for line in lines[5:])])
+    agree = {"kendall_tau": -1.0, "memory_median": 0.1, "memory_most": 0.5}
+    assert script.between_passes(file) == pytest.approx(agree)
+    measured = [t.outcome.measurement for t in script.read(file) if isinstance(t.outcome, Fits)]
+    assert [m.tokens_per_second for m in measured] == pytest.approx([300**0.5, 20.0, 20.0])
+    assert [m.device_bytes / 2**30 for m in measured] == pytest.approx([1.25, 1.05, 1.0])
+    assert script.between_passes(write(tmp_path / "once.jsonl", lines[:5])) is None
 
 
 def test_recorded_trials_are_all_of_one_workload(script: ModuleType) -> None:

@@ -289,6 +289,29 @@ def test_the_best_of_the_others_by_either_reading(results: ModuleType) -> None:
     assert "everywhere` |" not in results.page(never) and "Two readings" not in results.page(never)
 
 
+def test_each_other_method_as_the_only_one_for_every_problem(results: ModuleType) -> None:
+    """Lucky on one problem counts for nothing on the next; where ours never gets there, nothing is compared."""
+
+    def took(seconds: float | None) -> dict[str, Any]:
+        return score((1, 1), (seconds, seconds))
+
+    text = results.page(
+        document(
+            problem("made/full", autofit=took(10.0), optuna_gp=took(25.0), checklist=took(2.0), doubling=took(None)),
+            problem("made/lora", autofit=took(20.0), optuna_gp=took(65.0), checklist=took(None)),
+            problem("made/qlora", autofit=took(None), optuna_gp=took(30.0)),
+        )
+    )
+    assert "**One method for every problem.** `autofit` comes within 1% of the best on 2 of 3 problems" in text
+    lines = text.splitlines()
+    (title,) = (number for number, line in enumerate(lines) if "problems on which it gets there" in line)
+    assert lines[title + 2 : title + 5] == [
+        "| `optuna-gp` | 2 of 3 | 90 | 30 | 3 |",
+        "| `checklist` | 1 of 2 | 2 | 10 | 0.2 |",
+        "",
+    ]
+
+
 def test_the_page_says_whether_the_search_has_changed_since(results: ModuleType) -> None:
     found = document(problem(autofit=GOOD))
     changed = "**The search has changed since these searches were run, at revision 0123456789ab.**"
@@ -324,7 +347,7 @@ def test_the_page_says_what_was_fitted_to_what_and_which_limits_a_rule_made(resu
     lowered = {**problem(limit=GIB, autofit=GOOD), "lowered_to": 0.25}
     found = document(problem(autofit=GOOD, optuna_tpe=OTHER), problem("new/lora", autofit=GOOD), lowered)
     found["tables"]["new"] = found["tables"]["made"]
-    said = {"in_fit": False, "hardware_in_fit": True, "configs_in_fit": 18}
+    said = {"in_fit": False, "hardware_in_fit": True, "configs_in_fit": 18, "unseen": False}
     tables = {"made": said, "new": {**said, "hardware_in_fit": False, "configs_in_fit": 0}}
     text = results.page(
         {**found, "fitted": {"what": {"a": ["x"], "b": ["x", "y"]}, "by_hand": "So.", "tables": tables}}
@@ -334,20 +357,23 @@ def test_the_page_says_what_was_fitted_to_what_and_which_limits_a_rule_made(resu
         "a to x; b to x and y. No table above is in a fit. But those files are of the same machine as made (which "
         "shares 18 configs with them). **Held out of every fit, machine and all: new.** So."
     )
-    assert "**Held out concerns these fits alone.**" in text
+    assert "How it does on a table that nobody had seen is shown by none of them." in text
     assert text.index(fitted) < text.index("## How it was measured")
     assert "Problems of which fewer than 25% of the configs run out of memory under the table's limit are" in text
     assert "### made/lora under 1.00 GiB" in text and "### Plots of made/lora under" not in text
     assert "What was fitted" not in results.page(found)
-    tables["new"]["in_fit"] = True
+    tables["new"] |= {"in_fit": True, "unseen": True}
     found["fitted"] = {"what": {"a": ["new"]}, "by_hand": "So.", "tables": tables}
-    assert "Of the tables above, new is in a fit." in results.page(found)
+    text = results.page(found)
+    assert "Of the tables above, new is in a fit." in text
+    assert "**Not so new: this search is the first that was replayed over it" in text
 
 
 @pytest.mark.usefixtures("results")
 def test_a_table_is_held_against_what_was_fitted(truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = module("replay_fitted")
     monkeypatch.setattr(fitted, "FITTED", {"something": ("one",)})
+    monkeypatch.setattr(fitted, "FIRST_SEARCH", {"two": "this", "four": "another"})
     trials = [truth.trial(config, LIMIT) for config in truth.lattice.configs[:5]]
     lines = lines_of(trials)
     moved = [{**lines[0], "hardware": {**lines[0]["hardware"], "cores": 1}}, *lines[1:]]
@@ -355,13 +381,13 @@ def test_a_table_is_held_against_what_was_fitted(truth: Truth, tmp_path: Path, m
     write(tmp_path / "one.jsonl", lines[:4])
     tables = {name: write(tmp_path / f"{name}.jsonl", some) for name, some in (("two", moved), ("three", longer))}
     every = [tmp_path / "one.jsonl", *tables.values(), write(tmp_path / "four.jsonl", [lines[0], *lines[2:]])]
-    found = fitted.fitted_to(every, tmp_path)
+    found = fitted.fitted_to(every, tmp_path, "this")
     assert found["trials"] == 3 and found["what"] == {"something": ["one"]}
     assert {name: tuple(said.values()) for name, said in found["tables"].items()} == {
-        "one": (True, True, 3),
-        "two": (False, False, 0),
-        "three": (False, True, 0),
-        "four": (False, True, 2),
+        "one": (True, True, 3, False),
+        "two": (False, False, 0, True),
+        "three": (False, True, 0, False),
+        "four": (False, True, 2, False),
     }
 
 
@@ -527,8 +553,10 @@ def test_tables_of_other_hardware_are_searched_by_our_methods_alone(command: Com
 
 def test_methods_of_another_run_are_taken_where_the_table_is_the_same(results: ModuleType) -> None:
     def made(digest: str, *problems: dict[str, Any]) -> dict[str, Any]:
-        tables = {name: {"sha256": digest if name == "other" else "same"} for name in ("made", "other")}
-        return {**document(*problems), "tables": tables}
+        plain = document(*problems)
+        (said,) = plain["tables"].values()
+        tables = {name: {**said, "sha256": digest if name == "other" else "same"} for name in ("made", "other")}
+        return {**plain, "recorded_at": "2026-01-01T00:00:00+00:00", "tables": tables}
 
     own = made(
         "b", problem(autofit=GOOD, checklist=OTHER, optuna_gp="it needs SciPy"), problem("other/lora", autofit=GOOD)
@@ -540,8 +568,33 @@ def test_methods_of_another_run_are_taken_where_the_table_is_the_same(results: M
         {"autofit": GOOD, "checklist": OTHER, "optuna-gp": OTHER, "optuna-tpe": OTHER},
         {"autofit": GOOD},
     ]
-    with pytest.raises(UsageError, match="made with other seeds: 10"):
-        results.with_methods_of(own, {**made("b", *more), "seeds": 10}, "a.json")
+    (run,) = found["also"]
+    assert (run["methods"], run["left_out"]) == (["optuna-gp", "optuna-tpe"], None)
+    assert (
+        "The figures of `optuna-gp` and `optuna-tpe` are those of an earlier run, `a.json` of 2026-01-01 at revision"
+        in results.page(found)
+    )
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"seeds": 10}, "other seeds: 10 instead of 20"),
+        ({"libraries": {"optuna": "4.0.0", "python": "3.11.9"}}, "other libraries: optuna 4.0.0 instead of 5.0.0"),
+    ],
+)
+def test_an_earlier_run_that_would_not_compare_is_left_out_and_the_page_says_so(
+    results: ModuleType, other: dict[str, Any], why: str
+) -> None:
+    own = document(problem(autofit=GOOD))
+    earlier = {**document(problem(optuna_gp=OTHER)), "recorded_at": "2026-01-01T00:00:00+00:00", **other}
+    del earlier["code"]
+    found = results.with_methods_of(own, earlier, "a.json")
+    assert [m["name"] for p in found["problems"] for m in p["methods"]] == ["autofit"]
+    (said,) = (
+        line for line in results.page(found).splitlines() if "`a.json` of 2026-01-01, at a revision that" in line
+    )
+    assert f"does not name is left out: made with {why}." in said
 
 
 def test_tables_of_one_limit_are_replayed_together(results: ModuleType) -> None:

@@ -156,6 +156,8 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
     assert asked == [CONFIGS[1:]]
     assert looked_up == [len(CONFIGS)]
     assert set(found.predictions) == set(CONFIGS)
+    hurried = replace(foreseeing(job, store), seconds=1.0)
+    assert set(hurried.foresee(lambda done, total: None).predictions) == set(CONFIGS), "what is kept takes no time"
 
 
 def test_what_cannot_be_loaded_ahead_costs_nothing_else(

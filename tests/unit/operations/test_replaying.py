@@ -20,7 +20,7 @@ from autofit.lattice import Config
 from autofit.operations import replay, replay_foresight, replay_problems
 from autofit.operations.recorded_tables import is_table, read_whole
 from autofit.operations.replay_problems import Tables, limit_for
-from autofit.outcome import Fits, OutOfMemory, outcome_to_json
+from autofit.outcome import Fits, Outcome, OutOfMemory, TimedOut, outcome_to_json
 from autofit.units import GIB
 
 LIMIT = 3 * GIB // 2
@@ -236,11 +236,44 @@ def in_steps(**values: Any) -> Callable[[dict[str, Any]], object]:
     return lambda line: line["measurement"]["step_seconds"].update(values)
 
 
+def failed_with(outcome: Outcome) -> Callable[[dict[str, Any]], object]:
+    def change(line: dict[str, Any]) -> None:
+        del line["measurement"]
+        line.update(outcome_to_json(outcome))
+
+    return change
+
+
 BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
     "other schema": (changed(0, lambda h: h.update(schema=2)), r"row 1: schema 2, and this version reads 1"),
     "export": (lambda lines: [{"schema": 1, "autofit": "0.1.0"}], r"row 1: .*hardware, stack, workload"),
     "other hardware": (changed(0, lambda h: h["hardware"].update(colour="red")), r"row 1: .*colour"),
     "limit of nothing": (changed(0, lambda h: h.update(memory_limit_bytes=0)), r"row 1: memory_limit_bytes is 0"),
+    "limit beyond the device": (
+        changed(0, lambda h: h.update(memory_limit_bytes=2**60)),
+        r"row 1: memory_limit_bytes is 1152921504606846976, and must be above 0 and at most the device's",
+    ),
+    "no device": (changed(0, lambda h: h["hardware"].update(memory_bytes="much")), r"row 1: memory_bytes of .* 'much'"),
+    "no step": (changed(1, in_measurement(steps=0)), r"row \d+: steps is 0, and must be above 0"),
+    "no loss": (changed(1, in_measurement(losses=[])), r"row \d+: losses is \[\], and must have a number"),
+    "loss in words": (changed(1, in_measurement(losses=["x"])), r"row \d+: losses is \['x'\], and must have a number"),
+    "negative MFU": (changed(1, in_measurement(mfu=-0.5)), r"row \d+: mfu is -0.5, and must be at least 0"),
+    "negative phase": (
+        changed(1, in_measurement(phase_peaks={"forward": -1})),
+        r"row \d+: phase_peaks.forward is -1, and must be at least 0",
+    ),
+    "less reserved than allocated": (
+        changed(1, in_measurement(peak_reserved_bytes=0)),
+        r"row \d+: peak_reserved_bytes is 0, and must be at least its peak_allocated_bytes of",
+    ),
+    "deadline in words": (
+        changed(1, failed_with(TimedOut(reason="slow", deadline_seconds="600"))),  # type: ignore[arg-type]
+        r"row \d+: deadline_seconds is '600', and must be above 0",
+    ),
+    "a request for less than nothing": (
+        changed(1, failed_with(OutOfMemory(reason="full", requested_bytes=-1))),
+        r"row \d+: requested_bytes is -1, and must be above 0",
+    ),
     "no trial": (lambda lines: lines[:1], r"is empty: it has a header and no trial"),
     "two recordings": (lambda lines: [*lines[:5], *lines], r"row 6: the header of another recording"),
     "a config twice": (lambda lines: [*lines, lines[3]], r"row \d+: repeats the config of row 4"),
@@ -353,7 +386,7 @@ def test_what_fits_in_one_pass_alone_is_told_and_counts_as_not_fitting(lines: Li
     assert config == Config.from_json(fitting["config"])
     said: list[str] = []
     problems = Tables(files=(file,)).problems(said.append)
-    assert said[0] == "t: 1 configs fit in one pass but not in another: counted as not fitting"
+    assert said[0] == "t: 1 config fits in one pass but not in another: counted as not fitting"
     outcomes = [p.trials[config].outcome for p in problems if config in p.trials]
     assert len(outcomes) == 2 and all(isinstance(outcome, OutOfMemory) for outcome in outcomes)
 

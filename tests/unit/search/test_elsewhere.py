@@ -1,4 +1,4 @@
-"""What other hardware shows of the errors of predictions: how wide they are, and nothing else."""
+"""What other hardware shows of the errors of predictions: the width of an axis value's, and the mean of memory's."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from autofit.frontier import Point
 from autofit.lattice import Config
 from autofit.outcome import StepSeconds
 from autofit.repeatability import INTERVAL_DEVIATIONS
-from autofit.search.regret import CONFIDENCE, regret_bound, timing_deviation
+from autofit.search.regret import CONFIDENCE, HASTY_DEVIATION, regret_bound, timing_deviation
 from autofit.search.surrogate import TIME, LogNormal
 
 
@@ -63,6 +63,14 @@ def test_a_rival_is_no_faster_than_the_work_that_it_shares() -> None:
 
 def test_what_no_spread_is_known_of_has_the_usual_noise() -> None:
     assert timing_deviation(timed(1.0, None)) == TIME.noise
+
+
+def test_two_steps_that_agree_by_chance_are_no_certainty() -> None:
+    """A trial that was stopped early may have met a slow moment: what it has not shown counts against the winner."""
+    full = timed(1.3, 0.001)
+    early = replace(full, measurement=replace(full.measurement, stopped_early=True))
+    noisy = replace(timed(1.3, 0.2), measurement=replace(timed(1.3, 0.2).measurement, stopped_early=True))
+    assert [timing_deviation(p) for p in (full, early, noisy)] == pytest.approx([0.001, HASTY_DEVIATION, 0.2])
 
 
 def test_what_executions_differ_by_is_added_in_quadrature() -> None:

@@ -153,6 +153,24 @@ def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     child.run(data, descriptor, asked_at)
 
 
+def slow_once(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Sleeps in the first step that is timed."""
+    from autofit.training.step import TrainingStep
+    from autofit.trial.measure import WARM_UP_UPDATES
+
+    original, done = TrainingStep.update, 0
+
+    def update(self: TrainingStep, *args: Any, **kwargs: Any) -> None:
+        nonlocal done
+        done += 1
+        if done == WARM_UP_UPDATES + 1:
+            time.sleep(2.0)
+        original(self, *args, **kwargs)
+
+    TrainingStep.update = update  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)
+
+
 def expanding(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Trains where the allocator says that its segments are expandable."""
     from autofit.trial.meter import CpuMeter

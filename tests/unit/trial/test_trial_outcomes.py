@@ -19,7 +19,7 @@ from autofit.lattice import Config
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
 from autofit.trial.leak import LEAK_STEPS
-from autofit.trial.measure import MIN_REPEATS
+from autofit.trial.measure import HOPELESS_REPEATS, MIN_REPEATS
 from autofit.trial.request import Rival, TrialRequest
 from autofit.trial.runner import TrialRunner
 
@@ -187,7 +187,17 @@ def test_a_trial_stops_once_a_rival_has_surely_won_and_only_then(warm: TrialRunn
         outcome, _ = warm.run(tiny_request(timing_seconds=0.0, rivals=rivals))
         assert isinstance(outcome, Fits)
         assert outcome.measurement.stopped_early is stops
-        assert outcome.measurement.steps == (1 if stops else MIN_REPEATS)
+        assert outcome.measurement.steps == (HOPELESS_REPEATS if stops else MIN_REPEATS)
+
+
+def test_one_slow_step_is_no_defeat(warm: TrialRunner) -> None:
+    """A rival that the second step holds its own against has not surely won."""
+    plain, _ = warm.run(tiny_request(timing_seconds=0.0))
+    assert isinstance(plain, Fits)
+    rival = Rival(device_bytes=1, tokens_per_second=plain.measurement.tokens_per_second / 4)
+    outcome, _ = warm.run(misbehaving("slow_once", timing_seconds=0.0, rivals=(rival,)))
+    assert isinstance(outcome, Fits)
+    assert not outcome.measurement.stopped_early and outcome.measurement.steps == MIN_REPEATS
 
 
 def test_what_is_stored_of_the_allocator_is_what_it_says(warm: TrialRunner) -> None:

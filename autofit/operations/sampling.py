@@ -1,0 +1,52 @@
+"""The search's sampler for an Optuna study of the user's own, whose objective trains as the user does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autofit.lattice import Config
+from autofit.operations.allocator_shown import as_trials_show
+from autofit.operations.foreseeing import Foreseeing
+from autofit.operations.preparing import prepare
+from autofit.operations.requests import SearchRequest
+from autofit.store import Store
+
+if TYPE_CHECKING:
+    from autofit.search.sampler import LatticeSampler
+
+
+def lattice_sampler(request: SearchRequest) -> LatticeSampler:
+    """What chooses the configs of a search for `request`, for `optuna.create_study`; with every config's prediction.
+
+    Trials of the store correct the predictions, but the request's own are not recalled: an objective of the user's own
+    may measure something else. Raises `NothingFits` if nothing can fit.
+    """
+    from autofit.search.advice import Advice
+    from autofit.search.knowledge import Knowledge
+    from autofit.search.sampler import LatticeSampler
+
+    prepared = prepare(request)
+    limit = prepared.memory_limit_bytes
+    knowledge = Knowledge(prepared.narrowed.lattice, limit)
+    open_: list[Config] = []
+    for config in prepared.narrowed.lattice.configs:
+        if prepared.floor(config) > limit:
+            knowledge.rule_out(config, "weights, gradients and states alone exceed the limit")
+        else:
+            open_.append(config)
+    advice = Advice(knowledge, prepared.floor, request.goal.methods, thorough=request.thorough)
+    with Store.open(request.store) as store:
+        foreseeing = Foreseeing(
+            job=as_trials_show(prepared.job, store),
+            configs=open_,
+            memory_limit_bytes=limit,
+            seconds=request.time_budget_seconds,
+            store=store,
+            one_host=True,
+            predicts=request.predict,
+        )
+        foresight = foreseeing.foresee(lambda done, total: None)
+    for config in foresight.beyond_host:
+        knowledge.rule_out(config, "host memory is predicted not to suffice")
+    advice.foresee(foresight)
+    return LatticeSampler(knowledge, advice, prepared.job)
