@@ -378,7 +378,7 @@ def main() -> int:
         if group[0].hardware.kind == "cpu" and len(group) > least
     ]
     found = [(name, group[0], *compared(group)) for name, group in groups]
-    documents = []
+    documents, shown = [], []
     missed = 0
     for (name, first, rows, wrong), (_, group) in zip(found, groups, strict=True):
         if len(rows) <= least:
@@ -389,6 +389,7 @@ def main() -> int:
         figures["memory"]["nearest_to_the_limit"] = nearest_to_the_limit(group)
         figures["between_passes"] = between_passes(files[name]) if name in files else None
         configs = listed(rows)
+        shown += configs
         figures["errors_by_kind"] = by_kind(configs)
         targets = held_to_targets(figures)
         print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
@@ -402,6 +403,7 @@ def main() -> int:
     together = {
         "configs": len(every),
         "memory": memory_errors(every, SHARES),
+        "errors_by_kind": by_kind(shown),
         "heap_fitted_to_all": [float(share) for share in heap(every)],
     }
     print(f"all tables: {json.dumps(together)}")

@@ -24,7 +24,7 @@ UNKNOWN = 0.12
 """Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet. The worst
 recorded errors (benchmarks/recorded) are 0.002 of what is allocated on one card and 0.073 on two
 (published-estimates.json), and 0.22 of what a processor's trials took (estimate-cpu.json): all within two of these
-deviations. A processor's compiled trials, off by up to 0.23 there, and those sharded over its ranks, which are off
+deviations. A processor's compiled trials, off by up to 0.37 there, and those sharded over its ranks, which are off
 by up to 0.38 (cpu-zen5-2c-sharded-memory.json), are not."""
 WORTH = 3.0
 """How many comparisons `UNKNOWN` is worth, and how many of a search's own comparisons all earlier ones together are

@@ -59,8 +59,8 @@ def test_a_processors_ranks_are_said_to_be_off_by_what_was_recorded(sharding: st
 
 
 def test_a_processors_memory_with_offload_is_said_to_be_off_by_what_was_recorded() -> None:
-    tables = json.loads((RECORDED / "estimate-cpu.json").read_text(encoding="utf-8"))["tables"]
-    (kinds,) = (known for known in (table["errors_by_kind"].get("offload") for table in tables) if known)
+    every = json.loads((RECORDED / "estimate-cpu.json").read_text(encoding="utf-8"))["all_tables"]
+    kinds = every["errors_by_kind"]["offload"]
     errors = kinds["device_bytes"]
     median, worst = math.ceil(100 * errors["median_absolute"]), math.ceil(100 * max(-errors["least"], errors["most"]))
     said = heap_sentence("offload=optimizer")
