@@ -50,8 +50,8 @@ REPLAY ?=
 replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
-# Writes benchmarks/RESULTS.md with its plots, the table of several workers (for benchmarks/README.md), and the picture in
-# docs/search.md. Takes some ten minutes the first time;
+# Writes benchmarks/RESULTS.md with its plots, the tables of several workers and of drift (for benchmarks/README.md), and the
+# picture in docs/search.md. Takes some ten minutes the first time;
 # if interrupted, run it again to continue. Optuna's Gaussian process for speed, which takes an hour, was run before.
 # Tables of record_gpu_tables.sh, once there are any, are replayed under the limits of smaller cards, too: those below a
 # table's own.
@@ -66,6 +66,7 @@ RESULTS ?= $(foreach table,$(JUDGED),--table $(table) --table $(table)@25%) $(GR
 results: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/python benchmarks/replay_results.py $(RESULTS)
 	$(BIN)/python benchmarks/replay_workers.py --out $(RECORDED)/replay-workers.json
+	$(BIN)/python benchmarks/replay_drift.py --out $(RECORDED)/replay-drift.json
 	$(BIN)/python benchmarks/picture_of_a_search.py
 
 test-rivals: $(RIVALS)

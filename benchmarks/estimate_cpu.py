@@ -15,13 +15,14 @@ for each workload of each table:
 * the errors of memory and of tokens/s (calibrated on all others) by kind of config: compiled, with offload, and others;
 * time, on the trials not used for calibration: Kendall's tau-a of tokens/s, and the median absolute error. The
   calibration trials are drawn at random, once per seed 0, 1, ...; compiled ones are never drawn. The median over the
-  seeds is printed with the worst. Beside it is the tau that a second measurement of the same configs would have: each
-  speed is drawn anew within its trial's interval, which no prediction can beat except by luck. A trial does not see
-  what the machine did between trials, so there is more noise than that. Of a table in several passes, `between_passes`
-  has the tau of one against another, and how far their sizes differ; `left_unexplained` is the standard deviation
-  of the errors that remain when every value of every axis, and every pair of values, is given its own correction with
-  hindsight, and the tau of predictions without any other error. The costs of operations show up in such corrections;
-  what they leave is noise, or interactions of three or more axes.
+  seeds is printed with the worst. Beside it are the tau of predictions that are each calibrated on all other configs
+  but the compiled ones, and the tau that a second measurement of the same configs would have: each speed is drawn anew
+  within its trial's interval, which no prediction can beat except by luck. A trial does not see what the machine did
+  between trials, so there is more noise than that. Of a table in several passes, `between_passes` has the tau of one
+  against another, and how far their sizes differ; `left_unexplained` is the standard deviation of the errors that
+  remain when every value of every axis, and every pair of values, is given its own correction with hindsight, and the
+  tau of predictions without any other error. The costs of operations show up in such corrections; what they leave is
+  noise, or interactions of three or more axes.
 
 Each table of at least 60 configs is then held to the targets (cpu_targets.py), which are printed beside what was
 reached, with what they leave open: how near the trials came to their limit. Last come the
@@ -391,6 +392,9 @@ def main() -> int:
         configs = listed(rows)
         shown += configs
         figures["errors_by_kind"] = by_kind(configs)
+        figures["time"]["kendall_tau_calibrated_on_the_others"] = kendall(
+            *([c["tokens_per_second"][of] for c in configs] for of in ("predicted", "measured"))
+        )
         targets = held_to_targets(figures)
         print(f"{name}: {first.workload.model} on {first.hardware.name}: measured, predicted, error")
         print(table_text(configs, figures, targets))

@@ -43,16 +43,17 @@ def test_the_page_is_what_its_figures_say(results: ModuleType) -> None:
     assert same, "run `python benchmarks/replay_results.py --from benchmarks/recorded/replay-results.json`"
 
 
-def test_the_table_of_several_workers_is_its_record(results: ModuleType) -> None:
-    """The figures of one worker and of four, in the README."""
-    document = figures("replay-workers.json")
-    assert {name: results.header_of(RECORDED / f"{name}.jsonl")["sha256"] for name in document["tables"]} == (
+@pytest.mark.parametrize(("name", "module"), [("replay-workers", "replay_workers"), ("replay-drift", "replay_drift")])
+def test_a_table_in_the_readme_is_its_record(results: ModuleType, name: str, module: str) -> None:
+    """The figures of one worker and of four, and those of a machine that drifts."""
+    document = figures(f"{name}.json")
+    assert {table: results.header_of(RECORDED / f"{table}.jsonl")["sha256"] for table in document["tables"]} == (
         document["tables"]
-    ), 'a table has changed since: run the command of the README\'s "Several workers" again'
-    searched = {name: figures(name)["code"]["search"] for name in ("replay-results.json", "replay-workers.json")}
-    assert len(set(searched.values())) == 1, "RESULTS.md is of another search: run `make results`, which makes both"
-    table = importlib.import_module("replay_workers").table_of(document)
-    assert f"medians of {document['seeds']} seeds" in (text := (BENCHMARKS / "README.md").read_text())
+    ), "a table has changed since: run `make results`"
+    judged = figures("replay-results.json")["code"]["search"]
+    assert document["code"]["search"] == judged, "RESULTS.md is of another search: run `make results`, which makes all"
+    table = importlib.import_module(module).table_of(document)
+    assert f"{document['seeds']} seeds" in (text := (BENCHMARKS / "README.md").read_text())
     assert table in text, f"the record says:\n{table}"
 
 
