@@ -52,7 +52,7 @@ replay: $(RIVALS)
 
 # Writes benchmarks/RESULTS.md with its plots, the tables of several workers and of drift (for benchmarks/README.md), and the
 # picture in docs/search.md. Takes some ten minutes the first time;
-# if interrupted, run it again to continue. Optuna's Gaussian process for speed, which takes an hour, was run before.
+# if interrupted, run it again to continue (the last two tables, a few minutes, begin anew). Optuna's Gaussian process for speed, which takes an hour, was run before.
 # Tables of record_gpu_tables.sh, once there are any, are replayed under the limits of smaller cards, too: those below a
 # table's own.
 RECORDED := benchmarks/recorded

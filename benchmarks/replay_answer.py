@@ -135,7 +135,7 @@ def _two_readings(problems: Sequence[JSON]) -> list[str]:
 
 def _everywhere(problems: Sequence[JSON]) -> list[str]:
     """Each other method as the only choice for all problems, because no user knows which would be lucky on theirs."""
-    found = [of for of in everywhere(problems) if of.near]
+    found = [of for of in everywhere(problems) if of.ours]
     if not found:
         return []
     own = sum(reached(scores(problem)[OURS])["seconds"]["median"] is not None for problem in problems)

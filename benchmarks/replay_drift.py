@@ -12,21 +12,13 @@ revision that they are of.
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from replay_results import code_here, header_of
+from replay_document import parser, replay
 from replay_words import percents, table
-from replay_workers import JUDGED
 
-from autofit.operations.replay_problems import RECORDED, Tables
-from autofit.operations.replaying import SEEDS
 from autofit.search.replay import ours
 from autofit.search.replay.oracle import Enough, Oracle
 from autofit.search.replay.recorded import Recorded
@@ -52,33 +44,11 @@ def figures(recorded: Recorded, seeds: int, between: float) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Replay everything asked for, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="append", default=[], type=Path, metavar="FILE")
-    parser.add_argument("--between", default="0,0.04,0.07")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--store")
-    parser.add_argument("--out", type=Path, metavar="FILE")
-    asked = parser.parse_args(arguments)
-    tables = asked.table or [RECORDED / f"{name}.jsonl" for name in JUDGED]
+    options = parser(__doc__)
+    options.add_argument("--between", default="0,0.04,0.07")
+    asked = options.parse_args(arguments)
     deviations = [float(text) for text in asked.between.split(",")]
-    begun = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    problems = [r for r in Tables(files=tuple(tables), store=asked.store).problems() if r.points]
-    document = {
-        **begun,
-        "code": code_here(),
-        "tables": {table.stem: header_of(table)["sha256"] for table in tables},
-        "seeds": asked.seeds,
-        "problems": [_replayed(recorded, asked.seeds, deviations) for recorded in problems],
-    }
-    print(table_of(document))
-    if asked.out:
-        asked.out.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _replayed(recorded: Recorded, seeds: int, deviations: Sequence[float]) -> dict[str, Any]:
-    """A problem's figures by deviation, in their order."""
-    print(recorded.problem.name, file=sys.stderr, flush=True)
-    return {"name": recorded.problem.name, "figures": [figures(recorded, seeds, b) for b in deviations]}
+    replay(asked, lambda recorded: [figures(recorded, asked.seeds, between) for between in deviations], table_of)
 
 
 def table_of(document: Mapping[str, Any]) -> str:

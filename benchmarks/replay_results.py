@@ -295,13 +295,13 @@ def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
     methods = list(chosen([name.strip() for name in asked.methods.split(",")] if asked.methods else ()))
     if not asked.methods:
         methods.remove(ELSEWHERE)
-    others = {file.name: read(file) for file in asked.also}
+    others = [(file.name, read(file)) for file in asked.also]
     command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
     try:
         document = document_of(
             groups, methods, elsewhere, seeds=asked.seeds, keep=asked.keep, jobs=asked.jobs, command=command
         )
-        for name, other in others.items():
+        for name, other in others:
             document = with_methods_of(document, other, name)
     except KeyboardInterrupt:
         raise Interrupted(

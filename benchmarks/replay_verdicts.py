@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -96,13 +97,13 @@ class Everywhere:
     near: int
     """Of these, the problems on which it comes near the best in the median."""
     seconds: float
-    """Its trial-seconds until then, over those problems together."""
+    """Its trial-seconds until then, over those of these problems together on which ours comes near, too."""
     ours: float
     """Ours on the same problems."""
 
 
 def everywhere(problems: Sequence[JSON]) -> list[Everywhere]:
-    """Each of the others on all problems that it and ours come near the best of: those that do on most come first."""
+    """Each of the others over all problems: those that come near the best on most come first."""
     needed: dict[str, dict[int, float | None]] = {}
     for number, problem in enumerate(problems):
         for name, score in scores(problem).items():
@@ -110,14 +111,15 @@ def everywhere(problems: Sequence[JSON]) -> list[Everywhere]:
     own = {number: seconds for number, seconds in needed[OURS].items() if seconds is not None}
     found = []
     for name in dict.fromkeys(name for problem in problems for name in others(problem)):
-        near = {n: seconds for n, seconds in needed[name].items() if seconds is not None and n in own}
+        near = {n: seconds for n, seconds in needed[name].items() if seconds is not None}
+        both = near.keys() & own.keys()
         found.append(
             Everywhere(
                 name=name,
                 ran=len(needed[name]),
                 near=len(near),
-                seconds=sum(near.values()),
-                ours=sum(own[n] for n in near),
+                seconds=math.fsum(near[n] for n in both),
+                ours=math.fsum(own[n] for n in both),
             )
         )
     return sorted(found, key=lambda of: (-of.near, of.seconds))

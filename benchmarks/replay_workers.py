@@ -10,30 +10,20 @@ own. Prints a table for README.md; `--out` writes the figures, with the revision
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from replay_results import code_here, header_of
+from replay_document import parser, replay
 from replay_verdicts import NEVER, figure
 from replay_words import count, span, table
 
-from autofit.operations.replay_problems import RECORDED, Tables
-from autofit.operations.replaying import SEEDS
 from autofit.outcome import OutOfMemory
 from autofit.search.replay.oracle import CLOSE, Enough, Oracle
 from autofit.search.replay.ours import ReplayPool, job_of, search_on
 from autofit.search.replay.recorded import Recorded, share_of_speed
 from autofit.search.replay.score import Spread
-
-JUDGED = ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", "cpu-zen5-2c-smollm2-135m", "cpu-zen5-2c-gemma-3-270m")
-"""The tables that are replayed if none is named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,34 +74,16 @@ def figures(recorded: Recorded, seeds: int, workers: int) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Replay everything asked for, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--table", action="append", default=[], type=Path, metavar="FILE")
-    parser.add_argument("--workers", default="1,4")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--store")
-    parser.add_argument("--out", type=Path, metavar="FILE")
-    asked = parser.parse_args(arguments)
-    tables = asked.table or [RECORDED / f"{name}.jsonl" for name in JUDGED]
+    options = parser(__doc__)
+    options.add_argument("--workers", default="1,4")
+    asked = options.parse_args(arguments)
     numbers = [int(number) for number in asked.workers.split(",")]
-    begun = {"recorded_at": datetime.now(UTC).isoformat(timespec="seconds")}
-    problems = [r for r in Tables(files=tuple(tables), store=asked.store).problems() if r.points]
-    document = {
-        **begun,
-        "code": code_here(),
-        "tables": {table.stem: header_of(table)["sha256"] for table in tables},
-        "seeds": asked.seeds,
-        "workers": numbers,
-        "problems": [_replayed(recorded, asked.seeds, numbers) for recorded in problems],
-    }
-    print(table_of(document))
-    if asked.out:
-        asked.out.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def _replayed(recorded: Recorded, seeds: int, numbers: Sequence[int]) -> dict[str, Any]:
-    """A problem's figures by number of workers, in their order."""
-    print(recorded.problem.name, file=sys.stderr, flush=True)
-    return {"name": recorded.problem.name, "figures": [figures(recorded, seeds, number) for number in numbers]}
+    replay(
+        asked,
+        lambda recorded: [figures(recorded, asked.seeds, number) for number in numbers],
+        table_of,
+        workers=numbers,
+    )
 
 
 def table_of(document: Mapping[str, Any]) -> str:

@@ -306,7 +306,7 @@ def test_each_other_method_as_the_only_one_for_every_problem(results: ModuleType
     lines = text.splitlines()
     (title,) = (number for number, line in enumerate(lines) if "problems on which it gets there" in line)
     assert lines[title + 2 : title + 5] == [
-        "| `optuna-gp` | 2 of 3 | 90 | 30 | 3 |",
+        "| `optuna-gp` | 3 of 3 | 90 | 30 | 3 |",
         "| `checklist` | 1 of 2 | 2 | 10 | 0.2 |",
         "",
     ]
