@@ -73,11 +73,13 @@ class Foreseeing:
 
         job, store = self.job, self.store
         if not self.predicts:
-            return self._by_formula()
+            return self._by_formula(self.configs)
         try:
             known = self._known()
-            if not self._is_time(list(known.missing)):
-                return self._by_formula()
+            if not self._is_time(list(known.missing)):  # those made before cost nothing
+                if not known.found:
+                    return self._by_formula(self.configs)
+                known = replace(known, missing={})
             found = predict_all(
                 job,
                 self.configs,
@@ -98,19 +100,23 @@ class Foreseeing:
                 foresight = learned_elsewhere(foresight, job.hardware, everywhere, memory=not earlier)
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
-            return self._by_formula()
+            return self._by_formula(self.configs)
+        others = self._by_formula([c for c in self.configs if c not in found])
         return replace(
             foresight,
-            beyond_host={c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
+            beyond_host={
+                **others.beyond_host,
+                **{c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
+            },
             host_bytes={c: e.machine_host_bytes for c, e in found.items()},
             shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
         )
 
-    def _by_formula(self) -> Foresight:
-        """What is known without a trace: which configs offload more than the host holds. A failure costs only that."""
+    def _by_formula(self, configs: Sequence[Config]) -> Foresight:
+        """What is known without a trace: which of these offload more than the host holds. A failure costs only that."""
         from autofit.search.foresight import Foresight
 
-        offloading = [config for config in self.configs if config["offload"] != "none"]
+        offloading = [config for config in configs if config["offload"] != "none"]
         if not offloading:
             return Foresight()
         try:

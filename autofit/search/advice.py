@@ -35,9 +35,15 @@ MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more about the other work than about the next trial."""
 LEAST_REPEATS = 3
 """How many steps every trial times, however long they take; those of its warm-up count as set-up."""
-BESIDE = 0.25
+BESIDE = 0.1
 """Weight of a gain in a method that is not going to be recommended, because a more faithful one fits: it is only shown
-alongside the recommendation."""
+beside the recommendation. So each such method gets the trial that may be its fastest, and more only where a tenth of
+what they gain is worth a trial."""
+AREA_BESIDE = 0.2
+"""Weight of a gain in the area under a method's frontier, against one in its best speed: it, too, is only shown beside
+the recommendation."""
+AREA_THOROUGH = 0.5
+"""The same in a thorough search, which is for the frontier."""
 POSSIBLE = 0.05
 """Probability of fitting from which a method may still be the one to recommend."""
 LIKELY = 0.5
@@ -59,8 +65,8 @@ class Candidate:
 
     config: Config
     expected_gain: float
-    """Expected gain in the best speed of its method, plus half that in the frontier's area; relative, 0.01 is 1 %.
-    Multiplied by `BESIDE` where another method is going to be recommended."""
+    """Expected gain in the best speed of its method, plus a share of that in the frontier's area (`AREA_BESIDE`);
+    relative, 0.01 is 1 %. Multiplied by `BESIDE` where another method is going to be recommended."""
     fit_probability: float
     expected_seconds: float
     """Duration of its trial, set-up included."""
@@ -98,10 +104,11 @@ class Advice:
         thorough: bool = False,
     ) -> None:
         """`methods`: the most faithful first; the first that fits will be recommended. If empty, all count alike.
-        `thorough`: any gain is worth its trial."""
+        `thorough`: so they do for a whole frontier, and any gain is worth its trial."""
         self._knowledge = knowledge
-        self._faithful = tuple(methods)
+        self._faithful = () if thorough else tuple(methods)
         self._thorough = thorough
+        self._area_weight = AREA_THOROUGH if thorough else AREA_BESIDE
         configs, axes = knowledge.lattice.configs, knowledge.lattice.axes
         self._row_of = {c: row for row, c in enumerate(configs)}
         self._methods = np.array([c.text("method") for c in configs])
@@ -278,7 +285,9 @@ class Advice:
                 gain[own] = 1.0 + speed / speed.max()
             else:
                 limit = float(self._knowledge.memory_limit_bytes)
-                gain[own] = expected_gain(front, _part(time, own), least[own], memory[own], limit)
+                gain[own] = expected_gain(
+                    front, _part(time, own), least[own], memory[own], limit, area_weight=self._area_weight
+                )
         gain *= probability
         recommended = self._recommended(fronts, methods, probability)
         beside = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)

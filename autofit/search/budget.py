@@ -13,8 +13,9 @@ more certain, because executions of one config differ, too. Kalibera and Jones (
 their time: sqrt(c/t) s/b, where an execution costs c before its first timed step, a step takes t and scatters by s, and
 executions differ by b. With what benchmarks/trial_noise.py shows on two cores (c/t of 3, s of 5 %, b of 4 to 7 %),
 that is one or two."""
-VERIFICATION_SECONDS = 8.0
-"""Time spent on the repeats of the winner's verification, unless they agree sooner: users see its figure and spread."""
+VERIFICATION_SECONDS = 5.0
+"""Time spent on the repeats of the winner's verification, unless they agree sooner: users see its figure and spread.
+Not more, for the same reason: it is the second execution that makes the figure more certain."""
 GRACE_SECONDS = 10.0
 """How far a trial begun in time may overrun the budget: killing it then would waste what it has cost."""
 LEAST_DEADLINE_SECONDS = 90.0

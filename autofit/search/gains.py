@@ -44,8 +44,11 @@ class Front:
         return float(self.seconds[-1])
 
 
-def expected_gain(front: Front, time: LogNormal, least: Array, memory: Array, limit: float) -> Array:
-    """Expected gain of each config in the best speed, plus half that in the frontier's area, if it fits; relative.
+def expected_gain(
+    front: Front, time: LogNormal, least: Array, memory: Array, limit: float, *, area_weight: float
+) -> Array:
+    """Expected gain of each config in the best speed, plus `area_weight` times that in the frontier's area, if it fits;
+    relative.
 
     `time`: the logarithms of their step times, which are no less than `least`; `memory`: their bytes; `limit`: the
     memory limit in bytes.
@@ -53,7 +56,7 @@ def expected_gain(front: Front, time: LogNormal, least: Array, memory: Array, li
     draws = time.mean[:, None] + time.deviation[:, None] * NORMAL_DRAWS[None, :]
     speedup = front.best_seconds / np.exp(np.maximum(draws, least[:, None]))  # 1 is the best so far
     faster = np.maximum(0.0, speedup - 1.0).mean(axis=1)
-    return np.asarray(faster + 0.5 * area_gain(front, memory, speedup, limit))
+    return np.asarray(faster + area_weight * area_gain(front, memory, speedup, limit))
 
 
 def area_gain(front: Front, memory: Array, speedup: Array, limit: float) -> Array:

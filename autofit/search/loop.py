@@ -80,9 +80,8 @@ class Search:
         self._baselines = FamilyBaselines(dropout=dropout)
         self._runs = Runs(job=self.job, budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
         self._rule_out_by_floor()
-        # For a whole frontier no method takes precedence.
-        first = () if self.thorough else self.methods
-        self._adviser = Adviser(self.knowledge, Advice(self.knowledge, self.floor, first, thorough=self.thorough))
+        advice = Advice(self.knowledge, self.floor, self.methods, thorough=self.thorough)
+        self._adviser = Adviser(self.knowledge, advice)
         self._recall()
         if self.answer_only:
             self.progress.stopped_because = "the same search has already been completed"

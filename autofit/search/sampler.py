@@ -36,7 +36,8 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     What a finished trial has shown reaches `knowledge` in one of two ways. Whoever has the outcome itself calls
     `Knowledge.learn` before the study is told. Otherwise the study's own values are learnt, as in `study.optimize`,
     which takes a `job`: more bytes than the limit mean that the config ran out of memory, no values that its trial
-    failed. Then the study stops as a search does, once no untried config is worth its trial; `n_jobs` may be above 1.
+    failed. Then the study stops as a search does, once no untried config is worth its trial; `n_jobs` may be above 1,
+    and the trials under way then come to their end.
     """
 
     def __init__(self, knowledge: Knowledge, advice: Advice, job: Job | None = None) -> None:
@@ -102,7 +103,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         seconds = 0.0 if trial.datetime_start is None else (datetime.now() - trial.datetime_start).total_seconds()
         shown = values if state == TrialState.COMPLETE else None
         with self._lock:
-            if config not in self._knowledge.under_way:
+            if config not in self._knowledge or config in self._knowledge.trials:
                 return
             self._knowledge.learn(self._trial(self._job, config, shown, seconds))
             done = self._advice.best() is None

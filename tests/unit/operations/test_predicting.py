@@ -160,6 +160,12 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
     assert set(hurried.foresee(lambda done, total: None).predictions) == set(CONFIGS), "what is kept takes no time"
 
 
+def test_without_time_to_estimate_what_was_estimated_before_is_of_use(job: Job, store: Store) -> None:
+    predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
+    hurried = replace(foreseeing(job, store), seconds=1.0)
+    assert set(hurried.foresee(lambda done, total: None).predictions) == set(CONFIGS[:1])
+
+
 def test_what_cannot_be_loaded_ahead_costs_nothing_else(
     job: Job, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,7 +22,7 @@ from unit.search.made_truth import Truth, cpu_lattice
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Outcome, Prediction, TimedOut, Trial
 from autofit.repeatability import INTERVAL_DEVIATIONS
-from autofit.search.advice import BESIDE, LIKELY, WORTHWHILE_GAIN, Advice
+from autofit.search.advice import AREA_BESIDE, AREA_THOROUGH, BESIDE, LIKELY, WORTHWHILE_GAIN, Advice
 from autofit.search.adviser import OVER_LIMIT, Adviser
 from autofit.search.foresight import Foresight
 from autofit.search.gains import Front, area_gain
@@ -310,12 +310,28 @@ def test_a_study_that_optimizes_learns_from_its_own_trials() -> None:
         return float(truth.memory(config)), truth.job.workload.tokens_per_step / truth.seconds(config)
 
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-    study.optimize(objective, n_trials=12, catch=RuntimeError)
-    assert len(set(ran)) == len(knowledge.trials) == 12 and not knowledge.under_way
+    study.optimize(objective, n_trials=8, catch=RuntimeError)
+    assert len(set(ran)) == len(knowledge.trials) == 8 and not knowledge.under_way
     kinds = [knowledge.trials[config].outcome.kind for config in ran]
-    assert kinds[1] == "crashed" and kinds.count("fits") > 8
+    assert kinds[1] == "crashed" and kinds.count("fits") > 5
     best = truth.best(limit, ["full"])
     assert best is not None and best in ran, "it has learnt which are fast"
+
+
+def test_a_config_that_the_user_enqueues_is_learnt_too() -> None:
+    truth = Truth(make_job(), LATTICE, seed=1)
+    knowledge = Knowledge(LATTICE, LIMIT)
+    sampler = LatticeSampler(knowledge, Advice(knowledge, truth.floor, ("full",)), truth.job)
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    own = LATTICE.configs[-1]
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        assert sampler.config(trial) == own
+        return 4.0 * GIB, 100.0
+
+    study.enqueue_trial(parameters(own, sampler.space))
+    study.optimize(objective, n_trials=1)
+    assert list(knowledge.trials) == [own] and not knowledge.under_way
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -539,6 +555,22 @@ def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
         for config in knowledge.open:
             worth = 1.0 if config["method"] == recommended else BESIDE
             assert ours[config] == pytest.approx(worth * alike[config])
+
+
+def test_the_frontier_counts_less_than_the_best_speed_unless_it_is_what_is_asked_for() -> None:
+    """Of a config that can only add to the frontier, nothing else is gained."""
+    lightest = next(c for c in LATTICE.configs if c["checkpointing"] == "full")
+    by_search = []
+    for thorough in (False, True):
+        knowledge = Knowledge(LATTICE, LIMIT)
+        knowledge.learn(make_trial(lightest.replace(checkpointing="none"), fits(6, 10**9), limit=LIMIT))
+        by_search.append(gains(Advice(knowledge, floor, thorough=thorough))[lightest])
+    assert by_search[0] * AREA_THOROUGH == pytest.approx(by_search[1] * AREA_BESIDE) and by_search[0] > 0
+
+
+def test_no_method_takes_precedence_in_a_thorough_search() -> None:
+    knowledge = Knowledge(LATTICE, LIMIT)
+    assert gains(Advice(knowledge, floor, METHODS, thorough=True)) == gains(Advice(knowledge, floor, thorough=True))
 
 
 def test_the_method_that_will_be_recommended_comes_first() -> None:
