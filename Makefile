@@ -50,14 +50,14 @@ REPLAY ?=
 replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
-# Writes benchmarks/RESULTS.md with its plots, the tables of several workers and of drift (for benchmarks/README.md), and the
-# picture in docs/search.md. Takes some ten minutes the first time;
-# if interrupted, run it again to continue (the last two tables, a few minutes, begin anew). Optuna's Gaussian process for speed, which takes an hour, was run before.
+# Writes benchmarks/RESULTS.md with its plots, the tables of several workers and of drift (for benchmarks/README.md), and
+# the picture in docs/search.md. Takes some ten minutes the first time; if interrupted, run it again to continue (the last
+# two tables, a few minutes, begin anew). Optuna's Gaussian process for speed, which takes an hour, was run before.
 # Tables of record_gpu_tables.sh, once there are any, are replayed under the limits of smaller cards, too: those below a
 # table's own.
 RECORDED := benchmarks/recorded
 JUDGED := $(patsubst %,$(RECORDED)/%.jsonl,cpu-2c-smollm2-135m cpu-2c-pythia-160m cpu-zen5-2c-smollm2-135m \
-	cpu-zen5-2c-gemma-3-270m)
+	cpu-zen5-2c-gemma-3-270m cpu-zen5-2c-smollm2-360m)
 GRID_LIMITS ?= 24GiB 40GiB 79GiB
 GRIDS := $(foreach table,$(wildcard $(RECORDED)/*-grid-*.jsonl),--table $(table) $(GRID_LIMITS:%=--table $(table)@%))
 RESULTS ?= $(foreach table,$(JUDGED),--table $(table) --table $(table)@25%) $(GRIDS) \

@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from estimate_cpu import latest, read
+from cpu_rows import latest, read
 from estimate_trials import Row, compared
 
 from autofit.outcome import Trial

@@ -33,7 +33,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from estimate_cpu import latest, misjudged, read
+from cpu_figures import misjudged
+from cpu_rows import latest, read
 
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
