@@ -28,6 +28,9 @@ WORTHWHILE_GAIN = 0.01
 CONTEST_GAIN = MAX_TIE / 2
 """Expected gain over the winner from which a config that was measured once runs again: less would be likely to end in a
 tie, and so to leave the recommendation as it is."""
+MOST_RUNS = 3
+"""How often a config runs that must be faster than the winner, as long as its last run said otherwise: were both of two
+runs slow by chance, the recommendation would do work for nothing."""
 LUCK = 0.24
 """Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
@@ -175,22 +178,19 @@ class Advice:
 
     def contender(self, winner: Point) -> Point | None:
         """The config, measured once, from whose second run the most is to be expected: that it is the faster one of its
-        method after all, as it must be if the winner does all of its work and more. None if that is not worth the
-        run."""
+        method after all, as it must be if the winner does all of its work and more; such a one may run a third time.
+        None if that is not worth the run."""
         own = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
-        once = [p for p in own if not p.verified and not p.measurement.stopped_early]
         room = (1.0 - ROOM) * self._knowledge.memory_limit_bytes
-        gains = [
-            gain_over(
-                winner,
-                rival,
-                is_faster=winner.config in only_slower(rival.config) and rival.measurement.device_bytes <= room,
-            )
-            for rival in once
-        ]
-        if not gains or max(gains) <= max(self._noise_gain(), CONTEST_GAIN):
+        gains = {}
+        for number, rival in enumerate(own):
+            is_faster = winner.config in only_slower(rival.config) and rival.measurement.device_bytes <= room
+            if not rival.measurement.stopped_early and rival.runs < (MOST_RUNS if is_faster else 2):
+                gains[number] = gain_over(winner, rival, is_faster=is_faster)
+        most = max(gains, key=gains.__getitem__, default=None)
+        if most is None or gains[most] <= max(self._noise_gain(), CONTEST_GAIN):
             return None
-        return once[gains.index(max(gains))]
+        return own[most]
 
     def regret_bound(self, winner: Point) -> float:
         """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
