@@ -16,7 +16,13 @@ from autofit.operations.replay_problems import RECORDED, Tables
 from autofit.operations.replaying import SEEDS
 from autofit.search.replay.recorded import Recorded
 
-JUDGED = ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", "cpu-zen5-2c-smollm2-135m", "cpu-zen5-2c-gemma-3-270m")
+JUDGED = (
+    "cpu-2c-smollm2-135m",
+    "cpu-2c-pythia-160m",
+    "cpu-zen5-2c-smollm2-135m",
+    "cpu-zen5-2c-gemma-3-270m",
+    "cpu-zen5-2c-smollm2-360m",
+)
 """The tables that are replayed if none is named."""
 
 

@@ -47,11 +47,15 @@ AREA_BESIDE = 0.2
 the recommendation."""
 AREA_THOROUGH = 0.5
 """The same in a thorough search, which is for the frontier."""
-POSSIBLE = 0.05
-"""Probability of fitting from which a method may still be the one to recommend."""
 LIKELY = 0.5
-"""Probability of fitting below which a config is left alone once something has fitted: a trial that runs out of memory
-shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to them last."""
+"""Probability of fitting below which a config is left alone once something has fitted, unless it may gain much: a trial
+that runs out of memory shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to
+them last."""
+MUCH = 0.1
+"""Expected gain, the chance of fitting included, for which a config is tried although it is likelier to run out."""
+POSSIBLE = MUCH
+"""Probability of fitting from which a method may still be the one to recommend: no less than what makes the search try
+one of its configs, whose gain is at least that probability as long as nothing of the method has fitted."""
 ROOM = 0.05
 """Share of the limit that a config must leave free for its speed to be a bound on others': closer to the limit, an
 allocator may spend time on making room."""
@@ -217,7 +221,7 @@ class Advice:
         worth = np.asarray((weighed.gain >= self.worthwhile_gain()) & ~weighed.cannot_fit)
         if not self._knowledge.points():
             return worth
-        likely = worth & (weighed.probability >= LIKELY)
+        likely = worth & ((weighed.probability >= LIKELY) | (weighed.gain >= MUCH))
         return worth if self._thorough and not likely.any() else likely
 
     def _lightest(self) -> list[Candidate]:
