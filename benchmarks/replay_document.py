@@ -22,6 +22,7 @@ JUDGED = (
     "cpu-zen5-2c-smollm2-135m",
     "cpu-zen5-2c-gemma-3-270m",
     "cpu-zen5-2c-smollm2-360m",
+    "cpu-zen5-2c-qwen2.5-0.5b",
 )
 """The tables that are replayed if none is named."""
 

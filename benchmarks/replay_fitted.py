@@ -25,6 +25,7 @@ BY_HAND = (
 FIRST_SEARCH = {
     "cpu-zen5-2c-gemma-3-270m": "00cee1d7c2aa4416",
     "cpu-zen5-2c-smollm2-360m": "98e25fc23c6405bd",
+    "cpu-zen5-2c-qwen2.5-0.5b": "83fee032b9fadc3b",
 }
 """The tables that nobody had seen while the search's rules and thresholds were chosen, each with the digest of the
 search (`code_of`) that was the first to be replayed over it. Replays of every other table were watched meanwhile; so

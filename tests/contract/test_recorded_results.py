@@ -47,11 +47,12 @@ def test_the_page_is_what_its_figures_say(results: ModuleType) -> None:
     ("name", "module", "words"),
     [
         ("replay-workers", "replay_workers", "nothing measured before; medians of {} seeds."),
+        ("replay-limits", "replay_limits", "so nobody chose them; {} seeds."),
         ("replay-drift", "replay_drift", "that has not yet run any config twice; {} seeds,"),
     ],
 )
 def test_a_table_in_the_readme_is_its_record(results: ModuleType, name: str, module: str, words: str) -> None:
-    """The figures of one worker and of four, and those of a machine that drifts."""
+    """The figures of one worker and of four, those under many limits, and those of a machine that drifts."""
     document = figures(f"{name}.json")
     assert {table: results.header_of(RECORDED / f"{table}.jsonl")["sha256"] for table in document["tables"]} == (
         document["tables"]
