@@ -13,6 +13,7 @@ the figures, with the revision that they are of.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -90,8 +91,10 @@ def _row(found: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     few = sum(one["out_of_memory"]["median"] <= 1 for one in found)
     ended = [one["ended"] for one in found if one["ended"] and one["ended"]["stated"]]
     held = f"{sum(e['within_stated'] for e in ended)} of {sum(e['seeds'] for e in ended)}"
-    slower = [e["recommended"]["median"] for e in ended]
-    worst = (percent(statistics.median(slower)), percent(max(slower))) if slower else ("-", "-")
+    # None where half of the seeds recommend another method than the best config's.
+    slower = [math.inf if e["recommended"]["median"] is None else e["recommended"]["median"] for e in ended]
+    ends = (statistics.median(slower), max(slower)) if slower else ()
+    worst = [percent(None if math.isinf(share) else share) for share in ends] or ["-", "-"]
     return f"{near} of {len(found)} limits", f"{few} of {len(found)} limits", held, *worst
 
 

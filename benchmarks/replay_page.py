@@ -170,9 +170,10 @@ def _recorded(document: JSON, table: str) -> tuple[str, ...]:
     """A table's row, with the counts under the highest limit that was replayed."""
     mine = [problem for problem in document["problems"] if problem["table"] == table]
     mine = mine or [problem for problem in document["elsewhere"] if problem["table"] == table]
-    mine = [problem for problem in mine if problem["method"] != ANY]
     limit, own = max(problem["memory_limit_bytes"] for problem in mine), mine[0]["table_limit_bytes"]
     mine = [problem for problem in mine if problem["memory_limit_bytes"] == limit]
+    # All methods together count those of which nothing fits, too.
+    mine = [problem for problem in mine if problem["method"] == ANY] or mine
     header, w = document["tables"][table], mine[0]["workload"]
     counts = (sum(problem[key] for problem in mine) for key in ("configs", "fitting", "out_of_memory"))
     return (

@@ -187,6 +187,8 @@ def _impossible(outcome: Outcome, seconds: Any, workload: Workload, limit: int) 
         if spread is not None and (not _is_number(spread) or not 0 <= spread <= WIDEST):
             return f"step_seconds.relative_spread is {spread!r}, and must be between 0 and {WIDEST:g}"
         never_negative = {name: getattr(measured, name) for name in NEVER_NEGATIVE}
+        if not isinstance(measured.phase_peaks, dict):
+            return f"phase_peaks is {_shortened(measured.phase_peaks)}, and must be an object of bytes by phase"
         never_negative |= {f"phase_peaks.{phase}": peak for phase, peak in measured.phase_peaks.items()}
         if measured.mfu is not None:
             never_negative["mfu"] = measured.mfu
@@ -196,6 +198,10 @@ def _impossible(outcome: Outcome, seconds: Any, workload: Workload, limit: int) 
         above_zero["steps"] = measured.steps
         if not measured.losses or not all(map(_is_number, measured.losses)):
             return f"losses is {_shortened(list(measured.losses))}, and must have a number for each step"
+        if not all(norm is None or _is_number(norm) for norm in measured.gradient_norms):
+            return f"gradient_norms is {_shortened(list(measured.gradient_norms))}, and must have numbers or null"
+        if measured.stopped_early is not False:
+            return f"stopped_early is {measured.stopped_early!r}, and every trial of a table runs to its end"
     elif isinstance(outcome, TimedOut):
         above_zero["deadline_seconds"] = outcome.deadline_seconds
     elif isinstance(outcome, OutOfMemory) and outcome.requested_bytes is not None:

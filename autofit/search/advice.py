@@ -72,8 +72,8 @@ class Candidate:
 
     config: Config
     expected_gain: float
-    """Expected gain in the best speed of its method, plus a share of that in the frontier's area (`AREA_BESIDE`);
-    relative, 0.01 is 1 %. Multiplied by `BESIDE` where another method is going to be recommended."""
+    """Expected gain in the best speed of its method, plus a share of that in the frontier's area (`AREA_BESIDE`,
+    `AREA_THOROUGH`); relative, 0.01 is 1 %. Multiplied by `BESIDE` where another method is going to be recommended."""
     fit_probability: float
     expected_seconds: float
     """Duration of its trial, set-up included."""

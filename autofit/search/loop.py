@@ -9,7 +9,7 @@ from autofit.catalog.models import shape
 from autofit.frontier import Point, choose
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Trial, now
-from autofit.search.advice import Advice
+from autofit.search.advice import BESIDE, MUCH, Advice
 from autofit.search.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits
 from autofit.search.exactness import FamilyBaselines
@@ -205,7 +205,11 @@ class Search:
         if self._adviser.best_candidate() is not None:
             return "no untried config is expected to finish its trial in the time left"
         gain = self._adviser.advice.worthwhile_gain()
-        return f"no untried config that is likely to fit is expected to gain {gain:.1%} or more on average"
+        return (
+            f"no untried config is expected to gain enough on average: {gain:.1%} where it is likely to fit, "
+            f"{MUCH:.0%} where not, and {1 / BESIDE:.0f} times as much by a method that is only shown beside the "
+            "recommended one"
+        )
 
     def _must_verify(self) -> bool:
         winner = self.winner()

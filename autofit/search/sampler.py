@@ -46,6 +46,8 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         self._advice = advice
         self._job = job
         self._lock = threading.Lock()
+        self._taken: dict[int, Config] = {}
+        """What was suggested for each of the study's running trials, by its number."""
         self.seconds_left: float | None = None
         """Configs whose trials are expected to take longer come last; None means no limit."""
         self.space: dict[str, BaseDistribution] = {}
@@ -77,6 +79,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
             self.check_open()
             candidate = self._advice.best(self.seconds_left) or self._advice.first()
             self._knowledge.take(candidate.config)
+            self._taken[trial.number] = candidate.config
         return parameters(candidate.config, search_space)
 
     def config(self, trial: optuna.Trial) -> Config:
@@ -97,12 +100,14 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     ) -> None:
         """Learn what the trial has shown, unless that has been learnt already; end `study.optimize` where nothing is
         worth a further trial."""
-        config = suggested(trial.params)
+        config, taken = suggested(trial.params), self._taken.pop(trial.number, None)
         if self._job is None:
             return
         seconds = 0.0 if trial.datetime_start is None else (datetime.now() - trial.datetime_start).total_seconds()
         shown = values if state == TrialState.COMPLETE else None
         with self._lock:
+            if taken is not None and taken != config:
+                self._knowledge.give_back(taken)  # the user enqueued some of the trial's parameters
             if config not in self._knowledge or config in self._knowledge.trials:
                 return
             self._knowledge.learn(self._trial(self._job, config, shown, seconds))

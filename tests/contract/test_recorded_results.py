@@ -57,8 +57,12 @@ def test_a_table_in_the_readme_is_its_record(results: ModuleType, name: str, mod
     assert {table: results.header_of(RECORDED / f"{table}.jsonl")["sha256"] for table in document["tables"]} == (
         document["tables"]
     ), "a table has changed since: run `make results`"
-    judged = figures("replay-results.json")["code"]["search"]
-    assert document["code"]["search"] == judged, "RESULTS.md is of another search: run `make results`, which makes all"
+    results_of = figures("replay-results.json")
+    judged = {problem["table"] for problem in results_of["problems"]}
+    assert set(document["tables"]) == judged, "the Makefile and replay_document.py name other tables"
+    assert document["code"]["search"] == results_of["code"]["search"], (
+        "RESULTS.md is of another search: run `make results`, which makes all"
+    )
     table = importlib.import_module(module).table_of(document)
     assert words.format(document["seeds"]) in (text := (BENCHMARKS / "README.md").read_text())
     assert table in text, f"the record says:\n{table}"

@@ -262,6 +262,15 @@ BAD: dict[str, tuple[Callable[[Lines], Lines], str]] = {
         changed(1, in_measurement(phase_peaks={"forward": -1})),
         r"row \d+: phase_peaks.forward is -1, and must be at least 0",
     ),
+    "phases in a list": (changed(1, in_measurement(phase_peaks=[])), r"row \d+: phase_peaks is \[\], and must be an"),
+    "norm in words": (
+        changed(1, in_measurement(gradient_norms=["x"])),
+        r"row \d+: gradient_norms is \['x'\], and must have numbers or null",
+    ),
+    "half a trial": (
+        changed(1, in_measurement(stopped_early=True)),
+        r"row \d+: stopped_early is True, and every trial",
+    ),
     "less reserved than allocated": (
         changed(1, in_measurement(peak_reserved_bytes=0)),
         r"row \d+: peak_reserved_bytes is 0, and must be at least its peak_allocated_bytes of",

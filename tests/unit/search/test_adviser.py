@@ -22,7 +22,7 @@ from unit.search.made_truth import Truth, cpu_lattice
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Outcome, Prediction, TimedOut, Trial
 from autofit.repeatability import INTERVAL_DEVIATIONS
-from autofit.search.advice import AREA_BESIDE, AREA_THOROUGH, BESIDE, LIKELY, WORTHWHILE_GAIN, Advice
+from autofit.search.advice import AREA_BESIDE, AREA_THOROUGH, BESIDE, LIKELY, MUCH, WORTHWHILE_GAIN, Advice
 from autofit.search.adviser import OVER_LIMIT, Adviser
 from autofit.search.foresight import Foresight
 from autofit.search.gains import Front, area_gain
@@ -334,6 +334,25 @@ def test_a_config_that_the_user_enqueues_is_learnt_too() -> None:
     assert list(knowledge.trials) == [own] and not knowledge.under_way
 
 
+def test_a_suggestion_that_the_user_overruled_in_part_is_open_again() -> None:
+    truth = Truth(make_job(), LATTICE, seed=1)
+    knowledge = Knowledge(LATTICE, LIMIT)
+    sampler = LatticeSampler(knowledge, Advice(knowledge, truth.floor, ("full",)), truth.job)
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    first = sampler._advice.first().config
+    other = next(c for c in LATTICE.configs if c["micro_batch"] != first["micro_batch"])
+    ran: list[Config] = []
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        ran.append(sampler.config(trial))
+        return 4.0 * GIB, 100.0
+
+    study.enqueue_trial({"micro_batch": other["micro_batch"]})
+    study.optimize(objective, n_trials=1)
+    assert ran == [first.replace(micro_batch=other["micro_batch"])] and first in knowledge.open
+    assert not knowledge.under_way and list(knowledge.trials) == [c for c in ran if c in knowledge]
+
+
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_a_study_that_optimizes_stops_when_nothing_is_worth_a_trial(jobs: int) -> None:
     """Each config runs once, whoever asks at the same time, and what is left was not worth its trial."""
@@ -445,6 +464,33 @@ def test_what_is_likelier_to_run_out_is_left_alone_or_comes_last(thorough: bool)
             assert max(gains, default=0.0) <= adviser.advice.worthwhile_gain()
         adviser.tell(truth.trial(adviser.ask(), limit))
     assert (unlikely > 0) is thorough
+
+
+@pytest.mark.parametrize(("more", "tried"), [(0.97, False), (1.03, True)])
+def test_what_is_likelier_to_run_out_is_tried_where_it_may_gain_a_tenth(
+    more: float, tried: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The gain is that of the one open config, whose chance of fitting is 0.3, just below and just above the bound."""
+    adviser, knowledge = make_adviser()
+    run(adviser, fits(4, 250))
+    (kept, *others) = knowledge.open
+    for config in others:
+        knowledge.rule_out(config, "not of this test")
+    weighed = adviser.advice._weighed()
+    shown = replace(weighed, gain=np.array([more * MUCH]), probability=np.array([0.3]), cannot_fit=np.array([False]))
+    monkeypatch.setattr(adviser.advice, "_weighed", lambda: shown)
+    found = adviser.best_candidate()
+    assert (None if found is None else found.config) == (kept if tried else None)
+
+
+@pytest.mark.parametrize(("chance", "recommended"), [(0.09, "lora"), (0.11, "full")])
+def test_a_method_may_be_recommended_as_long_as_it_would_be_tried(chance: float, recommended: str) -> None:
+    adviser, _ = make_adviser()
+    methods = np.array(["full", "lora"])
+    front = Front.of([(1.0, 1.0)])
+    assert adviser.advice._recommended({"lora": front}, methods, np.array([chance, 1.0])) is None
+    named = Advice(Knowledge(LATTICE, LIMIT), floor, METHODS)
+    assert named._recommended({"lora": front}, methods, np.array([chance, 1.0])) == recommended
 
 
 def test_a_gain_that_other_executions_explain_is_not_worth_a_trial_either() -> None:
