@@ -74,3 +74,18 @@ def test_the_figures_are_of_the_present_search(results: ModuleType) -> None:
     assert made["search"] and made["revision"], "the record names the search that it is of"
     if made["search"] != results.code_of(results.SEARCH):
         pytest.skip(f"RESULTS.md is of the search of revision {made['revision']}: `make results` makes it again")
+
+
+def test_the_first_replays_are_in_the_readme(results: ModuleType) -> None:
+    """Of each table that nobody had seen: how the search did whose rules were set before, faults included."""
+    text = (BENCHMARKS / "README.md").read_text()
+    known = importlib.import_module("replay_fitted").FIRST_SEARCH
+    tables = figures("first-replays.json")
+    assert {one["table"]: one["code"]["search"] for one in tables} == known
+    for problem in (problem for one in tables for problem in one["problems"]):
+        trials, slower = problem["trials"]["median"], problem["slower_by"]["median"]
+        shown = (
+            f"| {'never' if trials is None else f'{trials:g}'} | {problem['out_of_memory']['median']:g} | {slower:.1%} "
+        )
+        name = problem["name"].removeprefix("cpu-zen5-2c-")
+        assert any(line.startswith(f"| {name}") and shown in line for line in text.splitlines()), problem
