@@ -24,22 +24,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from autofit.catalog.models import load
+from measured_again import measured
+
 from autofit.errors import AutofitError, EnvironmentLacks
 from autofit.operations.recorded_tables import RecordedTable, read_whole
 from autofit.operations.recording import drop_torn_line
-from autofit.outcome import Crashed, Fits, Trial
-from autofit.search.budget import TIMING_SECONDS
+from autofit.outcome import Fits, Trial
 from autofit.search.replay.recorded import under
 from autofit.store.exchange import line_of, opening_line, read_lines
-from autofit.techniques import Job
-from autofit.trial.request import TrialRequest
 from autofit.units import format_bytes, parse_bytes
 from autofit.workers.in_place import InPlacePool
-from autofit.workers.pool import Pool
 
 FITTING, DISPUTED = 3, 4
 """For each limit, how many of the heaviest configs that fit it are measured, and of those that just exceed it."""
@@ -81,32 +77,6 @@ def cases(trials: Sequence[Trial], limit: int) -> list[Case]:
     chosen = dict.fromkeys(trial.config for trial, _ in (*fastest, *heaviest, *built, *nearest))
     known = {trial.config: trial for trial in trials}
     return [Case(recorded=known[config], limit=limit) for config in chosen]
-
-
-def measured(pool: Pool, case: Case) -> Trial | None:
-    """The config's trial under the limit; None if it failed through no fault of its own."""
-    trial = case.recorded
-    workload = trial.workload
-    job = Job(model=load(workload.model), workload=workload, hardware=trial.hardware, stack=trial.stack)
-    pool.submit(
-        TrialRequest(job=job, config=trial.config, memory_limit_bytes=case.limit, timing_seconds=TIMING_SECONDS)
-    )
-    while not (done := pool.wait(1.0)):
-        pass
-    outcome = done[0].outcome
-    if isinstance(outcome, Crashed) and outcome.transient:
-        print(f"failed through no fault of its own: {outcome.reason}", file=sys.stderr)
-        return None
-    return Trial(
-        config=trial.config,
-        workload=workload,
-        hardware=trial.hardware,
-        stack=trial.stack,
-        memory_limit_bytes=case.limit,
-        outcome=outcome,
-        seconds=done[0].seconds,
-        recorded_at=datetime.now(UTC).isoformat(),
-    )
 
 
 def text(case: Case, trial: Trial) -> str:
@@ -178,7 +148,7 @@ def _run(table: RecordedTable, left: Sequence[Case], file: Path, ends: float) ->
         for case in left:
             if time.monotonic() >= ends:
                 break
-            trial = measured(pool, case)
+            trial = measured(pool, case.recorded, case.limit)
             if trial is not None:
                 _write(file, trial)
                 found.append(trial)

@@ -1,10 +1,9 @@
-"""Every claim about what cannot be faster, against the operations of real training steps and against measured times."""
+"""Every claim about what cannot be faster, against the operations of real training steps. Against measured times:
+tests/unit/benchmarks/test_measured_time_order.py."""
 
 from __future__ import annotations
 
-import math
-import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from typing import Any
 
 import torch
@@ -12,16 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from unit.techniques.test_memory_order import BATCH, MANY, VOCABULARY, make_job
 
 from autofit.lattice import Config
-from autofit.operations.recorded_tables import is_table, read_whole
-from autofit.operations.replay_problems import RECORDED
-from autofit.outcome import Fits, Measurement
 from autofit.techniques import AXES, complete, only_slower, unsupported
 from autofit.training.build import build
 from tests.tiny import CPU
 
-EXECUTIONS_DIFFER = 0.07
-"""Standard deviation of the logarithm of a speed between executions on the machines of the recorded tables, in their
-noisier hours (`search.budget.TIMING_SECONDS`)."""
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm}
 
 
@@ -68,27 +61,3 @@ def test_a_claim_is_of_one_axis_and_none_is_made_of_compiled_configs() -> None:
     assert only_slower(plain.replace(compile=True)) == ()
     assert "selective" not in {c["checkpointing"] for c in only_slower(plain.replace(checkpointing="every-2"))}
     assert [c["checkpointing"] for c in only_slower(plain.replace(checkpointing="full"))] == ["offload"]
-
-
-def test_what_is_claimed_to_be_slower_was_measured_to_be() -> None:
-    """In the recorded tables, up to the noise of two trials, each of whose intervals leaves out a twentieth at either
-    end, and of two executions, which differ by more than these show."""
-    leads: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for file in sorted(file for file in RECORDED.glob("*.jsonl") if is_table(file)):
-        measured = {t.config: t.outcome.measurement for t in read_whole(file).trials if isinstance(t.outcome, Fits)}
-        for config, m in measured.items():
-            for slower in (c for c in only_slower(config) if c in measured):
-                claim = config.text("checkpointing"), slower.text("checkpointing")
-                leads[claim].append(lead(measured[slower], m))
-    every = [one for some in leads.values() for one in some]
-    assert len(every) > 300
-    assert sum(one > 0 for one in every) <= 0.05 * len(every)
-    often = {claim: some for claim, some in leads.items() if len(some) >= 10}
-    assert len(often) >= 4 and all(statistics.median(some) < 0 for some in often.values()), often
-    assert max(every) < 3 * math.sqrt(2) * EXECUTIONS_DIFFER
-
-
-def lead(slower: Measurement, faster: Measurement) -> float:
-    """By how much the one that should be slower was faster, beyond the wider of their intervals; logarithm."""
-    spreads = [m.step_seconds.relative_spread or 0.0 for m in (slower, faster)]
-    return math.log(faster.step_seconds.median / slower.step_seconds.median) - max(spreads) / 2
