@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from replay_results import code_here
 from start_up import measured
 
 from autofit.lattice import Config, Lattice
@@ -159,6 +160,7 @@ def main() -> None:
         "recorded_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "hardware": hardware.name,
         "stack": stack.to_json(),
+        "code": code_here(),
         "asking": [report_of(candidates, arguments.asks) for candidates in CANDIDATES],
     }
     text = json.dumps(report, indent=2)
