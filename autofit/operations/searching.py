@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.hardware import card
-from autofit.errors import EnvironmentLacks
+from autofit.errors import EnvironmentLacks, UsageError
 from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.operations.allocator_shown import as_trials_show
@@ -23,7 +23,7 @@ from autofit.operations.requests import SearchRequest
 from autofit.operations.shortfall import Shortfall, levers, of_failures
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.store import Store
-from autofit.units import format_bytes
+from autofit.units import format_bytes, format_duration
 from autofit.workers.pool import Pool
 from autofit.workload import Goal
 
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
     from autofit.search.loop import Search
     from autofit.search.progress import Progress
+
+SOONER = "what would help: a longer --time-budget, or a smaller --global-batch or --seq-len"
+"""For when trials take longer than there is time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +74,8 @@ def search(request: SearchRequest, report: Callable[[Progress], None] = lambda p
     """Search for the fastest config that fits.
 
     Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
-    Raises `NothingFits` if nothing fits, `EnvironmentLacks` if the machine cannot run trials.
+    Raises `NothingFits` if nothing fits, `EnvironmentLacks` if the machine cannot run trials, `UsageError` if no trial
+    could end within the time budget.
     """
     started = time.monotonic()
     pool = open_pool(request) if request.ray_address is not None else None
@@ -180,8 +184,8 @@ def _result(
 ) -> SearchResult:
     job = prepared.job
     trials: list[Trial] = list(search_run.knowledge.trials.values())
-    if not trials and search_run.beyond_host:
-        raise _host_too_small(search_run.beyond_host, prepared)
+    if not trials:
+        _check_any_could_run(search_run, prepared, request)
     _check_any_fits(trials or store.trials(search_id=search_id), prepared, request.goal)
     # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
     context: dict[str, Any] = {
@@ -215,6 +219,22 @@ def _result(
     )
 
 
+def _check_any_could_run(search_run: Search, prepared: Prepared, request: SearchRequest) -> None:
+    """Raise an error that says why a search of which nothing is known, from now or before, has run nothing: the host is
+    too small for every config, or the time budget too short for any."""
+    if not search_run.knowledge.open:
+        if search_run.beyond_host:
+            raise _host_too_small(search_run.beyond_host, prepared)
+        return
+    budget, quickest = request.time_budget_seconds, search_run.quickest()
+    if budget is not None and quickest is not None:
+        takes = format_duration(quickest.expected_seconds)
+        raise UsageError(
+            f"no trial was run: the quickest that may fit is expected to take {takes}, and the time budget is "
+            f"{format_duration(budget)} ({quickest.config}); {SOONER}"
+        )
+
+
 def _host_too_small(beyond_host: Mapping[Config, int], prepared: Prepared) -> Shortfall:
     """The error when nothing was run because what the devices would hold is predicted to exceed the host's memory."""
     config, lacking = min(beyond_host.items(), key=lambda item: item[1])
@@ -246,4 +266,6 @@ def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None
     closest = of_failures(trials, limit)
     if len(failed) < len(trials):
         said += f"; {closest.text}; {levers(goal, job.workload, job.hardware, beyond_bytes=closest.beyond_bytes)}"
-    raise Shortfall(f"{said}; `autofit doctor` may say more", memory_limit_bytes=limit, closest=closest.document)
+    hung = all(isinstance(outcome, TimedOut) for outcome in failed)
+    help_ = SOONER if hung else "`autofit doctor` may say more"
+    raise Shortfall(f"{said}; {help_}", memory_limit_bytes=limit, closest=closest.document)

@@ -9,7 +9,7 @@ from autofit.catalog.models import shape
 from autofit.frontier import Point, choose
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Trial, now
-from autofit.search.advice import BESIDE, MUCH, Advice
+from autofit.search.advice import BESIDE, MUCH, Advice, Candidate
 from autofit.search.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits
 from autofit.search.exactness import FamilyBaselines
@@ -105,6 +105,10 @@ class Search:
             methods=self.methods,
             changes=lambda config: len(changes(config, self.goal)),
         )
+
+    def quickest(self) -> Candidate | None:
+        """Of the open configs that are worth a trial, the one whose trial should end first; None if none is."""
+        return min(self._adviser.advice.worthwhile(), key=lambda c: c.expected_seconds, default=None)
 
     @property
     def beyond_host(self) -> Mapping[Config, int]:

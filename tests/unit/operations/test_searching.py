@@ -30,6 +30,7 @@ from autofit.search.foresight import UNKNOWN, memory_error
 from autofit.search.surrogate import Prior
 from autofit.store import Store
 from autofit.techniques import Job
+from autofit.trial.classify import timed_out
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import detect
 from autofit.units import GIB, format_bytes
@@ -555,6 +556,30 @@ def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request
     closest = refused.value.to_json()["closest"]
     assert (closest["config"]["method"], closest["over_limit_bytes"]) == ("qlora", 2 * GIB)
     assert [pool.submitted for pool in world.pools] == [[], []]
+
+
+def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: SearchRequest, store: Store) -> None:
+    here, _ = detect("cpu")
+
+    def predict_all(job: Job, configs: Sequence[Config], **options: object) -> dict[Config, Estimate]:
+        """Full training exceeds the host; a step of the others takes hours."""
+        takes = {c: here.host_memory_bytes + (GIB if c["method"] == "full" else -GIB) for c in configs}
+        made = {c: replace(made_estimate(c, GIB, 2 * GIB), step_seconds=3600.0) for c in configs}
+        return {c: replace(e, host_bytes=takes[c], host_memory_bytes=here.host_memory_bytes) for c, e in made.items()}
+
+    world.predict_all = predict_all
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"is expected to take \d+ h .* time budget is 10 m 00 s") as refused:
+            operations.search(replace(request_, time_budget_seconds=600.0))
+    assert "method=full" not in str(refused.value) and "a longer --time-budget" in str(refused.value)
+    assert [pool.submitted for pool in world.pools] == [[], []]
+    assert [search.status for search in store.searches()] == ["failed", "failed"]
+
+
+def test_where_all_trials_take_too_long_the_budget_is_named(world: World, request_: SearchRequest) -> None:
+    world.special = lambda request: timed_out(deadline_seconds=27.1654, phase="backward", phases_entered=8)
+    with pytest.raises(Shortfall, match=r"not finished after 27.2 s, in phase backward; .* a longer --time-budget"):
+        operations.search(replace(request_, max_trials=2))
 
 
 def test_what_the_store_answers_is_not_estimated(world: World, request_: SearchRequest) -> None:
