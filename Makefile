@@ -52,7 +52,8 @@ replay: $(RIVALS)
 
 # Writes benchmarks/RESULTS.md with its plots, the tables of many limits, of several workers and of drift (for
 # benchmarks/README.md), and the picture in docs/search.md. Takes some ten minutes the first time; if interrupted, run it
-# again to continue (the last three tables, a few minutes, begin anew). Optuna's Gaussian process for speed, which takes an hour, was run before.
+# again to continue (the last three tables, a few minutes, begin anew). Optuna's Gaussian process for speed, which takes
+# more than an hour, was run before.
 # Tables of record_gpu_tables.sh, once there are any, are replayed under the limits of smaller cards, too: those below a
 # table's own.
 RECORDED := benchmarks/recorded
@@ -61,7 +62,7 @@ JUDGED := $(patsubst %,$(RECORDED)/%.jsonl,cpu-2c-smollm2-135m cpu-2c-pythia-160
 GRID_LIMITS ?= 24GiB 40GiB 79GiB
 GRIDS := $(foreach table,$(wildcard $(RECORDED)/*-grid-*.jsonl),--table $(table) $(GRID_LIMITS:%=--table $(table)@%))
 RESULTS ?= $(foreach table,$(JUDGED),--table $(table) --table $(table)@25%) $(GRIDS) \
-	--elsewhere $(RECORDED)/cpu-1c-smollm2-135m.jsonl --also $(RECORDED)/replay-gp.json
+	--elsewhere $(RECORDED)/cpu-1c-smollm2-135m.jsonl --also $(RECORDED)/replay-gp.json --also $(RECORDED)/replay-gp-later.json
 
 results: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/python benchmarks/replay_results.py $(RESULTS)

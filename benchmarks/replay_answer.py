@@ -31,7 +31,7 @@ from replay_words import count, listed, name_of, percent, percents, span, table
 
 LEFT_OUT = (
     "**What trial-seconds leave out.** Ours are of trials alone. Before the first one, `autofit search` estimates "
-    "every config of the space, which costs no device but time: some 20 s on two cores for the space `cpu` "
+    "every config of the space, which costs no device but time: some 15 s on two cores for the space `cpu` "
     "([README.md](README.md#measured-so-far)), as long as two of these trials take. It may also stop a hopeless trial "
     "after two steps; a replay charges every trial in full."
 )
@@ -184,20 +184,30 @@ def _fitted(document: JSON) -> list[str]:
         shared = listed(f"{name} (which shares {count(shared, 'config')} with them)" for name, shared in beside.items())
         text += f"But those files are of the same machine as {shared}. "
     if apart:
-        text += f"**Held out of every fit, machine and all: {listed(apart)}.** "
-    return [text + found["by_hand"], _watched(tables)]
+        text += f"**Held out of these fits, machine and all: {listed(apart)}.** "
+    return [text + found["by_hand"], _watched(tables, found.get("tuned", {}))]
 
 
-def _watched(tables: JSON) -> str:
-    """What was not held out, though nothing was fitted to it."""
+def _watched(tables: JSON, tuned: JSON) -> str:
+    """What was not held out: numbers of the search that were chosen by replays, and what a person chose."""
     unseen = [name for name, said in tables.items() if said.get("unseen")]
-    text = (
-        "**Held out concerns these fits alone.** The search's own rules and thresholds, such as the order in time and "
-        "the order of the training methods, were chosen while replays of recorded tables were watched, every machine's "
-        "included."
+    text = "**Held out concerns the estimator alone.**"
+    if tuned:
+        clean = [name for name in tables if not any(name in names for names in tuned.values())]
+        by = "; ".join(f"{what}: {listed(names)}" for what, names in tuned.items())
+        rest = f"Of the tables above, {listed(clean)} had no part in these" if clean else "No table above is left out"
+        text += (
+            f" Some numbers of the search were chosen by replaying tables with several values of them: {by}. {rest}."
+        )
+    text += (
+        " The search's other rules and thresholds, such as the order in time and the order of the training methods, "
+        "were chosen while replays of recorded tables were watched, every machine's included."
     )
     if not unseen:
-        return f"{text} How it does on a table that nobody had seen is shown by none of them."
+        return (
+            f"{text} How it does on a table that nobody had seen is shown by none of them; "
+            "[README.md](README.md#the-tables) keeps what the first search showed that was replayed over each."
+        )
     return (
         f"{text} **Not so {listed(unseen)}: this search is the first that was replayed over it, with rules that were "
         "chosen before anybody had seen it.**"

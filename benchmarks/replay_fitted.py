@@ -1,4 +1,5 @@
-"""What the estimator's constants were fitted to, held against the tables on which searches that use it are judged."""
+"""What the constants of the estimator and of the search were fitted to, held against the tables on which searches are
+judged."""
 
 from __future__ import annotations
 
@@ -22,6 +23,17 @@ BY_HAND = (
     "at all but those of the Zen 5 machine."
 )
 """What no fit chose but a person."""
+_FOUR = ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", "cpu-zen5-2c-smollm2-135m", "cpu-zen5-2c-gemma-3-270m")
+TUNED = {
+    "how little counts what is only shown beside the recommendation (`BESIDE` and `AREA_BESIDE` of "
+    "`search/advice.py`)": _FOUR,
+    "from which gain on a config is tried that is likelier to run out of memory (`MUCH`, there)": (
+        *_FOUR,
+        "cpu-zen5-2c-smollm2-360m",
+    ),
+}
+"""By which number of the search was chosen from replays with several values of it, the tables that these were of, and
+those that had shown that it was needed."""
 FIRST_SEARCH = {
     "cpu-zen5-2c-gemma-3-270m": "00cee1d7c2aa4416",
     "cpu-zen5-2c-smollm2-360m": "98e25fc23c6405bd",
@@ -44,6 +56,7 @@ def fitted_to(tables: Iterable[Path], recorded: Path, search: str) -> dict[str, 
         "what": {what: list(names) for what, names in FITTED.items()},
         "trials": len(known),
         "by_hand": BY_HAND,
+        "tuned": {what: list(names) for what, names in TUNED.items()},
         "tables": {
             table.stem: {
                 "in_fit": table.stem in files,

@@ -7,7 +7,8 @@ whose speed changes within minutes measure the opposite now and then, since a ta
 trial that met a slow moment lies far from its neighbour that did not. Here the two trials of a pair follow one another,
 and change places every round, so that a slow moment that lasts favours neither.
 
-For each pair of the tables (by default, all in `recorded/`) whose slower config was the faster one beyond the wider of
+A pair of another machine's table is measured here, too, which shows what holds here alone. For each pair of the tables
+(by default, all in `recorded/`) whose slower config was the faster one beyond the wider of
 both intervals, trains both under the table's limit, `--rounds` times each. Prints each pair, and writes FILE after
 each; a further call with the same FILE goes on. Some minutes; run nothing else meanwhile. Exits with 1 if a claim is
 contradicted again, by the median of the rounds.
@@ -97,6 +98,7 @@ def in_turn(pool: Pool, pair: Pair, rounds: int) -> dict[str, Any]:
         "table": pair.table,
         "slower": pair.slower.config.to_json(),
         "claim": [*pair.claim],
+        "recorded_on": pair.slower.hardware.name,
         "recorded_lead": round(pair.lead, 4),
         "step_seconds": steps,
     }
@@ -120,7 +122,7 @@ def text(row: dict[str, Any]) -> str:
     faster, slower = row["claim"]
     return (
         f"{row['table']}: {slower} over {faster} {times_as_long(row):.2f} times as long "
-        f"({math.exp(-row['recorded_lead']):.2f} as recorded)   {config}"
+        f"({math.exp(-row['recorded_lead']):.2f} as recorded on {row['recorded_on']})   {config}"
     )
 
 

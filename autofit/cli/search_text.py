@@ -12,9 +12,13 @@ if TYPE_CHECKING:
     from autofit.operations import OverDevices, SearchResult
 
 
-LEAST_TOLD, MOST_TOLD = 0.0005, 0.5
-"""Regret bounds, as fractions: below the first the regret is reported as none; above the second the bound only shows
-how noisy the trials were."""
+LEAST_TOLD, WIDE, MOST_TOLD = 0.0005, 0.5, 0.9
+"""Regret bounds, as shares of the best speed: below the first the regret is reported as none; above the second it is
+also said what may have made it so wide; the third is the most that is told."""
+WHY_WIDE = (
+    "That is so much because trials were noisy, or because configs that may be faster were left untried as likelier "
+    "to run out of memory than to fit, which --thorough tries."
+)
 
 
 def result_text(result: SearchResult) -> str:
@@ -38,12 +42,19 @@ def _cost(result: SearchResult) -> str:
 def _regret(bound: float | None) -> str:
     if bound is None:
         return ""
-    if bound > MOST_TOLD:
-        return " The trials were too noisy to say how much faster another config of this method may be."
     if bound < LEAST_TOLD:
         return " With 95 % confidence no config of this method is faster."
-    best = f"the best config of this method is less than {1 / (1 - bound) - 1:.1%} faster"
-    return f" With 95 % confidence {best} (a bound, not an average)."
+    if bound <= WIDE:
+        best = f"the best config of this method is less than {1 / (1 - bound) - 1:.1%} faster"
+        return f" With 95 % confidence {best} (a bound, not an average)."
+    if bound > MOST_TOLD:
+        said = (
+            f"For all that is known, the best config of this method is {1 / (1 - MOST_TOLD):.0f} times as fast or more"
+        )
+    else:
+        best = f"the best config of this method is less than {1 / (1 - bound):.1f} times as fast"
+        said = f"With 95 % confidence {best} (a bound, not an average)"
+    return f" {said}. {WHY_WIDE}"
 
 
 def over_devices_text(found: OverDevices) -> str:

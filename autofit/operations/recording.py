@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from autofit.errors import EnvironmentLacks, UsageError
+from autofit.errors import AutofitError, EnvironmentLacks, UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Value
 from autofit.operations.preparing import Prepared, prepare
@@ -285,14 +285,17 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
 
 
 def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], Outcome]:
-    """The outcomes that `file` already holds of the same recording, by pass and config; an empty file gets a header."""
-    if file.stat().st_size == 0:
-        begun = {"schema": SCHEMA, **header, "recorded_at": now()}
-        _append(file, begun)
+    """The outcomes that `file` already holds of the same recording, by pass and config; a file that is empty, or was
+    left while this header was being written, gets the header."""
+    begun = {"schema": SCHEMA, **header}
+    text, there = json.dumps(begun)[:-1].encode(), file.read_bytes()
+    if text.startswith(there) or (there.startswith(text) and b"\n" not in there):
+        os.truncate(file, 0)
+        _append(file, {**begun, "recorded_at": now()})
         return {}
-    there, lines = _read(file)
+    known, lines = _read(file)
     for name in SAME:
-        if _compared(name, there) != _compared(name, header):
+        if _compared(name, known) != _compared(name, header):
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
     drop_torn_line(file)
     return {_key(d): _outcome(d) for d in lines}
@@ -328,8 +331,18 @@ def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise UsageError(f"{file} is not a recorded table: {error}") from error
     if not isinstance(header, dict) or header.get("schema") != SCHEMA or not set(SAME) <= set(header):
         raise UsageError(f"{file} is not a recorded table: its first line is not that of `autofit bench record`")
+    _check_rows(file, lines)
     _check_once(file, lines)
     return header, lines
+
+
+def _check_rows(file: Path, lines: list[dict[str, Any]]) -> None:
+    """Raise `UsageError` for a row that is not a trial's."""
+    for number, line in enumerate(lines, start=2):
+        try:
+            _key(line), _outcome(line), float(line["seconds"])
+        except (AutofitError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{file}, row {number}: not a row of `autofit bench record`: {error!r}") from error
 
 
 def _check_once(file: Path, lines: list[dict[str, Any]]) -> None:

@@ -236,7 +236,8 @@ class Search:
         return self.knowledge.trials[measured.config].seconds + timing_seconds - TIMING_SECONDS
 
     def _verification_timing(self) -> float:
-        """Seconds of timed repeats: the winner's last digit is worth no more than a tenth of a time budget."""
+        """Seconds of timed repeats: the winner's last digit is worth no more than a tenth of a time budget, but
+        what any other trial takes."""
         total = self.limits.seconds
         return VERIFICATION_SECONDS if total is None else min(VERIFICATION_SECONDS, max(TIMING_SECONDS, total / 10))
 

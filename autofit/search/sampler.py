@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -37,7 +38,8 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     `Knowledge.learn` before the study is told. Otherwise the study's own values are learnt, as in `study.optimize`,
     which takes a `job`: more bytes than the limit mean that the config ran out of memory, no values that its trial
     failed. Then the study stops as a search does, once no untried config is worth its trial; `n_jobs` may be above 1,
-    and the trials under way then come to their end.
+    and the trials under way then come to their end. What the study completed without this sampler, before or in another
+    process, is learnt too; what such a process has under way is not seen, and may be suggested again.
     """
 
     def __init__(self, knowledge: Knowledge, advice: Advice, job: Job | None = None) -> None:
@@ -48,6 +50,8 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         self._lock = threading.Lock()
         self._taken: dict[int, Config] = {}
         """What was suggested for each of the study's running trials, by its number."""
+        self._seen: set[int] = set()
+        """Numbers of the study's completed trials that need not be looked at again."""
         self.seconds_left: float | None = None
         """Configs whose trials are expected to take longer come last; None means no limit."""
         self.space: dict[str, BaseDistribution] = {}
@@ -76,6 +80,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
                 "device bytes and tokens per second"
             )
         with self._lock:
+            self._learn_completed(study)
             self.check_open()
             candidate = self._advice.best(self.seconds_left) or self._advice.first()
             self._knowledge.take(candidate.config)
@@ -103,25 +108,39 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         config, taken = suggested(trial.params), self._taken.pop(trial.number, None)
         if self._job is None:
             return
-        seconds = 0.0 if trial.datetime_start is None else (datetime.now() - trial.datetime_start).total_seconds()
         shown = values if state == TrialState.COMPLETE else None
         with self._lock:
             if taken is not None and taken != config:
                 self._knowledge.give_back(taken)  # the user enqueued some of the trial's parameters
             if config not in self._knowledge or config in self._knowledge.trials:
                 return
-            self._knowledge.learn(self._trial(self._job, config, shown, seconds))
+            self._knowledge.learn(self._trial(self._job, config, shown, _duration(trial)))
             done = self._advice.best() is None
         if done:
             with suppress(RuntimeError):  # raised where trials are asked for one by one: nothing runs that could stop
                 study.stop()
+
+    def _learn_completed(self, study: optuna.Study) -> None:
+        """Learn what other processes have completed, or earlier ones, in a study that is continued."""
+        if self._job is None:
+            return
+        for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
+            if trial.number in self._seen:
+                continue
+            self._seen.add(trial.number)
+            config = suggested(trial.params) if trial.params.keys() == self.space.keys() else None
+            known = self._knowledge
+            if config is not None and config in known and config not in known.trials and config not in known.under_way:
+                known.learn(self._trial(self._job, config, trial.values, _duration(trial)))
 
     def _trial(self, job: Job, config: Config, values: Sequence[float] | None, seconds: float) -> Trial:
         limit = self._knowledge.memory_limit_bytes
         outcome: Outcome
         if values is None:
             outcome = Crashed(reason="its trial in the study failed or was pruned")
-        elif values[0] > limit or values[1] <= 0:
+        elif values[0] < 0 or not 0 <= values[1] < math.inf:
+            outcome = Crashed(reason=f"the study was told what cannot be: {values[0]} bytes, {values[1]} tokens/s")
+        elif values[0] > limit or values[1] == 0:
             outcome = OutOfMemory(reason="the study was told more bytes than the limit, or no speed")
         else:
             outcome = Fits(measurement=_measurement(int(values[0]), values[1], job.workload.tokens_per_step, seconds))
@@ -150,6 +169,13 @@ class LatticeSampler(optuna.samplers.BaseSampler):
 def parameters(config: Config, space: Mapping[str, BaseDistribution]) -> dict[str, Any]:
     """A config as Optuna's parameters."""
     return {name: ABSENT if config.get(name) is None else config[name] for name in space}
+
+
+def _duration(trial: optuna.trial.FrozenTrial) -> float:
+    """Seconds since the study's trial began, or until it ended; 0 where its beginning is unknown."""
+    if trial.datetime_start is None:
+        return 0.0
+    return ((trial.datetime_complete or datetime.now()) - trial.datetime_start).total_seconds()
 
 
 def _measurement(device_bytes: int, tokens_per_second: float, tokens: int, seconds: float) -> Measurement:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
@@ -20,7 +21,7 @@ def figures(name: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("name", ["replay-results.json", "replay-gp.json"])
+@pytest.mark.parametrize("name", ["replay-results.json", "replay-gp.json", "replay-gp-later.json"])
 def test_figures_are_of_the_tables_as_they_are(name: str) -> None:
     tables = figures(name)["tables"]
     assert tables
@@ -66,6 +67,28 @@ def test_a_table_in_the_readme_is_its_record(results: ModuleType, name: str, mod
     table = importlib.import_module(module).table_of(document)
     assert words.format(document["seeds"]) in (text := (BENCHMARKS / "README.md").read_text())
     assert table in text, f"the record says:\n{table}"
+
+
+def test_the_sentences_of_the_readmes_are_the_records(results: ModuleType) -> None:
+    """What prose says of how much of the frontier is found, of many limits, and of drift."""
+    readme, text = (BENCHMARKS.parent / "README.md").read_text(), (BENCHMARKS / "README.md").read_text()
+    found = figures("replay-results.json")["problems"]
+    frontier = re.search(r"has found (\d+)% to (\d+)%", importlib.import_module("replay_answer")._frontier(found))
+    assert frontier and f"covers {frontier[1]} to {frontier[2]} % of the whole frontier" in readme
+    near, *_ = re.findall(r"(\d+) of (\d+)", last_row("replay_limits", "replay-limits.json"))
+    assert f"missed under {int(near[1]) - int(near[0])} of the {near[1]} limits" in " ".join(text.split())
+    every, at_4, at_7 = re.findall(r"(\d+) of (\d+)", last_row("replay_drift", "replay-drift.json"))
+    shares = [f"{int(held) / int(of):.0%}".replace("%", " %") for held, of in (at_4, at_7)]
+    assert (
+        every[0] == every[1] and f"At 4 % the bound holds in {shares[0]} of the searches; at 7 % in {shares[1]}" in text
+    )
+
+
+def last_row(module: str, record: str) -> str:
+    """All problems together, of a record's table."""
+    row: str = importlib.import_module(module).table_of(figures(record)).strip().splitlines()[-1]
+    assert row.startswith("| all |")
+    return row
 
 
 def test_the_figures_are_of_the_present_search(results: ModuleType) -> None:

@@ -38,11 +38,17 @@ def test_limits_rise_evenly_to_the_tables_own(script: ModuleType, tmp_path: Path
         assert fitting == [size * GIB for size in (1, 2, 3, 4) if size * GIB <= limit]
 
 
-def figure(trials: float | None, ran_out: float, slower: float | None, held: int) -> dict[str, Any]:
+def figure(trials: float | None, ran_out: float, slower: float | None, held: int, later: float = 0) -> dict[str, Any]:
     return {
         "trials": {"median": trials},
         "out_of_memory": {"median": ran_out},
-        "ended": {"stated": {"median": 0.1}, "within_stated": held, "seeds": 5, "recommended": {"median": slower}},
+        "ended": {
+            "stated": {"median": 0.1},
+            "within_stated": held,
+            "seeds": 5,
+            "recommended": {"median": slower},
+            "out_of_memory": {"median": ran_out + later},
+        },
     }
 
 
@@ -50,6 +56,9 @@ def test_a_row_counts_limits_and_searches(script: ModuleType) -> None:
     found = [figure(8, 1, 0.0, 5), figure(9, 0, 0.02, 5), figure(None, 2, 0.3, 4)]
     assert script._row(found) == ("1 of 3 limits", "2 of 3 limits", "14 of 15", "2.0%", "30.0%")
     assert script._row([*found, figure(1, 0, None, 5)])[3:] == ("16.0%", "never")
+    assert script._row([figure(1, 1, 0.0, 5, later=1)])[1] == "0 of 1 limits", (
+        "what runs out after the best counts, too"
+    )
     assert script._row([{**figure(1, 0, 0.0, 5), "ended": None}]) == (
         "1 of 1 limits",
         "1 of 1 limits",

@@ -355,16 +355,19 @@ def test_the_page_says_what_was_fitted_to_what_and_which_limits_a_rule_made(resu
     fitted = next(line for line in text.splitlines() if "What was fitted to what" in line)
     assert fitted.endswith(
         "a to x; b to x and y. No table above is in a fit. But those files are of the same machine as made (which "
-        "shares 18 configs with them). **Held out of every fit, machine and all: new.** So."
+        "shares 18 configs with them). **Held out of these fits, machine and all: new.** So."
     )
-    assert "How it does on a table that nobody had seen is shown by none of them." in text
+    assert "How it does on a table that nobody had seen is shown by none of them;" in text
+    assert "with several values" not in text
     assert text.index(fitted) < text.index("## How it was measured")
     assert "Problems of which fewer than 25% of the configs run out of memory under the table's limit are" in text
     assert "### made/lora under 1.00 GiB" in text and "### Plots of made/lora under" not in text
     assert "What was fitted" not in results.page(found)
     tables["new"] |= {"in_fit": True, "unseen": True}
-    found["fitted"] = {"what": {"a": ["new"]}, "by_hand": "So.", "tables": tables}
+    tuned = {"a weight": ["made"], "a threshold": ["other"]}
+    found["fitted"] = {"what": {"a": ["new"]}, "by_hand": "So.", "tables": tables, "tuned": tuned}
     text = results.page(found)
+    assert "several values of them: a weight: made; a threshold: other. Of the tables above, new had no part" in text
     assert "Of the tables above, new is in a fit." in text
     assert "**Not so new: this search is the first that was replayed over it" in text
 

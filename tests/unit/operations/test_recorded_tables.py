@@ -91,6 +91,19 @@ def test_a_recording_goes_on_where_it_stopped(world: World, file: Path) -> None:
     assert record(replace(request, max_trials=5), file).run == 0 and file.read_text() == whole
 
 
+def test_a_recording_killed_while_it_wrote_its_header_begins_anew(world: World, file: Path) -> None:
+    request = replace(REQUEST, space="cpu", max_trials=2)
+    record(request, file)
+    header = file.read_text().splitlines()[0]
+    for torn in (header[:40], header[:-5]):
+        file.write_text(torn)
+        assert record(request, file).run == 2 and len(read_table(file)) == 2
+    file.write_text('{"schema": 1, "of": "another program"}')
+    with pytest.raises(UsageError, match="not a recorded table"):
+        record(request, file)
+    assert file.read_text() == '{"schema": 1, "of": "another program"}'
+
+
 def test_a_config_with_two_outcomes_is_refused_by_its_row(world: World, file: Path) -> None:
     request = replace(REQUEST, space="cpu", max_trials=3)
     record(request, file)
@@ -100,6 +113,28 @@ def test_a_config_with_two_outcomes_is_refused_by_its_row(world: World, file: Pa
     for read in (read_table, read_whole, lambda file: record(request, file)):
         with pytest.raises(UsageError, match=r"table\.jsonl, row 5: repeats the config of row 3: .*method"):
             read(file)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "{}",
+        "[1]",
+        "7",
+        '{"config": 3, "outcome": "out_of_memory", "reason": "", "seconds": 1.0}',
+        '{"config": {"method": "full"}, "outcome": "out_of_memory", "reason": ""}',
+        '{"config": {"method": "full"}, "outcome": "eaten", "seconds": 1.0}',
+    ],
+)
+def test_a_row_that_is_no_trials_is_refused_before_anything_is_added(world: World, file: Path, row: str) -> None:
+    request = replace(REQUEST, space="cpu", max_trials=2)
+    record(request, file)
+    text = file.read_text() + row + "\n"
+    file.write_text(text)
+    for read in (read_table, lambda file: record(replace(request, max_trials=5), file)):
+        with pytest.raises(UsageError, match=r"table\.jsonl, row 4: not a row of `autofit bench record`"):
+            read(file)
+    assert file.read_text() == text
 
 
 def test_the_order_is_shuffled_by_the_seed(world: World, tmp_path: Path) -> None:

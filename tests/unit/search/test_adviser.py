@@ -318,6 +318,56 @@ def test_a_study_that_optimizes_learns_from_its_own_trials() -> None:
     assert best is not None and best in ran, "it has learnt which are fast"
 
 
+def test_a_study_that_is_continued_goes_on_from_its_trials(tmp_path: Path) -> None:
+    """What another process has completed in the same storage is learnt, and not run again."""
+    truth = Truth(make_job(), LATTICE, seed=1)
+    limit = sorted(truth.memory(c) for c in LATTICE.configs)[60]
+    storage = f"sqlite:///{tmp_path / 'study.db'}"
+    ran: list[list[Config]] = []
+
+    def process(trials: int) -> Knowledge:
+        knowledge = Knowledge(LATTICE, limit)
+        sampler = LatticeSampler(knowledge, Advice(knowledge, truth.floor, ("full",)), truth.job)
+        ran.append([])
+
+        def objective(trial: optuna.Trial) -> tuple[float, float]:
+            ran[-1].append(config := sampler.config(trial))
+            if truth.memory(config) > limit:
+                return math.inf, 0.0
+            return float(truth.memory(config)), truth.job.workload.tokens_per_step / truth.seconds(config)
+
+        study = optuna.create_study(
+            storage=storage,
+            study_name="continued",
+            load_if_exists=True,
+            directions=["minimize", "maximize"],
+            sampler=sampler,
+        )
+        study.optimize(objective, n_trials=trials)
+        return knowledge
+
+    known = process(4), process(3)
+    first, second = ran
+    assert len(first) == 4 and len(second) == 3 and not set(first) & set(second)
+    assert set(known[1].trials) == {*first, *second}
+    assert [known[1].trials[c].outcome.kind for c in first] == [known[0].trials[c].outcome.kind for c in first]
+
+
+@pytest.mark.parametrize("told", [(4.0 * GIB, math.inf), (4.0 * GIB, -1.0), (-math.inf, 250.0), (-1.0, 250.0)])
+def test_figures_that_cannot_be_are_a_failed_trial(told: tuple[float, float]) -> None:
+    knowledge = Knowledge(LATTICE, LIMIT)
+    sampler = LatticeSampler(knowledge, Advice(knowledge, floor), make_job())
+    study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
+    told_of: list[Config] = []
+
+    def objective(trial: optuna.Trial) -> tuple[float, float]:
+        told_of.append(sampler.config(trial))
+        return told if len(told_of) == 1 else (4.0 * GIB, 250.0)
+
+    study.optimize(objective, n_trials=2)
+    assert [knowledge.trials[config].outcome.kind for config in told_of] == ["crashed", "fits"]
+
+
 def test_a_config_that_the_user_enqueues_is_learnt_too() -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
     knowledge = Knowledge(LATTICE, LIMIT)
