@@ -185,7 +185,7 @@ def _held(short_bytes: int, siblings_bytes: int) -> str:
 def timed_out(*, deadline_seconds: float, phase: str, phases_entered: int) -> TimedOut:
     """The outcome of a child that the parent killed at its deadline."""
     return TimedOut(
-        reason=f"not finished after {deadline_seconds:.3g} s, in phase {phase}",
+        reason=f"not finished after {round(deadline_seconds, 1):g} s, in phase {phase}",
         deadline_seconds=deadline_seconds,
         phase=phase,
         phases_entered=phases_entered,
