@@ -1,0 +1,1 @@
+"""Values and pure functions on them: standard library only."""

@@ -1,0 +1,105 @@
+"""What short measurements of a device have shown: its rates by kind of work, and a few layers' real step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from autofit.hardware import Hardware, Stack
+from autofit.outcome import StepWork
+from autofit.workload import digest
+
+PROBE_VERSION = 1
+"""Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbePart:
+    """One part of a probe: what it has measured, or why it has not."""
+
+    name: str
+    seconds: float
+    """How long it took."""
+    seconds_per: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Seconds per unit of work, by kind (`work_kinds.KINDS`)."""
+    figures: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """What is told but predicts nothing, by name; each name ends with its unit."""
+    failure: str | None = None
+    """Why it ended early, in one sentence; what it had measured until then still counts."""
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> ProbePart:
+        """From a JSON object of its fields."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredStep:
+    """The real training step of the model cut to a few decoder layers."""
+
+    config: Mapping[str, Any] = field(hash=False)
+    layers: int
+    micro_step_seconds: float
+    update_seconds: float
+    work: StepWork | None
+    """The work of one such micro-step and its update; None if it could not be traced, or was counted by another
+    version of the estimator."""
+
+    @property
+    def seconds(self) -> float:
+        """Of both together."""
+        return self.micro_step_seconds + self.update_seconds
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> MeasuredStep:
+        """From a JSON object of its fields."""
+        return cls(**{**data, "work": StepWork.from_json(data.get("work"))})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """All of it. Used only on the same hardware and stack, for models of the same shapes."""
+
+    hardware: Hardware
+    stack: Stack
+    model: str
+    """Whose shapes were measured."""
+    shapes_key: str
+    """`shapes_key` of that model."""
+    parts: tuple[ProbePart, ...]
+    steps: tuple[MeasuredStep, ...]
+    seconds: float
+    """How long the probe took, its process's start included."""
+    recorded_at: str
+    """When it ended, ISO 8601 in UTC."""
+
+    @property
+    def seconds_per(self) -> dict[str, float]:
+        """Seconds per unit of work, by kind; without the kinds whose part failed."""
+        return {kind: rate for part in self.parts for kind, rate in part.seconds_per.items()}
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The figures of all parts."""
+        return {name: value for part in self.parts for name, value in part.figures.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Probe:
+        """The inverse of `to_json`."""
+        own = {
+            "hardware": Hardware.from_json(data["hardware"]),
+            "stack": Stack.from_json(data["stack"]),
+            "parts": tuple(map(ProbePart.from_json, data["parts"])),
+            "steps": tuple(map(MeasuredStep.from_json, data["steps"])),
+        }
+        return cls(**{**data, **own})
+
+
+def shapes_key(model_digest: str) -> str:
+    """A digest of what a probe measures for a model."""
+    return digest([PROBE_VERSION, model_digest])

@@ -1,0 +1,114 @@
+"""A device's measured rates: probed once, kept in the store, and used in place of its data sheet."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autofit.catalog.models import Model, load
+from autofit.device_probe import Probe, shapes_key
+from autofit.errors import StoreError
+from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.hardware import Hardware, Stack
+from autofit.store import Store
+from autofit.trial.machine import device_lock
+from autofit.trial.site import detect
+from autofit.work_kinds import INDEX, KINDS
+
+if TYPE_CHECKING:
+    from autofit.estimate.speed import Rates
+
+DEFAULT_MODEL = {"cpu": "smollm2-135m"}
+DEFAULT_MODEL_OF_ACCELERATORS = "llama-3.1-8b"
+"""At whose shapes a device is probed if nobody names a model."""
+UNCHECKED_ERROR = 0.3
+"""Relative error of a time that only the rates of single operations tell."""
+LEAST_ERROR = 0.1
+"""The same where they foretold a few layers' real step: it is not the whole step, and one config of many."""
+OTHER_SHAPES_ERROR = 0.15
+"""What it adds that the rates were measured at the shapes of another model."""
+
+_log = logging.getLogger(__name__)
+
+
+def probe(
+    *, device: str = "auto", model: str | None = None, fresh: bool = False, store: str | None = None
+) -> tuple[Probe, bool]:
+    """The rates of this machine's device at the shapes of `model`, and whether they were measured just now.
+
+    Looked up in the store for the same hardware and stack, unless `fresh`; else measured, some ten seconds, and kept.
+    Raises `EnvironmentLacks` if there is no such device or nothing can be measured on it, `UsageError` for an unknown
+    model, and `StoreError`.
+    """
+    hardware, stack = detect(device)
+    named = model or DEFAULT_MODEL.get(hardware.kind, DEFAULT_MODEL_OF_ACCELERATORS)
+    with Store.open(store) as opened:
+        return probed(load(named), hardware, stack, opened, fresh=fresh)
+
+
+def probed(model: Model, hardware: Hardware, stack: Stack, store: Store, *, fresh: bool = False) -> tuple[Probe, bool]:
+    """`probe` for a device that is known, in an open store."""
+    from autofit.probe.run import run
+
+    known = None if fresh else stored_probe(hardware, stack, store, shapes_key(model.digest))
+    if known is not None:
+        return known, False
+    with device_lock.held(device_lock.names(hardware.kind)):
+        made = run(model, hardware, stack)
+    store.keep_probe(made)
+    return made, True
+
+
+def stored_probe(hardware: Hardware, stack: Stack, store: Store, shapes: str | None) -> Probe | None:
+    """The store's probe; one that cannot be read counts as absent."""
+    try:
+        return store.probe(hardware_key=hardware.key, stack_key=stack.key, shapes_key=shapes)
+    except (KeyError, TypeError, ValueError) as error:
+        _log.debug("a stored probe cannot be read: %s", error)
+        return None
+
+
+def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
+    """`guess` with the rates that a probe has measured in its place, scaled by what the few layers' real step took.
+
+    `shapes` is the key of the shapes that the rates are wanted for.
+    """
+    from autofit.estimate.speed import calibrated, seconds
+
+    seconds_per = list(guess.seconds_per)
+    measured = found.seconds_per
+    for kind in KINDS:
+        if kind in measured:
+            seconds_per[INDEX[kind]] = measured[kind]
+    rates = replace(guess, seconds_per=tuple(seconds_per), stand_in=None, relative_error=UNCHECKED_ERROR)
+    shown = [
+        (step.work, step.seconds) for step in found.steps if step.work and step.work.estimator == ESTIMATOR_VERSION
+    ]
+    if shown:
+        missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
+        rates = replace(calibrated(rates, shown), calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
+    other = shapes is not None and shapes != found.shapes_key
+    return replace(rates, relative_error=rates.relative_error + OTHER_SHAPES_ERROR * other)
+
+
+def probed_guess(
+    guess: Rates | None, hardware: Hardware, stack: Stack, store: Store, model_digest: str | None
+) -> Rates | None:
+    """`guess`, or what the store's probe of this very device shows: at the shapes of the model with this digest or, if
+    there is none, at those of another. Raises `StoreError`."""
+    shapes = None if model_digest is None else shapes_key(model_digest)
+    found = stored_probe(hardware, stack, store, shapes) or stored_probe(hardware, stack, store, None)
+    if found is None or guess is None:
+        return guess
+    return rates_of(found, guess, shapes=shapes)
+
+
+def make_sure(model: Model, hardware: Hardware, stack: Stack, store: Store) -> None:
+    """Probe the device unless the store has it; a failure costs only what the probe would have shown."""
+    from autofit.errors import AutofitError, in_one_line
+
+    try:
+        probed(model, hardware, stack, store)
+    except (AutofitError, StoreError, OSError) as error:
+        _log.warning("autofit: continuing without a probe of the device, which failed: %s", in_one_line(error))

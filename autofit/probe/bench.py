@@ -1,0 +1,92 @@
+"""Times calls on a device: as few as a slow one allows, on operands that are not in its caches."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+POOL_BYTES = {"cpu": 96 * 1024**2}
+ACCELERATOR_POOL_BYTES = 512 * 1024**2
+"""Operands are taken from a buffer this large in turn: several times the last level of cache."""
+REPEATS = 12
+"""Most repeats of one measurement."""
+SLOW = 30.0
+"""A first call that takes so many times longer than the whole measurement should is not repeated."""
+clock = time.perf_counter
+
+
+class Bench:
+    """One device, with a buffer of normally distributed numbers in each format."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.size = POOL_BYTES.get(device.type, ACCELERATOR_POOL_BYTES)
+        self._pools: dict[torch.dtype, torch.Tensor] = {}
+        self._place = 0
+        # The first product and the first backward pass start threads and load kernels.
+        some = torch.ones(64, 64, device=device, requires_grad=True)
+        (some @ some).sum().backward()  # type: ignore[no-untyped-call]
+
+    @property
+    def accelerator(self) -> bool:
+        """Whether the device works through a queue of its own."""
+        return self.device.type != "cpu"
+
+    def take(self, dtype: torch.dtype, *shape: int, among: int | None = None) -> torch.Tensor:
+        """A contiguous tensor of normally distributed numbers that no recent operation has read, among so many bytes of
+        them if that is given; not to be written."""
+        count = math.prod(shape)
+        if count * dtype.itemsize > self.size:
+            return self._drawn(dtype, count).view(shape)
+        if dtype not in self._pools:
+            self._pools[dtype] = self._drawn(dtype, self.size // dtype.itemsize)
+        pool = self._pools[dtype]
+        there = len(pool) if among is None else max(min(len(pool), among // dtype.itemsize), count)
+        start = self._place // 64 * 64 % (there - count + 1)
+        self._place = start + count
+        return pool[start : start + count].view(shape)
+
+    def _drawn(self, dtype: torch.dtype, count: int) -> torch.Tensor:
+        block = torch.randn(min(count, 1 << 20), device=self.device).to(dtype)
+        return block.repeat(-(-count // len(block)))[:count]
+
+    def seconds(self, call: Callable[[], Any], *, most: float) -> float:
+        """Seconds of one call: the least of a few, which take about `most` seconds after a first one that does not
+        count. Only where that takes `SLOW` times as long does it count itself."""
+        first = self._timed(call, 1)
+        if first >= SLOW * most:
+            return first
+        again = self._timed(call, 1)
+        if self.accelerator:
+            count = int(min(max(most / 4 / max(again, 1e-6), 1), 50))
+            return min(self._timed(call, count) / count for _ in range(3))
+        repeats = int(min(most / max(again, 1e-6), REPEATS)) - 1
+        return min([again, *(self._timed(call, 1) for _ in range(repeats))])
+
+    def once(self, call: Callable[[], Any]) -> float:
+        """Seconds of this very call."""
+        return self._timed(call, 1)
+
+    def _timed(self, call: Callable[[], Any], count: int) -> float:
+        self.wait()
+        started = clock()
+        for _ in range(count):
+            call()
+        self.wait()
+        return clock() - started
+
+    def wait(self) -> None:
+        """Until the device has done all that it was asked."""
+        if self.accelerator:
+            torch.accelerator.synchronize()
+
+    def empty(self) -> None:
+        """Give back what the device's allocator keeps."""
+        self._pools.clear()
+        if self.accelerator:
+            torch.accelerator.memory.empty_cache()

@@ -1,0 +1,147 @@
+"""The process that probes a device: part after part, each reported as it ends, so that none can spoil another."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from autofit.catalog.models import Model
+from autofit.device_probe import MeasuredStep
+from autofit.hardware import Hardware, Stack
+from autofit.probe.shapes import Shapes
+from autofit.techniques import Job
+from autofit.trial.child_process import die_with_parent
+from autofit.workload import Workload
+
+TRANSFERS = "transfers"
+"""The part whose figures are told, but are no rates of a kind of work."""
+
+Found = Iterator[dict[str, float] | MeasuredStep]
+
+
+class Prober:
+    """Runs the parts of a probe by their names."""
+
+    def __init__(self, request: dict[str, Any], descriptor: int) -> None:
+        import torch
+
+        from autofit.probe.bench import FORMATS, Bench
+        from autofit.trial.threads import threads_per_rank, use_threads
+
+        hardware = Hardware.from_json(request["hardware"])
+        use_threads(threads_per_rank(hardware, None))
+        torch.manual_seed(0)
+        self._descriptor = descriptor
+        self._seconds_per: dict[str, float] = dict(request["seconds_per"])
+        self._bench = Bench(torch.device(hardware.kind))
+        self._shapes = Shapes.from_json(request["shapes"])
+        self._job = _job(Model(**request["model"]), hardware, Stack.from_json(request["stack"]))
+        self._parts: dict[str, Callable[[], Found]] = {}
+        for name in FORMATS:
+            self._parts |= self._of_format(name)
+        self._parts |= self._others()
+
+    def _of_format(self, name: str) -> dict[str, Callable[[], Found]]:
+        from autofit.probe import memory_bound, products
+
+        return {
+            f"products in {name}": partial(products.measure, self._bench, self._shapes, name),
+            f"memory-bound operations in {name}": partial(memory_bound.measure, self._bench, self._shapes, name),
+            f"attention in {name}": partial(memory_bound.measure_attention, self._bench, self._shapes, name),
+        }
+
+    def _others(self) -> dict[str, Callable[[], Found]]:
+        from autofit.probe import memory_bound, transfers, updates
+
+        pages: dict[str, Callable[[], Found]] = {
+            "new pages": partial(memory_bound.measure_pages, self._bench, self._shapes)
+        }
+        moved: dict[str, Callable[[], Found]] = {TRANSFERS: partial(transfers.measure, self._bench)}
+        return {
+            **(moved if self._bench.accelerator else pages),
+            "updates": partial(updates.measure, self._bench, self._shapes),
+            "quantisation": partial(updates.measure_quantised, self._bench, self._shapes),
+            "launches": self._launches,
+            "real step": self._real_step,
+        }
+
+    def _launches(self) -> Found:
+        from autofit.probe import launches
+
+        return launches.measure(self._bench, self._job)
+
+    def _real_step(self) -> Found:
+        from autofit.probe import real_step
+
+        return real_step.measure(self._bench, self._job, real_step.config_for(self._seconds_per))
+
+    @property
+    def names(self) -> list[str]:
+        """The parts, in order."""
+        return list(self._parts)
+
+    def run(self, name: str) -> None:
+        """One part: an error is reported as its failure."""
+        started = time.monotonic()
+        self.send({"begin": name})
+        failure = None
+        try:
+            for found in self._parts[name]():
+                if isinstance(found, MeasuredStep):
+                    self.send({"step": asdict(found)})
+                elif name == TRANSFERS:
+                    self.send({"figures": found})
+                else:
+                    self._seconds_per |= found
+                    self.send({"seconds_per": found})
+        except Exception as error:
+            failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
+        self.send({"end": name, "seconds": time.monotonic() - started, "failure": failure})
+        if failure is not None:
+            self._recover()
+
+    def _recover(self) -> None:
+        """Free what the failed part held; a device that answers no more is left to a new process."""
+        import gc
+
+        gc.collect()
+        if self._bench.accelerator:
+            try:
+                self._bench.wait()
+                self._bench.empty()
+            except Exception:
+                os._exit(1)
+
+    def send(self, event: dict[str, Any]) -> None:
+        """Report an event as one line of JSON."""
+        data = (json.dumps(event, allow_nan=False) + "\n").encode()
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+
+def _job(model: Model, hardware: Hardware, stack: Stack) -> Job:
+    from autofit.probe.real_step import TOKENS
+
+    workload = Workload(model=model.name, model_digest=model.digest, seq_len=TOKENS, global_batch=1)
+    return Job(model=model, workload=workload, hardware=hardware, stack=stack)
+
+
+def main() -> None:
+    """`child DESCRIPTOR`, with the request as JSON on standard input: all of its parts, or every one there is."""
+    die_with_parent()
+    request = json.load(sys.stdin)
+    prober = Prober(request, int(sys.argv[1]))
+    names = request["parts"] or prober.names
+    prober.send({"parts": names})
+    for name in names:
+        prober.run(name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""The speed of operations that take as long as their bytes do: elementwise, casts, sums, softmax, and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from autofit.probe.bench import FORMATS, Bench
+from autofit.probe.products import Sample, fitted
+from autofit.probe.shapes import Shapes
+from autofit.work_kinds import FRESH, PASSES, PLACES, attended, attention, memory_bound
+
+MOVED = {"near": 1024**2, "far": 24 * 1024**2}
+"""Bytes that an operation reads and writes: those of a small micro-batch's activations, and of a large one's."""
+AMONG = {"near": 16 * 1024**2, "far": None}
+"""Of how many bytes its operands are the ones that were read the longest ago: what a layer's activations take, which
+the last level of cache holds; and more than any cache holds."""
+NEW_BYTES = 64 * 1024**2
+"""Of a result that needs new pages."""
+MOST_SECONDS = 0.03
+"""Of one measurement."""
+FEW_TOKENS, MANY_TOKENS = 64, 512
+"""Of the sequences whose attention is measured."""
+
+Take = Callable[[int], torch.Tensor]
+"""Makes another operand [rows, width] of the width that it is given."""
+Calls = list[tuple[Callable[[], Any], float]]
+"""Calls, each with how many times it passes over an operand."""
+
+
+def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[str, float]]:
+    """Seconds per byte of each class of operations."""
+    dtype = FORMATS[number_format]
+    for place in PLACES:
+        for operation, made in _OPERATIONS.items():
+
+            def take(width: int, dtype: torch.dtype = dtype, place: str = place) -> torch.Tensor:
+                rows = max(MOVED[place] // (3 * dtype.itemsize * width), 1)
+                return bench.take(dtype, rows, width, among=AMONG[place])
+
+            calls = made(take, shapes, dtype)
+            size = take(_width(operation, shapes)).nbytes
+            moved = sum(passes * size for _, passes in calls)
+            taken = sum(bench.seconds(call, most=MOST_SECONDS) for call, _ in calls)
+            yield {memory_bound(operation, number_format, place): taken / moved}
+
+
+def measure_pages(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
+    """Seconds per byte of a result for which a processor's system hands out new pages."""
+    there = torch.zeros(NEW_BYTES, dtype=torch.uint8)
+    again = bench.seconds(lambda: there.fill_(1), most=MOST_SECONDS)
+    anew = bench.seconds(lambda: torch.empty(NEW_BYTES, dtype=torch.uint8).fill_(1), most=MOST_SECONDS)
+    yield {FRESH: max(anew - again, again) / NEW_BYTES}
+
+
+def _width(operation: str, shapes: Shapes) -> int:
+    if operation == "softmax":
+        return shapes.vocabulary
+    return shapes.feed_forward if operation == "transcendental" else shapes.hidden
+
+
+def _elementwise(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
+    width = shapes.hidden
+    return [(lambda: take(width) * take(width), 3), (lambda: take(width) + take(width), 3)]
+
+
+def _cast(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
+    """Between a format and fp32; for fp32 the mean over both 16-bit formats would be the same, so that bf16 serves."""
+    other = torch.float32 if dtype != torch.float32 else torch.bfloat16
+    passes = 1.0 + other.itemsize / dtype.itemsize
+    return [(lambda: take(shapes.hidden).to(other), passes)]
+
+
+def _transcendental(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
+    width = shapes.feed_forward
+    backward = torch.ops.aten.silu_backward.default
+    return [(lambda: functional.silu(take(width)), 2), (lambda: backward(take(width), take(width)), 3)]
+
+
+def _reduction(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
+    width = shapes.hidden
+    return [
+        (lambda: take(width).mean(-1, keepdim=True), 1),
+        (lambda: torch._foreach_norm([take(width)]), 1),
+    ]
+
+
+def _softmax(take: Take, shapes: Shapes, dtype: torch.dtype) -> Calls:
+    width = shapes.vocabulary
+    backward = torch.ops.aten._log_softmax_backward_data.default
+    return [
+        (lambda: functional.log_softmax(take(width), -1), 2),
+        (lambda: backward(take(width), take(width), -1, dtype), 3),
+    ]
+
+
+_OPERATIONS: dict[str, Callable[[Take, Shapes, torch.dtype], Calls]] = {
+    "elementwise": _elementwise,
+    "cast": _cast,
+    "transcendental": _transcendental,
+    "reduction": _reduction,
+    "softmax": _softmax,
+}
+
+
+def measure_attention(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[str, float]]:
+    """Seconds per FLOP and per byte of torch's scaled-dot-product attention, with the kernel that it chooses."""
+    dtype = FORMATS[number_format]
+    samples: dict[str, list[Sample]] = {direction: [] for direction in PASSES}
+    tokens = FEW_TOKENS
+    while tokens <= MANY_TOKENS:
+        size = (1, shapes.heads, tokens, shapes.head_width)
+        # 2 m n k for the scores and as much for their product with the values, halved for the causal mask.
+        flops = 2.0 * shapes.heads * tokens * tokens * shapes.head_width
+        query, key, value = (bench.take(dtype, *size).requires_grad_() for _ in range(3))
+        forward = partial(functional.scaled_dot_product_attention, query, key, value, is_causal=True)
+        taken = bench.seconds(forward, most=MOST_SECONDS)
+        samples["forward"].append((flops, 4.0 * query.nbytes, taken))
+        gradient = bench.take(dtype, *size)
+        backward = partial(torch.autograd.grad, forward(), (query, key, value), gradient, retain_graph=True)
+        taken = bench.seconds(backward, most=MOST_SECONDS)
+        # The backward pass makes five products where the forward pass makes two.
+        samples["backward"].append((2.5 * flops, 8.0 * query.nbytes, taken))
+        tokens *= 2 if taken > MOST_SECONDS / 4 else 8
+        if taken > MOST_SECONDS:
+            break
+    for direction, shown in samples.items():
+        per_flop, per_byte = fitted(shown)
+        yield {attention(number_format, direction): per_flop, attended(number_format, direction): per_byte}

@@ -1,0 +1,141 @@
+"""The speed of products of matrices in one number format, as a linear layer makes them forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from autofit.probe.bench import FORMATS, Bench
+from autofit.probe.shapes import Shapes
+from autofit.work_kinds import LAYOUTS, batched, called, operands, product, wide_product
+
+ROWS, FEW_ROWS, TRIED_ROWS = 512, 64, 8
+"""Tokens in a product; and in the one that shows how many of them a slow format can afford."""
+ADAPTER_RANK = 16
+HEAD_FLOPS = 6e9
+"""The head's product is made with as many tokens as this allows."""
+LAYOUT_SECONDS = 0.2
+"""Of all products of one layout in one format."""
+WIDE_SECONDS = 0.005
+"""Of repeats of the head's product: one that takes much longer is made only once."""
+HEAD_SECONDS = 1.0
+"""A product with the head that even few tokens are expected to make take longer is left out."""
+LEAST_SHARE = 0.02
+"""Rates are never 0: calibration multiplies them."""
+
+Sample = tuple[float, float, float]
+"""FLOPs, bytes, seconds."""
+
+
+def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[str, float]]:
+    """Seconds per FLOP and per byte of operands, layout by layout, as they are known."""
+    dtype = FORMATS[number_format]
+    call = _sample(bench, dtype, "nt", TRIED_ROWS, TRIED_ROWS, TRIED_ROWS, LAYOUT_SECONDS / 50)[2]
+    yield {called(number_format): call}
+    for layout in LAYOUTS:
+        samples = [(f, b, max(s - call, s / 2.0)) for f, b, s in _samples(bench, shapes, dtype, layout)]
+        per_flop, per_byte = fitted(samples)
+        yield {product(number_format, layout): per_flop, operands(number_format, layout): per_byte}
+        yield {wide_product(number_format, layout): _wide(bench, shapes, dtype, layout, per_flop, per_byte)}
+    yield {batched(number_format): _batched(bench, shapes, dtype)}
+
+
+def _samples(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str) -> Iterator[Sample]:
+    """Of a feed-forward matrix with many and with few tokens, and of an adapter's."""
+    hidden, inner = shapes.hidden, shapes.feed_forward
+    tried = _sample(bench, dtype, layout, TRIED_ROWS, hidden, inner, LAYOUT_SECONDS / 8)
+    affordable = int(TRIED_ROWS * LAYOUT_SECONDS / 3 / tried[2])
+    rows = max(min(ROWS, affordable), FEW_ROWS)
+    yield _sample(bench, dtype, layout, rows, hidden, inner, LAYOUT_SECONDS / 4)
+    yield _sample(bench, dtype, layout, max(rows // 8, TRIED_ROWS), hidden, inner, LAYOUT_SECONDS / 8)
+    yield _sample(bench, dtype, layout, rows, hidden, ADAPTER_RANK, LAYOUT_SECONDS / 8)
+
+
+def _wide(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str, per_flop: float, per_byte: float) -> float:
+    """Seconds per FLOP of the head's product, or those of the others where it would take too long."""
+    hidden, vocabulary = shapes.hidden, shapes.vocabulary
+    of_token = 2.0 * hidden * vocabulary
+    affordable = min(HEAD_FLOPS, LAYOUT_SECONDS / per_flop) / of_token
+    rows = int(max(min(affordable, ROWS), TRIED_ROWS))
+    if rows * of_token * per_flop > HEAD_SECONDS:
+        return per_flop
+    # Into a result that is there: new pages are measured apart.
+    made = {"nt": (rows, vocabulary), "nn": (rows, hidden), "tn": (vocabulary, hidden)}[layout]
+    result = torch.empty(made, dtype=dtype, device=bench.device)
+    flops, moved, taken = _sample(bench, dtype, layout, rows, hidden, vocabulary, WIDE_SECONDS, result)
+    return max(taken - moved * per_byte, taken / 2.0) / flops
+
+
+def _sample(
+    bench: Bench,
+    dtype: torch.dtype,
+    layout: str,
+    rows: int,
+    width_in: int,
+    width_out: int,
+    most: float,
+    result: torch.Tensor | None = None,
+) -> Sample:
+    call = _call(bench, dtype, layout, rows, width_in, width_out, result)
+    taken = bench.seconds(call, most=most)
+    moved = dtype.itemsize * (rows * width_in + rows * width_out + width_in * width_out)
+    return 2.0 * rows * width_in * width_out, moved, taken
+
+
+def _call(
+    bench: Bench,
+    dtype: torch.dtype,
+    layout: str,
+    rows: int,
+    width_in: int,
+    width_out: int,
+    result: torch.Tensor | None,
+) -> Callable[[], torch.Tensor]:
+    """A product of a linear layer; its weight is another one in each call, as that of the next layer is."""
+    inputs, gradients = bench.take(dtype, rows, width_in), bench.take(dtype, rows, width_out)
+
+    one = bench.take(dtype, width_out, width_in)
+
+    def weight() -> torch.Tensor:
+        return one if one.nbytes > bench.size / 4 else bench.take(dtype, width_out, width_in)
+
+    return {
+        "nt": lambda: torch.mm(inputs, weight().t(), out=result),
+        "nn": lambda: torch.mm(gradients, weight(), out=result),
+        "tn": lambda: torch.mm(bench.take(dtype, rows, width_out).t(), inputs, out=result),
+    }[layout]
+
+
+def fitted(samples: Sequence[Sample]) -> tuple[float, float]:
+    """Seconds per FLOP and per byte: least squares of relative errors, with neither below `LEAST_SHARE` of what it
+    would be if it alone took all the time of some sample."""
+    flops = [f / s for f, _, s in samples]
+    moved = [b / s for _, b, s in samples]
+    least_per_flop, least_per_byte = LEAST_SHARE / max(flops), LEAST_SHARE / max(moved)
+    ff, bb = sum(f * f for f in flops), sum(b * b for b in moved)
+    fb, f1, b1 = sum(f * b for f, b in zip(flops, moved, strict=True)), sum(flops), sum(moved)
+    determinant = ff * bb - fb * fb
+    if determinant <= 1e-9 * ff * bb:
+        return f1 / ff, least_per_byte
+    per_flop, per_byte = (f1 * bb - b1 * fb) / determinant, (b1 * ff - f1 * fb) / determinant
+    if per_flop < least_per_flop:
+        return least_per_flop, max((b1 - least_per_flop * fb) / bb, least_per_byte)
+    if per_byte < least_per_byte:
+        return max((f1 - least_per_byte * fb) / ff, least_per_flop), least_per_byte
+    return per_flop, per_byte
+
+
+def _batched(bench: Bench, shapes: Shapes, dtype: torch.dtype) -> float:
+    """Seconds per FLOP of the scores of attention that is not fused."""
+    tokens, best = 32, 0.0
+    while tokens <= 256:
+        queries = bench.take(dtype, shapes.heads, tokens, shapes.head_width)
+        keys = bench.take(dtype, shapes.heads, tokens, shapes.head_width)
+        call = lambda q=queries, k=keys: q @ k.transpose(1, 2)  # noqa: E731
+        taken = bench.seconds(call, most=LAYOUT_SECONDS / 8)
+        best = taken / (2.0 * shapes.heads * tokens * tokens * shapes.head_width)
+        if taken > LAYOUT_SECONDS / 8:
+            break
+        tokens *= 2
+    return best

@@ -1,0 +1,49 @@
+"""The sizes at which a probe measures: those of a model's own layers."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autofit.catalog.models import ModelShape
+
+GATED_MATRICES = 3
+"""Matrices of a gated feed-forward block: gate, up and down."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shapes:
+    """Widths of one decoder layer and of the head."""
+
+    hidden: int
+    feed_forward: int
+    """Inner width of the feed-forward block; of a mixture of experts, that of a dense block as large as the layer."""
+    heads: int
+    """Query heads; at least 1."""
+    head_width: int
+    vocabulary: int
+
+    @classmethod
+    def of(cls, shape: ModelShape) -> Shapes:
+        """Those of an architecture."""
+        heads = max(shape.attention_heads, 1)
+        width = max(shape.attention_width // heads, 16)
+        attention = 2 * shape.hidden_size * (shape.attention_width + width * shape.key_heads)
+        left = shape.linear_parameters // max(shape.layers, 1) - attention
+        inner = left // (GATED_MATRICES * shape.hidden_size)
+        return cls(
+            hidden=shape.hidden_size,
+            feed_forward=inner if inner >= shape.hidden_size else 4 * shape.hidden_size,
+            heads=heads,
+            head_width=width,
+            vocabulary=shape.vocabulary_size,
+        )
+
+    def to_json(self) -> dict[str, int]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Shapes:
+        """The inverse of `to_json`."""
+        return cls(**data)

@@ -1,0 +1,63 @@
+"""The speed of an optimizer's update, of unpacking 4-bit weights, and of packing states into 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+
+from autofit.probe.bench import FORMATS, Bench
+from autofit.probe.shapes import Shapes
+from autofit.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT, four_bit, update
+
+ELEMENTS = 4 * 1024**2
+"""Of the weights that are updated: too many for the caches together with their gradients and states."""
+STATES = 1024**2
+"""Elements that are packed into 8 bits."""
+MOST_SECONDS = 0.06
+
+
+def measure(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
+    """Seconds per byte of torch's fused AdamW, whose update reads and writes weights, gradients and two states."""
+    for name, dtype in FORMATS.items():
+        weights = torch.nn.Parameter(bench.take(dtype, ELEMENTS).clone())
+        weights.grad = bench.take(dtype, ELEMENTS)
+        optimizer = torch.optim.AdamW([weights], lr=1e-6, fused=True)
+        optimizer.step()
+        taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
+        yield {update(name): taken / (4 * weights.nbytes)}
+
+
+def measure_quantised(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
+    """Seconds per byte of bitsandbytes' kernels, as its layers and optimizers call them."""
+    from bitsandbytes import functional
+
+    for name, dtype in FORMATS.items():
+        weights = bench.take(dtype, shapes.feed_forward, shapes.hidden)
+        packed, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=False)
+        taken = bench.seconds(partial(functional.dequantize_4bit, packed, state), most=MOST_SECONDS)
+        yield {four_bit(name): taken / (packed.nbytes + state.absmax.nbytes + weights.nbytes)}
+    values = bench.take(torch.float32, STATES)
+    codes, state = functional.quantize_blockwise(values, blocksize=256)
+    moved = values.nbytes + codes.nbytes + state.absmax.nbytes
+    yield {
+        QUANTISE_8BIT: bench.seconds(lambda: functional.quantize_blockwise(values, blocksize=256), most=MOST_SECONDS)
+        / moved,
+        DEQUANTISE_8BIT: bench.seconds(lambda: functional.dequantize_blockwise(codes, state), most=MOST_SECONDS)
+        / moved,
+    }
+    if bench.accelerator:
+        yield {UPDATE_8BIT: _update_8bit(bench)}
+
+
+def _update_8bit(bench: Bench) -> float:
+    """Seconds per byte of an update in one kernel, of weights in fp32."""
+    from bitsandbytes.optim import AdamW8bit
+
+    weights = torch.nn.Parameter(bench.take(torch.float32, ELEMENTS).clone())
+    weights.grad = bench.take(torch.float32, ELEMENTS)
+    optimizer = AdamW8bit([weights], lr=1e-6)
+    optimizer.step()
+    taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
+    return taken / (2 * weights.nbytes + 2 * ELEMENTS)

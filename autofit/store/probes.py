@@ -1,0 +1,36 @@
+"""The measured rates of devices, one probe for each hardware, stack and model's shapes: the newest."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from autofit.device_probe import Probe
+from autofit.store.engine import to_text
+from autofit.store.tables import ProbeRow
+
+
+def find(connection: Connection, hardware_key: str, stack_key: str, shapes_key: str | None) -> Probe | None:
+    """The probe of this device; with `shapes_key` of None the latest, whatever the shapes."""
+    query = select(ProbeRow.body).where(ProbeRow.hardware_key == hardware_key, ProbeRow.stack_key == stack_key)
+    if shapes_key is not None:
+        query = query.where(ProbeRow.shapes_key == shapes_key)
+    body = connection.scalar(query.order_by(ProbeRow.recorded_at.desc()).limit(1))
+    return None if body is None else Probe.from_json(body)
+
+
+def keep(connection: Connection, probe: Probe) -> None:
+    """Stores a probe in place of one of the same keys; raises `ValueError` if it holds NaN or infinity."""
+    body = probe.to_json()
+    to_text(body)
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    adding = insert(ProbeRow).values(
+        hardware_key=probe.hardware.key,
+        stack_key=probe.stack.key,
+        shapes_key=probe.shapes_key,
+        body=body,
+        recorded_at=probe.recorded_at,
+    )
+    keys = [ProbeRow.hardware_key, ProbeRow.stack_key, ProbeRow.shapes_key]
+    newest = {"body": adding.excluded.body, "recorded_at": adding.excluded.recorded_at}
+    connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=newest))

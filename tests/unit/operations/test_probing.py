@@ -1,0 +1,121 @@
+"""Predictions from a probe: in place of the guess, on the same hardware and stack alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK
+
+from autofit.catalog.models import load
+from autofit.device_probe import MeasuredStep, Probe, ProbePart, shapes_key
+from autofit.estimate.speed import Rates, prior, seconds
+from autofit.operations.calibration import rates_for
+from autofit.operations.probe_findings import findings
+from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rates_of
+from autofit.store import Store
+from autofit.work_kinds import KINDS, LAYOUTS, product
+
+DIGEST = load(MODEL).digest
+
+
+def guess() -> Rates:
+    found = prior(HARDWARE)
+    assert found is not None
+    return found
+
+
+def made_probe(slower: float = 3.0, **changes: object) -> Probe:
+    """A probe of a device whose every rate is so many times the guess."""
+    rates = {kind: slower * rate for kind, rate in zip(KINDS, guess().seconds_per, strict=True)}
+    found = Probe(
+        hardware=HARDWARE,
+        stack=STACK,
+        model=MODEL,
+        shapes_key=shapes_key(DIGEST),
+        parts=(ProbePart(name="all", seconds=1.0, seconds_per=rates),),
+        steps=(),
+        seconds=9.0,
+        recorded_at="2026-01-01T00:00:00+00:00",
+    )
+    return replace(found, **changes)  # type: ignore[arg-type]
+
+
+def measured_step(taken: float, estimator: int = WORK.estimator) -> MeasuredStep:
+    work = replace(WORK, estimator=estimator)
+    return MeasuredStep(config={}, layers=2, micro_step_seconds=taken, update_seconds=0.0, work=work)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(str(tmp_path / "store.db")) as opened:
+        yield opened
+
+
+def test_what_was_measured_replaces_the_guess_and_the_rest_stays() -> None:
+    part = ProbePart(name="products", seconds=1.0, seconds_per={"product/bf16/nt": 7.0})
+    found = rates_of(made_probe(parts=(part,)), guess())
+    assert found.per("product/bf16/nt") == 7.0 and found.per("launch") == guess().per("launch")
+    assert (found.calibrated_on, found.relative_error) == (0, UNCHECKED_ERROR)
+
+
+def test_a_real_step_scales_the_rates_and_says_how_sure_they_are() -> None:
+    foretold = seconds(WORK, rates_of(made_probe(), guess()))
+    right = rates_of(made_probe(steps=(measured_step(foretold),)), guess())
+    wrong = rates_of(made_probe(steps=(measured_step(2 * foretold),)), guess())
+    assert seconds(WORK, right) == pytest.approx(foretold) and right.relative_error == LEAST_ERROR
+    assert seconds(WORK, wrong) == pytest.approx(2 * foretold) and wrong.relative_error > 2 * LEAST_ERROR
+    assert right.calibrated_on == wrong.calibrated_on == 0, "a few layers are no trial"
+    other = rates_of(made_probe(steps=(measured_step(2 * foretold, estimator=1),)), guess())
+    assert seconds(WORK, other) == pytest.approx(foretold), "another version counted its work in another way"
+
+
+def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:
+    store.keep_probe(made_probe(slower=3.0))
+
+    def factor(hardware: object = HARDWARE, stack: object = STACK, digest: str = DIGEST) -> float:
+        found = rates_for(hardware, stack, store, "", digest)  # type: ignore[arg-type]
+        assert found is not None
+        return seconds(WORK, found) / seconds(WORK, guess())
+
+    assert factor() == pytest.approx(3.0)
+    assert factor(digest="another model") == pytest.approx(3.0), "better than the guess"
+    assert factor(stack=replace(STACK, torch="2.99.0")) == pytest.approx(1.0)
+    assert factor(hardware=replace(HARDWARE, device_name="another")) == pytest.approx(1.0)
+
+
+def test_rates_at_other_shapes_are_less_sure(store: Store) -> None:
+    store.keep_probe(made_probe())
+    own, other = (rates_for(HARDWARE, STACK, store, "", digest) for digest in (DIGEST, "another model"))
+    assert own is not None and other is not None and other.relative_error > own.relative_error
+
+
+def test_a_stored_probe_is_not_measured_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[float] = []
+
+    def run(*asked: object) -> Probe:
+        runs.append(1.0)
+        return made_probe(slower=2.0 + len(runs))
+
+    monkeypatch.setattr("autofit.probe.run.run", run)
+    model = load(MODEL)
+    first, measured = probed(model, HARDWARE, STACK, store)
+    assert measured and probed(model, HARDWARE, STACK, store) == (first, False)
+    again, measured = probed(model, HARDWARE, STACK, store, fresh=True)
+    assert measured and again != first and probed(model, HARDWARE, STACK, store) == (again, False)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [(90.0, "bf16 is emulated here: 90 times slower than fp32."), (0.2, "bf16 is 5.0 times faster than fp32."),
+     (1.1, "bf16 is about as fast as fp32.")],
+)  # fmt: skip
+def test_what_a_format_is_worth_is_said_in_one_sentence(ratio: float, said: str) -> None:
+    slower = {"fp32": 1.0, "bf16": ratio}
+    rates = {product(f, layout): 1e-11 * by for f, by in slower.items() for layout in LAYOUTS}
+    failed = ProbePart(name="attention in fp16", seconds=1.0, failure="RuntimeError: not implemented")
+    parts = (ProbePart(name="products", seconds=1.0, seconds_per=rates), failed)
+    told = findings(made_probe(parts=parts))
+    assert told == [said, "Not measured: attention in fp16 (RuntimeError: not implemented)."]

@@ -1,0 +1,68 @@
+"""A probe in a process of its own: the real measurements on tiny shapes, and parts that fail, hang or end it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+from tiny import STACK
+
+from autofit.device_probe import Probe
+from autofit.errors import EnvironmentLacks
+from autofit.estimate.speed import prior, seconds
+from autofit.operations.probing import rates_of
+from autofit.probe.products import fitted
+from autofit.probe.run import run
+from autofit.trial.site import cpu
+from autofit.work_kinds import KINDS
+
+TESTS = Path(__file__).parents[2]
+HERE = cpu()
+
+
+def test_every_part_measures_what_predictions_need() -> None:
+    """Real products, kernels and training steps, of a Llama so small that they take no time."""
+    found = run(tiny_model(layers=4), HERE, STACK)
+    assert [part.failure for part in found.parts] == [None] * len(found.parts)
+    assert set(KINDS) - set(found.seconds_per) == {"update/8bit"}, "one kernel on accelerators only"
+    assert all(rate > 0 for rate in found.seconds_per.values())
+    assert [step.layers for step in found.steps] == [4, 2]
+    guess = prior(HERE)
+    assert guess is not None
+    rates = rates_of(found, guess)
+    for step in found.steps:
+        assert step.work is not None and seconds(step.work, rates) > 0
+    assert Probe.from_json(found.to_json()) == found
+
+
+@pytest.fixture
+def fake_children(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
+
+
+def test_a_part_that_fails_hangs_or_ends_the_process_is_reported_and_the_rest_goes_on(fake_children: None) -> None:
+    found = run(tiny_model(), HERE, STACK, child="unit.probe.children", silent_seconds=5.0)
+    assert {part.name: part.failure for part in found.parts} == {
+        "first": None,
+        "hangs": "its process ended: nothing was heard of it for 5 s",
+        "dies": "its process ended: the driver has gone away",
+        "fails": "RuntimeError: no such kernel",
+        "last": None,
+    }
+    assert found.seconds_per["launch/hangs"] == 1.0, "what it had measured counts"
+
+
+def test_a_device_on_which_nothing_can_begin_is_an_error(fake_children: None) -> None:
+    with pytest.raises(EnvironmentLacks, match=r"cannot be probed: .*No module named"):
+        run(tiny_model(), HERE, STACK, child="unit.probe.absent")
+
+
+def test_rates_of_products_are_those_that_explain_the_times_and_never_nothing() -> None:
+    samples = [(flops, moved, 1e-11 * flops + 1e-10 * moved) for flops, moved in ((1e9, 1e6), (1e8, 1e6), (1e7, 3e6))]
+    assert fitted(samples) == pytest.approx((1e-11, 1e-10))
+    for noise in ((1.0, 2.0, 3.0), (3.0, 1.0, 0.1), (1.0, 1.0, 1.0)):
+        rates = fitted([(f, b, by * 1e-3) for (f, b, _), by in zip(samples, noise, strict=True)])
+        assert min(rates) > 0
+    assert fitted(samples[:1])[0] > 0
