@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from autofit.lattice import Config, Value
@@ -40,6 +40,8 @@ class Estimate:
     """What the time is computed from; None where the step was not traced, or nothing is known of the hardware."""
     step_seconds: float | None = None
     """Of one optimizer step over the whole global batch; None where it was not asked for, or the work is unknown."""
+    micro_step_seconds: float | None = None
+    """Of one micro-step; what is left of `step_seconds` is the update."""
     tokens_per_second: float | None = None
     mfu: float | None = None
     calibrated_on: int = 0
@@ -119,6 +121,7 @@ class Estimate:
             peak_reserved_bytes=self.peak_reserved_bytes,
             device_bytes=self.device_bytes,
             step_seconds=self.step_seconds,
+            micro_step_seconds=self.micro_step_seconds,
             calibrated_on=self.calibrated_on,
             relative_error=self.relative_error,
             work=self.work,
@@ -155,16 +158,18 @@ class Estimate:
     def _time(self, job: Job, rates: Rates | None) -> dict[str, Any]:
         """The values of the fields that state the time."""
         from autofit.estimate.assumptions import added_error
-        from autofit.estimate.speed import seconds
+        from autofit.estimate.speed import micro_step_seconds, seconds
         from autofit.training.flops import mfu
 
         if rates is None or self.work is None:
-            unknown = ("step_seconds", "tokens_per_second", "mfu", "relative_error", "stand_in")
+            unknown = ("step_seconds", "micro_step_seconds", "tokens_per_second", "mfu", "relative_error", "stand_in")
             return {**dict.fromkeys(unknown), "calibrated_on": 0}
         step_seconds = seconds(self.work, rates)
         speed = job.workload.tokens_per_step / step_seconds
+        accumulation = job.workload.batch_per_device // self.config.number("micro_batch")
         return {
             "step_seconds": step_seconds,
+            "micro_step_seconds": micro_step_seconds(self.work, rates, accumulation),
             "tokens_per_second": speed,
             "mfu": mfu(job, self.config, speed),
             "calibrated_on": rates.calibrated_on,
@@ -217,12 +222,13 @@ class Estimate:
             "tokens_per_second": self.tokens_per_second,
             **self._of_each(),
             "step_seconds": self.step_seconds,
+            "micro_step_seconds": self.micro_step_seconds,
             "mfu": self.mfu,
             "calibrated_on": self.calibrated_on,
             "relative_error": self.relative_error,
             "stand_in": self.stand_in,
             "seconds_to_estimate": self.seconds_to_estimate,
-            "work": None if self.work is None else asdict(self.work),
+            "work": None if self.work is None else self.work.to_json(),
             "memory_error": self.memory_error,
             "memory_deviation": None if self.memory_deviation is None else self.memory_deviation.to_json(),
             "assumptions": list(self.assumptions),
@@ -234,11 +240,10 @@ class Estimate:
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
         """The inverse of `to_json`, except for the advice, the hosts, which `timed` sets, and what trials have shown,
         which `judged` sets; other keys are ignored."""
-        work = None if data["work"] is None else StepWork(**data["work"])
         return cls(
             config=Config.from_json(data["config"]),
             assumptions=tuple(data["assumptions"]),
-            work=work,
+            work=StepWork.from_json(data["work"]),
             **{name: data[name] for name in _AS_STORED},
         )
 

@@ -44,7 +44,8 @@ class Traced:
 
     timeline: Timeline
     costs: tuple[Costs, ...]
-    """Of one optimizer step of the whole global batch."""
+    """Of the micro-steps of one optimizer step of the whole global batch."""
+    update_costs: Costs
     pinned_bytes: int
     """Host memory that offloaded activations take."""
     paged_bytes: int
@@ -63,15 +64,16 @@ class Traced:
 class Estimator:
     """Predicts configs of one job. What configs have in common is traced only once."""
 
-    def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False) -> None:
-        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few.
+    def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False, layers: int | None = None) -> None:
+        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few; with
+        `layers`, the model is cut to its first ones.
 
         What bounds an operation is decided by the data sheet, or by `rates` for hardware without one.
         """
         self.job = job
         self.rates = rates
         self._sheet = prior(job.hardware) or rates
-        self._traces = Traces(job, exact=exact)
+        self._traces = Traces(job, exact=exact, layers=layers)
         self._latest: Decoder | None = None
         self._micro_steps: dict[Loss, MicroSteps] = {}
         self._replays = Replays(expandable_segments=job.expandable_segments is not False)
@@ -118,19 +120,25 @@ class Estimator:
         traced = self.trace(config)
         found = self._memory(config, traced.timeline, limit - traced.paged_bytes, replayed=replayed)
         found = _with_elsewhere(found, traced, self.job)
-        if self._sheet is None:
-            return found, None
+        return found, None if self._sheet is None else self._work(config, traced, self._sheet)
+
+    def work(self, config: Config) -> StepWork | None:
+        """The work of one optimizer step; None for a device of which nothing is known. Raises `NotTraced`."""
+        return None if self._sheet is None else self._work(config, self.trace(config), self._sheet)
+
+    def _work(self, config: Config, traced: Traced, sheet: Rates) -> StepWork:
         slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0
         work = step_work(
             traced.costs,
-            self._sheet,
+            traced.update_costs,
+            sheet,
             moved_bytes=traced.traffic.hosted,
             dispatched=traced.traffic.dispatched,
             operation=slower,
             transfers=transfer_seconds(traced.traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
         )
         # The rates are those of all cores together, which the ranks on a CPU share.
-        return found, work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
+        return work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
 
     def _memory(self, config: Config, line: Timeline, limit: int, *, replayed: bool) -> Memory:
         decoder, like = alikeness(config)
@@ -183,12 +191,13 @@ class Estimator:
             accumulates=accumulation > 1,
             rounding=MIN_BLOCK if _cuda(self.job) else HOST_ALIGNMENT,
         )
-        costs = [update.costs if spread is None else update.costs.shared(spread.updaters)]
+        costs = []
         for works, of_loss, times in zip(decoder.works, loss.costs, (1, accumulation - 1), strict=True):
             costs += [works.at(micro_batch, rank).repeated(times), of_loss.repeated(times)]
         traced = Traced(
             line,
             tuple(costs),
+            update.costs if spread is None else update.costs.shared(spread.updaters),
             pinned_bytes=decoder.copies.blocks_at(micro_batch, rank),
             paged_bytes=update.paged_bytes,
             traffic=Traffic(hosted=2 * accumulation * decoder.copies.bytes_at(micro_batch, rank)),

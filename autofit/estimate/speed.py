@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import geometric_mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.catalog.hardware import Card, cards
+from autofit.catalog.hardware import Card, cards, named
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware
 from autofit.outcome import StepWork
+from autofit.work_kinds import FLOP, FRESH, INDEX, KINDS, LAUNCH, OPERATION, QUANTISE_8BIT, format_of, unit
 
 if TYPE_CHECKING:
     from autofit.estimate.work import Costs
@@ -44,10 +45,18 @@ table: 1.0 GB/s against 6.8 of a multiplication by a scalar on 2 cores of an AMD
 DEQUANTISED_FACTOR = 2.0
 """The same for bitsandbytes' dequantisation, which looks up codes: between 1 and 4 the configs of every-axis show no
 difference."""
-CACHED_BYTES, CACHED_FACTOR = 32 * 1024**2, 0.5
-"""An operation that moves no more than this finds most of it in the CPU's caches (the last level of an AMD EPYC: 32 MiB
-for the cores that share it), and takes this share of the time per byte, which ranks the configs of every-axis better
-than doing without it (Kendall's tau 0.81 and 0.79)."""
+NEAR_FACTOR = 0.5
+"""The same for an operation that finds most of what it reads in the CPU's caches."""
+NEAR_BYTES, FAR_BYTES = 4 * 1024**2, 64 * 1024**2
+"""An operation that moves no more than the first finds it in the device's caches, one that moves more than the second
+does not; between them its bytes are split in proportion to the logarithm. Last levels hold 16 to 64 MiB (an AMD EPYC's
+32 MiB for the cores that share it, an H100's 50 MiB)."""
+FRESH_BYTES = 16 * 1024**2
+"""From this size on the C library gives a freed block back to the system, which clears its pages before it hands them
+out again: blocks above 32 MiB always (DEFAULT_MMAP_THRESHOLD_MAX of glibc's malloc.c), somewhat smaller ones when they
+end the heap."""
+PAGES_BYTES_PER_SECOND = 2.5e9
+"""Of new pages: 4 KiB in some 1.6 us, cleared and mapped, on a Zen 5; a guess for others, which a probe replaces."""
 PRIOR_WEIGHT = 0.3
 """Weight of a rate's relative distance from the scaled guess against a trial's relative error."""
 WAITING_WEIGHT = 0.1
@@ -64,14 +73,8 @@ ROUNDS = 5
 class Rates:
     """A device's speed, as seconds per unit of work."""
 
-    per_flop: float
-    """Of matrix products in 16 bits."""
-    per_wide_flop: float
-    """Of matrix products in fp32."""
-    per_byte: float
-    """Of memory-bound operations; on a CPU, of what does not stay in its caches."""
-    per_operation: float
-    """Of host time."""
+    seconds_per: tuple[float, ...]
+    """Of each of `KINDS`, in their order."""
     processor: bool = False
     """Whether the device is its own host, so that nothing hides the time it takes to launch an operation."""
     calibrated_on: int = 0
@@ -87,9 +90,18 @@ class Rates:
     """What a guess is taken from in place of the device's own data sheet, and why; None where it is the device's own,
     or its number of cores."""
 
+    @classmethod
+    def of(cls, seconds_per: Mapping[str, float], **others: Any) -> Rates:
+        """From the seconds of every kind; `others` are the other fields."""
+        return cls(seconds_per=tuple(seconds_per[kind] for kind in KINDS), **others)
+
+    def per(self, kind: str) -> float:
+        """Seconds per unit of one kind."""
+        return self.seconds_per[INDEX[kind]]
+
     def as_array(self) -> Features:
-        """The four rates, in the order of `features`."""
-        return np.array([self.per_flop, self.per_wide_flop, self.per_byte, self.per_operation])
+        """The seconds per unit [kinds]."""
+        return np.array(self.seconds_per)
 
     def waiting_share(self, work: StepWork) -> float:
         """The part of the predicted time of `work` in which the arithmetic waits."""
@@ -102,9 +114,8 @@ class Rates:
         return (1.0 - share) * self.relative_error + share * waits
 
     def times(self, ratios: Features) -> Rates:
-        """The four rates multiplied by `ratios` [4]."""
-        flop, wide_flop, byte, operation = (float(rate) for rate in self.as_array() * ratios)
-        return replace(self, per_flop=flop, per_wide_flop=wide_flop, per_byte=byte, per_operation=operation)
+        """Every rate multiplied by its own of `ratios` [kinds]."""
+        return replace(self, seconds_per=tuple(map(float, self.as_array() * ratios)))
 
 
 def prior(hardware: Hardware) -> Rates | None:
@@ -114,16 +125,8 @@ def prior(hardware: Hardware) -> Rates | None:
     compute capability; None for any other such accelerator.
     """
     if hardware.kind == "cpu":
-        cores = max(hardware.cores, 1)
-        return Rates(
-            per_flop=1.0 / (cores * CORE_FLOPS),
-            per_wide_flop=1.0 / (cores * CORE_WIDE_FLOPS),
-            per_byte=1.0 / (cores * CORE_BANDWIDTH),
-            per_operation=CORE_OPERATION_SECONDS,
-            processor=True,
-            relative_error=CORE_ERROR,
-        )
-    found = next((card for card in cards() if card.name == hardware.name), None)
+        return _of_cores(max(hardware.cores, 1))
+    found = named(hardware.name)
     if found is None:
         return _of_like_cards(hardware, f"{hardware.name} is not in the catalog")
     missing = missing_figure(found)
@@ -131,7 +134,9 @@ def prior(hardware: Hardware) -> Rates | None:
         return _of_like_cards(hardware, f"the catalog lacks {missing} of {hardware.name}")
     flops, wide_flops = found.training_peak_flops, found.peak_flops["fp32"]
     assert flops is not None, "it is not missing"
-    return guess(flops=flops, wide_flops=wide_flops, bandwidth=found.bandwidth_bytes_per_second)
+    return guess(
+        flops=flops, wide_flops=wide_flops, bandwidth=found.bandwidth_bytes_per_second, emulates_bf16=not found.bf16
+    )
 
 
 def missing_figure(card: Card) -> str | None:
@@ -160,43 +165,64 @@ def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
     return replace(found, relative_error=LIKE_CARDS_ERROR, stand_in=stand_in)
 
 
-def guess(*, flops: float, wide_flops: float, bandwidth: float) -> Rates:
-    """Rates from a card's peaks: FLOP/s in 16 bits and in fp32, bytes per second."""
-    return Rates(
-        per_flop=1.0 / (MATMUL_EFFICIENCY * flops),
-        per_wide_flop=1.0 / (MATMUL_EFFICIENCY * wide_flops),
-        per_byte=1.0 / (BANDWIDTH_EFFICIENCY * bandwidth),
-        per_operation=OPERATION_SECONDS,
-    )
+def guess(*, flops: float, wide_flops: float, bandwidth: float, emulates_bf16: bool = False) -> Rates:
+    """Rates from a card's peaks: FLOP/s in 16 bits and in fp32, bytes per second. Where bf16 is emulated, its products
+    are taken to be as fast as those in fp32, in which they are made."""
+    peaks = {"fp32": wide_flops, "fp16": flops, "bf16": wide_flops if emulates_bf16 else flops}
+    found = {
+        kind: 1.0 / (MATMUL_EFFICIENCY * peaks[format_of(kind) or "fp32"])
+        if unit(kind) == FLOP
+        else 1.0 / (BANDWIDTH_EFFICIENCY * bandwidth)
+        for kind in KINDS
+    }
+    operations = {kind: OPERATION_SECONDS for kind in KINDS if unit(kind) == OPERATION}
+    return Rates.of({**found, **operations})
+
+
+def _of_cores(cores: int) -> Rates:
+    """Rates of a CPU of which only the number of cores is known."""
+
+    def per(kind: str) -> float:
+        if unit(kind) == OPERATION:
+            return CORE_OPERATION_SECONDS
+        if kind == FRESH:
+            return 1.0 / PAGES_BYTES_PER_SECOND
+        if kind.startswith("attention"):
+            return ATTENTION_FACTOR / (cores * CORE_WIDE_FLOPS)
+        if unit(kind) == FLOP:
+            return 1.0 / (cores * (CORE_WIDE_FLOPS if format_of(kind) == "fp32" else CORE_FLOPS))
+        quantises, dequantises = kind == QUANTISE_8BIT, kind.startswith("dequantise")
+        factor = BLOCKWISE_FACTOR if quantises else DEQUANTISED_FACTOR if dequantises else 1.0
+        return (NEAR_FACTOR if kind.endswith("near") else factor) / (cores * CORE_BANDWIDTH)
+
+    return Rates.of({kind: per(kind) for kind in KINDS}, processor=True, relative_error=CORE_ERROR)
 
 
 def step_work(
     costs: Iterable[Costs],
+    update: Costs,
     prior: Rates,
     *,
-    moved_bytes: float,
+    moved_bytes: float = 0.0,
     operation: float = 1.0,
     dispatched: float = 0.0,
     transfers: tuple[float, float] = (0.0, 0.0),
 ) -> StepWork:
-    """The sum of operations. On an accelerator each counts by its arithmetic or by its bytes, whichever takes longer
-    according to `prior`; on a CPU by both.
+    """The sum of the operations of the micro-steps and of the update. On an accelerator each counts by its arithmetic
+    or by its bytes, whichever takes longer according to `prior`; on a CPU by both: a matrix product first packs its
+    operands into blocks (Goto and van de Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"), which no
+    arithmetic of its cores hides.
 
     The guess decides that, never fitted rates, so that a step's work does not depend on what the trials show.
     `operation` is each operation's host time in units of a usual one's, `dispatched` is host time besides, in the same
     units; `transfers` are the seconds that transfers take (overlapped with the arithmetic, while it waits).
     """
-    total = np.array([0.0, 0.0, 0.0, dispatched])
-    for cost in costs:
-        parts = _processor(cost) if prior.processor else _roofline(cost, prior)
-        total[:3] += [float(cost.times @ part) for part in parts]
-        total[3] += float(cost.times.sum()) * operation
-    narrow_flops, wide_flops, bytes_, operations = (float(value) for value in total)
+    steps = sum((_amounts(cost, prior, operation) for cost in costs), np.zeros(len(KINDS)))
+    steps[INDEX[LAUNCH]] += dispatched
+    of_update = _amounts(update, prior, operation)
     return StepWork(
-        flops=narrow_flops,
-        wide_flops=wide_flops,
-        bytes=bytes_,
-        operations=operations,
+        amounts=_named(steps + of_update),
+        update=_named(of_update),
         moved_bytes=float(moved_bytes),
         estimator=ESTIMATOR_VERSION,
         beside_seconds=transfers[0],
@@ -204,44 +230,52 @@ def step_work(
     )
 
 
-def _roofline(cost: Costs, prior: Rates) -> tuple[Features, Features, Features]:
-    """FLOPs in 16 bits, FLOPs in fp32, and bytes of every operation: only the one that bounds it is not 0."""
-    from autofit.estimate.work import Kind
+def _amounts(cost: Costs, prior: Rates, operation: float) -> Features:
+    """How much of each kind some operations are [kinds]."""
+    from autofit.estimate.work import FAMILIES
 
-    wide = cost.kinds & Kind.WIDE > 0
-    by_flops = cost.flops * np.where(wide, prior.per_wide_flop, prior.per_flop) > cost.bytes * prior.per_byte
-    return (
-        np.where(by_flops & ~wide, cost.flops, 0.0),
-        np.where(by_flops & wide, cost.flops, 0.0),
-        np.where(by_flops, 0.0, cost.bytes),
-    )
+    # For a family without one of the two, any kind will do: its amounts are 0 or not counted.
+    flop_kinds = np.array([INDEX[family.flops or LAUNCH] for family in FAMILIES])[cost.families]
+    places = [np.array([INDEX[(f.bytes or (LAUNCH, LAUNCH))[i]] for f in FAMILIES])[cost.families] for i in (0, 1)]
+    counted = np.array([family.bytes is not None for family in FAMILIES])[cost.families]
+    flops, moved = cost.flops, np.where(counted, cost.bytes, 0.0)
+    far = np.clip(np.log(np.maximum(cost.bytes, 1.0) / NEAR_BYTES) / np.log(FAR_BYTES / NEAR_BYTES), 0.0, 1.0)
+    if not prior.processor:
+        rates = prior.as_array()
+        per_byte = (1.0 - far) * rates[places[0]] + far * rates[places[1]]
+        by_flops = flops * rates[flop_kinds] > moved * per_byte
+        flops, moved = np.where(by_flops, flops, 0.0), np.where(by_flops, 0.0, moved)
+    found: Features = np.zeros(len(KINDS))
+    found += np.bincount(flop_kinds, cost.times * flops, len(KINDS))
+    found += np.bincount(places[0], cost.times * moved * (1.0 - far), len(KINDS))
+    found += np.bincount(places[1], cost.times * moved * far, len(KINDS))
+    found[INDEX[LAUNCH]] += operation * cost.times.sum()
+    if prior.processor:
+        called = np.array([INDEX[family.call or LAUNCH] for family in FAMILIES])[cost.families]
+        calls = np.array([family.call is not None for family in FAMILIES])[cost.families]
+        found += np.bincount(called, cost.times * calls, len(KINDS))
+        found[INDEX[FRESH]] += float(cost.times @ np.where(cost.made >= FRESH_BYTES, cost.made, 0.0))
+    return found
 
 
-def _processor(cost: Costs) -> tuple[Features, Features, Features]:
-    """The same for a CPU, where both count: a matrix product first packs its operands into blocks (Goto and van de
-    Geijn 2008, "Anatomy of High-Performance Matrix Multiplication"), which no arithmetic of its cores hides."""
-    from autofit.estimate.work import Kind
-
-    attention = cost.kinds & Kind.ATTENTION > 0
-    wide = (cost.kinds & Kind.WIDE > 0) | attention
-    flops = np.where(attention, ATTENTION_FACTOR, 1.0) * cost.flops
-    factors = np.select(
-        [attention, cost.kinds & Kind.BLOCKWISE > 0, cost.kinds & Kind.DEQUANTISED > 0, cost.bytes <= CACHED_BYTES],
-        [0.0, BLOCKWISE_FACTOR, DEQUANTISED_FACTOR, CACHED_FACTOR],
-        1.0,
-    )
-    return np.where(wide, 0.0, flops), np.where(wide, flops, 0.0), factors * cost.bytes
+def _named(amounts: Features) -> dict[str, float]:
+    return {kind: float(amount) for kind, amount in zip(KINDS, amounts, strict=True) if amount}
 
 
 def features(work: StepWork) -> Features:
-    """The amounts of work that the four rates apply to, in the order of the rates."""
-    return np.array([work.flops, work.wide_flops, work.bytes, work.operations])
+    """The amounts of work that the rates apply to [kinds]."""
+    return np.array([work.amounts.get(kind, 0.0) for kind in KINDS])
 
 
 def seconds(work: StepWork, rates: Rates) -> float:
     """Time of the work: an accelerator hides the host's part behind its own unless the host is slower; transfers that
     overlap with both count only where they take longer."""
     return _without_waiting(work, rates) + rates.waiting * work.waiting_seconds
+
+
+def micro_step_seconds(work: StepWork, rates: Rates, accumulation: int) -> float:
+    """Time of one of the micro-steps of which the work has `accumulation`; what transfers take counts as theirs."""
+    return max(seconds(work, rates) - seconds(work.of_update, rates), 0.0) / accumulation
 
 
 def _without_waiting(work: StepWork, rates: Rates) -> float:
@@ -252,8 +286,12 @@ def _parts(work: StepWork, rates: Rates) -> Features:
     """Seconds that each rate contributes to the time; 0 for what is hidden."""
     parts = features(work) * rates.as_array()
     if not rates.processor:
-        parts[:3] *= parts[:3].sum() >= parts[3]
-        parts[3] *= not parts[:3].any()
+        launch = INDEX[LAUNCH]
+        host = parts[launch]
+        parts[launch] = 0.0
+        if parts.sum() < host:
+            parts[:] = 0.0
+            parts[launch] = host
     return parts
 
 
@@ -318,7 +356,7 @@ def _tempered(errors: Sequence[float], guessed: float) -> float:
 
 
 def _fitted(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]]) -> Rates:
-    """The four rates and the factor of waiting, each in turn while the other stands; with each trial comes whether it
+    """The rates and the factor of waiting, each in turn while the other stands; with each trial comes whether it
     shows waiting alone."""
     computing = [shown for shown, only_waiting in measured if not only_waiting]
     waiting = [(work, taken) for (work, taken), _ in measured if work.waiting_seconds]
@@ -338,7 +376,7 @@ def _waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]]) -> float:
 
 
 def _computing(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rates:
-    """The four rates: first one factor for all, the median over the trials, so that even one trial moves every rate;
+    """The rates: first one factor for all, the median over the trials, so that even one trial moves every rate;
     then least squares of relative errors, shrunk towards that: ridge regression (Hoerl and Kennard 1970) on each rate's
     ratio to the scaled guess."""
     if not measured:
@@ -350,11 +388,11 @@ def _computing(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rate
         return shares
 
     scale = np.exp(-np.median(np.log(relative(prior).sum(axis=1))))
-    scaled = found = prior.times(np.full(4, scale))
+    scaled = found = prior.times(np.full(len(KINDS), scale))
     for _ in range(ROUNDS):
         shown = relative(found) * (scaled.as_array() / found.as_array())
-        left = np.vstack([shown, PRIOR_WEIGHT * np.eye(4)])
-        right = np.concatenate([np.ones(len(shown)), np.full(4, PRIOR_WEIGHT)])
+        left = np.vstack([shown, PRIOR_WEIGHT * np.eye(len(KINDS))])
+        right = np.concatenate([np.ones(len(shown)), np.full(len(KINDS), PRIOR_WEIGHT)])
         found = scaled.times(np.maximum(np.linalg.lstsq(left, right, rcond=None)[0], LEAST_RATIO))
         if prior.processor:
             break

@@ -82,10 +82,12 @@ class Update:
 class Traces:
     """The parts of one job's configs. What cannot be traced raises `NotTraced`, and is tried only once."""
 
-    def __init__(self, job: Job, *, exact: bool = False) -> None:
-        """`exact` runs every decoder layer instead of repeating a few."""
+    def __init__(self, job: Job, *, exact: bool = False, layers: int | None = None) -> None:
+        """`exact` runs every decoder layer instead of repeating a few; with `layers`, the model is cut to its first
+        ones, and every one of these runs."""
         self.job = job
-        self._exact = exact
+        self._exact = exact or layers is not None
+        self._layers = layers
         cuda = job.hardware.kind == "cuda"
         self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if cuda else host_scratch
         self._decoders: dict[tuple[Config, bool, object], Decoder | NotTraced] = {}
@@ -146,7 +148,7 @@ class Traces:
 
     def _trace_stack(self, config: Config) -> Stack:
         kinds = layer_kinds(config, self.job)
-        every = tuple(range(len(kinds)))
+        every = tuple(range(len(kinds)))[: self._layers]
         if not self._exact:
             layers, representative = representatives(kinds)
             small, head = trace_decoder(config, self.job, layers, self._scratch)
@@ -166,7 +168,7 @@ class Traces:
         return Loss(tape, (first.at(1, 1), further.at(1, 1)))
 
     def _trace_updates(self, config: Config, flat: float | None) -> Update:
-        tape = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat)
+        tape = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat, layers=self._layers)
         return Update(tape, updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autofit.catalog.hardware import Card, cards
+from autofit.catalog.hardware import named
 from autofit.hardware import Hardware
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def bandwidths(hardware: Hardware) -> tuple[float, float]:
     card without a link to others goes through its host."""
     if hardware.kind == "cpu":
         return LOOPBACK_BYTES_PER_SECOND, DRAM_BYTES_PER_SECOND
-    card = _card(hardware)
+    card = named(hardware.name)
     host = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
     link = card.interconnect.bytes_per_second if card is not None and card.interconnect else host
     return LINK_EFFICIENCY * link, LINK_EFFICIENCY * host
@@ -55,11 +55,7 @@ def why_no_host_link(hardware: Hardware) -> str | None:
     """Why the link between a device and its host is taken to be PCIe 4.0 x16; None where it is known, and on a CPU."""
     if hardware.kind == "cpu":
         return None
-    card = _card(hardware)
+    card = named(hardware.name)
     if card is None:
         return f"{hardware.name} is not in the catalog"
     return None if card.host_link is not None else f"the catalog lacks the host link (host_link) of {hardware.name}"
-
-
-def _card(hardware: Hardware) -> Card | None:
-    return next((known for known in cards() if known.name == hardware.name), None)

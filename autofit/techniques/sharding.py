@@ -61,6 +61,15 @@ def has_own_mixed_precision(config: Config) -> bool:
     return needs_process_group(config) and config["sharding"] != "ddp"
 
 
+def rounds_master_weights(config: Config) -> bool:
+    """Whether the master weights start from weights rounded to 16 bits: DeepSpeed copies those that it trains with.
+
+    The first updates are then lost in rounding, those of embeddings and norms included, and the losses fall later than
+    they do with autocast over fp32 weights.
+    """
+    return uses_deepspeed(config) and config.text("precision").endswith("-mixed")
+
+
 def uses_deepspeed(config: Config) -> bool:
     """Whether DeepSpeed trains `config`: in its ZeRO stages, and with any offloading on one device."""
     sharding = config.text("sharding")

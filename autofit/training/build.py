@@ -56,8 +56,9 @@ def make_skeleton(config: Config, plan: Plan, model: Model, layers: Sequence[int
     return cast("nn.Module", skeleton)
 
 
-def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
-    """The training step of `config`, with random weights on `device`; seed torch first for reproducible weights.
+def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[int] | None = None) -> TrainingStep:
+    """The training step of `config`, with random weights on `device`; seed torch first for reproducible weights. With
+    `layers`, of the model cut to the decoder layers at those indices.
 
     The same seed gives the same weights whether or not they are sharded. Where `techniques.needs_process_group` is
     true, every rank must call this, within torch.distributed's default process group. The config must be supported
@@ -69,7 +70,7 @@ def build(config: Config, job: Job, device: torch.device) -> TrainingStep:
     plan = make_plan(config, job, device)
     if config["offload"] == "nvme":
         plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require_on_all_ranks(config, job)))
-    model = make_skeleton(config, plan, job.model)
+    model = make_skeleton(config, plan, job.model, layers)
     materialise(model, device=device, sharder=engines.sharder(plan))
     for technique in TECHNIQUES:
         if technique.applies(config):

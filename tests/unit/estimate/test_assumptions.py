@@ -150,7 +150,7 @@ def test_a_link_that_is_not_known_is_named(text: str, monkeypatch: pytest.Monkey
         "the link to the host is PCIe 4.0 x16, because rtx-a6000-48g is not in the catalog"
     ]
     without = tuple(replace(card, host_link=None) for card in cards())
-    monkeypatch.setattr("autofit.estimate.transfers.cards", lambda: without)
+    monkeypatch.setattr("autofit.catalog.hardware.cards", lambda: without)
     assert named(CUDA_HARDWARE) == [
         "the link to the host is PCIe 4.0 x16, because the catalog lacks the host link (host_link) of h100-80g"
     ]

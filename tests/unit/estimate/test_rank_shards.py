@@ -99,7 +99,7 @@ Held = dict[str, list[list[dict[str, int]]]]
 
 def held_by(configs: Sequence[str]) -> Held:
     program = Path(__file__).with_name("held_by_ranks.py")
-    run = subprocess.run([sys.executable, str(program), *configs], capture_output=True, text=True, timeout=500)
+    run = subprocess.run([sys.executable, str(program), *configs], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr[-2000:]
     return dict(zip(configs, json.loads(run.stdout.splitlines()[-1]), strict=True))
 

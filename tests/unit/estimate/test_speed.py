@@ -13,15 +13,13 @@ from tiny import CPU_HARDWARE, STACK
 from autofit.catalog.hardware import cards
 from autofit.estimate.amounts import MICRO_BATCH, RANK
 from autofit.estimate.speed import (
-    ATTENTION_FACTOR,
-    BLOCKWISE_FACTOR,
-    CACHED_BYTES,
-    CACHED_FACTOR,
-    DEQUANTISED_FACTOR,
+    FAR_BYTES,
+    FRESH_BYTES,
+    NEAR_BYTES,
     Rates,
     calibrated,
-    features,
     guess,
+    micro_step_seconds,
     missing_figure,
     prior,
     seconds,
@@ -29,25 +27,73 @@ from autofit.estimate.speed import (
 )
 from autofit.estimate.update import trace_updates
 from autofit.estimate.version import ESTIMATOR_VERSION
-from autofit.estimate.work import Kind, Work, Works
+from autofit.estimate.work import FAMILIES, Costs, Family, Work, Works
 from autofit.hardware import Hardware
 from autofit.outcome import StepWork
 from autofit.techniques import Job, complete, parse
+from autofit.work_kinds import KINDS, LAUNCH
 from autofit.workload import Workload
 
 PRIOR = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12)
+NARROW, WIDE, FAR = "product/bf16/nt", "product/fp32/nt", "elementwise/bf16/far"
 
 
-def test_an_operation_counts_by_what_bounds_it() -> None:
-    product = Work(flops=10**12, moved=(10**5, 9 * 10**5), kind=Kind.PLAIN)
-    wide = Work(flops=10**12, moved=(10**6,), kind=Kind.WIDE)
-    copy = Work(flops=0, moved=(10**9,), kind=Kind.PLAIN)
-    thin = Work(flops=10**6, moved=(10**8, 9 * 10**8), kind=Kind.PLAIN)
-    works = [Works.of([product], times=3), Works.of([wide]), Works.of([copy], times=2), Works.of([thin])]
-    found = step_work([part.at(1, 1) for part in works], PRIOR, moved_bytes=5)
-    assert features(found).tolist() == [3e12, 1e12, 3e9, 7]
+def one(kind: str, *, flops: int = 0, moved: int = 0, made: int = 0) -> Work:
+    """An operation whose first kind is `kind`."""
+    found = next(n for n, f in enumerate(FAMILIES) if kind in (f.flops, *(f.bytes or ())))
+    return Work(flops=flops, moved=(moved,), family=found, made=made)
+
+
+def costs(*works: Work, times: float = 1) -> Costs:
+    return Works.of(works, times).at(1, 1)
+
+
+NOTHING = costs()
+
+
+def slower(**factors: float) -> Rates:
+    """PRIOR, with the rates of the kinds that begin with a name multiplied."""
+    ratios = [next((by for name, by in factors.items() if kind.startswith(name)), 1.0) for kind in KINDS]
+    return PRIOR.times(np.array(ratios))
+
+
+def test_on_an_accelerator_an_operation_counts_by_what_bounds_it() -> None:
+    thrice = costs(one(NARROW, flops=10**12, moved=10**6), times=3)
+    wide = costs(one(WIDE, flops=10**12, moved=10**6))
+    copies = costs(one(FAR, moved=10**9), times=2)
+    thin = costs(one(NARROW, flops=10**6, moved=10**9))
+    found = step_work([thrice, wide, copies], thin, PRIOR, moved_bytes=5)
+    bytes_ = {"elementwise/bf16/far": 2e9, "operands/bf16/nt": 1e9}
+    assert found.amounts == {NARROW: 3e12, WIDE: 1e12, **bytes_, LAUNCH: 7.0}
+    assert found.update == {"operands/bf16/nt": 1e9, LAUNCH: 1.0}
     assert (found.moved_bytes, found.estimator) == (5, ESTIMATOR_VERSION)
-    assert step_work([Works.joined(works).at(1, 1)], PRIOR, moved_bytes=5) == found
+
+
+def test_a_processors_operation_takes_its_arithmetic_its_bytes_and_its_new_pages() -> None:
+    cpu = replace(PRIOR, processor=True)
+    made = 2 * FRESH_BYTES
+    found = step_work([costs(one(NARROW, flops=10**12, moved=10**6, made=made))], NOTHING, cpu)
+    assert found.amounts == {NARROW: 1e12, "operands/bf16/nt": 1e6, "called/bf16": 1.0, "fresh": made, LAUNCH: 1.0}
+    taken = sum(amount * cpu.per(kind) for kind, amount in found.amounts.items())
+    assert seconds(found, cpu) == pytest.approx(taken)
+
+
+@pytest.mark.parametrize(("moved", "near"), [(1, 1.0), (NEAR_BYTES, 1.0), (16 * 1024**2, 0.5), (2 * FAR_BYTES, 0.0)])
+def test_the_fewer_bytes_move_the_more_are_found_in_the_caches(moved: int, near: float) -> None:
+    found = step_work([costs(one(FAR, moved=moved))], NOTHING, PRIOR)
+    assert found.amounts.get("elementwise/bf16/near", 0.0) == pytest.approx(near * moved)
+    assert found.amounts.get(FAR, 0.0) == pytest.approx((1 - near) * moved)
+
+
+def test_a_micro_step_is_what_the_update_leaves() -> None:
+    steps, update = costs(one(NARROW, flops=10**15), times=4), costs(one("update/bf16", moved=10**12))
+    found = step_work([steps], update, PRIOR)
+    assert micro_step_seconds(found, PRIOR, 4) == pytest.approx(1e15 * PRIOR.per(NARROW))
+
+
+def test_a_card_that_emulates_bf16_is_no_faster_with_it_than_in_fp32() -> None:
+    found = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12, emulates_bf16=True)
+    assert found.per("product/bf16/nt") == found.per("product/fp32/nt") == 10 * found.per("product/fp16/nt")
 
 
 def of_capability(capability: str, name: str = "rtx-a6000-48g") -> Hardware:
@@ -60,7 +106,7 @@ def test_a_card_outside_the_catalog_is_guessed_from_those_of_like_capability() -
     assert (found.relative_error, found.calibrated_on) == (1.0, 0)
     assert found.stand_in == "cards of compute capability 8.6, because rtx-a6000-48g is not in the catalog"
     alike = np.array([one.as_array() for name in ("a10g", "rtx-3090") if (one := prior(of_capability("8.6", name)))])
-    assert found.as_array()[:3] == pytest.approx(np.sqrt(alike.prod(axis=0))[:3])
+    assert found.as_array() == pytest.approx(np.sqrt(alike.prod(axis=0)))
     newer = prior(of_capability("12.1"))
     assert newer is not None and newer.stand_in is not None and "capability 12.0," in newer.stand_in
     # AMD's capability is a name, and of a device without one nothing is known.
@@ -77,7 +123,8 @@ def test_a_figure_that_the_catalog_lacks_is_named_and_not_replaced_in_silence(
     monkeypatch: pytest.MonkeyPatch, kept: dict[str, float], named: str
 ) -> None:
     lacking = tuple(replace(card, peak_flops=kept) if card.name == "a10g" else card for card in cards())
-    monkeypatch.setattr("autofit.estimate.speed.cards", lambda: lacking)
+    for place in ("catalog.hardware", "estimate.speed"):
+        monkeypatch.setattr(f"autofit.{place}.cards", lambda: lacking)
     found, alike = prior(of_capability("8.6", "a10g")), prior(of_capability("8.6", "rtx-3090"))
     assert found is not None and alike is not None
     assert found.stand_in == f"cards of compute capability 8.6, because the catalog lacks {named} of a10g"
@@ -90,16 +137,17 @@ def test_every_card_of_the_catalog_that_is_estimated_has_what_the_time_model_nee
 
 
 def test_costs_grow_with_what_they_are_proportional_to() -> None:
-    of_both = Work(flops=6 * MICRO_BATCH * RANK, moved=(4 * MICRO_BATCH, 8 * RANK, 16), kind=Kind.PLAIN)
-    found = Works.of([of_both]).at(3, 5)
-    assert (found.flops.tolist(), found.bytes.tolist()) == ([6 * 3 * 5], [4 * 3 + 8 * 5 + 16])
-    assert found.repeated(7).times.tolist() == [7.0]
+    both = 4 * MICRO_BATCH * RANK
+    found = Works.of([Work(flops=6 * MICRO_BATCH * RANK, moved=(4 * MICRO_BATCH, 8 * RANK, 16), family=0, made=both)])
+    at = found.at(3, 5)
+    assert (at.flops.tolist(), at.bytes.tolist()) == ([6 * 3 * 5], [4 * 3 + 8 * 5 + 16])
+    assert (at.made.tolist(), at.repeated(7).times.tolist()) == ([4 * 3 * 5], [7.0])
 
 
 def test_an_accelerator_hides_the_host_and_a_processor_does_not() -> None:
-    found = StepWork(flops=1e12, wide_flops=0.0, bytes=1e9, operations=100.0, moved_bytes=0.0, estimator=0)
-    device = 1e12 * PRIOR.per_flop + 1e9 * PRIOR.per_byte
-    host = 100 * PRIOR.per_operation
+    found = work(1e12, 100.0, bytes_=1e9)
+    device = 1e12 * PRIOR.per(NARROW) + 1e9 * PRIOR.per(FAR)
+    host = 100 * PRIOR.per(LAUNCH)
     assert seconds(found, PRIOR) == pytest.approx(max(device, host))
     assert seconds(found, replace(PRIOR, processor=True)) == pytest.approx(device + host)
 
@@ -110,26 +158,19 @@ def test_without_trials_the_guess_stands_and_says_so() -> None:
 
 
 def work(flops: float, operations: float = 0.0, *, bytes_: float = 0.0, waiting: float = 0.0) -> StepWork:
-    return StepWork(
-        flops=flops,
-        wide_flops=0.0,
-        bytes=bytes_,
-        operations=operations,
-        moved_bytes=0.0,
-        estimator=ESTIMATOR_VERSION,
-        waiting_seconds=waiting,
-    )
+    amounts = {NARROW: flops, FAR: bytes_, LAUNCH: operations}
+    return StepWork(amounts=amounts, estimator=ESTIMATOR_VERSION, waiting_seconds=waiting)
 
 
 def test_one_trial_moves_every_rate_and_claims_nothing() -> None:
     shown = work(1e15, bytes_=1e12)
     fitted = calibrated(PRIOR, [(shown, 3 * seconds(shown, PRIOR))])
-    assert fitted.as_array() / PRIOR.as_array() == pytest.approx([3.0] * 4)
+    assert fitted.as_array() / PRIOR.as_array() == pytest.approx(3.0)
     assert (fitted.calibrated_on, fitted.relative_error > PRIOR.relative_error) == (1, True)
 
 
 def test_the_error_is_of_trials_that_the_fit_has_not_seen() -> None:
-    """Times that have nothing to do with the work are not foretold, however well four rates bend to five of them."""
+    """Times that have nothing to do with the work are not foretold, however well the rates bend to five of them."""
     draw = random.Random(1)
     shown = [work(draw.uniform(1, 9) * 1e14, bytes_=draw.uniform(1, 9) * 1e11) for _ in range(5)]
     noise = [(one, draw.uniform(0.1, 10.0)) for one in shown]
@@ -150,7 +191,7 @@ def test_contradictory_trials_leave_every_rate_positive() -> None:
 
 
 def test_trials_that_the_host_bounds_show_its_speed_alone() -> None:
-    true = PRIOR.times(np.array([2.0, 2.0, 2.0, 6.0]))
+    true = slower(launch=6.0, product=2.0, elementwise=2.0)
     bound_by_host = [work(1e9, n * 1e4) for n in (1, 2, 3)]
     bound_by_device = [work(n * 1e15, 10.0, waiting=0.04) for n in (1, 2, 3)]
     shown = [(one, seconds(one, true)) for one in (*bound_by_host, *bound_by_device)]
@@ -161,7 +202,7 @@ def test_trials_that_the_host_bounds_show_its_speed_alone() -> None:
 
 def waiting_trials(slower: float, *, compute: float = 2.0) -> list[tuple[StepWork, float]]:
     """Steps on a device that takes `compute` times the guess, and waits `slower` times as long as is guessed."""
-    true = replace(PRIOR.times(np.full(4, compute)), waiting=slower)
+    true = replace(PRIOR.times(np.full(len(KINDS), compute)), waiting=slower)
     return [
         (one, seconds(one, true))
         for one in (work(n * 1e15, bytes_=1e12, waiting=part) for n, part in ((1, 2.0), (2, 4.0), (3, 9.0)))
@@ -184,7 +225,7 @@ def test_trials_that_wait_show_how_long_waiting_takes(slower: float) -> None:
     for one, taken in shown:
         assert seconds(one, fitted) == pytest.approx(taken, rel=0.1)
     alone = calibrated(PRIOR, STILL)
-    assert fitted.as_array() == pytest.approx(alone.as_array()), "the four rates are as without them"
+    assert fitted.as_array() == pytest.approx(alone.as_array()), "the rates are as without them"
     assert fitted.relative_error == alone.relative_error and fitted.calibrated_on == 6
 
 
@@ -218,58 +259,24 @@ def test_the_stated_error_is_that_of_what_the_step_waits_for_and_of_the_rest() -
 def test_a_processors_guess_grows_with_its_cores() -> None:
     two, four = (prior(Hardware(name="c", kind="cpu", device_name="x", memory_bytes=1, cores=n)) for n in (2, 4))
     assert two is not None and four is not None
-    assert two.per_flop == 2 * four.per_flop and two.per_operation == four.per_operation
+    assert two.per(NARROW) == 2 * four.per(NARROW) and two.per(LAUNCH) == four.per(LAUNCH)
     assert two.processor and two.calibrated_on == 0 and two.relative_error > PRIOR.relative_error
     known = prior(Hardware(name="h100-80g", kind="cuda", device_name="x", memory_bytes=1))
-    assert known is not None and known.per_flop < two.per_flop / 1000
-
-
-def on_processor(of: Work, rates: Rates = PRIOR) -> float:
-    """Seconds without what starting it takes."""
-    cpu = replace(rates, processor=True)
-    return seconds(step_work([Works.of([of]).at(1, 1)], cpu, moved_bytes=0), replace(cpu, per_operation=0.0))
-
-
-def test_a_processor_is_slow_at_attention_and_at_what_looks_values_up() -> None:
-    attention, product = (Work(flops=10**9, moved=(0,), kind=kind) for kind in (Kind.ATTENTION, Kind.WIDE))
-    blockwise, dequantised, copy = (
-        Work(flops=0, moved=(10**9,), kind=kind) for kind in (Kind.BLOCKWISE, Kind.DEQUANTISED, Kind.PLAIN)
-    )
-    assert on_processor(attention) == pytest.approx(ATTENTION_FACTOR * on_processor(product))
-    assert on_processor(blockwise) == pytest.approx(BLOCKWISE_FACTOR * on_processor(copy))
-    assert on_processor(dequantised) == pytest.approx(DEQUANTISED_FACTOR * on_processor(copy))
-    on_card = [step_work([Works.of([of]).at(1, 1)], PRIOR, moved_bytes=0) for of in (blockwise, dequantised, copy)]
-    assert on_card[0] == on_card[1] == on_card[2]
-
-
-def test_a_processor_finds_small_operands_in_its_caches() -> None:
-    small, large = (Work(flops=0, moved=(CACHED_BYTES + by,), kind=Kind.PLAIN) for by in (0, 64))
-    assert on_processor(small) == pytest.approx(CACHED_FACTOR * on_processor(large), rel=1e-5)
-
-
-def test_a_processors_product_takes_its_arithmetic_and_its_copies() -> None:
-    product = Work(flops=10**12, moved=(10**9,), kind=Kind.PLAIN)
-    assert on_processor(product) == pytest.approx(1e12 * PRIOR.per_flop + 1e9 * PRIOR.per_byte)
+    assert known is not None and known.per(NARROW) < two.per(NARROW) / 1000
 
 
 def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:
     draw = random.Random(0)
-    true = Rates(
-        per_flop=2.5 * PRIOR.per_flop,
-        per_wide_flop=1.5 * PRIOR.per_wide_flop,
-        per_byte=0.8 * PRIOR.per_byte,
-        per_operation=2 * PRIOR.per_operation,
-    )
+    true = slower(**{"product/bf16": 2.5, "product/fp32": 1.5, "elementwise": 0.8, "launch": 2.0})
 
     def step() -> StepWork:
-        return StepWork(
-            flops=draw.uniform(1, 20) * 1e13,
-            wide_flops=draw.uniform(0, 2) * 1e12,
-            bytes=draw.uniform(1, 9) * 1e10,
-            operations=draw.uniform(1, 9) * 1e3,
-            moved_bytes=0.0,
-            estimator=0,
-        )
+        amounts = {
+            NARROW: draw.uniform(1, 20) * 1e13,
+            WIDE: draw.uniform(0, 2) * 1e12,
+            FAR: draw.uniform(1, 9) * 1e10,
+            LAUNCH: draw.uniform(1, 9) * 1e3,
+        }
+        return StepWork(amounts=amounts, estimator=0)
 
     def taken(found: StepWork) -> float:
         return seconds(found, true)
@@ -291,5 +298,6 @@ def test_a_processors_8_bit_update_is_known_to_be_slow() -> None:
         trace_updates(complete(parse(f"method=full,optimizer={name}")), job, lambda *_: 0)
         for name in ("adamw-8bit", "adamw")
     ]
-    slow, plain = ([w for place in tape.work.values() for w in place if w.kind & Kind.BLOCKWISE] for tape in tapes)
+    packs = Family(None, ("quantise-8bit",) * 2)
+    slow, plain = ([w for place in tape.work.values() for w in place if FAMILIES[w.family] == packs] for tape in tapes)
     assert slow and not plain

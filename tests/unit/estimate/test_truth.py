@@ -22,30 +22,36 @@ LLAMA = model(
 SEQ_LEN, GLOBAL_BATCH = 128, 4
 
 
-@pytest.mark.parametrize("micro_batch", [2, 4])
+ACCUMULATED, WHOLE = "micro_batch=2", f"micro_batch={GLOBAL_BATCH}"
+
+
 @pytest.mark.parametrize(
     "text",
     [
-        "method=full,precision=bf16",
-        "method=full,precision=bf16-mixed,checkpointing=full",
-        "method=full,precision=fp32,checkpointing=every-2,loss=chunked",
-        "method=full,precision=fp32,attention=eager",
-        "method=full,precision=bf16,optimizer=sgd",
-        "method=full,precision=bf16,optimizer=adafactor",
-        "method=full,precision=bf16,optimizer=lion-8bit",
-        "method=full,precision=bf16,optimizer=adamw-8bit",
-        "method=full,precision=bf16,optimizer=lion",
-        "method=full,precision=bf16,optimizer=adamw-foreach",
+        f"method=full,precision=bf16,{ACCUMULATED}",
+        f"method=full,precision=bf16,{WHOLE}",
+        f"method=full,precision=bf16-mixed,checkpointing=full,{ACCUMULATED}",
+        f"method=full,precision=bf16-mixed,checkpointing=full,{WHOLE}",
+        f"method=full,precision=fp32,checkpointing=every-2,loss=chunked,{ACCUMULATED}",
+        f"method=full,precision=fp32,checkpointing=every-2,loss=chunked,{WHOLE}",
+        f"method=full,precision=fp32,attention=eager,{ACCUMULATED}",
+        f"method=full,precision=bf16,optimizer=sgd,{WHOLE}",
+        f"method=full,precision=bf16,optimizer=adafactor,{ACCUMULATED}",
+        f"method=full,precision=bf16,optimizer=lion-8bit,{WHOLE}",
+        f"method=full,precision=bf16,optimizer=adamw-8bit,{ACCUMULATED}",
+        f"method=full,precision=bf16,optimizer=lion,{WHOLE}",
+        f"method=full,precision=bf16,optimizer=adamw-foreach,{ACCUMULATED}",
+        f"method=full,precision=bf16,optimizer=adamw-foreach,{WHOLE}",
         # A rank that is a dimension of the base: k and v are products of the base all the same.
-        "method=lora,precision=bf16,checkpointing=selective,rank=32",
-        "method=lora,precision=bf16-mixed,targets=attention,rank=16",
-        "method=qlora,precision=bf16,checkpointing=full",
+        f"method=lora,precision=bf16,checkpointing=selective,rank=32,{ACCUMULATED}",
+        f"method=lora,precision=bf16,checkpointing=selective,rank=32,{WHOLE}",
+        f"method=lora,precision=bf16-mixed,targets=attention,rank=16,{ACCUMULATED}",
+        f"method=qlora,precision=bf16,checkpointing=full,{WHOLE}",
     ],
 )
-def test_the_predicted_peak_is_that_of_real_tensors(
-    text: str, micro_batch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = complete(parse(f"{text},micro_batch={micro_batch}"))
+def test_the_predicted_peak_is_that_of_real_tensors(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = complete(parse(text))
+    micro_batch = config.number("micro_batch")
     of = job(LLAMA, seq_len=SEQ_LEN, global_batch=GLOBAL_BATCH)
     torch.manual_seed(0)
     step = build(config, of, CPU)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import bitsandbytes  # noqa: F401  (registers its operations)
 import torch
 
+from autofit.estimate.amounts import MICRO_BATCH
 from autofit.estimate.host_kernels import host_scratch
-from autofit.estimate.work import Kind, work
+from autofit.estimate.work import FAMILIES, Family, Work, work
 
 _ATEN = torch.ops.aten
+
+
+def family(found: Work) -> Family:
+    return FAMILIES[found.family]
 
 
 def test_an_operation_moves_its_operands_and_its_result() -> None:
@@ -29,6 +34,43 @@ def test_a_four_bit_product_makes_its_weight_wide_first() -> None:
     product = torch.ops.bitsandbytes.gemm_4bit.default
     found = work(product, args, torch.empty(32, 128, dtype=torch.bfloat16))
     weight = 128 * 64 * 2
-    assert found.flops == 2 * 32 * 128 * 64 and found.moved[-1] == weight and Kind.DEQUANTISED in Kind(found.kind)
+    assert found.flops == 2 * 32 * 128 * 64 and found.moved[-1] == weight
+    assert family(found).bytes == ("dequantise-4bit/bf16",) * 2
     assert host_scratch(product, args, {}, None) == weight + 128 * 4
     assert host_scratch(_ATEN.mm.default, (activations, activations.T), {}, None) == 0
+
+
+def test_a_product_is_of_its_format_its_layout_and_its_width() -> None:
+    """The three products of a linear layer, each as autograd makes it."""
+    inputs, weight, gradient = torch.empty(8, 64), torch.empty(128, 64), torch.empty(8, 128)
+    forward = work(_ATEN.mm.default, (inputs, weight.t()), gradient)
+    of_input = work(_ATEN.mm.default, (gradient, weight), inputs)
+    of_weight = work(_ATEN.mm.default, (gradient.t(), inputs), weight)
+    assert [family(w).flops for w in (forward, of_input, of_weight)] == [
+        f"product/fp32/{x}" for x in ("nt", "nn", "tn")
+    ]
+    narrow = work(_ATEN.mm.default, (inputs.bfloat16(), weight.bfloat16().t()), gradient.bfloat16())
+    assert family(narrow).flops == "product/bf16/nt" and narrow.made == gradient.nbytes / 2
+    head = work(_ATEN.mm.default, (inputs, torch.empty(50_000, 64).t()), torch.empty(8, 50_000))
+    assert family(head).flops == "product/fp32/nt/wide"
+    many = torch.empty(MICRO_BATCH, 64, device="meta")
+    assert family(work(_ATEN.mm.default, (many, weight.t()), torch.empty(1))).flops == "product/fp32/nt", "tokens"
+
+
+def test_what_moves_bytes_is_of_its_class_and_its_narrowest_format() -> None:
+    wide, narrow = torch.empty(8, 16), torch.empty(8, 16, dtype=torch.bfloat16)
+    assert family(work(_ATEN.mul.Tensor, (narrow, narrow), narrow)).bytes == (
+        "elementwise/bf16/near",
+        "elementwise/bf16/far",
+    )
+    for op, args, result, name in (
+        (_ATEN.mul.Tensor, (narrow, narrow), narrow, "elementwise/bf16/near"),
+        (_ATEN._to_copy.default, (wide,), narrow, "cast/bf16/near"),
+        (_ATEN.silu.default, (wide,), wide, "transcendental/fp32/near"),
+        (_ATEN._log_softmax.default, (wide,), wide, "softmax/fp32/near"),
+        (_ATEN.sum.dim_IntList, (wide,), wide, "reduction/fp32/near"),
+        (_ATEN._fused_adamw_.default, ([narrow], [narrow]), None, "update/bf16"),
+    ):
+        bytes_ = family(work(op, args, result)).bytes
+        assert bytes_ is not None and bytes_[0] == name
+    assert work(_ATEN.add_.Tensor, (wide, narrow), wide).made == 0, "in place"

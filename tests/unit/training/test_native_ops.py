@@ -167,10 +167,6 @@ weight.grad = torch.ones(64)
 DeepSpeedCPUAdam([weight], lr=0.5).step()
 assert (weight < -0.4).all(), weight
 """
-PINS = """
-held = op_builder.PinMemoryBuilder().load().pin_handle().new_cpu_locked_tensor(64, torch.zeros(0))
-assert held.fill_(2.0).sum() == 128.0
-"""
 FILES = """
 handle = op_builder.AsyncIOBuilder().load().aio_handle(4096, 1, False, False, 1)
 held = handle.new_cpu_locked_tensor(1024, torch.zeros(0)).fill_(2.0)
@@ -181,13 +177,13 @@ assert torch.from_file("file", size=1024).sum() == 2048.0
 
 @pytest.mark.parametrize(
     ("names", "use"),
-    [(("cpu_adam",), ADAM), (("pin_memory",), PINS), (("pin_memory", "async_io"), FILES)],
-    ids=["cpu_adam", "pin_memory", "async_io"],
+    [(("cpu_adam",), ADAM), (("pin_memory", "async_io"), FILES)],
+    ids=["cpu_adam", "async_io"],
 )
 def test_a_lock_on_what_is_compiled_holds_no_trial_up(names: tuple[str, ...], use: str, tmp_path: Path) -> None:
     """DeepSpeed itself would wait for it. Its swappers load `pin_memory` with `async_io`."""
+    compiled(*names)
     for name in names:
-        compiled(name)
         shutil.copytree(native_ops._folder(name), tmp_path / name)
         (tmp_path / name / native_ops.LOCK).touch()
     program = f"""
@@ -199,7 +195,7 @@ for name in {names}:
     native_ops.load_operation(name)
 {use}"""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=500, cwd=tmp_path,
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "TORCH_EXTENSIONS_DIR": str(tmp_path), "DS_ACCELERATOR": "cpu"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
