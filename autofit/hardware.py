@@ -25,7 +25,7 @@ class Hardware:
     count: int = 1
     """Devices on the machine, or on a cluster the most that a trial has on one machine; for `cpu` 1."""
     cores: int = 0
-    """Processor cores that a trial may use on `cpu`; 0 for accelerators."""
+    """Processor cores that a trial may use on `cpu`, and with how many threads it computes; 0 for accelerators."""
     host_memory_bytes: int = 0
     """Physical memory of the host, bytes."""
     capability: str | None = None
@@ -34,15 +34,25 @@ class Hardware:
     """Whether bf16 arithmetic is native (emulated bf16 works but is never faster)."""
     peak_flops: float | None = None
     """Dense bf16 peak of one device in FLOP/s (fp16 where bf16 is not native), None if unknown; MFU needs it."""
+    instructions: str | None = None
+    """The instruction sets that torch's kernels use on `cpu`, such as `avx512-bf16` (`trial.machine.instructions`);
+    None for accelerators, and for trials stored before it was recorded."""
+    power_limit_watts: int | None = None
+    """The limit that a card was given in place of its default; None for the default, and where it is not known."""
+    mig_profile: str | None = None
+    """The size of a slice of a partitioned card, such as `1g.10gb`; None for a whole one."""
 
     @property
     def key(self) -> str:
-        """A digest of what changes memory or speed.
+        """A digest of what changes memory or speed. Of what was not recorded from the start only what is known is part
+        of it, so that the keys of older records stay the same.
 
         The memory size is not part of it: drivers, error correction and control groups change it slightly, and a
-        trial's limit is stored with the trial. Cards that differ only in memory size differ in `name`.
+        trial's limit is stored with the trial. Cards that differ only in memory size or MIG profile differ in `name`.
         """
-        return digest([self.name, self.kind, self.device_name, self.cores])
+        later = {"instructions": self.instructions, "power_limit_watts": self.power_limit_watts}
+        known = {name: value for name, value in later.items() if value is not None}
+        return digest([self.name, self.kind, self.device_name, self.cores, *([known] if known else [])])
 
     @property
     def is_nvidia(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
+from autofit.core.device_state import DeviceState
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.workload import Workload
@@ -142,6 +143,9 @@ class TimedOut:
     phases_entered: int = 0
     """Phases that had begun by then: in a group, the ranks with the fewest are those that hang, and the others wait for
     them."""
+    least_step_seconds: float | None = None
+    """Lower bound on the seconds of one optimizer step of the whole global batch, from the micro-steps that the trial
+    began; None where it ended before the first one, of which it says nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,18 +218,14 @@ class StepWork:
     data sheet; on a processor, both.
     """
 
-    flops: float
-    """FLOPs of matrix products in 16 bits."""
-    wide_flops: float
-    """FLOPs of matrix products in fp32."""
-    bytes: float
-    """Bytes read and written by memory-bound operations."""
-    operations: float
-    """Operations that the host launches."""
-    moved_bytes: float
-    """Bytes moved between the device and the host; the time that this takes is part of `waiting_seconds`."""
+    amounts: Mapping[str, float] = field(hash=False)
+    """How much of each kind (`work_kinds.KINDS`, which has their units); absent ones are 0."""
     estimator: int
     """Version of the estimator that counted the work; counts of different versions cannot be compared."""
+    update: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """The part of it that the optimizer's update does."""
+    moved_bytes: float = 0.0
+    """Bytes moved between the device and the host; the time that this takes is part of `waiting_seconds`."""
     beside_seconds: float = 0.0
     """Seconds of transfers between ranks that overlap with the arithmetic, at the links' own speed."""
     waiting_seconds: float = 0.0
@@ -235,11 +235,23 @@ class StepWork:
         """The same work done `ranks` times by one processor; what the ranks wait for, they wait for together."""
         return replace(
             self,
-            flops=ranks * self.flops,
-            wide_flops=ranks * self.wide_flops,
-            bytes=ranks * self.bytes,
-            operations=ranks * self.operations,
+            amounts={kind: ranks * amount for kind, amount in self.amounts.items()},
+            update={kind: ranks * amount for kind, amount in self.update.items()},
         )
+
+    @property
+    def of_update(self) -> StepWork:
+        """The update alone."""
+        return StepWork(amounts=self.update, estimator=self.estimator)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> StepWork | None:
+        """The inverse of `to_json`; None for work that an earlier version counted in other kinds."""
+        return None if data is None or "amounts" not in data else cls(**data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,6 +273,9 @@ class Prediction:
     """Relative error of the memory, for which a limit must leave room: above 0 where a formula stood in for a trace."""
     peak_reserved_bytes: int | None = None
     """What the allocator would take from the driver; None for trials stored before it was recorded."""
+    micro_step_seconds: float | None = None
+    """Seconds of one micro-step, of which an optimizer step has as many as it accumulates; what is left of
+    `step_seconds` is the update. None where it is not known."""
 
     def fits(self, memory_limit_bytes: int) -> bool:
         """Whether the config was predicted to fit within the limit."""
@@ -273,8 +288,7 @@ class Prediction:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Prediction:
         """The inverse of `to_json`."""
-        work = data.get("work")
-        return cls(**{**data, "work": None if work is None else StepWork(**work)})
+        return cls(**{**data, "work": StepWork.from_json(data.get("work"))})
 
 
 def now() -> str:
@@ -301,6 +315,16 @@ class Trial:
     """Its number in the store; None before it is stored."""
     prediction: Prediction | None = None
     """What the estimator predicted before the trial ran; None where it predicted nothing."""
+    device_state: DeviceState | None = None
+    """What else went on with the device; None where it was not observed, and for trials stored before it was."""
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the time that the trial took cannot be trusted, each in a few words; empty if it can, and for an outcome
+        that is none of time."""
+        if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
+            return ()
+        return self.device_state.doubts(self.hardware)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object with the keys of `autofit trial --json` first."""
@@ -313,6 +337,7 @@ class Trial:
             "workload": self.workload.to_json(),
             **body,
             **({} if self.prediction is None else {"prediction": self.prediction.to_json()}),
+            **({} if self.device_state is None else {"device_state": self.device_state.to_json()}),
             "memory_limit_bytes": self.memory_limit_bytes,
             "seconds": self.seconds,
             "recorded_at": self.recorded_at,
@@ -323,7 +348,7 @@ class Trial:
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
         """The inverse of `to_json`."""
         fields = dict(data)
-        prediction = fields.pop("prediction", None)
+        prediction, state = fields.pop("prediction", None), fields.pop("device_state", None)
         own = {
             "config": Config.from_json(fields.pop("config")),
             "hardware": Hardware.from_json(fields.pop("hardware")),
@@ -334,5 +359,6 @@ class Trial:
             "recorded_at": fields.pop("recorded_at"),
             "trial_id": fields.pop("trial_id", None),
             "prediction": None if prediction is None else Prediction.from_json(prediction),
+            "device_state": None if state is None else DeviceState.from_json(state),
         }
         return cls(**own, outcome=outcome_from_json(fields))

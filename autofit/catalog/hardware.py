@@ -16,6 +16,10 @@ TOLERANCE = 0.12
 correction and firmware, while cards with the same chip differ by half."""
 
 
+_POWER_LIMIT = re.compile(r"-\d+w$")
+"""What the name of hardware ends with if its card has another power limit than its default."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
     """A connection of a device."""
@@ -102,6 +106,12 @@ def card(name: str) -> Card:
         if known.name == name.lower():
             return known
     raise unknown("hardware", name, (known.name for known in cards()))
+
+
+def named(hardware_name: str) -> Card | None:
+    """The card that a machine's hardware of this name has, at whatever power limit (`h100-80g-500w`); None if it is not
+    in the catalog."""
+    return next((known for known in cards() if known.name == _POWER_LIMIT.sub("", hardware_name)), None)
 
 
 def match(device_name: str, memory_bytes: int) -> Card | None:

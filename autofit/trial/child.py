@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from autofit.errors import AutofitError
 from autofit.outcome import Crashed, Outcome, Unsupported, outcome_to_json
 from autofit.trial import process_memory
-from autofit.trial.classify import memory_failure
+from autofit.trial.child_process import TIMED, TIMING
+from autofit.trial.classify import device_failure, memory_failure
+from autofit.trial.pace import EARNED, TooSlow
 from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
@@ -25,11 +28,19 @@ class Events:
         self._descriptor = descriptor
         self.phase = "start"
 
-    def enter(self, phase: str) -> None:
-        """Report that a phase begins, so that the parent knows which one a killed child was in."""
-        if phase != self.phase:
+    def enter(self, phase: str, share: float | None = None, /) -> None:
+        """Report that a phase begins, so that the parent knows which one a killed child was in, or work that is at
+        least that `share` of an optimizer step's. What is none is reported in the same way: that the timed part begins
+        or has ended, and that the trial may take what it needs."""
+        if phase == EARNED:
+            self._send({"earned": True})
+        elif phase in (TIMING, TIMED):
+            self._send({"timing": phase == TIMING})
+        elif phase != self.phase:
             self.phase = phase
-            self._send({"phase": phase, "room": process_memory.room()})
+            self._send({"phase": phase, "room": process_memory.room(), "share": share})
+        elif share is not None:
+            self._send({"share": share})
 
     def result(self, outcome: Outcome, *, recording: bool = False) -> None:
         """Report the trial's outcome, and whether a recording worth waiting for follows."""
@@ -64,10 +75,13 @@ def _run(request: TrialRequest, events: Events, asked_at: float, listener: int |
         return run_trial(request, events.enter, asked_at=asked_at, listener=listener)
     except AutofitError as error:
         return Ended(outcome=Unsupported(reason=str(error)))
+    except TooSlow as error:
+        return Ended(outcome=error.outcome(after_seconds=time.monotonic() - asked_at, phase=events.phase))
     except NoMeeting as error:
         return Ended(outcome=Crashed(reason=str(error), phase=events.phase, transient=True))
     except Exception as error:
         failure = memory_failure(error, events.phase, host_is_device=request.job.hardware.kind == "cpu")
+        failure = failure or device_failure(error, events.phase)
         if failure is not None:
             return Ended(outcome=failure)
         text = traceback.format_exc()

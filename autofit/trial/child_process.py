@@ -13,8 +13,15 @@ from pathlib import Path
 from typing import IO
 
 from autofit.outcome import Outcome, outcome_from_json
+from autofit.trial.pace import ONCE_SECONDS
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+TIMING, TIMED = "timing", "timed"
+"""What a child reports, as it reports a phase, when its timed part begins and when that has ended."""
+KILL_SECONDS = 60.0
+"""How long the kernel may take to end a process that was killed: one that waits for a driver that hangs never ends."""
+_STUCK: set[int] = set()
+"""Killed children that have not ended: to wait for them would be to wait for the driver."""
 EXIT_SECONDS = 2.0
 """How long a child that has answered may take to exit by itself."""
 
@@ -33,9 +40,18 @@ class ChildProcess:
     phases_entered: int = 0
     room: int | None = None
     """Bytes left of the memory limit when the phase began; None without a limit."""
+    is_timing: bool = False
+    """Whether its timed part has begun and not ended."""
     result: Outcome | None = None
     recording: bool = False
     """Whether recordings follow the result."""
+    earned: bool = False
+    """Whether the trial has shown that it may beat every rival."""
+    began: tuple[float, float] | None = None
+    """When the present work began, monotonic seconds, and the share of an optimizer step that it is at least; None
+    before any."""
+    is_stuck: bool = False
+    """Whether it was killed and has not ended."""
     _pending: bytes = b""
 
     def take(self, chunk: bytes) -> None:
@@ -46,7 +62,11 @@ class ChildProcess:
                 event = json.loads(line)
                 self.phases_entered += "phase" in event
                 self.phase = event.get("phase", self.phase)
+                self.is_timing = event.get("timing", self.is_timing)
                 self.room = event.get("room", self.room)
+                self.earned = self.earned or "earned" in event
+                if event.get("share") is not None:
+                    self.began = time.monotonic(), float(event["share"])
                 if "result" in event:
                     self.result = outcome_from_json(event["result"])
                     self.recording = event.get("recording", False)
@@ -59,6 +79,14 @@ class ChildProcess:
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.events, 65536):
                 self.take(chunk)
+
+    @property
+    def least_step_seconds(self) -> float | None:
+        """Lower bound on the seconds of an optimizer step, if the present work has not ended; None if none began."""
+        if self.began is None:
+            return None
+        at, share = self.began
+        return max(0.0, time.monotonic() - at - ONCE_SECONDS) / share or None
 
     def has_died(self) -> bool:
         """Whether it has ended; it is not reaped."""
@@ -76,11 +104,19 @@ class ChildProcess:
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
-        _, status = os.waitpid(self.pid, 0)
+        until = time.monotonic() + KILL_SECONDS
+        while not self.has_died() and not self.is_stuck:
+            time.sleep(0.002)
+            self.is_stuck = time.monotonic() > until
+        status = -signal.SIGKILL
+        if self.is_stuck:
+            _STUCK.add(self.pid)
+        else:
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.pid = 0
         os.close(self.events)
         _reap_orphans()
-        return os.waitstatus_to_exitcode(status)
+        return status
 
     def tail(self, size: int = 8192) -> str:
         """The last of its output, up to `size` bytes."""
@@ -108,7 +144,7 @@ def _reap_orphans() -> None:
     children = Path(f"/proc/self/task/{os.getpid()}/children")
     while True:
         try:
-            orphans = [int(pid) for pid in children.read_text().split()]
+            orphans = [int(pid) for pid in children.read_text().split() if int(pid) not in _STUCK]
         except OSError:
             return
         if not orphans:

@@ -7,7 +7,7 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-from autofit.outcome import Crashed, OutOfMemory, TimedOut
+from autofit.outcome import Crashed, Outcome, OutOfMemory, TimedOut
 from autofit.trial import process_memory
 from autofit.trial.paged_states import paged_bytes
 from autofit.units import format_bytes
@@ -37,6 +37,25 @@ _DRIVER_SIGNS = ("out of memory", "cublas_status_alloc_failed")
 """Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails (lower case)."""
 _HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized", "cusolver_status_not_initialized")
 """Errors when creating a library's handle on a full device, though they have other causes too (lower case)."""
+_FAULT_SIGNS = (
+    "no cuda-capable device is detected",
+    "cuda-capable device(s) is/are busy or unavailable",
+    "all cuda-capable devices are busy or unavailable",
+    "uncorrectable ecc error",
+    "uncorrectable nvlink error",
+    "unspecified launch failure",
+    "cuda error: unknown error",
+    "hip error: unknown error",
+    "no rocm-capable device is detected",
+    "gpu is lost",
+    "driver shutting down",
+    "system not yet initialized",
+)
+"""Messages of CUDA and HIP when the device or its driver fails, or another process has it to itself (lower case; CUDA
+runtime API, cudaError). An illegal access and a failed assertion on the device are not among them: those are faults of
+what runs there."""
+DEVICE_GONE = "the device is gone"
+"""How the reason begins where the driver no longer answers for a device."""
 FULL_BYTES = 512 * 1024**2
 """A device with less than this free counts as full: libraries' handles, workspaces and kernels are of that order."""
 LATE_LOADED_BYTES = 2 * 1024**3
@@ -92,6 +111,24 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
     return None
 
 
+def device_failure(error: BaseException, phase: str) -> Crashed | None:
+    """The outcome for `error` if the device itself has failed, which says nothing of the config; None for any other."""
+    if any(sign in str(error).lower() for sign in _FAULT_SIGNS):
+        return Crashed(reason=f"the device has failed: {_first_line(str(error))}", phase=phase, transient=True)
+    return None
+
+
+def device_gone(why: str, found: Outcome, phase: str) -> Crashed:
+    """The outcome of a trial that came to `found` without a measurement on a device that no longer answers."""
+    said = getattr(found, "reason", "")
+    return Crashed(
+        reason=f"{DEVICE_GONE}: {why}",
+        phase=phase,
+        stderr_tail=getattr(found, "stderr_tail", "") or said,
+        transient=True,
+    )
+
+
 def _device_free() -> int | None:
     """Bytes that the driver could still allocate on the current device; None where it does not say."""
     import torch
@@ -135,6 +172,11 @@ def ended_without_result(
     tail = "\n".join(stderr.splitlines()[-20:])
     lowered = stderr.lower()
     host = not host_is_device and not any(sign in lowered for sign in _DEVICE_SIGNS)
+    fault = next((line for line in stderr.splitlines() if any(sign in line.lower() for sign in _FAULT_SIGNS)), None)
+    if fault is not None and status != -signal.SIGKILL and not any(sign in lowered for sign in _STDERR_SIGNS):
+        return Crashed(
+            reason=f"the device has failed: {fault.strip()[:500]}", phase=phase, stderr_tail=tail, transient=True
+        )
     if status < 0:
         name = signal.Signals(-status).name
         if name == "SIGKILL":
@@ -182,13 +224,16 @@ def _held(short_bytes: int, siblings_bytes: int) -> str:
     return f"other processes held {least}{excess} too much for the memory limit to be available"
 
 
-def timed_out(*, deadline_seconds: float, phase: str, phases_entered: int) -> TimedOut:
+def timed_out(
+    *, deadline_seconds: float, phase: str, phases_entered: int, least_step_seconds: float | None = None
+) -> TimedOut:
     """The outcome of a child that the parent killed at its deadline."""
     return TimedOut(
         reason=f"not finished after {round(deadline_seconds, 1):g} s, in phase {phase}",
         deadline_seconds=deadline_seconds,
         phase=phase,
         phases_entered=phases_entered,
+        least_step_seconds=least_step_seconds,
     )
 
 

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autofit.core.attempt import Attempt
+from autofit.core.device_state import DeviceState, together
 from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut
 from autofit.trial.classify import STOPPED
 
@@ -30,16 +32,18 @@ class Gathering:
     ranks: int
     seconds: float = 0.0
     """The longest time that any of them took."""
+    _states: dict[int, DeviceState | None] = field(default_factory=dict)
     _answers: dict[int, Outcome] = field(default_factory=dict)
     """In order of arrival."""
     _failed_at: float | None = None
     _named: bool = False
 
-    def take(self, rank: int, outcome: Outcome, seconds: float) -> None:
+    def take(self, rank: int, attempt: Attempt) -> None:
         """Record how `rank` ended."""
-        self._answers[rank] = outcome
-        self.seconds = max(self.seconds, seconds)
-        if not isinstance(outcome, Fits) and self._failed_at is None:
+        self._answers[rank] = attempt.outcome
+        self._states[rank] = attempt.device_state
+        self.seconds = max(self.seconds, attempt.seconds)
+        if not isinstance(attempt.outcome, Fits) and self._failed_at is None:
             self._failed_at = time.monotonic()
 
     @property
@@ -61,9 +65,10 @@ class Gathering:
         self._named = True
         return [rank for rank in range(self.ranks) if rank not in self._answers]
 
-    def outcome(self) -> Outcome:
-        """The trial's outcome."""
-        return combined(self._answers)
+    def attempt(self) -> Attempt:
+        """The trial's."""
+        state = together([self._states[rank] for rank in sorted(self._states)])
+        return Attempt(outcome=combined(self._answers), seconds=self.seconds, device_state=state)
 
 
 def combined(answers: Mapping[int, Outcome]) -> Outcome:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 
+from autofit.core.attempt import Attempt
 from autofit.outcome import Crashed, Outcome
 from autofit.rendezvous import LOOPBACK, Rendezvous
 from autofit.trial.group import Gathering
 from autofit.trial.host import DEFAULT_ENTRY
+from autofit.trial.machine import device_lock
 from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
+
+_log = logging.getLogger(__name__)
+
+
+def tell_of_waiting(holder: int | None) -> bool:
+    """Say in one line that a trial waits for another process's; returns that this was said."""
+    who = "" if holder is None else f" (pid {holder})"
+    _log.warning("autofit: waiting for another autofit trial on this device%s", who)
+    return True
 
 
 class GroupRunner:
@@ -20,6 +33,8 @@ class GroupRunner:
     def __init__(
         self, *, kind: str = "cpu", ranks: int = 1, entry: str = DEFAULT_ENTRY, spawn: bool | None = None
     ) -> None:
+        self._kind = kind
+        self._closed = threading.Event()
         self._runners = [TrialRunner(kind=kind, device=rank, entry=entry, spawn=spawn) for rank in range(ranks)]
 
     def start(self) -> None:
@@ -29,37 +44,53 @@ class GroupRunner:
 
     def run(self, request: TrialRequest) -> tuple[Outcome, float]:
         """The outcome of `request` and the trial's wall seconds. A trial's failure never raises."""
+        attempt = self.attempt(request)
+        return attempt.outcome, attempt.seconds
+
+    def attempt(self, request: TrialRequest) -> Attempt:
+        """`run`, with the state of the devices. Waits until no other process runs a trial on any of them."""
+        devices = device_lock.names(self._kind, len(self._runners))
+        try:
+            with device_lock.held(devices, waiting=tell_of_waiting, unwanted=self._closed.is_set):
+                return self._attempt(request)
+        except device_lock.GivenUp:
+            return Attempt(
+                outcome=Crashed(reason="stopped while it waited for its device", transient=True), seconds=0.0
+            )
+
+    def _attempt(self, request: TrialRequest) -> Attempt:
         if len(self._runners) == 1:
-            return self._runners[0].run(request)
+            return self._runners[0].attempt(request)
         self.start()
         try:
             port = self._runners[0].listen(LOOPBACK)
         except OSError as error:
-            return Crashed(reason=f"the ranks cannot meet: {error}", transient=True), 0.0
+            return Attempt(outcome=Crashed(reason=f"the ranks cannot meet: {error}", transient=True), seconds=0.0)
         return self._run_all(request, port)
 
-    def _run_all(self, request: TrialRequest, port: int) -> tuple[Outcome, float]:
+    def _run_all(self, request: TrialRequest, port: int) -> Attempt:
         ranks = len(self._runners)
         gathering = Gathering(ranks=ranks)
         with ThreadPoolExecutor(ranks, thread_name_prefix="autofit-rank") as threads:
             running = {}
             for rank, runner in enumerate(self._runners):
                 place = Rendezvous(rank=rank, ranks=ranks, ranks_here=ranks, host=LOOPBACK, port=port)
-                running[threads.submit(runner.run, replace(request, rendezvous=place))] = rank
+                running[threads.submit(runner.attempt, replace(request, rendezvous=place))] = rank
             try:
                 while running:
                     done, _ = wait(running, timeout=gathering.grace_left, return_when=FIRST_COMPLETED)
                     for future in done:
-                        gathering.take(running.pop(future), *future.result())
+                        gathering.take(running.pop(future), future.result())
                     for rank in gathering.overdue():
                         self._runners[rank].stop()
             except BaseException:
                 self.close()  # nobody wants the trial any more, but the threads wait for it
                 raise
-        return gathering.outcome(), gathering.seconds
+        return gathering.attempt()
 
     def close(self) -> None:
-        """End the parents and any trial they run."""
+        """End the parents and any trial they run, or that waits for its device."""
+        self._closed.set()
         for runner in self._runners:
             runner.hang_up()
         for runner in self._runners:

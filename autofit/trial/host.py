@@ -25,16 +25,19 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, NoReturn
 
+from autofit.core.attempt import Attempt
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Outcome, outcome_to_json
+from autofit.outcome import Crashed, Fits
 from autofit.rendezvous import listening
 from autofit.training.postponed import import_postponed
 from autofit.trial import classify, nvml, process_memory, shared_memory
 from autofit.trial.child_process import ChildProcess, adopt_orphans, die_with_parent
 from autofit.trial.commands import Commands, Stopped
 from autofit.trial.host_memory import WATCH_SECONDS, HostExhausted, HostWatch, host_shortage
+from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.request import seconds_since_asked
 from autofit.trial.swap_folder import explained, swap_folder
 
@@ -97,19 +100,17 @@ class Host:
         if listener is not None:
             listener.close()
 
-    def run(self, data: Mapping[str, Any], commands: Commands) -> tuple[Outcome, float]:
-        """The outcome of one request and its seconds. Raises `EOFError` if the commands' other end has closed."""
+    def run(self, data: Mapping[str, Any], commands: Commands) -> Attempt:
+        """One execution of a request. Raises `EOFError` if the commands' other end has closed."""
         with swap_folder(data) as environment:
-            outcome, seconds = self._run(data, commands, environment)
-            outcome = explained(outcome, environment)
-        if not self._spawn and any(sign in getattr(outcome, "stderr_tail", "") for sign in FORK_FAILURES):
+            attempt = self._run(data, commands, environment)
+            attempt = replace(attempt, outcome=explained(attempt.outcome, environment))
+        if not self._spawn and any(sign in getattr(attempt.outcome, "stderr_tail", "") for sign in FORK_FAILURES):
             self._spawn = True
             return self.run(data, commands)
-        return outcome, seconds
+        return attempt
 
-    def _run(
-        self, data: Mapping[str, Any], commands: Commands, environment: Mapping[str, str]
-    ) -> tuple[Outcome, float]:
+    def _run(self, data: Mapping[str, Any], commands: Commands, environment: Mapping[str, str]) -> Attempt:
         started = time.monotonic()
         on_cpu = data.get("hardware", {}).get("kind", "cpu") == "cpu"
         held_before = None if on_cpu else _device_held()
@@ -121,21 +122,29 @@ class Host:
             child = self._start(data, started - seconds_since_asked(data), environment)
         except OSError as error:
             reason = f"no process for the trial can be started: {error}"
-            return Crashed(reason=reason, transient=True), time.monotonic() - started
+            return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=time.monotonic() - started)
         finally:
             self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
         deadline = float(data.get("deadline_seconds", 600.0))
+        allowance = _allowance(data, deadline)
+        device = DeviceWatch(data, child.pid, held_before)
         try:
-            finished = self._listen(child, started + deadline, commands, watch)
+            ends = started + deadline, started + allowance
+            finished = self._listen(child, lambda: ends[not child.earned], commands, watch, device)
+            device.end()
             if child.recording:
                 answered_at = time.monotonic()
-                finished = self._listen(child, answered_at + RECORDING_SECONDS, commands, watch, to_its_end=True)
+                until = answered_at + RECORDING_SECONDS
+                finished = self._listen(child, lambda: until, commands, watch, device, to_its_end=True)
                 started += time.monotonic() - answered_at  # not part of the trial's time
             status = child.end(kill=not finished)
             outcome = child.result
             if not finished and outcome is None:
                 outcome = classify.timed_out(
-                    deadline_seconds=deadline, phase=child.phase, phases_entered=child.phases_entered
+                    deadline_seconds=deadline if child.earned else allowance,
+                    phase=child.phase,
+                    phases_entered=child.phases_entered,
+                    least_step_seconds=child.least_step_seconds,
                 )
             if outcome is None:
                 outcome = classify.ended_without_result(
@@ -159,7 +168,9 @@ class Host:
             shared_memory.remove_orphans(segments)
             if held_before is not None:
                 _await_device(held_before)
-        return outcome, time.monotonic() - started
+        if not isinstance(outcome, Fits) and (gone := _why_gone(child, had_device=held_before is not None)):
+            outcome = classify.device_gone(gone, outcome, child.phase)
+        return Attempt(outcome=outcome, seconds=time.monotonic() - started, device_state=device.state())
 
     def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> ChildProcess:
         output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
@@ -218,9 +229,10 @@ class Host:
     def _listen(
         self,
         child: ChildProcess,
-        deadline: float,
+        deadline: Callable[[], float],
         commands: Commands,
         watch: HostWatch | None,
+        device: DeviceWatch,
         *,
         to_its_end: bool = False,
     ) -> bool:
@@ -234,7 +246,8 @@ class Host:
                     commands.check()
                 if watch is not None:
                     watch.check()
-                left = deadline - time.monotonic()
+                device.follow(child.is_timing)
+                left = deadline() - time.monotonic()
                 if left <= 0:
                     return False
                 for key, _ in selector.select(timeout=min(left, 1.0 if watch is None else WATCH_SECONDS)):
@@ -245,16 +258,30 @@ class Host:
                     if not chunk:
                         return True
                     child.take(chunk)
+                    device.follow(child.is_timing)
                 if child.has_died():
                     child.take_rest()
                     return True
         return True
 
 
+def _allowance(data: Mapping[str, Any], deadline: float) -> float:
+    """Seconds that the trial may take unless it earns more. Ranks, which judge nothing by themselves, may take all."""
+    allowance = data.get("allowance_seconds")
+    return deadline if allowance is None or data.get("rendezvous") is not None else min(deadline, float(allowance))
+
+
 def device_is_touched() -> bool:
     """Whether this process has initialised CUDA, so that children forked from it cannot."""
     torch = sys.modules.get("torch")
     return torch is not None and torch.cuda.is_initialized()
+
+
+def _why_gone(child: ChildProcess, *, had_device: bool) -> str | None:
+    """Why the device that the trial had can be used no longer; None if it can."""
+    if child.is_stuck:
+        return "its driver does not let a killed trial end"
+    return nvml.why_unreachable() if had_device else None
 
 
 def _device_held() -> int | None:
@@ -306,10 +333,9 @@ def main() -> None:
             if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
                 host.preload(command["model"]["config"].get("model_type"), deepspeed=_uses_deepspeed(command))
             try:
-                outcome, seconds = host.run(command, commands)
+                answer = host.run(command, commands).to_json()
             except EOFError:
                 return
-            answer = {"outcome": outcome_to_json(outcome), "seconds": seconds}
         answers.write(json.dumps(answer) + "\n")
 
 

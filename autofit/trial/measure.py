@@ -17,21 +17,21 @@ from autofit.training.flops import mfu
 from autofit.training.ranks import Ranks, join
 from autofit.training.step import TrainingStep
 from autofit.trial import process_memory
+from autofit.trial.child_process import TIMED, TIMING
 from autofit.trial.classify import memory_failure
 from autofit.trial.divergence import divergence, other_gradient
 from autofit.trial.leak import leak, may_leak
 from autofit.trial.meter import MemoryReading, Meter, meter_for
+from autofit.trial.pace import EARNED, ONCE_SECONDS, UNSTEADY, Pace, least_repeats, warm_ups
 from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
 from autofit.trial.request import TrialRequest
-from autofit.trial.steps import Progress, Steps
+from autofit.trial.steps import Progress, Steps, Watch
 from autofit.trial.threads import threads_per_rank, use_threads
 
-MIN_REPEATS, MAX_REPEATS = 3, 30
+MAX_REPEATS = 30
 STEADY_SPREAD = 0.02
 """Relative spread of step time at which timing ends before its budget is spent."""
-WARM_UP_UPDATES = 2
-"""The first creates states and caches; in the second the host's allocator grows its heap, so it took a sixth longer."""
 MAX_WARM_UPS = 20
 """Steps after which a gradient that still overflows is no longer the loss scale's fault."""
 HOPELESS_FACTOR = 1.25
@@ -65,7 +65,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     job = request.job
     host_before = process_memory.read().resident
     progress("setup")
-    use_threads(threads_per_rank(request.rendezvous))
+    use_threads(threads_per_rank(job.hardware, request.rendezvous))
     meter = meter_for(job.hardware)
     ranks = _joined(request, progress, listener)
     meter.enforce(request.memory_limit_bytes)
@@ -76,17 +76,22 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     build_seconds = time.monotonic() - started
     tokens, accumulation = _batch(step, request, ranks)
     overhead_seconds = time.monotonic() - asked_at - build_seconds
-    progress("forward")
+    pace = Pace.of(request, accumulation)
+    shared = _with_shares(progress, request, accumulation)
+    shared("forward", 1.0 / request.job.workload.batch_per_device)  # a sequence's, without its backward pass
     reference = _reference_loss(step, tokens[:1], request, ranks)
     meter.reset()  # a user's run has neither the build's temporaries nor this forward
 
-    steps = Steps(step, tokens, accumulation, meter, progress, ranks)
-    steps.warm_up(WARM_UP_UPDATES, MAX_WARM_UPS)
+    steps = Steps(step, tokens, accumulation, meter, shared, ranks)
+    watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.size == 1 else None
+    step_seconds = steps.warm_up(warm_ups, MAX_WARM_UPS, watch)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)
     setup_seconds = time.monotonic() - asked_at
-    stopped_early = _repeat(steps, meter, request, ranks)
+    progress(TIMING)
+    stopped_early = _repeat(steps, meter, request, ranks, least_repeats(step_seconds))
+    progress(TIMED)
     steps.finish()
     problem = _problem(request, step, steps, reference)
     if problem is not None:
@@ -213,21 +218,49 @@ def _compared(
     return diverged or Fits(measurement=replace(measurement, plain_gradient_norm=plain))
 
 
-def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks) -> bool:
-    """Time steps until the spread is small or the budget is spent, with a few more while memory grows at every one, or
-    until a rival has surely won; returns whether one has."""
+def _with_shares(progress: Progress, request: TrialRequest, accumulation: int) -> Progress:
+    """`progress` that also says what share of an optimizer step begins: with a forward pass that of a micro-step, with
+    the update, whose seconds a step has once, all of it. None if compiled: compiling says nothing of steps."""
+    if request.config.get("compile") is True:
+        return lambda phase, share=None, /: progress(phase)
+    shares = {"forward": 1.0 / accumulation, "optimizer": 1.0}
+    return lambda phase, share=None, /: progress(phase, share or shares.get(phase))
+
+
+def _watch(pace: Pace, request: TrialRequest, micro_steps: int, progress: Progress, asked_at: float) -> Watch:
+    """Judges the trial after each micro-step of its warm-up. The first also does what is done only once; compiled ones
+    compile in the first step, which says nothing of later ones."""
+    compiled = request.config.get("compile") is True
+
+    def watch(number: int, seconds: float) -> None:
+        if compiled and number <= micro_steps:
+            return
+        least = seconds - ONCE_SECONDS if number == 1 else UNSTEADY * seconds
+        left = max(0, micro_steps - number) + micro_steps  # of the warm-up, and of one timed step
+        earned = pace.earned
+        pace.judge(least, elapsed_seconds=time.monotonic() - asked_at, micro_steps_left=left)
+        if pace.earned and not earned:
+            progress(EARNED)
+
+    return watch
+
+
+def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, least: int) -> bool:
+    """Time steps until the spread is small or the budget is spent, at least so many, with a few more while memory grows
+    at every one, or until a rival has surely won; returns whether one has."""
     started = time.monotonic()
-    if all(_hopeless(request, meter, steps.timed(), ranks) for _ in range(HOPELESS_REPEATS)):
+    hasty = range(HOPELESS_REPEATS if least >= HOPELESS_REPEATS else 0)
+    if hasty and all(_hopeless(request, meter, steps.timed(), ranks) for _ in hasty):
         return True
     while len(steps.seconds) < MAX_REPEATS:
         steps.timed()
-        if len(steps.seconds) < MIN_REPEATS:
+        if len(steps.seconds) < least:
             continue
         spread = relative_spread(steps.seconds)
-        assert spread is not None, "there are several repeats"
         growing = may_leak(steps.in_use, meter.leak_noise_bytes)
         elapsed, growing_anywhere = ranks.largest([time.monotonic() - started, float(growing)])
-        if (spread <= STEADY_SPREAD or elapsed > request.timing_seconds) and not growing_anywhere:
+        steady = spread is not None and spread <= STEADY_SPREAD
+        if (steady or elapsed > request.timing_seconds) and not growing_anywhere:
             break
     return False
 

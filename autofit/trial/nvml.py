@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ from typing import Any
 from autofit.errors import EnvironmentLacks
 from autofit.units import MIB
 
+_MIG_PROFILE = re.compile(r" MIG (\S+)$")
+"""The profile in the driver's name of an instance."""
 BUSY_BYTES = 256 * MIB
 """Memory that others (a display, the driver itself) may hold of a device that counts as free."""
 
@@ -30,6 +33,10 @@ class NvidiaDevice:
     """Memory that all programs together hold now."""
     capability: str
     """Compute capability, such as `9.0`."""
+    power_limit_watts: int | None = None
+    """The power limit that was set in place of the default; None for the default, and where the driver does not say."""
+    mig_profile: str | None = None
+    """The size of a MIG instance, such as `1g.10gb`; None for a whole card."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +83,55 @@ def visible(number: int) -> NvidiaDevice | None:
 def first_visible() -> NvidiaDevice | None:
     """This process's first visible device; None where there is none or the driver does not say."""
     return visible(0)
+
+
+class Unreachable(Exception):
+    """NVML is not there, or has no answer; the message is the driver's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedCard:
+    """A device to ask NVML about; good for as long as `first_card` is open."""
+
+    uuid: str
+    """The device's: of a MIG instance its own."""
+    handle: Any
+    """The card's: NVML answers for instances only what concerns their memory."""
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """The answer of one of NVML's functions about the card. Raises `Unreachable`."""
+        import pynvml
+
+        try:
+            return getattr(pynvml, function)(self.handle, *arguments)
+        except (pynvml.NVMLError, AttributeError) as error:
+            raise Unreachable(str(error)) from error
+
+
+@contextmanager
+def first_card() -> Iterator[AskedCard]:
+    """This process's first visible device. Raises `Unreachable` where there is none or the driver does not say."""
+    import pynvml
+
+    try:
+        with _session():
+            handles = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            if not handles:
+                raise Unreachable("there is no visible device")
+            device, card = handles[0]
+            yield AskedCard(uuid=_text(pynvml.nvmlDeviceGetUUID(device)), handle=card)
+    except pynvml.NVMLError as error:
+        raise Unreachable(str(error)) from error
+
+
+def why_unreachable() -> str | None:
+    """Why the first visible device does not answer any more, in the driver's words; None if it does."""
+    try:
+        with first_card() as card:
+            card.ask("nvmlDeviceGetMemoryInfo")
+    except Unreachable as error:
+        return str(error)
+    return None
 
 
 def visible_ids(value: str | None, cards: list[str], instances: dict[str, list[str]]) -> list[str]:
@@ -161,14 +217,31 @@ def _describe(device: Any, card: Any) -> NvidiaDevice:
     except pynvml.NVMLError:  # drivers before 510, which count what they reserve as used
         memory = pynvml.nvmlDeviceGetMemoryInfo(device)
         reachable = int(memory.total)
+    name = _text(pynvml.nvmlDeviceGetName(device))
+    profile = _MIG_PROFILE.search(name)
     return NvidiaDevice(
         uuid=_text(pynvml.nvmlDeviceGetUUID(device)),
-        name=_text(pynvml.nvmlDeviceGetName(device)),
+        name=name,
         marketed_bytes=int(memory.total),
         memory_bytes=reachable,
         held_bytes=int(memory.used),
         capability=f"{major}.{minor}",
+        power_limit_watts=_unusual_power_limit(card),
+        mig_profile=profile[1] if profile else None,
     )
+
+
+def _unusual_power_limit(card: Any) -> int | None:
+    """Watts of the limit that was set, if it is not the default. Not the enforced one: other limits, such as a
+    laptop's, move that from moment to moment."""
+    import pynvml
+
+    try:
+        limit = pynvml.nvmlDeviceGetPowerManagementLimit(card)
+        usual = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(card)
+    except pynvml.NVMLError:
+        return None
+    return None if round(limit / 1000) == round(usual / 1000) else round(limit / 1000)
 
 
 def _text(value: str | bytes) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ class TrialRequest:
     config: Config
     memory_limit_bytes: int
     deadline_seconds: float = DEADLINE_SECONDS
+    """After which the trial is taken to hang, and killed."""
+    allowance_seconds: float | None = None
+    """What the trial may take unless its micro-steps show that it may beat every rival; None for the whole deadline."""
     timing_seconds: float = TIMING_SECONDS
     rivals: tuple[Rival, ...] = ()
     """Configs that make this one hopeless if one of them is both no heavier and much faster."""
@@ -63,6 +66,7 @@ class TrialRequest:
             "config": self.config.to_json(),
             "memory_limit_bytes": self.memory_limit_bytes,
             "deadline_seconds": self.deadline_seconds,
+            "allowance_seconds": self.allowance_seconds,
             "timing_seconds": self.timing_seconds,
             "rivals": [asdict(r) for r in self.rivals],
             "compares_gradient": self.compares_gradient,
@@ -71,6 +75,10 @@ class TrialRequest:
             "rendezvous": None if self.rendezvous is None else self.rendezvous.to_json(),
             "asked": self.asked or (_clock(), time.monotonic()),
         }
+
+    def asked_later(self, seconds: float) -> TrialRequest:
+        """The same request, as if it had been made so much later: what it waited for is not part of its trial."""
+        return self if self.asked is None else replace(self, asked=(self.asked[0], self.asked[1] + seconds))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialRequest:
@@ -85,6 +93,7 @@ class TrialRequest:
             config=Config.from_json(data["config"]),
             memory_limit_bytes=data["memory_limit_bytes"],
             deadline_seconds=data["deadline_seconds"],
+            allowance_seconds=data.get("allowance_seconds"),
             timing_seconds=data["timing_seconds"],
             rivals=tuple(Rival(**r) for r in data["rivals"]),
             compares_gradient=data["compares_gradient"],

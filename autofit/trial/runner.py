@@ -12,8 +12,9 @@ import threading
 from types import TracebackType
 from typing import IO, Any
 
+from autofit.core.attempt import Attempt
 from autofit.errors import EnvironmentLacks
-from autofit.outcome import Crashed, Outcome, outcome_from_json
+from autofit.outcome import Crashed, Outcome
 from autofit.training.nvme import remove_orphans
 from autofit.trial import nvml
 from autofit.trial.host import DEFAULT_ENTRY
@@ -104,13 +105,18 @@ class TrialRunner:
 
     def run(self, request: TrialRequest) -> tuple[Outcome, float]:
         """The outcome of `request` and the trial's wall seconds. A trial's failure never raises."""
+        attempt = self.attempt(request)
+        return attempt.outcome, attempt.seconds
+
+    def attempt(self, request: TrialRequest) -> Attempt:
+        """`run`, with the state of the device."""
         self.start()
         process = self._process
         assert process is not None
         answer = self._asked(process, request.to_json())
         if answer is None:
-            return self._parent_died(process), 0.0
-        return outcome_from_json(answer["outcome"]), answer["seconds"]
+            return Attempt(outcome=self._parent_died(process), seconds=0.0)
+        return Attempt.from_json(answer)
 
     def listen(self, address: str) -> int:
         """Have the parent open a port at `address` where the next trial's ranks meet; its number. Raises `OSError`."""

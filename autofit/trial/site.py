@@ -20,11 +20,14 @@ from autofit.catalog.hardware import Card, match
 from autofit.errors import EnvironmentLacks, unknown
 from autofit.hardware import Hardware, Stack
 from autofit.trial import control_groups, nvml, process_memory
+from autofit.trial.machine.instructions import are_capped, instructions
 from autofit.units import GIB
 
 NATIVE_BF16 = 8.0
 """First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
 PROCESSORS = Path("/proc/cpuinfo")
+NAME_CHARACTERS = 64
+"""The most that the name of a processor may have."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
@@ -68,16 +71,19 @@ def _check_accounting(accounted: bool, files: str) -> None:
 def cpu() -> Hardware:
     """This machine's processor as the device."""
     name = _processor_name()
-    count = cores()
+    count = threads()
     memory = host_memory_bytes()
+    used = instructions()
+    suffix = f"-{used}" if are_capped() else ""
     return Hardware(
-        name=f"cpu-{_slug(name)}-{count}c"[:64],
+        name=f"cpu-{_slug(name)}-{count}c"[: NAME_CHARACTERS - len(suffix)] + suffix,
         kind="cpu",
         device_name=name,
         memory_bytes=memory,
         cores=count,
         host_memory_bytes=memory,
         bf16=True,
+        instructions=used,
     )
 
 
@@ -118,6 +124,13 @@ def cores() -> int:
     """Processors that this process may use, given its affinity and its control groups' quotas; at least 1."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, int(control_groups.processors(allowed)))
+
+
+def threads() -> int:
+    """Threads with which a trial on the CPU computes: one per core, or fewer where OMP_NUM_THREADS says so, as it would
+    to a user's run; at least 1."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # one number per level of nesting
+    return min(cores(), int(first)) if first.isdecimal() and int(first) > 0 else cores()
 
 
 def host_memory_bytes() -> int:
@@ -197,6 +210,8 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         memory=first.memory_bytes,
         count=len(found.visible),
         capability=first.capability,
+        power_limit_watts=first.power_limit_watts,
+        mig_profile=first.mig_profile,
     )
     return hardware, found.driver
 
@@ -223,10 +238,24 @@ def _rocm() -> tuple[Hardware, str] | None:
     return hardware, hip
 
 
-def _accelerator(*, device_name: str, marketed: int, memory: int, count: int, capability: str) -> Hardware:
+def _accelerator(
+    *,
+    device_name: str,
+    marketed: int,
+    memory: int,
+    count: int,
+    capability: str,
+    power_limit_watts: int | None = None,
+    mig_profile: str | None = None,
+) -> Hardware:
     card: Card | None = match(device_name, memory)
+    name = card.name if card else f"{_slug(device_name)}-{round(marketed / GIB)}g"
+    if mig_profile is not None and _slug(mig_profile) not in name:
+        name += f"-{_slug(mig_profile)}"
+    if power_limit_watts is not None:
+        name += f"-{power_limit_watts}w"
     return Hardware(
-        name=card.name if card else f"{_slug(device_name)}-{round(marketed / GIB)}g",
+        name=name,
         kind="cuda",
         device_name=device_name,
         memory_bytes=memory,
@@ -235,6 +264,8 @@ def _accelerator(*, device_name: str, marketed: int, memory: int, count: int, ca
         capability=capability,
         bf16=card.bf16 if card else capability.startswith("gfx") or float(capability) >= NATIVE_BF16,
         peak_flops=card.training_peak_flops if card else None,
+        power_limit_watts=power_limit_watts,
+        mig_profile=mig_profile,
     )
 
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,8 +16,16 @@ from autofit.training.ranks import Ranks
 from autofit.training.step import TrainingStep
 from autofit.trial.meter import Meter
 
-Progress = Callable[[str], None]
-"""Called with the name of each phase as it begins, so that the parent knows which one a killed child was in."""
+
+class Progress(Protocol):
+    """Tells the parent what begins, so that it knows what a killed child was in."""
+
+    def __call__(self, phase: str, share: float | None = None, /) -> None:
+        """The phase begins; with a `share`, work begins that is at least that share of an optimizer step's."""
+
+
+Watch = Callable[[int, float], None]
+"""Called after each micro-step of the warm-up with its number, from 1 on, and its seconds."""
 
 
 @dataclass(slots=True)
@@ -57,6 +65,8 @@ class Steps:
         self._progress = progress
         self._ranks = ranks or Ranks()
         self._queue: deque[_Issued] = deque()
+        self._watched = 0
+        """Micro-steps that were watched."""
         self._lag = 0 if meter.device.type == "cpu" else 1
         self.seconds: list[float] = []
         """Of each timed step, composed to the global batch: those of the slowest rank."""
@@ -71,23 +81,27 @@ class Steps:
         self.in_use: list[int] = []
         """Bytes still in use after every step since the warm-up, which creates what then stays."""
 
-    def warm_up(self, least: int, most: int) -> None:
-        """Run steps, attributing memory to phases, until `least` of them have updated the weights; at most `most`.
+    def warm_up(self, enough: Callable[[float], int], most: int, watch: Watch | None = None) -> float:
+        """Run steps, attributing memory to phases, until as many of them have updated the weights as are `enough` for
+        steps that take so long; at most `most`. Returns the seconds of the last one, as it ran.
 
         Under loss scaling the first updates are skipped until the scale is small enough.
         """
-        updates = 0
+        updates, slowest = 0, 0.0
         for _ in range(most):
-            self._issue(self._booked)
+            self._issue(self._booked, watch)
+            first, *_, last = self._queue[-1].marks
+            (slowest,) = self._ranks.largest([self._meter.seconds(first, last)])
             self._settle(0)
             updates += math.isfinite(self.gradient_norms[-1])
-            if updates == least:
+            if updates >= enough(slowest):
                 break
         self._forget()
         for _ in range(2 * self._lag):
             self._issue(self._announced)  # fills the queue; the first, which found it empty, is not timed
             self._settle(self._lag)
         self._forget()
+        return slowest
 
     def _forget(self) -> None:
         self.seconds.clear()
@@ -111,9 +125,17 @@ class Steps:
         """Wait for the device; a step that was issued only to keep it busy counts like any other."""
         self._settle(0)
 
-    def _issue(self, observe: Callable[[str], Any]) -> None:
+    def _issue(self, observe: Callable[[str], Any], watch: Watch | None = None) -> None:
         marks: list[Any] = []
-        loss = self._step.run(self._tokens, observe, lambda: marks.append(self._meter.mark()))
+        micro_steps = len(self._tokens) // self._step.micro_batch if watch else 0
+
+        def mark() -> None:
+            marks.append(self._meter.mark())
+            if watch is not None and 1 < len(marks) <= micro_steps + 1:
+                self._watched += 1
+                watch(self._watched, self._meter.seconds(marks[-2], marks[-1]))
+
+        loss = self._step.run(self._tokens, observe, mark)
         self._queue.append(_Issued(loss, self._step.gradient_norm, marks, self._meter.in_use()))
 
     def _settle(self, left: int) -> None:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
+from autofit.core.attempt import Attempt
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Outcome
 from autofit.techniques import Job
 from autofit.training.requirements import cannot_here
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_devices, detect
-from autofit.workers.alone import warn_unless_alone
-from autofit.workers.pool import Completed
+from autofit.workers.pool import Completed, completed_by
 
 
 class InPlacePool:
@@ -26,12 +25,10 @@ class InPlacePool:
         self._site = detect(device)
         check_devices(self._site[0], devices)
         self.devices = devices
-        if self._site[0].kind == "cpu":
-            warn_unless_alone()
         self._runner = GroupRunner(kind=self._site[0].kind, ranks=devices)
         self._runner.start()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="autofit-trial")
-        self._running: dict[Future[tuple[Outcome, float]], TrialRequest] = {}
+        self._running: dict[Future[Attempt], TrialRequest] = {}
 
     def site(self) -> tuple[Hardware, Stack]:
         """This machine."""
@@ -43,15 +40,15 @@ class InPlacePool:
 
     def submit(self, request: TrialRequest) -> None:
         """Start `request`."""
-        self._running[self._thread.submit(self._runner.run, request)] = request
+        self._running[self._thread.submit(self._runner.attempt, request)] = request
 
     def wait(self, timeout: float) -> list[Completed]:
         """The trials that ended."""
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
         completed = []
         for future in done:
-            outcome, seconds = future.result()
-            completed.append(Completed(request=self._running.pop(future), outcome=outcome, seconds=seconds))
+            attempt, request = future.result(), self._running.pop(future)
+            completed.append(completed_by(attempt, request))
         return completed
 
     def close(self) -> None:

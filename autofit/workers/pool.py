@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from autofit.core.attempt import Attempt
+from autofit.core.device_state import DeviceState
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Outcome
@@ -20,6 +22,15 @@ class Completed:
     outcome: Outcome
     seconds: float
     """Wall time of the trial, including its share of the machinery."""
+    device_state: DeviceState | None = None
+    """What else went on with the device; None where it was not observed."""
+
+
+def completed_by(attempt: Attempt, request: TrialRequest) -> Completed:
+    """`request`, run by `attempt`."""
+    return Completed(
+        request=request, outcome=attempt.outcome, seconds=attempt.seconds, device_state=attempt.device_state
+    )
 
 
 class Pool(Protocol):

@@ -9,18 +9,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from autofit.core.attempt import Attempt
 from autofit.errors import EnvironmentLacks
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Value
-from autofit.outcome import Crashed, Outcome
+from autofit.outcome import Crashed
 from autofit.techniques import Job, unsupported
 from autofit.training.requirements import asks
 from autofit.trial.group import Gathering
+from autofit.trial.group_runner import tell_of_waiting
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_even
 from autofit.units import GIB
-from autofit.workers.alone import warn_unless_alone
-from autofit.workers.pool import Completed
+from autofit.workers.pool import Completed, completed_by
 from autofit.workers.ray_connection import cause, connect, cpus_per_node, gpus, wait_for_nodes
 from autofit.workers.trial_actor import TrialActor
 from autofit.workload import Workload
@@ -29,6 +30,8 @@ LOST_WORKER_RETRIES = 1
 """How often a trial is run again after its worker was lost (a preempted node); counted here, not by Ray."""
 START_SECONDS = 300.0
 """A worker that has not started by then never will: its node is gone, or the resources it needs are."""
+ASK_SECONDS = 5.0
+"""Time between two questions whether a trial waits for its device."""
 GRACE_SECONDS = 60.0
 """A worker kills its trial at the deadline and reports that; one that is silent for this much longer is itself gone."""
 
@@ -56,6 +59,10 @@ class _Running:
     """Ray's references to the answers still to come, with the rank of each."""
     gathering: Gathering
     since: float = field(default_factory=time.monotonic)
+    waits: Any = None
+    """Ray's reference to the answer to what it waits for; None before that is asked."""
+    asked: float = field(default_factory=time.monotonic)
+    """When that was asked last, or else when it began."""
 
     @property
     def overdue(self) -> bool:
@@ -85,14 +92,13 @@ class RayPool:
         self._running: list[_Running] = []
         self._lacking: dict[tuple[Workload, tuple[Value | None, ...]], str | None] = {}
         """What the workers' machines lack, keyed by what is asked of them."""
+        self._told = False  # whether it was said that a trial waits for another process's
         self._starting: dict[int, tuple[Any, float]] = {}
         """Groups that replace lost ones: the answers that will show they are up, and since when those are awaited."""
         try:
             if address is not None:
                 wait_for_nodes(self._ray)
             self._uses_gpus = device != "cpu" and self._ray.cluster_resources().get("GPU", 0) >= 1
-            if address is None and not self._uses_gpus:
-                warn_unless_alone()
             self.size = self._size(workers)
             self._groups = [self._new_group() for _ in range(self.size)]
             self._idle = list(range(self.size))
@@ -152,7 +158,7 @@ class RayPool:
         options: dict[str, Any] = {
             "max_restarts": 0,
             "max_task_retries": 0,
-            "max_concurrency": 2,  # a trial, and the call that stops it
+            "max_concurrency": 3,  # a trial, the call that stops it, and one that asks what it waits for
             "num_cpus": resources["CPU"],
         }
         if self._uses_gpus:
@@ -161,7 +167,9 @@ class RayPool:
                 options["accelerator_type"] = self._accelerator
         else:
             options["scheduling_strategy"] = "SPREAD"
-        return self._ray.remote(TrialActor).options(**{**options, **placed}).remote(self._device, self._driver)
+        threads = None if self._driver is None else os.environ.get("OMP_NUM_THREADS")
+        actor = self._ray.remote(TrialActor).options(**{**options, **placed})
+        return actor.remote(self._device, self._driver, threads)
 
     def site(self) -> tuple[Hardware, Stack]:
         """The first worker's device and versions, with as many devices as a trial has on one machine; raises
@@ -228,7 +236,7 @@ class RayPool:
         asked, ranks, place = request.to_json(), len(actors), None
         if ranks > 1:
             # Nothing blocks here: Ray passes each answer on as the next call's argument.
-            place = actors[0].listen.remote(*[actor.address.remote() for actor in actors])
+            place = actors[0].listen.remote(*[actor.where.remote() for actor in actors])
         answers = {actor.run.remote(asked, place, rank): rank for rank, actor in enumerate(actors)}
         self._running.append(
             _Running(
@@ -252,7 +260,23 @@ class RayPool:
         for running in self._running:
             for rank in running.gathering.overdue():
                 self._groups[running.worker].actors[rank].stop.remote(running.place)
+            self._note_waiting(running)
         return [c for c in answered if c is not None] + self._given_up()
+
+    def _note_waiting(self, running: _Running) -> None:
+        """Ask now and then whether a trial waits for its device: then it is told once, and nothing is overdue."""
+        if running.waits is None:
+            if time.monotonic() - running.asked >= ASK_SECONDS:
+                running.asked = time.monotonic()
+                running.waits = self._groups[running.worker].actors[0].waits_for.remote()
+            return
+        if not self._ray.wait([running.waits], timeout=0)[0]:
+            return
+        with suppress(self._ray.exceptions.RayError):  # it was lost, as its trial will show
+            if (holder := self._ray.get(running.waits)) is not None:
+                running.since = time.monotonic()
+                self._told = self._told or tell_of_waiting(holder or None)
+        running.waits = None
 
     def _take(self, running: _Running, reference: Any) -> Completed | None:
         """The trial that a worker's answer completes; None if other ranks go on, or if the worker was lost and the
@@ -260,16 +284,15 @@ class RayPool:
         if running not in self._running:
             return None  # another of its workers was lost
         rank = running.answers.pop(reference)
-        outcome, seconds = self._answer(reference)
-        if outcome is None:
+        attempt = self._answer(reference)
+        if attempt is None:
             return self._lost(running)
-        running.gathering.take(rank, outcome, seconds)
+        running.gathering.take(rank, attempt)
         if not running.gathering.complete:
             return None
         self._running.remove(running)
         self._idle.append(running.worker)
-        gathered = running.gathering
-        return Completed(request=running.request, outcome=gathered.outcome(), seconds=gathered.seconds)
+        return completed_by(running.gathering.attempt(), running.request)
 
     def _lost(self, running: _Running) -> Completed | None:
         """Run the trial of a lost worker once more, on another; a second loss ends it."""
@@ -346,20 +369,18 @@ class RayPool:
                 remedy="check `ray status`, and run the same command when there are nodes again: it resumes",
             )
 
-    def _answer(self, reference: Any) -> tuple[Outcome | None, float]:
-        """The outcome and seconds that a worker answered with; None for the outcome if it was lost."""
-        from autofit.outcome import outcome_from_json
-
+    def _answer(self, reference: Any) -> Attempt | None:
+        """The attempt that a worker answered with; None if it was lost."""
         lost = self._ray.exceptions.RayActorError
         try:
             data = self._ray.get(reference)
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error, lost) or isinstance(error.cause, lost):
-                return None, 0.0  # the call waited for another worker, which was lost
-            return Crashed(reason=f"the worker failed: {cause(error)}", transient=True), 0.0
+                return None  # the call waited for another worker, which was lost
+            return Attempt(outcome=Crashed(reason=f"the worker failed: {cause(error)}", transient=True), seconds=0.0)
         except self._ray.exceptions.RayError:
-            return None, 0.0
-        return outcome_from_json(data["outcome"]), data["seconds"]
+            return None
+        return Attempt.from_json(data)
 
     def close(self) -> None:
         """Kill the workers and leave Ray. A trial's processes end with their worker, because its pipe closes."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from autofit.lattice import Config
 from autofit.rendezvous import LOOPBACK, Rendezvous
 from autofit.techniques import Job
+from autofit.trial.machine import device_lock
 from autofit.trial.request import TrialRequest
 
 
@@ -18,19 +21,28 @@ class TrialActor:
     A trial runs in one call, and a concurrent call may stop it.
     """
 
-    def __init__(self, device: str, driver: int | None = None) -> None:
+    def __init__(self, device: str, driver: int | None = None, threads: str | None = None) -> None:
+        """`driver` is the process of this machine to end with, `threads` what OMP_NUM_THREADS says there."""
         from autofit.trial.runner import TrialRunner
         from autofit.trial.site import detect
         from autofit.workers.watch import end_with
 
         if driver is not None:
             end_with(driver)
+        # Ray sets it to the cores that the worker asks for; what the user has set is part of the hardware.
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = threads
         self._hardware, self._stack = detect(device)
         self._runner = TrialRunner(kind=self._hardware.kind)
         self._runner.start()
         self._place: dict[str, Any] | None = None
         """Where the ranks of the running trial met: no two trials meet in the same place."""
         self._speaking = threading.Lock()
+        self._devices = device_lock.names(self._hardware.kind)
+        self._held = ExitStack()
+        """The locks on the devices of the trial of several ranks that met here."""
+        self._waits_for: int | None = None
 
     def site(self) -> dict[str, Any]:
         """Hardware and stack of this worker, as JSON."""
@@ -42,6 +54,15 @@ class TrialActor:
 
         return str(ray.util.get_node_ip_address())
 
+    def where(self) -> tuple[str, list[str]]:
+        """`address`, and what the locks of this worker's devices are called."""
+        return self.address(), self._devices
+
+    def waits_for(self) -> int | None:
+        """The process whose trial on this device is being waited for, 0 if its number is not known; None if nothing is
+        waited for."""
+        return self._waits_for
+
     def lacks(self, config: Config, job: Job) -> str | None:
         """What this worker's machine lacks for `config`, in one sentence; None if nothing."""
         from autofit.training.requirements import lacking_here
@@ -49,27 +70,36 @@ class TrialActor:
         lacking = lacking_here(config, job)
         return None if lacking is None else f"on {self.address()}: {lacking}"
 
-    def listen(self, *addresses: str) -> dict[str, Any]:
-        """Open the place on this machine where the next trial's ranks meet; `addresses` are those of all ranks, in
-        their order."""
+    def listen(self, *ranks: tuple[str, list[str]]) -> dict[str, Any]:
+        """Open the place on this machine where the next trial's ranks meet, once the devices of those that are on it
+        are free; `ranks` are where all of them are, in their order. Other machines' devices are Ray's to share out."""
+        addresses = [address for address, _ in ranks]
+        here = [device for address, devices in ranks if address == addresses[0] for device in devices]
+        self._held.close()
+        self._held.enter_context(device_lock.held(here, waiting=self._wait))
+        self._waits_for = None
         host = LOOPBACK if len(set(addresses)) == 1 else self.address()
         return {"host": host, "port": self._runner.listen(host), "addresses": list(addresses)}
 
     def run(self, request: dict[str, Any], place: dict[str, Any] | None = None, rank: int = 0) -> dict[str, Any]:
-        """Run one request (in a trial of several ranks, one of them), given as JSON; its outcome and seconds."""
-        from autofit.outcome import outcome_to_json
-
+        """Run one request (in a trial of several ranks, one of them), given as JSON; its attempt, as JSON too."""
         asked = TrialRequest.from_json(request)
-        if place is not None:
-            asked = replace(asked, rendezvous=rendezvous_at(place, rank))
+        if place is None:
+            with device_lock.held(self._devices, waiting=self._wait) as waited:
+                self._waits_for = None
+                return self._runner.attempt(asked.asked_later(waited)).to_json()
+        asked = replace(asked, rendezvous=rendezvous_at(place, rank))
         with self._speaking:
             self._place = place
         try:
-            outcome, seconds = self._runner.run(asked)
+            return self._runner.attempt(asked).to_json()
         finally:
             with self._speaking:
                 self._place = None
-        return {"outcome": outcome_to_json(outcome), "seconds": seconds}
+            self._held.close()
+
+    def _wait(self, holder: int | None) -> None:
+        self._waits_for = holder or 0
 
     def stop(self, place: dict[str, Any]) -> None:
         """End the trial whose ranks met in `place`, if it still runs here."""

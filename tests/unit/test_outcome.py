@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autofit import work_kinds
 from autofit.hardware import Hardware, Stack
 from autofit.outcome import (
     Crashed,
@@ -97,10 +98,8 @@ PREDICTIONS = st.builds(
     work=st.none()
     | st.builds(
         StepWork,
-        flops=FINITE,
-        wide_flops=FINITE,
-        bytes=FINITE,
-        operations=FINITE,
+        amounts=st.dictionaries(st.sampled_from(work_kinds.KINDS), FINITE),
+        update=st.dictionaries(st.sampled_from(work_kinds.KINDS), FINITE),
         moved_bytes=FINITE,
         estimator=st.integers(0, 9),
     ),
@@ -221,3 +220,16 @@ def test_what_was_not_yet_kept_when_a_prediction_was_stored_is_none(prediction: 
     body = prediction.to_json()
     del body["work"], body["peak_reserved_bytes"]
     assert Prediction.from_json(body) == replace(prediction, work=None, peak_reserved_bytes=None)
+
+
+def test_work_that_an_earlier_version_counted_in_other_kinds_is_none() -> None:
+    """Stores of before keep their trials; what was predicted for them teaches nothing."""
+    before = {"flops": 1e15, "wide_flops": 0.0, "bytes": 1e9, "operations": 7.0, "moved_bytes": 0.0, "estimator": 10}
+    said = {
+        "peak_allocated_bytes": 1,
+        "device_bytes": 1,
+        "step_seconds": 1.0,
+        "calibrated_on": 0,
+        "relative_error": 0.5,
+    }
+    assert Prediction.from_json({**said, "work": before}).work is None

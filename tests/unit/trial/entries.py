@@ -16,6 +16,9 @@ from typing import Any
 from autofit.outcome import Crashed
 from autofit.trial import child
 
+RECORDING_SECONDS = 4.0
+"""How long a slow recording takes."""
+
 
 def _phase(descriptor: int, name: str) -> None:
     os.write(descriptor, (json.dumps({"phase": name}) + "\n").encode())
@@ -112,7 +115,7 @@ def overflowing(data: Mapping[str, Any], descriptor: int, asked_at: float) -> No
 def records_slowly(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Answers at once and writes its recording long after its deadline."""
     child.Events(descriptor).result(Crashed(reason="made"), recording=True)
-    time.sleep(4.0)
+    time.sleep(RECORDING_SECONDS)
     with open(data["profile"], "w") as file:
         file.write("recorded")
 
@@ -156,14 +159,14 @@ def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 def slow_once(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Sleeps in the first step that is timed."""
     from autofit.training.step import TrainingStep
-    from autofit.trial.measure import WARM_UP_UPDATES
+    from autofit.trial.pace import WARM_UPS
 
     original, done = TrainingStep.update, 0
 
     def update(self: TrainingStep, *args: Any, **kwargs: Any) -> None:
         nonlocal done
         done += 1
-        if done == WARM_UP_UPDATES + 1:
+        if done == WARM_UPS + 1:
             time.sleep(2.0)
         original(self, *args, **kwargs)
 
@@ -195,3 +198,32 @@ def greedy_in_a_group(data: Mapping[str, Any], descriptor: int, asked_at: float)
     taken = []
     while True:
         taken.append(bytearray(os.urandom(1024**2)))
+
+
+def crawling(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Every micro-step takes two seconds longer than it should."""
+    from autofit.training.step import TrainingStep
+
+    measured = TrainingStep.micro_step
+
+    def slow(self: TrainingStep, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(2.0)
+        return measured(self, *args, **kwargs)
+
+    TrainingStep.micro_step = slow  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)
+
+
+def stuck(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """The first micro-step of the warm-up never ends."""
+    from autofit.training.loss_module import LossModule
+
+    measured = LossModule.forward
+
+    def endless(self: LossModule, *args: Any, **kwargs: Any) -> Any:
+        if self.training:
+            time.sleep(600.0)
+        return measured(self, *args, **kwargs)
+
+    LossModule.forward = endless  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)

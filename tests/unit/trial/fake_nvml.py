@@ -23,6 +23,10 @@ class NVMLError_DriverNotLoaded(NVMLError):
     """A driver that is not loaded."""
 
 
+class NVMLError_GpuIsLost(NVMLError):
+    """A card that no longer answers."""
+
+
 class NVMLError_NotFound(NVMLError):
     """A gap between MIG instances."""
 
@@ -41,6 +45,10 @@ class FakeCard:
     """Whether MIG is on; None for a card without MIG."""
     instances: list[FakeCard | None] = field(default_factory=list)
     knows_version_2: bool = True
+    power_limit: int | None = 700_000
+    """Milliwatts; None for a card that does not say."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """What the functions that ask for the card's state answer, by their names; one that is missing is not supported."""
 
 
 class FakeNvml:
@@ -108,6 +116,26 @@ class FakeNvml:
             raise NVMLError("Function Not Found")
         free = card.total - card.used - card.reserved
         return SimpleNamespace(total=card.total, reserved=card.reserved, used=card.used, free=free)
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("nvmlDeviceGet"):
+            raise AttributeError(name)
+
+        def answer(card: FakeCard, *arguments: Any) -> Any:
+            if name not in card.state:
+                raise NVMLError("Not Supported")
+            given = card.state[name]
+            return given(*arguments) if callable(given) else given
+
+        return answer
+
+    def nvmlDeviceGetPowerManagementLimit(self, card: FakeCard) -> int:
+        if card.power_limit is None:
+            raise NVMLError("Not Supported")
+        return card.power_limit
+
+    def nvmlDeviceGetPowerManagementDefaultLimit(self, card: FakeCard) -> int:
+        return 700_000
 
 
 def install(monkeypatch: pytest.MonkeyPatch, *cards: FakeCard, failure: NVMLError | None = None) -> FakeNvml:

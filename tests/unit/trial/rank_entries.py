@@ -33,7 +33,7 @@ def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
     events = child.Events(descriptor)
     place = Rendezvous.from_json(data["rendezvous"])
-    ranks = join("cpu", place, timeout_seconds=60.0, listener=data.get("listener"))
+    ranks = join("cpu", place, timeout_seconds=data["deadline_seconds"] + 60.0, listener=data.get("listener"))
 
     def collective(phase: str) -> None:
         events.enter(phase)
@@ -94,14 +94,14 @@ def leaves_swap(data: Mapping[str, Any]) -> None:
 
 
 def uneven_clocks(data: Mapping[str, Any]) -> None:
-    """Rank 1's steps take longer, and never equally long."""
+    """Rank 1's steps take much longer, and never equally long."""
     from autofit.trial.meter import CpuMeter
 
     original, chance = CpuMeter.seconds, random.Random(0)
     rank = data["rendezvous"]["rank"]
 
     def seconds(self: CpuMeter, start: float, end: float) -> float:
-        return original(self, start, end) * (1.0 + rank * chance.uniform(1.0, 5.0))
+        return original(self, start, end) * (1.0 + rank * chance.uniform(20.0, 100.0))
 
     CpuMeter.seconds = seconds  # type: ignore[method-assign]
 

@@ -10,7 +10,7 @@ from unit.trial.fake_nvml import MIB
 from autofit.hardware import Hardware
 from autofit.outcome import Crashed, OutOfMemory
 from autofit.trial import classify
-from autofit.trial.classify import DeviceBusy, OverLimit, ended_without_result, memory_failure
+from autofit.trial.classify import DeviceBusy, OverLimit, device_failure, ended_without_result, memory_failure
 from autofit.trial.host_memory import host_shortage
 from autofit.trial.meter import CudaMeter
 
@@ -111,6 +111,27 @@ def test_what_the_meter_says() -> None:
 def test_other_errors_are_not_memory(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     install_cuda(monkeypatch)
     assert on_gpu(error) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "transient"),
+    [
+        ("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be ...", True),
+        ("CUDA error: unspecified launch failure", True),
+        ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
+        ("Error no CUDA-capable device is detected at line 62 in file /src/csrc/ops.cu", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("CUDA error: device-side assert triggered", False),
+    ],
+)
+def test_a_fault_of_the_device_is_not_the_configs(said: str, transient: bool) -> None:
+    raised = device_failure(RuntimeError(said), "backward")
+    assert (raised is not None and raised.transient) == transient
+    left = ended_without_result(
+        status=1, phase="backward", room=None, stderr=f"\n{said}\n", kernel_oom_kills=0, host_is_device=False
+    )
+    assert isinstance(left, Crashed) and left.transient == transient
+    assert not transient or left.reason.startswith("the device has failed: ")
 
 
 def test_a_kill_that_the_kernel_booked() -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from unit.operations.made_trials import fits
 
+from autofit.core.attempt import Attempt
 from autofit.outcome import (
     Crashed,
     Diverged,
@@ -122,15 +123,16 @@ def test_who_got_least_far_hangs(entered: tuple[int, int], said: str) -> None:
 
 
 def test_the_others_have_a_moment_to_say_what_they_met(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group, "GRACE_SECONDS", 0.05)
+    now = 1000.0
+    monkeypatch.setattr(group, "time", SimpleNamespace(monotonic=lambda: now))
     gathering = Gathering(ranks=3)
-    gathering.take(2, ALONE, 1.0)
+    gathering.take(2, Attempt(outcome=ALONE, seconds=1.0))
     assert gathering.grace_left is None and gathering.overdue() == []
-    gathering.take(0, OUT, 3.0)
-    assert gathering.overdue() == [] and 0.0 < (gathering.grace_left or 0.0) <= 0.05
-    time.sleep(0.06)
+    gathering.take(0, Attempt(outcome=OUT, seconds=3.0))
+    assert gathering.overdue() == [] and gathering.grace_left == group.GRACE_SECONDS
+    now += group.GRACE_SECONDS + 0.1
     assert gathering.overdue() == [1]
     assert gathering.overdue() == [] and gathering.grace_left is None, "each is named once"
-    gathering.take(1, STOPPED, 2.0)
+    gathering.take(1, Attempt(outcome=STOPPED, seconds=2.0))
     assert gathering.complete and gathering.seconds == 3.0
-    assert gathering.outcome() == replace(OUT, reason="rank 0: Tried to allocate 2 GiB")
+    assert gathering.attempt().outcome == replace(OUT, reason="rank 0: Tried to allocate 2 GiB")

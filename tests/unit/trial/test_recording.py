@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from jobs import tiny_model, tiny_request
+from kept import Kept
 
 from autofit.errors import UsageError
 from autofit.operations import WorkloadOptions, single_trial
@@ -17,7 +18,6 @@ from autofit.operations.single_trial import trial
 from autofit.outcome import Fits, OutOfMemory
 from autofit.techniques import complete
 from autofit.trial.recording import check_writable, memory_snapshot
-from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
 
 CONFIG = complete({"micro_batch": 2})
@@ -30,9 +30,10 @@ def options(tmp_path: Path) -> WorkloadOptions:
 
 
 def test_a_profile_shows_a_step_and_is_an_ordinary_trial(
-    options: WorkloadOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    options: WorkloadOptions, tmp_path: Path, warm: TrialRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(single_trial, "TrialRequest", functools.partial(TrialRequest, timing_seconds=0.1))
+    kept = Kept(warm, changed=lambda request: replace(request, timing_seconds=0.0))
+    monkeypatch.setattr(single_trial, "GroupRunner", kept)
     file = tmp_path / "trace.json"
     done = trial(options, CONFIG, device="cpu", profile=str(file))
     assert isinstance(done.outcome, Fits)
@@ -46,8 +47,13 @@ def test_a_dump_that_fails_loses_nothing(tmp_path: Path, warm: TrialRunner) -> N
 
 
 def test_a_trial_that_does_not_fit_records_nothing_and_says_so(
-    options: WorkloadOptions, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    options: WorkloadOptions,
+    tmp_path: Path,
+    warm: TrialRunner,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    monkeypatch.setattr(single_trial, "GroupRunner", Kept(warm))
     file = tmp_path / "trace.json"
     with caplog.at_level(logging.WARNING):
         done = trial(options, CONFIG, device="cpu", profile=str(file), memory_limit_bytes=1024**2)
@@ -62,7 +68,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_runs(
     def never(*args: object, **named: object) -> None:
         raise AssertionError("a trial was started")
 
-    monkeypatch.setattr(TrialRunner, "run", never)
+    monkeypatch.setattr(TrialRunner, "attempt", never)
     for path in (tmp_path / "missing" / "trace.json", tmp_path):
         with pytest.raises(UsageError, match=r"--profile .* cannot be written"):
             trial(options, CONFIG, device="cpu", profile=str(path))

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from unit.trial.fake_nvml import MIB, FakeCard, install
 
+from autofit.catalog.hardware import card, named
 from autofit.errors import EnvironmentLacks
+from autofit.hardware import Hardware
 from autofit.trial import process_memory, site
 from autofit.trial.site import check_devices, cpu, detect
+from autofit.trial.threads import threads_per_rank
+from autofit.workload import digest
 
 
 @pytest.fixture
@@ -28,6 +33,16 @@ def test_a_card_of_the_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (hardware.name, hardware.kind, hardware.count, hardware.capability) == ("h100-80g", "cuda", 2, "9.0")
     assert hardware.memory_bytes == 81089 * MIB
     assert (stack.cuda, stack.driver) == ("13.0", "580.95.05")
+
+
+@pytest.mark.usefixtures("cuda_torch")
+@pytest.mark.parametrize(("limit", "name"), [(500_000, "h100-80g-500w"), (700_000, "h100-80g"), (None, "h100-80g")])
+def test_another_power_limit_is_another_device(monkeypatch: pytest.MonkeyPatch, limit: int | None, name: str) -> None:
+    install(monkeypatch, FakeCard("GPU-a", power_limit=limit))
+    hardware, _ = detect()
+    usual = replace(hardware, name="h100-80g", power_limit_watts=None)
+    assert hardware.name == name and (hardware.key == usual.key) == (name == "h100-80g")
+    assert named(hardware.name) == card("h100-80g")
 
 
 @pytest.mark.usefixtures("cuda_torch")
@@ -55,6 +70,7 @@ def test_a_slice_is_not_the_card(monkeypatch: pytest.MonkeyPatch) -> None:
     hardware, _ = detect()
     assert hardware.name == "nvidia-h100-80gb-hbm3-mig-1g-10gb-10g"
     assert hardware.memory_bytes < 10 * 1024 * MIB and hardware.peak_flops is None
+    assert hardware.mig_profile == "1g.10gb"
 
 
 @pytest.mark.parametrize("device", ["auto", "cuda"])
@@ -175,3 +191,21 @@ def test_a_brand_alone_does_not_name_a_processor(
     file.write_text("\n".join(["processor : 0", *reported, *second]))
     monkeypatch.setattr(site, "PROCESSORS", file)
     assert site.cpu().name.startswith(name)
+
+
+def test_one_thread_is_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    code += "from autofit.trial.site import cpu; print(cpu().name, cpu().cores)"
+    bound = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    one = cpu()
+    assert bound.split() == [one.name, "1"] and one.cores == 1
+    assert threads_per_rank(one, None) == 1
+
+
+def test_a_key_from_before_instruction_sets_stays() -> None:
+    here = cpu()
+    later = ("instructions", "power_limit_watts", "mig_profile")
+    old = {name: value for name, value in here.to_json().items() if name not in later}
+    read = Hardware.from_json(old)
+    assert read.key == digest([here.name, "cpu", here.device_name, here.cores]) != here.key

@@ -62,7 +62,7 @@ class Counted:
 def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int) -> None:
     meter = Queued(kind)
     steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase: None)
-    steps.warm_up(2, 20)
+    steps.warm_up(lambda seconds: 2, 20)
     assert steps.seconds == [] and steps.in_use == []
     # First micro-step, three further ones and the update: five spans.
     assert [steps.timed() for _ in range(2)] == [5.0 * first_timed, 5.0 * (first_timed + 1)]
@@ -73,7 +73,7 @@ def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int
 def test_a_step_is_read_while_the_next_one_is_queued() -> None:
     meter = Queued("cuda")
     steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase: None)
-    steps.warm_up(2, 20)
+    steps.warm_up(lambda seconds: 2, 20)
     meter.read.clear()
     for _ in range(3):
         steps.timed()

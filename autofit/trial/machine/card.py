@@ -1,0 +1,116 @@
+"""An NVIDIA card while a trial runs on it, looked at through NVML from outside the trial's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from statistics import fmean
+from typing import Any, TypeVar
+
+from autofit.core.device_state import CardState
+from autofit.trial import nvml
+
+T = TypeVar("T")
+UNCORRECTED, SINCE_BOOT = 1, 0
+"""nvmlMemoryErrorType_t and nvmlEccCounterType_t (nvml.h)."""
+SM, MEMORY = 1, 2
+"""nvmlClockType_t."""
+
+
+@dataclass(slots=True)
+class CardWatch:
+    """The first visible card, from its creation on; shows nothing where there is no NVML. Used from one thread."""
+
+    process: int
+    """The trial's process."""
+    others_bytes: int | None
+    """What others held of the card's memory before the trial began."""
+    _limits: CardState | None = field(init=False, default=None)
+    """What does not change while a trial runs."""
+    _looks: list[CardState] = field(init=False, default_factory=list)
+    _errors_before: int | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        with suppress(nvml.Unreachable), nvml.first_card() as card:
+            self._limits = CardState(
+                uuid=card.uuid,
+                sm_clock_max_mhz=_said(lambda: card.ask("nvmlDeviceGetMaxClockInfo", SM)),
+                memory_clock_max_mhz=_said(lambda: card.ask("nvmlDeviceGetMaxClockInfo", MEMORY)),
+                power_limit_watts=_said(lambda: card.ask("nvmlDeviceGetEnforcedPowerLimit") / 1000),
+                power_limit_default_watts=_said(lambda: card.ask("nvmlDeviceGetPowerManagementDefaultLimit") / 1000),
+                others_bytes=self.others_bytes,
+            )
+            self._errors_before = _said(lambda: _errors(card))
+
+    def look(self) -> None:
+        """Note the card's clocks, and all else that is of the moment."""
+        if self._limits is None:
+            return
+        with suppress(nvml.Unreachable), nvml.first_card() as card:
+            errors = _said(lambda: _errors(card))
+            known = errors is not None and self._errors_before is not None
+            self._looks.append(
+                CardState(
+                    uuid=card.uuid,
+                    sm_clock_mhz=_said(lambda: card.ask("nvmlDeviceGetClockInfo", SM)),
+                    memory_clock_mhz=_said(lambda: card.ask("nvmlDeviceGetClockInfo", MEMORY)),
+                    power_watts=_said(lambda: card.ask("nvmlDeviceGetPowerUsage") / 1000),
+                    temperature_celsius=_said(lambda: card.ask("nvmlDeviceGetTemperature", 0)),
+                    throttle_mask=_said(lambda: card.ask("nvmlDeviceGetCurrentClocksThrottleReasons")),
+                    others_share=_said(lambda: self._others_share(card)),
+                    memory_errors=errors - self._errors_before if known else None,  # type: ignore[operator]
+                )
+            )
+
+    def state(self) -> CardState | None:
+        """What was seen; None where NVML did not answer."""
+        if self._limits is None or not self._looks:
+            return self._limits
+        mask = None
+        for look in self._looks:
+            if look.throttle_mask is not None:
+                mask = (mask or 0) | look.throttle_mask
+        return replace(
+            self._limits,
+            sm_clock_mhz=self._of("sm_clock_mhz", min),
+            memory_clock_mhz=self._of("memory_clock_mhz", min),
+            power_watts=self._of("power_watts", max),
+            temperature_celsius=self._of("temperature_celsius", max),
+            throttle_mask=mask,
+            others_share=self._of("others_share", fmean),
+            memory_errors=self._of("memory_errors", max),
+        )
+
+    def _of(self, name: str, condense: Callable[[list[Any]], T]) -> T | None:
+        values = [value for look in self._looks if (value := getattr(look, name)) is not None]
+        return condense(values) if values else None
+
+    def _others_share(self, card: nvml.AskedCard) -> float | None:
+        """What processes other than the trial's used of the multiprocessors' time in the last sixth of a second or
+        so; None where process numbers mean another thing to the driver, as in most containers."""
+        if self.process not in {process.pid for process in card.ask("nvmlDeviceGetComputeRunningProcesses")}:
+            return None
+        latest: dict[int, Any] = {}
+        for sample in card.ask("nvmlDeviceGetProcessUtilization", 0):
+            if sample.pid not in latest or sample.timeStamp > latest[sample.pid].timeStamp:
+                latest[sample.pid] = sample
+        newest = max((sample.timeStamp for sample in latest.values()), default=0)
+        recent = (s for pid, s in latest.items() if pid != self.process and newest - s.timeStamp < RECENT_MICROSECONDS)
+        return float(min(1.0, sum(sample.smUtil for sample in recent) / 100))
+
+
+RECENT_MICROSECONDS = 1_000_000
+"""A process whose last sample is older than this beside another's is no longer at work."""
+
+
+def _errors(card: nvml.AskedCard) -> int:
+    return int(card.ask("nvmlDeviceGetTotalEccErrors", UNCORRECTED, SINCE_BOOT))
+
+
+def _said(ask: Callable[[], T]) -> T | None:
+    """The answer; None where the card or its driver has none."""
+    try:
+        return ask()
+    except nvml.Unreachable:
+        return None

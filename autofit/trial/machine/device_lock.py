@@ -1,0 +1,112 @@
+"""A lock per device: trials of different processes and users of one machine exclude each other on it.
+
+A lock is a file that the kernel unlocks when its holder dies, in a folder that every user of the machine can write.
+Containers with folders of their own do not see each other's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from autofit.trial import nvml
+
+FOLDER_VARIABLE = "AUTOFIT_LOCKS"
+"""The environment variable that names the folder of the locks."""
+DEFAULT_FOLDER = "/tmp"
+"""Not the user's temporary folder, which others may not share."""
+POLL_SECONDS = 0.2
+
+Waiting = Callable[[int | None], object]
+"""Called once when a lock is held by another process, with that process's number if it is known."""
+
+
+class GivenUp(Exception):
+    """Nobody wants the lock any more."""
+
+
+def names(kind: str, ranks: int = 1) -> list[str]:
+    """What the locks of the first `ranks` visible devices of a kind are called. The CPU is one device, whatever part of
+    it a trial uses; so are all devices that NVML does not know."""
+    if kind == "cpu":
+        return ["cpu"]
+    cards = [card.uuid for number in range(ranks) if (card := nvml.visible(number)) is not None]
+    return cards or [kind]
+
+
+@contextmanager
+def held(
+    devices: Sequence[str], *, waiting: Waiting = lambda holder: None, unwanted: Callable[[], bool] = lambda: False
+) -> Iterator[float]:
+    """Hold the locks of `devices`; gives the seconds that it had to wait for them. Ends when its process ends, at the
+    latest.
+
+    They are taken in the order of their names, so that no two processes wait for each other. Not for a thread that
+    holds one of them already. Raises `GivenUp` once `unwanted` says so while it waits.
+    """
+    started = time.monotonic()
+    with ExitStack() as stack:
+        for device in sorted(set(devices)):
+            lock = _opened(device)
+            if lock is not None:
+                stack.callback(_release, lock)
+                _take(lock, waiting, unwanted)
+        yield time.monotonic() - started
+
+
+def _take(lock: int, waiting: Waiting, unwanted: Callable[[], bool]) -> None:
+    told = False
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if unwanted():
+                raise GivenUp from None
+            if not told:
+                told = True
+                waiting(_holder(lock))
+            time.sleep(POLL_SECONDS)
+    os.ftruncate(lock, 0)
+    os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+
+def _release(lock: int) -> None:
+    # Explicitly: a process forked meanwhile would keep the lock with its copy of the descriptor.
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
+
+
+def _holder(lock: int) -> int | None:
+    said = os.pread(lock, 20, 0)
+    return int(said) if said.isdigit() else None
+
+
+def _opened(device: str) -> int | None:
+    """A descriptor of the device's lock file, which every user may write; None where there is no place for one: that is
+    no reason not to run trials."""
+    folder = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
+    file = folder / f"autofit-{re.sub(r'[^A-Za-z0-9.-]', '_', device)}.lock"
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+    for _ in range(2):
+        try:
+            # Without O_CREAT: Linux refuses that for another user's file in a sticky folder (fs.protected_regular).
+            return os.open(file, flags)
+        except FileNotFoundError:
+            pass
+        except OSError:
+            return None
+        try:
+            made = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(made, 0o666)  # whatever the umask
+            return made
+        except FileExistsError:
+            continue  # another process was faster
+        except OSError:
+            return None
+    return None

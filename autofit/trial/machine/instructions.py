@@ -1,0 +1,90 @@
+"""The instruction sets that torch's kernels really use here: what the processor has, capped by the environment.
+
+Not counted: MKL, which multiplies fp32 matrices and which neither variable caps.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+PROCESSORS = Path("/proc/cpuinfo")
+_LEVELS: tuple[tuple[str, str], ...] = (
+    ("sse41", "sse4_1"),
+    ("avx", "avx"),
+    ("avx2", "avx2 fma"),
+    ("avx512", "avx512f avx512bw avx512vl avx512dq"),
+    ("avx512-bf16", "avx512_bf16"),
+    ("avx512-fp16", "avx512_fp16"),
+    ("amx", "amx_tile amx_bf16"),
+    ("amx-fp16", "amx_fp16"),
+)
+"""Levels that change arithmetic on floats, each with what it adds to the flags of /proc/cpuinfo: those of oneDNN's
+`dnnl_cpu_isa_t`, without the ones that add integer products alone (VNNI)."""
+_CAPS = {
+    "SSE41": "sse41",
+    "AVX": "avx",
+    "AVX2": "avx2",
+    "AVX2_VNNI": "avx2",
+    "AVX2_VNNI_2": "avx2",
+    "AVX512_CORE": "avx512",
+    "AVX512_CORE_VNNI": "avx512",
+    "AVX512_CORE_BF16": "avx512-bf16",
+    "AVX512_CORE_FP16": "avx512-fp16",
+    "AVX10_1_512": "avx512-fp16",
+    "AVX512_CORE_AMX": "amx",
+    "AVX10_1_512_AMX": "amx",
+    "AVX512_CORE_AMX_FP16": "amx-fp16",
+    "AVX10_1_512_AMX_FP16": "amx-fp16",
+}
+"""Values of ONEDNN_MAX_CPU_ISA (oneDNN developer guide, "CPU dispatcher control"); any other caps nothing."""
+_ATEN = {"default": "avx", "avx2": "avx2", "avx512": "avx512"}
+"""Values of ATEN_CPU_CAPABILITY, each with the highest level whose kernels are no better than it (ATen's DispatchStub);
+any other caps nothing."""
+_NAMES = tuple(name for name, _ in _LEVELS)
+
+
+def instructions(environment: Mapping[str, str] = os.environ) -> str | None:
+    """The highest level that oneDNN uses, such as `avx512-bf16`; where ATen's own kernels are held to less than that
+    implies, followed by their level, such as `avx512-bf16-aten-avx2`. None for a processor other than x86."""
+    own = _own_level()
+    if own is None:
+        return None
+    cap = _CAPS.get((environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or "").upper())
+    capped = own if cap is None else _lower(own, cap)
+    implied = _lower(own, "avx512")
+    aten = _lower(implied, _ATEN.get(environment.get("ATEN_CPU_CAPABILITY", ""), "avx512"))
+    if _dispatched(aten) == _dispatched(capped):
+        return capped
+    return f"{capped}-aten-{_dispatched(aten)}"
+
+
+def are_capped() -> bool:
+    """Whether the environment withholds instruction sets that the processor has."""
+    return instructions() != instructions({})
+
+
+def _own_level() -> str | None:
+    try:
+        lines = PROCESSORS.read_text().splitlines()
+    except OSError:
+        return None
+    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+    level = None
+    for name, needed in _LEVELS:
+        if not flags.issuperset(needed.split()):
+            break
+        level = name
+    return level
+
+
+def _lower(one: str, other: str) -> str:
+    return min(one, other, key=_NAMES.index)
+
+
+def _dispatched(level: str) -> str:
+    """ATen's own word for the kernels that it picks at a level."""
+    if _NAMES.index(level) < _NAMES.index("avx2"):
+        return "default"
+    return "avx2" if level == "avx2" else "avx512"

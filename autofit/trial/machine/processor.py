@@ -1,0 +1,113 @@
+"""The kernel's counters of what a processor did, before and after a trial's timed part."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from autofit.core.device_state import ProcessorState
+from autofit.trial import control_groups
+
+PROC = Path("/proc")
+CORES = Path("/sys/devices/system/cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counters:
+    """Running totals, in seconds of processor time where nothing else is said."""
+
+    cores: int
+    busy: float
+    stolen: float
+    own: dict[int, float]
+    """Of each process of the trial."""
+    held: tuple[float, int] | None
+    heat_events: int | None
+
+
+def read(session: int) -> Counters | None:
+    """The counters now, for a trial whose processes are in the session of that number; None where the kernel does not
+    keep them (sandboxes, systems other than Linux)."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    per_second = os.sysconf("SC_CLK_TCK")
+    cores, busy, stolen = 0, 0, 0
+    try:
+        for line in (PROC / "stat").read_text().splitlines():
+            name, *counts = line.split()
+            if name[:3] == "cpu" and name[3:].isdecimal() and int(name[3:]) in allowed:
+                # proc(5): user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user.
+                user, nice, system, _, _, irq, softirq, steal = map(int, counts[:8])
+                cores, busy, stolen = cores + 1, busy + user + nice + system + irq + softirq, stolen + steal
+    except (OSError, ValueError):
+        return None
+    if busy == 0:
+        return None  # a sandbox that shows zeros
+    return Counters(
+        cores=cores,
+        busy=busy / per_second,
+        stolen=stolen / per_second,
+        own={pid: ticks / per_second for pid, ticks in _ticks(session)},
+        held=control_groups.held_back(),
+        heat_events=_heat_events(allowed),
+    )
+
+
+def between(before: Counters, after: Counters, threads: int) -> ProcessorState:
+    """What happened from one reading to the other, to a trial that computes with so many threads."""
+    held = None
+    if before.held is not None and after.held is not None:
+        held = after.held[0] - before.held[0], after.held[1] - before.held[1]
+    heat = None
+    if before.heat_events is not None and after.heat_events is not None:
+        heat = after.heat_events - before.heat_events
+    # A process that has ended meanwhile is counted by its parent, which waited for it.
+    own = sum(after.own.values()) - sum(before.own.get(pid, 0.0) for pid in after.own)
+    return ProcessorState(
+        cores=after.cores,
+        threads=min(threads, after.cores),
+        busy_seconds=after.busy - before.busy,
+        own_seconds=max(0.0, own),
+        stolen_seconds=after.stolen - before.stolen,
+        held_seconds=None if held is None else held[0],
+        held_periods=None if held is None else held[1],
+        frequency_mhz=_frequency(),
+        heat_events=heat,
+    )
+
+
+def _ticks(session: int) -> Iterator[tuple[int, int]]:
+    """The processes of the session, each with the clock ticks that it and the children it waited for have used."""
+    for entry in os.scandir(PROC):
+        if not entry.name.isdecimal():
+            continue
+        with suppress(OSError, ValueError, IndexError):  # it may end at any moment
+            # After the name, which may hold anything: state, parent, group, session, ..., four times (proc(5), stat).
+            fields = (PROC / entry.name / "stat").read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                yield int(entry.name), sum(map(int, fields[11:15]))
+
+
+def _heat_events(allowed: Iterable[int]) -> int | None:
+    found = [
+        count
+        for core in allowed
+        if (count := _number(CORES / f"cpu{core}" / "thermal_throttle" / "core_throttle_count")) is not None
+    ]
+    return sum(found) if found else None
+
+
+def _frequency() -> float | None:
+    """Mean clock of the cores that this process may use, in MHz."""
+    allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+    files = (CORES / f"cpu{core}" / "cpufreq" / "scaling_cur_freq" for core in allowed)
+    found = [kilohertz for file in files if (kilohertz := _number(file)) is not None]
+    return sum(found) / len(found) / 1000 if found else None
+
+
+def _number(file: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(file.read_text())
+    return None

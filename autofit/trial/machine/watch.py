@@ -1,0 +1,74 @@
+"""Observes a trial's device while the trial is timed, from the process that runs the trial."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.core.device_state import DeviceState
+from autofit.trial.machine import processor
+from autofit.trial.machine.card import CardWatch
+from autofit.trial.site import threads
+
+LOOK_SECONDS = 0.5
+"""Time between two looks at a card: its clock and its reasons are those of the moment."""
+
+
+class DeviceWatch:
+    """Observes the device of one trial: from the beginning of its timed part to that part's end or, if that has not
+    come, from the trial's beginning to its end. Used from one thread.
+
+    The kernel's counters are read at each end, which takes a few milliseconds.
+    """
+
+    def __init__(self, data: Mapping[str, Any], process: int, others_bytes: int | None) -> None:
+        """For the trial that the request `data` describes, whose `process` leads a session of its own; `others_bytes`
+        is what others held of the card's memory before it began, None on the CPU and where it is not known."""
+        hardware, rendezvous = data.get("hardware", {}), data.get("rendezvous") or {}
+        self._process, self._others_bytes = process, others_bytes
+        self._on_cpu = hardware.get("kind", "cpu") == "cpu"
+        self._threads = max(1, (hardware.get("cores") or threads()) // rendezvous.get("ranks_here", 1))
+        self._is_timing = self._is_over = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._since = self._until = self._looked = time.monotonic()
+        self._before = self._after = processor.read(self._process)
+        self._card = None if self._on_cpu else CardWatch(self._process, self._others_bytes)
+
+    def follow(self, is_timing: bool) -> None:
+        """Take note of whether the trial is in its timed part, and look at the card when it is time to."""
+        if self._is_over:
+            return
+        if is_timing and not self._is_timing:
+            self._is_timing = True
+            self._begin()
+            self._look()  # the steps before have left it at work
+        elif self._is_timing and not is_timing:
+            self.end()
+        elif time.monotonic() - self._looked >= LOOK_SECONDS:
+            self._look()
+
+    def end(self) -> None:
+        """What is observed is over. To be called before the trial's process is waited for: the kernel forgets what it
+        has used."""
+        if not self._is_over:
+            self._is_over = True
+            self._until = time.monotonic()
+            self._after = processor.read(self._process)
+
+    def state(self) -> DeviceState:
+        """What was observed."""
+        card = None if self._card is None else self._card.state()
+        known = self._before is not None and self._after is not None
+        return DeviceState(
+            seconds=self._until - self._since,
+            processor=processor.between(self._before, self._after, self._threads) if known else None,  # type: ignore[arg-type]
+            cards=() if card is None else (card,),
+        )
+
+    def _look(self) -> None:
+        self._looked = time.monotonic()
+        if self._card is not None:
+            self._card.look()

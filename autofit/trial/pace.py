@@ -1,0 +1,115 @@
+"""How long a running trial goes on: how many steps are enough, what it may cost, and when others have surely won."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autofit.outcome import TimedOut
+from autofit.trial.request import Rival, TrialRequest
+from autofit.units import format_duration
+
+WARM_UPS = 2
+"""Updates before timing. The first creates states and caches; in the second the host's allocator grows its heap, so it
+took a sixth longer."""
+REPEATS = 3
+"""Steps that are timed at least."""
+LONG_SECONDS = 10.0
+"""What the timed steps may take together before fewer are timed: a long step scatters less, relative to its length."""
+ONCE_SECONDS = 5.0
+"""What the first micro-step may do once, whatever its size: load kernels, choose algorithms, fill caches."""
+UNSTEADY = 0.8
+"""A later micro-step takes at least this share of one that was timed: single steps scatter by 2 % in the median trial
+of the recorded tables, and by 12 % in some."""
+SHORT_SECONDS = 3.0
+"""A trial that has no more than this to go is worth finishing: one slow moment must not end it."""
+BEATEN_FACTOR = 4.0
+"""A rival that is faster by this factor than one micro-step allows has surely won, whatever memory it takes: nobody who
+has room for the rival would train four times as long."""
+
+
+def warm_ups(step_seconds: float) -> int:
+    """Updates before timing, of a trial whose steps take `step_seconds`."""
+    return WARM_UPS if WARM_UPS * step_seconds <= LONG_SECONDS else 1
+
+
+def least_repeats(step_seconds: float) -> int:
+    """Steps that such a trial times at least."""
+    return max(1, min(REPEATS, int(LONG_SECONDS / max(step_seconds, 1e-9))))
+
+
+def running_seconds(step_seconds: float, timing_seconds: float) -> float:
+    """Seconds that such a trial takes once it is set up, with `timing_seconds` for its repeats."""
+    repeats = max(min(timing_seconds, LONG_SECONDS), least_repeats(step_seconds) * step_seconds)
+    return warm_ups(step_seconds) * step_seconds + repeats
+
+
+EARNED = "earned"
+"""Told to the parent in place of a phase: the trial may beat every rival, and may take what it needs."""
+
+
+class TooSlow(Exception):
+    """The trial need not go on: what it would still show is not worth its seconds."""
+
+    def __init__(self, reason: str, least_step_seconds: float) -> None:
+        super().__init__(reason)
+        self.least_step_seconds = least_step_seconds
+        """Lower bound on an optimizer step of the whole global batch."""
+
+    def outcome(self, *, after_seconds: float, phase: str | None = None) -> TimedOut:
+        """The outcome of a trial that ended so, `after_seconds`."""
+        return TimedOut(
+            reason=str(self),
+            deadline_seconds=after_seconds,
+            phase=phase,
+            least_step_seconds=self.least_step_seconds,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """Judges one trial by the seconds of its micro-steps."""
+
+    tokens_per_step: int
+    """Of the whole global batch."""
+    accumulation: int
+    """Micro-steps of an optimizer step."""
+    rivals: tuple[Rival, ...] = ()
+    allowance_seconds: float | None = None
+    """What the trial may take in all, unless it earns more; None where it may take what it needs."""
+    earned: bool = False
+    """Whether a micro-step has shown that it may beat every rival: then it may take what it needs."""
+
+    @classmethod
+    def of(cls, request: TrialRequest, accumulation: int) -> Pace:
+        """The one that a request asks for."""
+        return cls(
+            tokens_per_step=request.job.workload.tokens_per_step,
+            accumulation=accumulation,
+            rivals=request.rivals,
+            allowance_seconds=request.allowance_seconds,
+        )
+
+    def judge(self, least_micro_seconds: float, *, elapsed_seconds: float, micro_steps_left: float) -> None:
+        """Raise `TooSlow` where the trial is not worth its remaining seconds.
+
+        `least_micro_seconds`: what a micro-step takes at least; `micro_steps_left`: as many are still to be run.
+        """
+        step_seconds = self.accumulation * least_micro_seconds
+        if step_seconds <= 0.0:
+            return
+        speed = self.tokens_per_step / step_seconds
+        fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
+        self.earned = self.earned or 0.0 < fastest < UNSTEADY * speed
+        left_seconds = micro_steps_left * least_micro_seconds
+        if left_seconds < SHORT_SECONDS:
+            return
+        takes = f"a step takes at least {format_duration(step_seconds)}"
+        if fastest >= BEATEN_FACTOR * speed:
+            raise TooSlow(f"{takes}, and another config is {fastest / speed:.0f} times as fast", step_seconds)
+        projected = elapsed_seconds + left_seconds
+        if self.allowance_seconds is not None and not self.earned and projected > self.allowance_seconds:
+            raise TooSlow(
+                f"{takes}, so that the trial would take {format_duration(projected)} and not the "
+                f"{format_duration(self.allowance_seconds)} that it is worth",
+                step_seconds,
+            )

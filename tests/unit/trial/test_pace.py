@@ -1,0 +1,65 @@
+"""How long a trial goes on: until it is beaten, or too dear for what it may gain, unless it has earned more."""
+
+from __future__ import annotations
+
+import pytest
+
+from autofit.trial.pace import Pace, TooSlow, least_repeats, running_seconds, warm_ups
+from autofit.trial.request import Rival
+
+
+def pace(*rivals: float, allowance: float | None = None) -> Pace:
+    """Of a trial with 1,000 tokens and 10 micro-steps a step, beside rivals of so many tokens per second."""
+    return Pace(
+        tokens_per_step=1000,
+        accumulation=10,
+        rivals=tuple(Rival(device_bytes=1, tokens_per_second=speed) for speed in rivals),
+        allowance_seconds=allowance,
+    )
+
+
+def ends(trial: Pace, micro_seconds: float, *, elapsed: float = 20.0, left: float = 4.0) -> TooSlow | None:
+    """Why it ends after a micro-step of so many seconds; None if it goes on."""
+    try:
+        trial.judge(micro_seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+    except TooSlow as found:
+        return found
+    return None
+
+
+def test_a_trial_that_is_beaten_many_times_over_ends() -> None:
+    """At 1 s a micro-step it trains 100 tokens/s at most."""
+    assert ends(pace(50.0, 399.0), 1.0) is None
+    found = ends(pace(50.0, 401.0), 1.0)
+    assert found is not None and found.least_step_seconds == 10.0
+    outcome = found.outcome(after_seconds=21.0, phase="warm-up")
+    assert (outcome.least_step_seconds, outcome.deadline_seconds, outcome.phase) == (10.0, 21.0, "warm-up")
+    assert "another config is 4 times as fast" in outcome.reason
+
+
+def test_a_trial_that_would_cost_more_than_it_is_worth_ends_also_as_the_first_of_all() -> None:
+    assert ends(pace(allowance=60.0), 9.9) is None
+    found = ends(pace(allowance=60.0), 10.1)
+    assert found is not None and found.least_step_seconds == pytest.approx(101.0)
+    assert ends(pace(allowance=None), 1000.0) is None, "without an allowance it may take what it needs"
+
+
+def test_a_trial_that_may_beat_every_rival_has_earned_what_it_needs() -> None:
+    trial = pace(50.0, 79.0, allowance=60.0)
+    assert ends(trial, 1.0, left=1000.0) is None and trial.earned
+    assert ends(trial, 2.0, left=1000.0) is None, "what is earned stays so"
+    assert ends(pace(50.0, 81.0, allowance=60.0), 1.0, left=1000.0) is not None, "single steps scatter"
+    assert ends(trial, 10.0) is not None, "but not once it is beaten"
+
+
+def test_a_micro_step_that_shows_nothing_ends_no_trial() -> None:
+    """The first one may spend all of its seconds on what happens once."""
+    assert ends(pace(10.0**9, allowance=1.0), 0.0) is None
+
+
+def test_long_steps_are_warmed_up_and_timed_fewer_times() -> None:
+    seconds = [0.01, 1.0, 3.0, 4.0, 6.0, 60.0]
+    assert [warm_ups(s) for s in seconds] == [2, 2, 2, 2, 1, 1]
+    assert [least_repeats(s) for s in seconds] == [3, 3, 3, 2, 1, 1]
+    assert running_seconds(60.0, 3.0) == 120.0
+    assert running_seconds(0.01, 3.0) == pytest.approx(3.02), "short ones are repeated for as long as they are given"
