@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from autofit import __version__
+from autofit.core.device_state import DeviceState
 from autofit.errors import UsageError, unknown
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
@@ -122,6 +123,7 @@ def _trial(body: dict[str, Any]) -> Trial:
         recorded_at=_checked(str, given, "recorded_at"),
         outcome=_checked(kinds[outcome], {"": given}, ""),
         prediction=None if given.get("prediction") is None else _checked(Prediction, given, "prediction"),
+        device_state=None if given.get("device_state") is None else _checked(DeviceState, given, "device_state"),
     )
     own = {field.name for value in (trial, trial.outcome) for field in fields(value)}
     for name in given.keys() - own:

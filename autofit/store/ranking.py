@@ -93,20 +93,32 @@ def _next(
 
 def _stands(rows: Columns, limit: int | None) -> tuple[ColumnElement[bool], ...]:
     """Whether a fitting trial stands for its config: no later attempt replaces or refutes it, no attempt at any time
-    contradicts it and, if it was stopped early, there is no valid attempt that was timed in full.
+    contradicts it and, if it was stopped early or its time is in doubt, there is no valid attempt that was timed in
+    full, or whose time is not.
     """
-    later, full, after = (aliased(TrialRow, name=name) for name in ("later", "timed_in_full", "after_it"))
+    later = aliased(TrialRow, name="later")
     refuted = exists().where(same_config(later, rows), later.id > rows.id, _refutes(later, rows, limit))
-    refuted_too = exists().where(same_config(after, full), after.id > full.id, _fails(after, full, limit))
-    beside = exists().where(
-        same_config(full, rows), only_of_config(in_full(full)), ~refuted_too, _speaks(full, rows, limit)
+    return (
+        ~refuted,
+        ~contradicted(rows, limit),
+        or_(~rows.stopped_early, ~_beside(rows, limit, clean=False)),
+        or_(~rows.suspect, ~_beside(rows, limit, clean=True)),
     )
-    return ~refuted, ~contradicted(rows, limit), or_(~rows.stopped_early, ~beside)
+
+
+def _beside(rows: Columns, limit: int | None, *, clean: bool) -> ColumnElement[bool]:
+    """Whether the trial's config has a valid attempt that was timed in full and, if `clean`, without doubts."""
+    names = ("clean", "after_clean") if clean else ("timed_in_full", "after_it")
+    full, after = (aliased(TrialRow, name=name) for name in names)
+    refuted = exists().where(same_config(after, full), after.id > full.id, _fails(after, full, limit))
+    fits = and_(in_full(full), ~full.suspect) if clean else in_full(full)
+    return exists().where(same_config(full, rows), only_of_config(fits), ~refuted, _speaks(full, rows, limit))
 
 
 def _refutes(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
     """Whether a later attempt of the same config takes the place of a fitting one."""
-    again = and_(later.outcome == Fits.kind, or_(~later.stopped_early, rows.stopped_early), _speaks(later, rows, limit))
+    no_worse = and_(or_(~later.stopped_early, rows.stopped_early), or_(~later.suspect, rows.suspect))
+    again = and_(later.outcome == Fits.kind, no_worse, _speaks(later, rows, limit))
     return or_(again, _fails(later, rows, limit))
 
 
@@ -124,7 +136,8 @@ def _fails(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bo
     For a question about `limit`, as a search under that limit judges it (`search.knowledge.verdict`): it ran out of
     memory under the limit or a higher one, or failed otherwise under exactly the limit. Without a limit, and for a
     fitting trial that exceeds it: it failed under that trial's own limit or a higher one. Divergence counts under any
-    limit. Failures of the machinery say nothing about the config, nor do deadlines shorter than the default.
+    limit. Failures of the machinery say nothing about the config, nor do deadlines shorter than the default, nor those
+    missed on a device that was busy.
     """
     own = later.memory_limit_bytes >= rows.memory_limit_bytes
     if limit is None:
@@ -136,4 +149,4 @@ def _fails(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bo
         where = or_(and_(within, or_(out_of_memory, otherwise)), and_(~within, own))
     where = or_(where, later.outcome == Diverged.kind)
     too_short = and_(later.deadline_seconds.is_not(None), later.deadline_seconds < DEADLINE_SECONDS)
-    return and_(later.outcome != Fits.kind, ~later.transient, ~too_short, where)
+    return and_(later.outcome != Fits.kind, ~later.transient, ~later.suspect, ~too_short, where)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from sqlalchemy import Connection, func, select
+from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.orm import aliased
 
 from autofit.repeatability import Execution
@@ -19,17 +19,21 @@ is changes over time, and an answer must not wait for the store's whole history.
 def of_hardware(connection: Connection, hardware_key: str) -> list[list[Execution]]:
     """The executions of each config and workload that was recently timed in full more than once under one stack.
 
-    Trials of a single timed step are left out: they have no spread of their own that could be subtracted.
+    Trials of a single timed step are left out: they have no spread of their own that could be subtracted. So are those
+    that others disturbed: they do not show how much executions differ by themselves.
     """
     config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
     # From the last row backwards, so that no index leads the database through everything that the hardware ever ran.
     latest = (
-        select(*config, TrialRow.outcome, TrialRow.stopped_early).order_by(TrialRow.id.desc()).limit(LATEST).subquery()
+        select(*config, TrialRow.outcome, TrialRow.stopped_early, TrialRow.suspect)
+        .order_by(TrialRow.id.desc())
+        .limit(LATEST)
+        .subquery()
     )
     keys = [latest.c[column.key] for column in config]
     repeated = (
         select(*keys)
-        .where(latest.c.hardware_key == hardware_key, in_full(latest.c))
+        .where(latest.c.hardware_key == hardware_key, in_full(latest.c), ~latest.c.suspect)
         .group_by(*keys)
         .having(func.count() > 1)
         .subquery()
@@ -39,7 +43,7 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
     query = (
         select(run.stack_key, run.workload_key, run.config_key, run.tokens_per_second, spread)
         .join_from(repeated, run, same_config(run, repeated.c))
-        .where(only_of_config(in_full(run)))
+        .where(only_of_config(and_(in_full(run), ~run.suspect)))
         .order_by(run.id)
     )
     found: defaultdict[tuple[str, str, str], list[Execution]] = defaultdict(list)

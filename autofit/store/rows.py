@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, insert, select
 from sqlalchemy.orm import InstrumentedAttribute
 
+from autofit.core.device_state import DeviceState
 from autofit.errors import StoreError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
@@ -87,8 +88,9 @@ def trial_values(trial: Trial) -> Values:
     """
     evidence = outcome_to_json(trial.outcome)
     prediction = None if trial.prediction is None else trial.prediction.to_json()
+    state = None if trial.device_state is None else trial.device_state.to_json()
     try:
-        to_text([evidence, prediction, trial.seconds, trial.config.to_json(), trial.hardware.to_json()])
+        to_text([evidence, prediction, state, trial.seconds, trial.config.to_json(), trial.hardware.to_json()])
     except ValueError:
         raise ValueError("a number is NaN or infinite, which JSON cannot express") from None
     method = trial.config.get("method")
@@ -117,6 +119,8 @@ def trial_values(trial: Trial) -> Values:
         "config": trial.config.to_json(),
         "evidence": evidence,
         "prediction": prediction,
+        "device_state": state,
+        "suspect": bool(trial.doubts),
     }
     for name, value in values.items():
         if isinstance(value, int) and abs(value) > _LARGEST:
@@ -158,6 +162,7 @@ class Reader:
                 recorded_at=row.recorded_at,
                 trial_id=row.id,
                 prediction=None if row.prediction is None else Prediction.from_json(row.prediction),
+                device_state=None if row.device_state is None else DeviceState.from_json(row.device_state),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _unreadable(f"trial {row.id}", error) from None
@@ -174,6 +179,7 @@ TRIAL_COLUMNS = (
     TrialRow.config,
     TrialRow.evidence,
     TrialRow.prediction,
+    TrialRow.device_state,
 )
 """What `Reader.trial` needs."""
 

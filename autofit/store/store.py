@@ -10,12 +10,13 @@ from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 
+from autofit.device_probe import Probe
 from autofit.frontier import Frontier, Point
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import Fits, Trial
 from autofit.repeatability import between_executions
-from autofit.store import attempts, contradictions, estimates, ranking, repeats, schema, searches
+from autofit.store import attempts, contradictions, estimates, probes, ranking, repeats, schema, searches
 from autofit.store.address import Address
 from autofit.store.engine import Database
 from autofit.store.rows import TRIAL_COLUMNS, Reader, storable
@@ -267,6 +268,18 @@ class Store:
         Raises `ValueError` if one holds NaN or infinity.
         """
         self._database.commit(lambda c: estimates.keep(c, found))
+
+    def probe(self, *, hardware_key: str, stack_key: str, shapes_key: str | None = None) -> Probe | None:
+        """The probe of this hardware under this stack for models of these shapes; without `shapes_key` the latest."""
+        with self._database.read() as connection:
+            return probes.find(connection, hardware_key, stack_key, shapes_key)
+
+    def keep_probe(self, probe: Probe) -> None:
+        """Keeps a probe in place of an earlier one of the same hardware, stack and shapes.
+
+        Raises `ValueError` if it holds NaN or infinity.
+        """
+        self._database.commit(lambda c: probes.keep(c, probe))
 
     def begin_search(
         self,

@@ -142,6 +142,10 @@ class TrialRow(Base):
     """`outcome_to_json` of the outcome."""
     prediction: Mapped[Body | None] = mapped_column(JSON(none_as_null=True))
     """`Prediction.to_json` of what was predicted; None if nothing was."""
+    device_state: Mapped[Body | None] = mapped_column(JSON(none_as_null=True))
+    """`DeviceState.to_json`; None where the device was not observed."""
+    suspect: Mapped[bool] = mapped_column(server_default=false())
+    """Whether the trial's time cannot be trusted (`Trial.doubts`); it counts only if there is no clean one."""
 
 
 class EstimateRow(Base):
@@ -152,6 +156,22 @@ class EstimateRow(Base):
     key: Mapped[str] = mapped_column(primary_key=True)
     """Digest of everything that the estimate depends on, including the estimator's own version."""
     estimate: Mapped[Body]
+    recorded_at: Mapped[str]
+
+
+class ProbeRow(Base):
+    """The newest `Probe` of a device under a stack, for models of the same shapes."""
+
+    __tablename__ = "probes"
+
+    hardware_key: Mapped[str] = mapped_column(primary_key=True)
+    """`Hardware.key`."""
+    stack_key: Mapped[str] = mapped_column(primary_key=True)
+    """`Stack.key`."""
+    shapes_key: Mapped[str] = mapped_column(primary_key=True)
+    """`device_probe.shapes_key`, which covers the probe's version."""
+    body: Mapped[Body]
+    """`Probe.to_json`."""
     recorded_at: Mapped[str]
 
 

@@ -9,10 +9,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
+from autofit.core.device_state import CardState, DeviceState
+from autofit.device_probe import MeasuredStep, Probe, ProbePart
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import (
@@ -60,6 +63,28 @@ PREDICTION = Prediction(
     relative_error=None,
 )
 
+SHARED = DeviceState(seconds=3.25, cards=(CardState(uuid="GPU-a", others_share=0.45),))
+"""Of a trial beside another process."""
+
+
+def a_probe(**changes: Any) -> Probe:
+    """A probe of the hardware and stack of `a_trial`."""
+    trial = a_trial()
+    part = ProbePart(name="products in fp32", seconds=0.1 + 0.2, seconds_per={"product/fp32/nt": 1e-11})
+    step = MeasuredStep(config={"method": "lora"}, layers=2, micro_step_seconds=0.5, update_seconds=0.1, work=None)
+    values: dict[str, Any] = {
+        "hardware": trial.hardware,
+        "stack": trial.stack,
+        "model": "llama-3.1-8b",
+        "shapes_key": "0" * 16,
+        "parts": (part, ProbePart(name="attention in fp16", seconds=1.0, failure="RuntimeError: not implemented")),
+        "steps": (step,),
+        "seconds": 9.5,
+        "recorded_at": "2026-01-01T00:00:00+00:00",
+    }
+    return Probe(**{**values, **changes})
+
+
 _NUMBERS = itertools.count(1)
 
 
@@ -96,6 +121,7 @@ def a_trial(
     seconds: float = 12.25,
     recorded_at: str | None = None,
     prediction: Prediction | None = None,
+    device_state: DeviceState | None = None,
 ) -> Trial:
     """A trial, recorded at a time of its own unless one is given."""
     number = next(_NUMBERS)
@@ -109,6 +135,7 @@ def a_trial(
         seconds=seconds,
         recorded_at=recorded_at or f"2026-01-01T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z",
         prediction=prediction,
+        device_state=device_state,
     )
 
 
@@ -147,20 +174,35 @@ def postgresql_server() -> Iterator[str]:
         from pgserver.postgres_server import get_server
 
         server = get_server(folder)
+    with psycopg.connect(server.get_uri(), autocommit=True) as connection:
+        # Nothing here survives a crash of the machine. Databases are made and dropped for every test.
+        for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+            connection.execute(f"ALTER SYSTEM SET {setting} = off")  # type: ignore[arg-type]
+        connection.execute("SELECT pg_reload_conf()")
     yield server.get_uri()
     server.cleanup()
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def postgresql_url(postgresql_server: str) -> Iterator[str]:
-    """The URL of an empty PostgreSQL database."""
-    name = f"autofit_{next(_NUMBERS)}"
+@pytest.fixture(scope="session")
+def migrated(postgresql_server: str) -> str:
+    """The name of a PostgreSQL database that has the schema, and nothing else."""
     with psycopg.connect(postgresql_server, autocommit=True) as connection:
-        connection.execute(f"CREATE DATABASE {name}")
+        connection.execute("CREATE DATABASE migrated")
+    Store.open(postgresql_server.replace("/postgres?", "/migrated?")).close()
+    return "migrated"
+
+
+@pytest.fixture
+def postgresql_url(postgresql_server: str, migrated: str, request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of a PostgreSQL database: an empty one, or with the schema for a test that only asks for a store."""
+    name = f"autofit_{next(_NUMBERS)}"
+    copied = f"TEMPLATE {migrated}" if "store" in request.fixturenames else ""
+    with psycopg.connect(postgresql_server, autocommit=True) as connection:
+        connection.execute(f"CREATE DATABASE {name} {copied}")  # type: ignore[arg-type]
     yield postgresql_server.replace("/postgres?", f"/{name}?")
     with psycopg.connect(postgresql_server, autocommit=True) as connection:
-        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        connection.execute(f"DROP DATABASE {name} WITH (FORCE)")  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pgserver.postgres_server import get_server
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from conftest import CONFIG, OUTCOMES, PREDICTION, WORKLOAD, a_trial, measured
+from conftest import CONFIG, OUTCOMES, PREDICTION, SHARED, WORKLOAD, a_probe, a_trial, measured
 
 from autofit.store import Store, export_lines
 from autofit.store.schema import REVISIONS
@@ -28,7 +28,7 @@ ASSETS = Path(__file__).with_name("assets")
 
 
 def fill(store: Store) -> None:
-    """Trials of every outcome, repeats, two workloads, predictions, a kept estimate, and a search of each ending."""
+    """Trials of every outcome, repeats, two workloads, predictions, an estimate, a probe, a search of each ending."""
     times = (f"2026-01-01T00:00:{second:02}Z" for second in range(60))
     trial = a_trial()
     where = {"hardware": trial.hardware, "stack": trial.stack, "workload": trial.workload}
@@ -47,7 +47,10 @@ def fill(store: Store) -> None:
     store.add(a_trial(workload=longer, memory_limit_bytes=24 * 2**30, recorded_at=next(times)))
     for outcome in (None, OUTCOMES[0]):
         store.add(a_trial(outcome=outcome, prediction=PREDICTION, recorded_at=next(times)))
+    for state in (SHARED, None):
+        store.add(a_trial(config=CONFIG.replace(rank=64), device_state=state, recorded_at=next(times)))
     store.keep_estimates({"0" * 64: {"device_bytes": 21 * 2**30}})
+    store.keep_probe(a_probe())
 
 
 def main() -> None:

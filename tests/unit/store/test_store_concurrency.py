@@ -46,7 +46,7 @@ def attempts(url: str) -> list[int]:
 def test_eight_processes_create_and_fill_one_store(url: str, make_trial: Callable[..., Trial]) -> None:
     trial, each = make_trial(), 25
     processes = [start(url, trial, each) for _ in range(8)]
-    printed = [process.communicate(timeout=300) for process in processes]
+    printed = [process.communicate() for process in processes]
     assert [process.returncode for process in processes] == [0] * 8, printed
     ids = [int(line) for out, _ in printed for line in out.split()]
     assert len(set(ids)) == 8 * each
@@ -66,7 +66,7 @@ def test_a_killed_process_loses_nothing_it_reported(url: str, make_trial: Callab
         for _ in range(lines):
             reported.append(int(process.stdout.readline()))
         process.kill()
-        rest, _ = process.communicate(timeout=300)
+        rest, _ = process.communicate()
         # The last line may be cut off: what counts is what was said in full.
         reported += [int(line) for line in rest.splitlines(keepends=True) if line.endswith("\n")]
     with Store.open(url, create=False) as store:

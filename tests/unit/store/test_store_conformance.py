@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from sqlalchemy import event
+from unit.store.conftest import a_probe
 
 from autofit.errors import UsageError
 from autofit.hardware import Hardware
@@ -270,9 +271,40 @@ class TestEstimates:
             f"{number:064x}": {"device_bytes": number, "breakdown": parts, "phases": parts} for number in range(6000)
         }
         store.keep_estimates(many)
-        started = time.perf_counter()
+        statements: list[str] = []
+        event.listen(store._database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
         assert store.known_estimates(many) == many
-        assert time.perf_counter() - started < 1.0
+        assert len([said for said in statements if said.startswith("SELECT")]) <= 6
+
+
+class TestProbes:
+    """A device's rates are kept by hardware, stack and shapes."""
+
+    def test_gives_back_the_newest_of_each_device_and_shapes(self, store: Store) -> None:
+        first = a_probe()
+        keys = {"hardware_key": first.hardware.key, "stack_key": first.stack.key}
+        assert store.probe(**keys) is None
+        store.keep_probe(first)
+        assert store.probe(**keys, shapes_key=first.shapes_key) == first
+        again = replace(first, seconds=8.5, recorded_at="2026-01-02T00:00:00+00:00")
+        other = replace(first, shapes_key="1" * 16, recorded_at="2026-01-01T12:00:00+00:00")
+        store.keep_probe(again)
+        store.keep_probe(other)
+        assert store.probe(**keys, shapes_key=first.shapes_key) == again
+        assert store.probe(**keys, shapes_key=other.shapes_key) == other
+        assert store.probe(**keys) == again, "the latest, whatever the shapes"
+
+    def test_is_of_no_other_hardware_and_stack(self, store: Store) -> None:
+        kept = a_probe()
+        store.keep_probe(kept)
+        newer = replace(kept.stack, torch="2.99.0")
+        assert store.probe(hardware_key=kept.hardware.key, stack_key=newer.key) is None
+        slower = replace(kept.hardware, cores=1)
+        assert store.probe(hardware_key=slower.key, stack_key=kept.stack.key) is None
+
+    def test_refuses_what_json_has_not(self, store: Store) -> None:
+        with pytest.raises(ValueError):
+            store.keep_probe(a_probe(seconds=math.nan))
 
 
 class TestSearches:

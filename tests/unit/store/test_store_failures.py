@@ -253,7 +253,7 @@ def as_nobody(work: Callable[[], list[str]]) -> list[str]:
 
 
 @contextmanager
-def locked(path: Path, seconds: float = 60.0) -> Iterator[None]:
+def locked(path: Path, seconds: float = 3600.0) -> Iterator[None]:
     """Another process holds the file's lock, for some seconds at most."""
     code = (
         "import sqlite3, sys, time\n"

@@ -1,10 +1,9 @@
-"""The frontier that SQL finds is the one that Python finds attempt by attempt, and it is found fast."""
+"""The frontier that SQL finds is the one that Python finds attempt by attempt, and no table is walked for it."""
 
 from __future__ import annotations
 
 import itertools
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -14,9 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
-from unit.store.many_trials import fill
 
 from autofit.contradiction import contradiction, ran_out
+from autofit.core.device_state import CardState, DeviceState
 from autofit.frontier import Frontier, Point, choose, pareto, timed_in_full
 from autofit.lattice import Config
 from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut, Trial
@@ -290,6 +289,32 @@ def test_a_failure_of_the_machinery_hides_nothing(store: Store, make_trial: Make
     assert frontier is not None and [p.trial_id for p in frontier.points] == [trial.trial_id]
 
 
+def test_a_trial_beside_others_counts_only_where_there_is_no_clean_one(
+    store: Store, make_trial: MakeTrial, fits: MakeFits
+) -> None:
+    shared = DeviceState(seconds=3.0, cards=(CardState(uuid="GPU-a", others_share=0.5),))
+    clean = make_trial(outcome=fits(100.0, 20))
+    beside = replace(clean, device_state=shared, outcome=fits(50.0, 20))
+    hurried = TimedOut(reason="no end within 600 s", deadline_seconds=DEADLINE_SECONDS)
+    alone = replace(beside, config=clean.config.replace(rank=64), outcome=fits(70.0, 30))
+    again = replace(alone, outcome=fits(80.0, 30))
+    tried = [clean, beside, replace(beside, outcome=hurried), alone, again]
+    stored = [store.add(trial) for trial in tried]
+    assert stored == tried == store.trials() and stored[1].doubts and not stored[0].doubts
+    context = {
+        "hardware_key": clean.hardware.key,
+        "stack_key": clean.stack.key,
+        "workload_key": clean.workload.key,
+    }
+    for limit in (None, clean.memory_limit_bytes):
+        frontier = store.frontier(**context, memory_limit_bytes=limit)
+        assert frontier is not None
+        assert {p.measurement.tokens_per_second for p in frontier.considered} == {100.0, 80.0}
+    settled = [verdict(attempts, clean.memory_limit_bytes) for attempts in store.known(**context).values()]
+    assert settled == [clean, again]
+    assert store.between_executions(clean.hardware.key) == 0.0
+
+
 def test_what_was_stopped_early_counts_only_where_there_is_nothing_else(
     store: Store, make_trial: MakeTrial, fits: MakeFits
 ) -> None:
@@ -375,51 +400,6 @@ def test_equals_the_frontier_without_sql(shared: Store, make_trial: MakeTrial, f
             assert within(limit, frontier.considered) == by_verdict(tried, limit)
 
     holds()
-
-
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a file for 100,000 trials may be."""
-    return tmp_path_factory.mktemp("large") / "store.db"
-
-
-def undominated(results: dict[int, tuple[str, int, float]]) -> set[int]:
-    """Ids of the results that none of their method beats."""
-    kept: set[int] = set()
-    for method in METHODS:
-        fastest = 0.0
-        for number, (_, _, speed) in sorted(
-            ((number, result) for number, result in results.items() if result[0] == method),
-            key=lambda item: (item[1][1], -item[1][2]),
-        ):
-            if speed > fastest:
-                fastest = speed
-                kept.add(number)
-    return kept
-
-
-def test_answers_within_a_second_from_100_000_trials(large: Path, make_trial: MakeTrial, fits: MakeFits) -> None:
-    with Store.open(str(large)) as store:
-        first = store.add(make_trial(outcome=OutOfMemory(reason="")))
-    results = fill(large, 100_000, fits())
-    seconds = []  # of this process, which waits for nothing: other work on the machine counts for nothing
-    for _ in range(3):
-        # Opened anew each time, as every command does.
-        begun = time.process_time()
-        with Store.open(str(large), create=False) as store:
-            frontier = found(store, first)
-            store.hardware(), store.workloads(model=first.workload.model)
-            store.stacks(first.hardware.key, first.workload.key)
-        seconds.append(time.process_time() - begun)
-    assert frontier is not None
-    assert {point.trial_id for point in frontier.points} == undominated(results)
-    assert frontier.trials == 100_001
-    assert min(seconds) < 0.5, seconds
-    with Store.open(str(large), create=False) as store:
-        begun = time.process_time()
-        assert len(store.trials(workload_key=first.workload.key, newest_first=True, limit=50)) == 50
-        assert store.count(model=first.workload.model, outcome="fits") == len(results)
-        assert time.process_time() - begun < 1.0
 
 
 def test_points_know_what_executions_of_one_config_differ_by(

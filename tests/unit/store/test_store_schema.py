@@ -129,7 +129,8 @@ def test_checks_a_sound_store(store: Store, url: str, make_trial: Callable[..., 
     report = check(url)
     assert report.sound
     assert report.kind in url
-    assert report.counts == {"hardware": 1, "stacks": 1, "workloads": 1, "searches": 0, "trials": 1, "estimates": 0}
+    counts = {"hardware": 1, "stacks": 1, "workloads": 1, "searches": 0, "trials": 1, "estimates": 0, "probes": 0}
+    assert report.counts == counts
     assert (report.revision, report.problems) == (report.newest, ())
 
 
