@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from autofit.hardware import Hardware, Stack
@@ -174,7 +175,7 @@ class Alternative:
     """Another config of interest besides the recommended one."""
 
     role: str
-    """`faster, does not fit`, `lighter`, or `other method`."""
+    """`faster, does not fit`, `lighter`, or `beside_role` of another method."""
     point: Point
     over_limit_bytes: int
     """How far its memory is above the limit; negative where it fits."""
@@ -232,6 +233,26 @@ class Recommendation:
         }
 
 
+PRACTICAL = 0.2
+"""Share of the next less faithful method's speed below which a method that fits is of no practical use."""
+
+
+def practical(speeds: Mapping[str, float]) -> str | None:
+    """The method to recommend, given the speed of each one's best config that fits, the most faithful first: the first
+    that has at least `PRACTICAL` of the next one's speed. None if nothing fits."""
+    methods = list(speeds)
+    for method, following in pairwise(methods):
+        if speeds[method] >= PRACTICAL * speeds[following]:
+            return method
+    return methods[-1] if methods else None
+
+
+def beside_role(recommended: str, other: str, share: float) -> str:
+    """What another method's best config that fits is beside the recommended one, of whose speed it has this `share`."""
+    more_faithful = METHODS.index(other) < METHODS.index(recommended)
+    return "fits, but too slow to be practical" if more_faithful and share < PRACTICAL else "other method"
+
+
 def no_preference(config: Config) -> int:
     """Every config changes the training alike."""
     return 0
@@ -244,16 +265,16 @@ def choose(
     methods: Iterable[str],
     changes: Callable[[Config], int] = no_preference,
 ) -> Point | None:
-    """The fastest point within the limit, from the first of `methods` that has one; None if nothing fits.
+    """The fastest point within the limit, from the first of `methods` that has a practical one (`practical`); None if
+    nothing fits.
 
     Among points that tie with the fastest, the one that `changes` the training least, then the lightest.
     """
     fitting = [p for p in points if p.measurement.device_bytes <= memory_limit_bytes]
-    for method in methods:
-        candidates = timed_in_full(p for p in fitting if p.method == method)
-        if candidates:
-            return _first_among_equals(candidates, changes)
-    return None
+    of_method = {m: timed_in_full(p for p in fitting if p.method == m) for m in methods}
+    speeds = {m: max(p.measurement.tokens_per_second for p in own) for m, own in of_method.items() if own}
+    method = practical(speeds)
+    return None if method is None else _first_among_equals(of_method[method], changes)
 
 
 def _first_among_equals(points: list[Point], changes: Callable[[Config], int]) -> Point:
@@ -281,7 +302,8 @@ def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: 
     for method in METHODS:
         best = choose(every, memory_limit_bytes=memory_limit_bytes, methods=[method])
         if method != chosen.method and best is not None:
-            picks.append(("other method", best))
+            share = best.measurement.tokens_per_second / speed
+            picks.append((beside_role(chosen.method, method, share), best))
     return tuple(
         Alternative(
             role=role,

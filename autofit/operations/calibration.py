@@ -9,6 +9,7 @@ from autofit.errors import StoreError
 from autofit.estimate.version import is_current
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
+from autofit.operations.probing import probed_guess
 from autofit.outcome import Fits, Measurement, StepWork, Trial
 from autofit.store import Store
 from autofit.techniques import needs_process_group
@@ -28,9 +29,12 @@ Shown = dict[tuple[str, Config], tuple[StepWork, float]]
 _log = logging.getLogger(__name__)
 
 
-def rates_for(hardware: Hardware, stack: Stack, store: Store | None, workload_key: str) -> Rates | None:
+def rates_for(
+    hardware: Hardware, stack: Stack, store: Store | None, workload_key: str, model_digest: str | None = None
+) -> Rates | None:
     """The rates of this hardware under this stack, fitted to the store's trials of any model and workload, with their
-    expected error on the workload with this key.
+    expected error on the workload with this key. Where the store has a probe of this very device, what they are fitted
+    to is not the data sheet but that, at the shapes of the model with this digest if it was probed there.
 
     A catalog card that is not in this machine uses the trials of all stored cards of that name, under the stack of the
     latest of these trials. Returns a guess (`calibrated_on` 0) where no trial is usable or the store fails, and None
@@ -42,6 +46,8 @@ def rates_for(hardware: Hardware, stack: Stack, store: Store | None, workload_ke
     if guess is None or store is None:
         return guess
     try:
+        if is_detected(hardware):
+            guess = probed_guess(guess, hardware, stack, store, model_digest) or guess
         trials = _trials(hardware, stack, store)
     except StoreError as error:
         _log.warning("autofit: speed is guessed, not calibrated: %s", error)

@@ -49,7 +49,7 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
             state="ok",
             found=f"{hardware.name}: {hardware.device_name}, {format_bytes(hardware.memory_bytes)}",
         ),
-        *_libraries(hardware, stack, offload=build_ops),
+        *libraries(hardware, stack, offload=build_ops),
         *(_operations(build_ops) if stack.deepspeed is not None else []),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
         _disk(),
@@ -60,12 +60,17 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
     return checks
 
 
-def _libraries(hardware: Hardware, stack: Stack, *, offload: bool) -> list[Check]:
-    found = stack.to_json() | {"optuna": version("optuna")}
+def libraries(hardware: Hardware, stack: Stack, *, offload: bool = False) -> list[Check]:
+    """The libraries that training and searching on `hardware` use; with `offload`, DeepSpeed is needed."""
+    found = stack.to_json() | {name: version(name) for name in ("optuna", "sqlalchemy", "alembic")}
     gpu = hardware.kind == "cuda"
     rows = [("torch", True, ""), ("transformers", True, ""), ("peft", True, "pip install peft")]
     rows.append(("bitsandbytes", True, "pip install bitsandbytes"))
     rows.append(("optuna", True, "pip install 'optuna>=5.0'"))
+    rows += [
+        ("sqlalchemy", True, "pip install 'sqlalchemy>=2.1,<2.2'"),
+        ("alembic", True, "pip install 'alembic>=1.16'"),
+    ]
     rows.append(("deepspeed", offload, "pip install deepspeed"))
     if gpu:
         rows += [

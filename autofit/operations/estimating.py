@@ -86,7 +86,7 @@ class Estimation:
         limit = memory_limit(memory_limit_bytes, device, options.devices)
         with readable(store) as opened:
             job = as_trials_show(job, opened)
-            rates = rates_for(device, stack, opened, job.workload.key)
+            rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
             deviations = memory_deviations(device, opened)
         return cls(
             estimator=Estimator(job, rates, exact=exact),

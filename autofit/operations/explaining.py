@@ -156,7 +156,7 @@ class Comparison:
         job = options.job((device, stack))
         with readable(store) as opened:
             self._job = as_trials_show(job, opened)
-            self._rates = rates_for(device, stack, opened, self._job.workload.key)
+            self._rates = rates_for(device, stack, opened, self._job.workload.key, self._job.model.digest)
             self._deviations = memory_deviations(device, opened)
         self._limit = memory_limit(memory_limit_bytes, device, options.devices)
         self._estimators: dict[int, Estimator] = {}

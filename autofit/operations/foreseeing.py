@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 from autofit.errors import in_one_line
 from autofit.lattice import Config
+from autofit.operations.calibration import is_detected
 from autofit.operations.memory_deviations import COMPARED
-from autofit.operations.other_hardware import is_calibrated, learned_elsewhere
 from autofit.operations.predicting import LookedUp, look_up, predict_all
+from autofit.operations.probing import make_sure
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -47,14 +48,18 @@ class Foreseeing:
     trial is judged as if alone there."""
     predicts: bool = True
     """Whether predictions are wanted; without them a config is held against the host's memory by formula."""
+    probes: bool = False
+    """Whether this machine's device is probed first, unless the store has its rates."""
     _looked_up: LookedUp | None = field(init=False, default=None)
 
     def get_ready(self) -> None:
-        """Begin to load, in the background, what `foresee` will need. A failure is left for `foresee` to meet."""
+        """Probe the device, and begin to load, in the background, what `foresee` will need; that a load fails is left
+        for `foresee` to meet."""
         from autofit.estimate import sweep
 
         if not self.predicts:
             return
+        self._probe()  # before anything else that would disturb it is begun
         try:
             missing = list(self._known().missing)
             if self._is_time(missing):
@@ -63,8 +68,7 @@ class Foreseeing:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
     def foresee(self, report: Callable[[int, int], None]) -> Foresight:
-        """What the estimator predicts, and how far it was off in earlier trials on this hardware or, if there are none,
-        on other hardware of its kind.
+        """What the estimator predicts, and how far it was off in earlier trials on this hardware.
 
         `report` is called with the number of configs estimated and their total. A failure is logged in one line and
         costs only the predictions.
@@ -75,6 +79,7 @@ class Foreseeing:
         if not self.predicts:
             return self._by_formula(self.configs)
         try:
+            self._probe()
             known = self._known()
             if not self._is_time(list(known.missing)):  # those made before cost nothing
                 if not known.found:
@@ -91,13 +96,10 @@ class Foreseeing:
             # Trials of this search's own workload and stack are left out: the search recalls them one by one.
             own = (job.workload.key, job.stack.key)
             here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
-            earlier = [trial for trial in here if (trial.workload.key, trial.stack.key) != own]
+            earlier = (trial for trial in here if (trial.workload.key, trial.stack.key) != own)
             foresight = Foresight(
                 predictions={c: e.prediction for c, e in found.items()}, memory_error=learned(earlier)
             )
-            if not (earlier and is_calibrated(foresight)):
-                everywhere = store.predicted(latest=COMPARED)
-                foresight = learned_elsewhere(foresight, job.hardware, everywhere, memory=not earlier)
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
             return self._by_formula(self.configs)
@@ -111,6 +113,11 @@ class Foreseeing:
             host_bytes={c: e.machine_host_bytes for c, e in found.items()},
             shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
         )
+
+    def _probe(self) -> None:
+        if self.probes and is_detected(self.job.hardware):
+            make_sure(self.job.model, self.job.hardware, self.job.stack, self.store)
+        self.probes = False
 
     def _by_formula(self, configs: Sequence[Config]) -> Foresight:
         """What is known without a trace: which of these offload more than the host holds. A failure costs only that."""

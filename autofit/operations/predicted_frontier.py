@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.estimate.estimate import Estimate
+from autofit.frontier import beside_role, practical
 from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.cheapest_change import GAIN
 from autofit.operations.estimate_cache import readable
@@ -143,13 +144,15 @@ def frontiers(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
 
 
 def recommended(estimates: Sequence[Estimate], methods: Iterable[str]) -> PredictedChoice | None:
-    """The fastest config that fits, of the first of `methods` that has one; None if none fits or no speed is known.
+    """The fastest config that fits, of the first of `methods` that has a practical one (`frontier.practical`); None if
+    none fits or no speed is known.
 
     Among those within `GAIN` of the fastest, the one that changes the training least, then the lightest.
     """
     fits = [e for e in estimates if e.fits and e.tokens_per_second is not None]
-    own = next((found for method in methods if (found := _of(method, fits))), [])
-    chosen = _choice(own)
+    of_method = {method: found for method in methods if (found := _of(method, fits))}
+    method = practical({name: max(map(_speed, own)) for name, own in of_method.items()})
+    chosen = _choice(of_method.get(method or "", []))
     if chosen is None:
         return None
     return PredictedChoice(
@@ -182,7 +185,7 @@ def _beside(chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Esti
     for other in METHODS:
         best = _choice(_of(other, fits)) if other != method else None
         if best is not None:
-            picks.append(("other method", best))
+            picks.append((beside_role(method, other, _speed(best) / _speed(chosen)), best))
     return picks
 
 

@@ -56,7 +56,7 @@ def predict_all(
     found = estimate_all(
         job, configs, memory_limit_bytes=memory_limit_bytes, store=store, looked_up=looked_up, report=report
     )
-    rates = rates_for(job.hardware, job.stack, store, job.workload.key)
+    rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
     shown = memory_deviations(job.hardware, store)
     return {config: estimate.timed(job, rates).judged(shown) for config, estimate in found.items()}
 

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.catalog.hardware import card
+from autofit.catalog.hardware import card, named
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.estimate.floor import floor_bytes
 from autofit.lattice import Config
@@ -51,7 +51,8 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
     """Resolve a request; raises for anything wrong with it before a worker starts."""
     site = pool.site() if pool is not None else detect(request.device)
     job = request.workload.job(site)
-    if request.hardware.lower() not in ("auto", job.hardware.name):
+    here = named(job.hardware.name)
+    if request.hardware.lower() not in ("auto", job.hardware.name, here and here.name):
         card(request.hardware)  # raises, naming the nearest, if there is no such card
         raise EnvironmentLacks(
             f"this machine has {job.hardware.name}, not {request.hardware}",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from autofit.device_probe import Probe
 from autofit.errors import AutofitError, UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
@@ -41,6 +42,8 @@ class RecordedTable:
     """One per config, however many passes were recorded."""
     contradicting: tuple[Config, ...] = ()
     """Configs that fitted in one pass but not in another; they count as not fitting."""
+    probe: Probe | None = None
+    """What a probe of the device showed before the first trial; None where none was taken."""
 
     @property
     def name(self) -> str:
@@ -95,7 +98,17 @@ def read_whole(file: Path) -> RecordedTable:
         memory_limit_bytes=limit,
         trials=tuple(pooled(trials).values()),
         contradicting=tuple(contradicting(trials)),
+        probe=_probe(file, header),
     )
+
+
+def _probe(file: Path, header: dict[str, Any]) -> Probe | None:
+    if header.get("probe") is None:
+        return None
+    try:
+        return Probe.from_json(header["probe"])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise _wrong(file, 1, f"not a probe that this version reads: {error}") from error
 
 
 def is_table(file: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import json
+import logging
 import math
 import os
 import random
@@ -12,20 +13,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from autofit.errors import AutofitError, EnvironmentLacks, UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Value
+from autofit.operations.calibration import is_detected
 from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
 from autofit.outcome import Crashed, Outcome, Trial, now, outcome_from_json, outcome_to_json
+from autofit.probe.run import run as run_probe
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
 from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
 from autofit.workers.pool import Pool
 from autofit.workload import Effect, Goal, Workload
+
+_log = logging.getLogger(__name__)
 
 SCHEMA = 1
 """Format version of a recorded table, given in its first line."""
@@ -137,7 +143,7 @@ def _record(
     }
     run = 0
     with _alone(file):
-        known = _continued(file, header)
+        known = _continued(file, header, partial(_probed, request, prepared))
         wanted = [
             (number, config)
             for number, order in enumerate(orders, start=1)
@@ -284,14 +290,29 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
                 )
 
 
-def _continued(file: Path, header: dict[str, Any]) -> dict[tuple[int, Config], Outcome]:
+def _probed(request: SearchRequest, prepared: Prepared) -> dict[str, Any]:
+    """A probe of the device, taken before the first trial, as a field of the header; none where the device is not in
+    this machine or cannot be probed."""
+    job = prepared.job
+    if request.ray_address is not None or not is_detected(job.hardware):
+        return {}
+    try:
+        return {"probe": run_probe(job.model, job.hardware, job.stack).to_json()}
+    except EnvironmentLacks as error:
+        _log.warning("autofit: recording without a probe: %s", error)
+        return {}
+
+
+def _continued(
+    file: Path, header: dict[str, Any], probed: Callable[[], dict[str, Any]]
+) -> dict[tuple[int, Config], Outcome]:
     """The outcomes that `file` already holds of the same recording, by pass and config; a file that is empty, or was
-    left while this header was being written, gets the header."""
+    left while this header was being written, gets the header, with what `probed` gives."""
     begun = {"schema": SCHEMA, **header}
     text, there = json.dumps(begun)[:-1].encode(), file.read_bytes()
     if text.startswith(there) or (there.startswith(text) and b"\n" not in there):
         os.truncate(file, 0)
-        _append(file, {**begun, "recorded_at": now()})
+        _append(file, {**begun, "recorded_at": now(), **probed()})
         return {}
     known, lines = _read(file)
     for name in SAME:

@@ -8,13 +8,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 from autofit.errors import AutofitError
 from autofit.operations.replay_problems import Report, Tables
@@ -25,6 +26,8 @@ from autofit.search.replay.recorded import Recorded
 
 Place = tuple[str, str]
 """Names of a problem and of a method."""
+Task = TypeVar("Task")
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +95,25 @@ def _run(
         for one in wanted:
             yield one, *_timed(problems[one.problem], searches[one.search], one.seed)
         return
+    for one, (found, seconds) in each(partial(_run_one, tables), wanted, jobs):
+        yield one, found, seconds
+
+
+def each(work: Callable[[Task], Done], tasks: Sequence[Task], jobs: int) -> Iterator[tuple[Task, Done]]:
+    """Do `work` for each task in `jobs` processes of one thread; yields each task with its result, as they end.
+
+    Raises what the work raises, and `AutofitError` if a process is killed.
+    """
     # No fork: libraries that have started threads do not survive it.
     context = multiprocessing.get_context("spawn")
     with (
         _one_thread_each(),
-        ProcessPoolExecutor(min(jobs, len(wanted)), mp_context=context, initializer=_end_with_the_parent) as pool,
+        ProcessPoolExecutor(min(jobs, len(tasks)), mp_context=context, initializer=_end_with_the_parent) as pool,
     ):
-        asked = {pool.submit(_run_one, tables, one): one for one in wanted}
+        asked = {pool.submit(work, task): task for task in tasks}
         try:
             for done in as_completed(asked):
-                yield asked[done], *done.result()
+                yield asked[done], done.result()
         except BrokenProcessPool as broken:
             raise AutofitError(
                 "a worker was killed; finished searches are saved: run the same command again to continue"
@@ -113,7 +125,7 @@ def _run(
 
 def _run_one(tables: Tables, wanted: Wanted) -> tuple[Kept | str, float]:
     """The same in a worker."""
-    return _timed(_problems(tables)[wanted.problem], METHODS[wanted.search], wanted.seed)
+    return _timed(problems_of(tables)[wanted.problem], METHODS[wanted.search], wanted.seed)
 
 
 def _timed(recorded: Recorded, method: SearchMethod, seed: int) -> tuple[Kept | str, float]:
@@ -127,8 +139,8 @@ def _timed(recorded: Recorded, method: SearchMethod, seed: int) -> tuple[Kept | 
 
 
 @cache
-def _problems(tables: Tables) -> dict[str, Recorded]:
-    """The problems, read once in every worker."""
+def problems_of(tables: Tables) -> dict[str, Recorded]:
+    """The problems of which something fits, by name; read once in every worker."""
     found = {recorded.problem.name: recorded for recorded in tables.problems() if recorded.points}
     gc.collect()
     gc.freeze()  # accelerate collects garbage at every trial, which would take seconds with all libraries on the heap

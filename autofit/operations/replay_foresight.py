@@ -14,8 +14,8 @@ from autofit.lattice import Config
 from autofit.operations.allocator_shown import segments_shown
 from autofit.operations.calibration import LATEST, calibrated_for
 from autofit.operations.estimate_cache import readable
-from autofit.operations.other_hardware import learned_elsewhere
 from autofit.operations.predicting import estimate_all
+from autofit.operations.probing import rates_of
 from autofit.operations.recorded_tables import RecordedTable
 from autofit.outcome import Trial
 from autofit.techniques import Job
@@ -47,35 +47,21 @@ class ReplayForesight:
 
     def cold(self, table: RecordedTable) -> Foresight:
         """The foresight on a machine where nothing has been measured yet."""
-        from autofit.estimate.speed import prior
-
-        return self._foresight(table, prior(table.hardware))
+        return self._foresight(table, _guess(table))
 
     def warm(self, table: RecordedTable) -> Foresight | None:
         """The foresight on a machine whose store has the trials of all other tables of this hardware; None if there are
         none."""
-        from autofit.estimate.speed import prior
         from autofit.search.foresight import learned
 
         others = [t for t in self._tables if t is not table and t.hardware.key == table.hardware.key]
-        guess = prior(table.hardware)
+        guess = _guess(table)
         if not others:
             return None
         earlier = [trial for other in others for trial in self._predicted(other)]
         latest = sorted(earlier, key=lambda trial: trial.recorded_at, reverse=True)[:LATEST]
         rates = None if guess is None else calibrated_for(table.workload.key, guess, latest)
         return replace(self._foresight(table, rates), memory_error=learned(earlier))
-
-    def elsewhere(self, table: RecordedTable) -> Foresight | None:
-        """The foresight on a machine where nothing has been measured yet, but whose store has the trials of the tables
-        of other hardware of its kind; None if there are none."""
-        here = table.hardware
-        others = [t for t in self._tables if t.hardware.kind == here.kind and t.hardware.key != here.key]
-        if not others:
-            return None
-        earlier = [trial for other in others for trial in self._predicted(other)]
-        latest = sorted(earlier, key=lambda trial: trial.recorded_at, reverse=True)
-        return learned_elsewhere(self.cold(table), here, latest, memory=True)
 
     def _foresight(self, table: RecordedTable, rates: Rates | None) -> Foresight:
         from autofit.search.foresight import Foresight
@@ -120,3 +106,11 @@ class ReplayForesight:
             # What is predicted is the same under every limit.
             limit = table.memory_limit_bytes
             return job, estimate_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)
+
+
+def _guess(table: RecordedTable) -> Rates | None:
+    """What is known of the speed before the first trial: the probe's rates where one was taken."""
+    from autofit.estimate.speed import prior
+
+    guess = prior(table.hardware)
+    return guess if table.probe is None or guess is None else rates_of(table.probe, guess)

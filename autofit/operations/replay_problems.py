@@ -86,7 +86,6 @@ class Tables:
         from autofit.search.replay.recorded import Recorded, under
 
         cold, warm = cache(partial(foresight.cold, table)), cache(partial(foresight.warm, table))
-        elsewhere = cache(partial(foresight.elsewhere, table))
         by_method = {m: [t for t in table.trials if t.config["method"] == m] for m in METHODS}
         parts = {method: trials for method, trials in by_method.items() if trials}
         for method, trials in [*parts.items(), *([(ANY, table.trials)] if len(parts) > 1 else [])]:
@@ -103,7 +102,6 @@ class Tables:
                 memory_limit_bytes=limit,
                 foresee=cold,
                 foresee_warm=warm,
-                foresee_elsewhere=elsewhere,
                 others=tuple(others),
             )
             known = {t.config: replace(t, outcome=under(limit, t.outcome), memory_limit_bytes=limit) for t in trials}

@@ -34,7 +34,14 @@ def lattice_sampler(request: SearchRequest) -> LatticeSampler:
             knowledge.rule_out(config, "weights, gradients and states alone exceed the limit")
         else:
             open_.append(config)
-    advice = Advice(knowledge, prepared.floor, request.goal.methods, thorough=request.thorough)
+    advice = Advice(
+        knowledge,
+        prepared.floor,
+        request.goal.methods,
+        batch=prepared.job.workload.batch_per_device,
+        budget_seconds=request.time_budget_seconds,
+        thorough=request.thorough,
+    )
     with Store.open(request.store) as store:
         foreseeing = Foreseeing(
             job=as_trials_show(prepared.job, store),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
 from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.answers import recommendation
+from autofit.operations.disturbed import Disturbed
 from autofit.operations.earlier_searches import begin, findings, its_end_noted
 from autofit.operations.foreseeing import Foreseeing
 from autofit.operations.keeping import Keeper
@@ -53,6 +54,7 @@ class SearchResult:
     regret_bound: float | None = None
     """Upper bound, with 95 % confidence, on how much slower the recommended config is than the best of its method, as a
     share of the best's speed; None if the search that found it did not say."""
+    disturbed: Disturbed = field(default_factory=Disturbed)
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -67,6 +69,7 @@ class SearchResult:
             "seconds": self.seconds,
             "stopped_because": self.stopped_because,
             "regret_bound": self.regret_bound,
+            "disturbed": asdict(self.disturbed),
         }
 
 
@@ -169,6 +172,7 @@ def _foreseeing(request: SearchRequest, prepared: Prepared, store: Store) -> For
         store=store,
         one_host=request.ray_address is None,
         predicts=request.predict,
+        probes=request.ray_address is None,
     )
 
 
@@ -184,6 +188,7 @@ def _result(
 ) -> SearchResult:
     job = prepared.job
     trials: list[Trial] = list(search_run.knowledge.trials.values())
+    _check_any_is_measured(search_run, prepared)
     if not trials:
         _check_any_could_run(search_run, prepared, request)
     _check_any_fits(trials or store.trials(search_id=search_id), prepared, request.goal)
@@ -216,6 +221,21 @@ def _result(
         seconds=seconds,
         stopped_because=search_run.progress.stopped_because,
         regret_bound=said.regret_bound,
+        disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
+    )
+
+
+def _check_any_is_measured(search_run: Search, prepared: Prepared) -> None:
+    """Raise an error if trials were too slow to be finished, and nothing else has shown a config that fits."""
+    bounds = search_run.knowledge.least_step_seconds
+    if not bounds or search_run.knowledge.points():
+        return
+    config, least = min(bounds.items(), key=lambda item: item[1])
+    said = f"a step takes at least {format_duration(least)} with {config}"
+    raise Shortfall(
+        f"no trial could be finished in the time, because steps are too slow: {said}; {SOONER}",
+        memory_limit_bytes=prepared.memory_limit_bytes,
+        closest={"config": config.to_json(), "provenance": "measured", "least_step_seconds": least},
     )
 
 

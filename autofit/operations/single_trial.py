@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 
+from autofit.core.attempt import Attempt
 from autofit.errors import UsageError
 from autofit.lattice import Config
 from autofit.operations.keeping import Keeper
 from autofit.operations.requests import WorkloadOptions, left_by_others, memory_limit
-from autofit.outcome import Outcome, Trial, Unsupported, now
+from autofit.outcome import Trial, Unsupported, now
 from autofit.training.requirements import cannot_here
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.recording import check_writable, modified
@@ -47,9 +48,8 @@ def trial(
     if memory_limit_bytes is None:
         limit = left_by_others(limit, job.hardware, options.devices)
     reason = cannot_here(config, job)
-    outcome: Outcome
     if reason is not None:
-        outcome, seconds = Unsupported(reason=reason), 0.0
+        attempt = Attempt(outcome=Unsupported(reason=reason), seconds=0.0)
     else:
         request = TrialRequest(
             job=job,
@@ -61,7 +61,8 @@ def trial(
             profile=profile,
         )
         with GroupRunner(kind=job.hardware.kind, ranks=options.devices) as runner:
-            outcome, seconds = runner.run(request)
+            attempt = runner.attempt(request)
+    outcome = attempt.outcome
     done = Trial(
         config=config,
         workload=job.workload,
@@ -69,8 +70,9 @@ def trial(
         stack=job.stack,
         memory_limit_bytes=limit,
         outcome=outcome,
-        seconds=seconds,
+        seconds=attempt.seconds,
         recorded_at=now(),
+        device_state=attempt.device_state,
     )
     stored = keeper.keep(done) if keeper is not None and not isinstance(outcome, Unsupported) else done
     for name, path in recordings.items():

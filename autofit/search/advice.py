@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.frontier import MAX_TIE, Point
-from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, TimedOut
-from autofit.search.budget import TIMING_SECONDS
-from autofit.search.foresight import Foresight, ran_out_on_device, time_error
-from autofit.search.gains import Front, expected_gain, gain_over, normal_share_below
+from autofit.frontier import MAX_TIE, Point, practical
+from autofit.lattice import Config
+from autofit.search.budget import ALLOWANCE_SHARE, USUAL_SECONDS
+from autofit.search.foresight import Foresight, time_error
+from autofit.search.gains import Front, expected_gain, gain_over
 from autofit.search.knowledge import Knowledge
+from autofit.search.memory_fit import MemoryFit, completed
 from autofit.search.regret import regret_bound, timing_deviation
-from autofit.search.surrogate import ACTIVATIONS, SETUP, TIME, LogLinear, LogNormal, Prior, Rows, mean_above
+from autofit.search.step_times import Mixture, Shown, StepTimes
+from autofit.search.surrogate import TIME, Rows
+from autofit.search.trial_costs import TrialCosts
 from autofit.techniques import only_slower
 
 Array = NDArray[np.float64]
@@ -36,8 +37,9 @@ LUCK = 0.24
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
 MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more about the other work than about the next trial."""
-LEAST_REPEATS = 3
-"""How many steps every trial times, however long they take; those of its warm-up count as set-up."""
+BOUND_DEVIATION = 0.5
+"""Of the logarithm of a step time that is known only to be at least so long, where less was expected: it counts as if
+measured there, this uncertain."""
 BESIDE = 0.1
 """Weight of a gain in a method that is not going to be recommended, because a more faithful one fits: it is only shown
 beside the recommendation. So each such method gets the trial that may be its fastest, and more only where a tenth of
@@ -53,6 +55,9 @@ that runs out of memory shows nothing about speed, and one that surely fits teac
 them last."""
 MUCH = 0.1
 """Expected gain, the chance of fitting included, for which a config is tried although it is likelier to run out."""
+UNFINISHED = 0.05
+"""Gain of finishing the first trial of a method that was begun and ended because it would take long: all else that is
+worth a trial comes before it, and of a method that is only shown beside the recommended one it is not worth it."""
 POSSIBLE = MUCH
 """Probability of fitting from which a method may still be the one to recommend: no less than what makes the search try
 one of its configs, whose gain is at least that probability as long as nothing of the method has fitted."""
@@ -86,8 +91,12 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Weighed:
-    """What running each open config may gain: one entry per config. The method that is going to be recommended comes
-    first, so that a search cut short has its best; then the highest rate."""
+    """What running each open config may gain: one entry per config.
+
+    Trials that take more of the time budget than any may, and those that are likelier to run out of memory once
+    something has fitted, come last; the method that is going to be recommended comes first, once something of it is
+    measured; then the highest rate.
+    """
 
     rows: Rows
     """Positions of the configs in their lattice."""
@@ -95,6 +104,8 @@ class _Weighed:
     probability: Array
     """Of fitting."""
     seconds: Array
+    dear: NDArray[np.bool_]
+    """Whether a trial takes more of the time budget than any may, and more than it promises to gain."""
     cannot_fit: NDArray[np.bool_]
     """Whether a config is predicted to exceed the limit by more than predictions err."""
 
@@ -108,25 +119,25 @@ class Advice:
         floor: Callable[[Config], int],
         methods: Sequence[str] = (),
         *,
+        batch: int | None = None,
+        budget_seconds: float | None = None,
         thorough: bool = False,
     ) -> None:
         """`methods`: the most faithful first; the first that fits will be recommended. If empty, all count alike.
-        `thorough`: so they do for a whole frontier, and any gain is worth its trial."""
+        `batch`: sequences of a device's optimizer step; the largest micro-batch if not given. `budget_seconds`: of the
+        search; `budget.USUAL_SECONDS` if not given. `thorough`: all methods count alike for a whole frontier, and any
+        gain is worth its trial."""
         self._knowledge = knowledge
         self._faithful = () if thorough else tuple(methods)
         self._thorough = thorough
+        self._budget_seconds = budget_seconds or USUAL_SECONDS
         self._area_weight = AREA_THOROUGH if thorough else AREA_BESIDE
         configs, axes = knowledge.lattice.configs, knowledge.lattice.axes
         self._row_of = {c: row for row, c in enumerate(configs)}
         self._methods = np.array([c.text("method") for c in configs])
-        self._floors = np.array([floor(c) for c in configs], dtype=float)
-        self._time = LogLinear(axes, configs, TIME)
-        self._memory = LogLinear(axes, configs, ACTIVATIONS)
-        """For the bytes above the floor."""
-        self._setup = LogLinear(axes, configs, SETUP)
-        self._predicted = np.zeros(len(configs), dtype=bool)
-        self._sizes: dict[Config, float] = {}
-        """Logarithm of every config's predicted bytes; empty without predictions."""
+        self._time = StepTimes(axes, configs, TIME)
+        self._memory = MemoryFit(knowledge, floor)
+        self._costs = TrialCosts(knowledge.lattice, batch or max(c.number("micro_batch") for c in configs))
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the knowledge that was weighed, and the result."""
 
@@ -136,22 +147,16 @@ class Advice:
         Predictions for fewer than half of the configs that the floor leaves change nothing.
         """
         lattice = self._knowledge.lattice
-        left = np.count_nonzero(self._floors <= self._knowledge.memory_limit_bytes)
         known = {c: foresight.predictions[c] for c in lattice.configs if c in foresight.predictions}
-        if not known or 2 * len(known) < left:
+        if not known or 2 * len(known) < self._memory.possible:
             return
-        self._predicted = np.array([c in known for c in lattice.configs])
-        self._floors = np.zeros(len(lattice.configs))
-        self._sizes = _completed(lattice, {c: math.log(max(p.device_bytes, 1)) for c, p in known.items()}, ACTIVATIONS)
-        error, rough = foresight.errors_of_memory()
-        self._memory = LogLinear(lattice.axes, lattice.configs, error, self._sizes, rough)
+        self._memory.foresee(known, foresight)
         seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
         if 2 * len(seconds) >= len(known):
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
-            times = _completed(lattice, seconds, TIME)
-            self._time = LogLinear(
-                lattice.axes, lattice.configs, time_error(float(stated), foresight.effects_factor), times
-            )
+            times = completed(lattice, seconds, TIME)
+            self._time = StepTimes(lattice.axes, lattice.configs, time_error(float(stated)), times)
+            self._costs.foresee(known)
         self._weighed_at = (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
@@ -203,9 +208,8 @@ class Advice:
         own = self._methods[rows] == winner.method
         untried = self._step_time(rows[own])
         tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
-        rivals = LogNormal(
-            mean=np.append(untried.mean, [math.log(p.measurement.step_seconds.median) for p in tried]),
-            deviation=np.append(untried.deviation, [timing_deviation(p) for p in tried]),
+        rivals = untried.with_known(
+            [math.log(p.measurement.step_seconds.median) for p in tried], [timing_deviation(p) for p in tried]
         )
         probability = np.append(self._weighed().probability[own], np.ones(len(tried)))
         least = np.append(self._least_times(rows[own], unlucky=UNLUCKY), np.full(len(tried), -math.inf))
@@ -218,7 +222,7 @@ class Advice:
 
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
-        worth = np.asarray((weighed.gain >= self.worthwhile_gain()) & ~weighed.cannot_fit)
+        worth = np.asarray((weighed.gain >= self.worthwhile_gain()) & ~weighed.cannot_fit & ~weighed.dear)
         if not self._knowledge.points():
             return worth
         likely = worth & ((weighed.probability >= LIKELY) | (weighed.gain >= MUCH))
@@ -228,19 +232,15 @@ class Advice:
         """What to try where nothing has fitted and nothing is predicted to, because a prediction is no proof of that:
         the lightest config of each method, unless one of the method is under way, or one predicted to be no heavier has
         run out of memory. Empty otherwise."""
-        knowledge = self._knowledge
+        knowledge, sizes = self._knowledge, self._memory.sizes
         if knowledge.points() or not self._weighed().cannot_fit.all():
             return []
         under_way = {c.text("method") for c in knowledge.under_way}
-        ran_out: dict[str, float] = {}
-        for config, trial in knowledge.trials.items():
-            if knowledge.does_not_fit(trial) and config in self._sizes:
-                method = config.text("method")
-                ran_out[method] = min(self._sizes[config], ran_out.get(method, math.inf))
+        ran_out = self._memory.least_that_ran_out()
         lightest: dict[str, Candidate] = {}
-        for candidate in sorted(self.candidates(), key=lambda c: self._sizes[c.config]):
+        for candidate in sorted(self.candidates(), key=lambda c: sizes[c.config]):
             method = candidate.config.text("method")
-            if method not in under_way and self._sizes[candidate.config] < ran_out.get(method, math.inf):
+            if method not in under_way and sizes[candidate.config] < ran_out.get(method, math.inf):
                 lightest.setdefault(method, candidate)
         return list(lightest.values())
 
@@ -275,51 +275,75 @@ class Advice:
 
     def _weigh(self) -> _Weighed:
         rows = self._rows(self._knowledge.open)
-        time, (memory, probability) = self._step_time(rows), self._fit(rows)
-        seconds = self._seconds(time, rows)
+        time, (memory, probability) = self._step_time(rows), self._memory.fit(rows)
+        seconds, expected = self._seconds(time, rows), time.together
         methods = self._methods[rows]
-        fronts, least = self._fronts(), self._least_times(rows)
-        gain = np.zeros(len(rows))
+        fronts, least, bounds = self._fronts(), self._least_times(rows), self._knowledge.least_step_seconds
+        gain, paid, finishing = np.zeros(len(rows)), seconds.copy(), np.zeros(len(rows), dtype=bool)
+        limit = float(self._knowledge.memory_limit_bytes)
         for method in np.unique(methods).tolist():
             own = np.flatnonzero(methods == method)
-            front = fronts.get(method)
-            if front is None:
-                # Nothing of this method has fitted yet: the fastest that is likely to fit comes first.
-                speed = np.exp(-time.mean[own])
-                gain[own] = 1.0 + speed / speed.max()
-            else:
-                limit = float(self._knowledge.memory_limit_bytes)
-                gain[own] = expected_gain(
-                    front, _part(time, own), least[own], memory[own], limit, area_weight=self._area_weight
-                )
+            part, front = time.part(own), fronts.get(method)
+            if front is not None:
+                gain[own] = expected_gain(front, part, least[own], memory[own], limit, area_weight=self._area_weight)
+                continue
+            # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
+            speed = np.exp(-np.maximum(expected.mean, least)[own])
+            gain[own] = 2.0 * speed / speed.max()
+            paid[own] = np.maximum(paid[own], np.median(paid[own]))  # a cheaper trial is no reason to begin with it
+            begun = [bound for config, bound in bounds.items() if config.text("method") == method]
+            if begun:
+                # One has been begun, and would take long: what may be much faster comes before it is finished.
+                front = Front.of([(0.0, min(begun))])
+                faster = expected_gain(front, part, least[own], memory[own], limit, area_weight=0.0)
+                gain[own] = np.maximum(faster, UNFINISHED * speed / speed.max())
+                finishing[own[speed.argmax()]] = True
         gain *= probability
-        recommended = self._recommended(fronts, methods, probability)
+        recommended = self._recommended(fronts, methods, probability, np.exp(expected.mean))
         beside = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
         gain[beside] *= BESIDE
-        order = np.lexsort((-gain / seconds, beside))
+        if fronts:
+            # A method that is likely to be many times slower than what is measured is not worth showing.
+            fastest = math.log(min(front.best_seconds for front in fronts.values()))
+            unmeasured = beside & ~np.isin(methods, list(fronts))
+            gain[unmeasured] *= time.weights @ np.exp(np.minimum(fastest - time.mean[:, unmeasured], 0.0))
+        share = seconds / self._budget_seconds
+        long = share > ALLOWANCE_SHARE
+        dear = long & (gain < share) & (share <= 1.0) & ~(finishing & ~beside)
+        # A search that is cut short has its best: other methods wait, unless that of the best is yet to be measured.
+        last = long | ((probability < LIKELY) & bool(fronts))
+        order = np.lexsort((-gain / paid, beside & (recommended in fronts), last))
         return _Weighed(
             rows=rows[order],
             gain=gain[order],
             probability=probability[order],
             seconds=seconds[order],
-            cannot_fit=(self._predicted[rows] & (probability < CANNOT_FIT))[order],
+            dear=dear[order],
+            cannot_fit=(self._memory.predicted[rows] & (probability < CANNOT_FIT))[order],
         )
 
-    def _recommended(self, fronts: Mapping[str, Front], methods: NDArray[np.str_], probability: Array) -> str | None:
-        """The most faithful method that has fitted or still may. Until something has fitted, it must be likely to, by
-        its predicted memory; without predictions none is, and anything that fits is what the user needs."""
-        if not fronts and not self._predicted.any():
+    def _recommended(
+        self, fronts: Mapping[str, Front], methods: NDArray[np.str_], probability: Array, seconds: Array
+    ) -> str | None:
+        """The most faithful method that has fitted or still may, and is or may be practical (`frontier.practical`).
+        Until something has fitted, it must be likely to, by its predicted memory; without predictions none is, and
+        anything that fits is what the user needs. `seconds`: expected of each config's step."""
+        if not fronts and not self._memory.predicted.any():
             return None
-        possible = methods[probability >= (POSSIBLE if fronts else LIKELY)]
-        return next((m for m in self._faithful if m in fronts or m in possible), None)
+        possible = probability >= (POSSIBLE if fronts else LIKELY)
+        speeds: dict[str, float] = {}
+        for method in self._faithful:
+            known = [1.0 / fronts[method].best_seconds] if method in fronts else []
+            speeds[method] = max([*known, *(1.0 / seconds[possible & (methods == method)]).tolist()], default=0.0)
+        return practical({method: speed for method, speed in speeds.items() if speed})
 
     def _fronts(self) -> dict[str, Front]:
         """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
         is expected of it: what is asked for meanwhile should be worth its trial beside that."""
         points, rows = self._knowledge.points(), self._under_way()
         shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
-        memory, probability = self._fit(rows)
-        seconds, likely = np.exp(self._step_time(rows).mean), probability >= LIKELY
+        memory, probability = self._memory.fit(rows)
+        seconds, likely = np.exp(self._step_time(rows).together.mean), probability >= LIKELY
         shown += zip(*(expected[likely].tolist() for expected in (self._methods[rows], memory, seconds)), strict=True)
         methods = {method for method, _, _ in shown}
         return {m: Front.of((memory, seconds) for method, memory, seconds in shown if method == m) for m in methods}
@@ -330,17 +354,25 @@ class Advice:
     def _under_way(self) -> Rows:
         return np.sort(self._rows(self._knowledge.under_way))
 
-    def _step_time(self, rows: Rows) -> LogNormal:
+    def _step_time(self, rows: Rows) -> Mixture:
         """The logarithm of seconds per step."""
-        measured = self._knowledge.measured()
-        known = [(p.config, math.log(p.measurement.step_seconds.median)) for p in measured]
-        return self._time.predict_rows(known, rows, [timing_deviation(p) for p in measured], self._under_way())
+        measured = [
+            Shown(p.config, math.log(p.measurement.step_seconds.median), timing_deviation(p))
+            for p in self._knowledge.measured()
+        ]
+        bounds = [Shown(c, math.log(b), BOUND_DEVIATION) for c, b in self._knowledge.least_step_seconds.items()]
+        if bounds:
+            expected = self._time.predict(measured, self._rows(b.config for b in bounds)).together.mean
+            measured += [b for b, mean in zip(bounds, expected, strict=True) if b.logarithm > mean]
+        return self._time.predict(measured, rows)
 
     def _least_times(self, rows: Rows, *, unlucky: float = 0.0) -> Array:
-        """The logarithm of the seconds that a step of each config takes at least, because a measured one does part of
-        its work and nothing else; minus infinity where there is none. By so many deviations of its timing the measured
-        one may have been `unlucky`, and seemed slower than it is."""
+        """The logarithm of the seconds that a step of each config takes at least, because a trial of it did not get
+        further, or because a measured one does part of its work and nothing else; minus infinity where there is none.
+        By so many deviations of its timing the measured one may have been `unlucky`, and seemed slower than it is."""
         least = np.full(len(self._knowledge.lattice.configs), -math.inf)
+        for config, bound in self._knowledge.least_step_seconds.items():
+            least[self._row_of[config]] = math.log(bound)
         for point in self._knowledge.points():
             m = point.measurement  # one that was stopped early is too uncertain to bound others
             if not m.stopped_early and m.device_bytes <= (1.0 - ROOM) * self._knowledge.memory_limit_bytes:
@@ -349,66 +381,7 @@ class Advice:
                 least[slower] = np.maximum(least[slower], luckier)
         return least[rows]
 
-    def _fit(self, rows: Rows) -> tuple[Array, Array]:
-        """Expected bytes, and the probability of fitting: 1 for what a trial of something heavier has shown to fit."""
-        floors, above = self._floors[rows], self._memory_above_floor(rows)
-        room = np.log(np.maximum(self._knowledge.memory_limit_bytes - floors, 1.0))
-        probability = normal_share_below((room - above.mean) / above.deviation)
-        configs = self._knowledge.lattice.configs
-        probability[[self._knowledge.is_below_a_fit(configs[row]) for row in rows]] = 1.0
-        return floors + np.exp(above.mean), probability
-
-    def _memory_above_floor(self, rows: Rows) -> LogNormal:
-        """The logarithm of the bytes above the floor. A config that ran out needed more than its limit left above the
-        floor; how much more is the expectation from everything else that is known."""
-        known = [
-            (p.config, self._above_floor(p.config, p.measurement.device_bytes)) for p in self._knowledge.measured()
-        ]
-        ran_out = [
-            (config, self._above_floor(config, trial.memory_limit_bytes))
-            for config, trial in self._knowledge.trials.items()
-            if ran_out_on_device(trial)
-        ]
-        expected = self._memory.predict(known, [c for c, _ in ran_out]) if ran_out else None
-        if expected is not None:
-            beyond = zip(ran_out, expected.mean, expected.deviation, strict=True)
-            known += [
-                (c, mean_above(least, mean, deviation))
-                for (c, least), mean, deviation in beyond
-                if not self._predicted.any() or least > mean - deviation  # else it was foreseen and shows nothing
-            ]
-        return self._memory.predict_rows(known, rows)
-
-    def _above_floor(self, config: Config, total: int) -> float:
-        row = self._row_of.get(config)
-        return math.log(max(total - (0.0 if row is None else self._floors[row]), 1.0))
-
-    def _seconds(self, time: LogNormal, rows: Rows) -> Array:
-        """Expected seconds of the configs' trials. One killed at its deadline counts as a set-up that took as long."""
-        known = []
-        for config, trial in self._knowledge.trials.items():
-            if isinstance(trial.outcome, Fits):
-                known.append((config, math.log(max(trial.outcome.measurement.setup_seconds, 0.1))))
-            elif isinstance(trial.outcome, TimedOut):
-                known.append((config, math.log(max(trial.outcome.deadline_seconds, 0.1))))
-        setup = np.exp(self._setup.predict_rows(known, rows).mean)
-        return np.asarray(setup + np.maximum(TIMING_SECONDS, LEAST_REPEATS * np.exp(time.mean)))
-
-
-ENOUGH = 500
-"""Known configs that determine the axes' effects as well as thousands would, in a regression of cubic cost."""
-
-
-def _completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, float]:
-    """`logarithms`, with those of the missing configs filled in from the axes' effects."""
-    missing = [c for c in lattice.configs if c not in logarithms]
-    if not missing:
-        return logarithms
-    model = LogLinear(lattice.axes, lattice.configs, prior)
-    every = list(logarithms.items())
-    known = every if len(every) <= ENOUGH else random.Random(0).sample(every, ENOUGH)
-    return logarithms | dict(zip(missing, model.predict(known, missing).mean.tolist(), strict=True))
-
-
-def _part(found: LogNormal, chosen: NDArray[np.intp]) -> LogNormal:
-    return LogNormal(mean=found.mean[chosen], deviation=found.deviation[chosen])
+    def _seconds(self, time: Mixture, rows: Rows) -> Array:
+        """Expected seconds of the configs' trials."""
+        step_seconds = np.exp(np.maximum(time.together.mean, self._least_times(rows)))
+        return self._costs.seconds(self._knowledge.trials, rows, step_seconds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from autofit.trial.request import DEADLINE_SECONDS
@@ -25,6 +26,18 @@ DEADLINE_SHARE = 0.2
 DEADLINE_FACTOR = 5.0
 """Nor is a trial taken to hang before this multiple of its expected duration."""
 
+ALLOWANCE_SHARE = 0.1
+"""Share of the time budget that any trial may take: a wrong belief may cost that, and not the search."""
+ALLOWANCE_FACTOR = 1.5
+"""Multiple of its expected duration that a trial may take, where that is more."""
+USUAL_SECONDS = 600.0
+"""Of which `ALLOWANCE_SHARE` is taken where a search has no time budget: the command line's default."""
+
+
+def wall_clock() -> float:
+    """Seconds since some moment."""
+    return time.monotonic()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -43,12 +56,17 @@ class Budget:
     """The limits, checked against a clock that starts with the search."""
 
     limits: Limits
-    _started: float = field(init=False, default_factory=lambda: time.monotonic())
+    clock: Callable[[], float] = wall_clock
+    """Seconds since some moment."""
+    _started: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._started = self.clock()
 
     @property
     def elapsed_seconds(self) -> float:
         """Seconds since the search began."""
-        return time.monotonic() - self._started
+        return self.clock() - self._started
 
     @property
     def seconds_left(self) -> float | None:
@@ -68,6 +86,11 @@ class Budget:
         """Whether no further trial may begin."""
         left = self.seconds_left
         return self.trials_left(begun) <= 0 or (left is not None and left <= 0)
+
+    def allowance_seconds(self, expected_seconds: float) -> float:
+        """What a trial that should take `expected_seconds` may take unless it shows that it may be the best."""
+        total = USUAL_SECONDS if self.limits.seconds is None else self.limits.seconds
+        return max(ALLOWANCE_SHARE * total, ALLOWANCE_FACTOR * expected_seconds)
 
     def patience_seconds(self, expected_seconds: float) -> float:
         """After how long a trial that should take `expected_seconds` is taken to hang: with a time budget, soon enough

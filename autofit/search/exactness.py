@@ -9,6 +9,7 @@ from functools import cache
 from autofit.lattice import Config
 from autofit.outcome import Diverged, Fits, Measurement, Trial
 from autofit.techniques import AXES, family
+from autofit.techniques.sharding import rounds_master_weights
 from autofit.trial.divergence import GRADIENT_TOLERANCE
 
 LOSS_TOLERANCE = {"fp32": 2e-3, "default": 2e-2}
@@ -75,11 +76,16 @@ def techniques(config: Config) -> int:
 
 
 def against(trial: Trial, baseline: Trial) -> Trial:
-    """`trial`, with outcome `Diverged` if it differs from `baseline` by more than rounding."""
+    """`trial`, with outcome `Diverged` if it differs from `baseline` by more than rounding.
+
+    Where only one of them rounds its master weights, what follows the first update differs for that reason alone.
+    """
     own, expected = _measurement(trial), _measurement(baseline)
     precision = trial.config.text("precision")
     reason = _other_gradient(own, expected, GRADIENT_TOLERANCE.get(precision, GRADIENT_TOLERANCE["default"]))
-    reason = reason or _other_loss(own, expected, LOSS_TOLERANCE.get(precision, LOSS_TOLERANCE["default"]))
+    rounded_alike = rounds_master_weights(trial.config) == rounds_master_weights(baseline.config)
+    steps = len(own.losses) if rounded_alike else 1
+    reason = reason or _other_loss(own, expected, LOSS_TOLERANCE.get(precision, LOSS_TOLERANCE["default"]), steps)
     if reason is None:
         return trial
     outcome = Diverged(
@@ -97,8 +103,8 @@ def _other_gradient(own: Measurement, expected: Measurement, tolerance: float) -
     return f"the first gradient's norm is {first:.4g}, more than {tolerance:.1%} from the {known:.4g}"
 
 
-def _other_loss(own: Measurement, expected: Measurement, tolerance: float) -> str | None:
-    for step, (loss, known) in enumerate(zip(own.losses, expected.losses, strict=False), start=1):
+def _other_loss(own: Measurement, expected: Measurement, tolerance: float, steps: int) -> str | None:
+    for step, (loss, known) in enumerate(zip(own.losses[:steps], expected.losses, strict=False), start=1):
         if abs(loss - known) > tolerance * abs(known):
             return f"the loss of step {step} is {loss:.4f}, more than {tolerance:.1%} from the {known:.4f}"
     return None

@@ -11,15 +11,12 @@ import numpy as np
 from autofit.estimate.version import is_current
 from autofit.lattice import Config
 from autofit.outcome import Fits, OutOfMemory, Prediction, Trial
+from autofit.search.step_times import LEAST_EFFECT
 from autofit.search.surrogate import TIME, Prior, mean_above
 
-LEAST_TIME = 0.05
-"""Least deviation of an axis value's effect on time from the predicted one: a fit to few trials looks better than it
-is."""
-EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
-"""`Prior.scales` of predicted times: an estimator that suits a device is off by less than it states, on every axis."""
-NOISE_SCALES = (1.0, 2.0, 4.0)
-"""`Prior.noise_scales` of predicted times: for the errors that the axes' effects do not explain."""
+LEAST_LEVEL = 0.1
+"""Least deviation of the logarithm of a device's overall speed from the predicted one: a machine changes by as much
+from one hour to the next (benchmarks/README.md, one config ten times)."""
 UNKNOWN = 0.12
 """Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet. The worst
 recorded errors (benchmarks/recorded) are 0.002 of what is allocated on one card and 0.073 on two
@@ -33,25 +30,16 @@ LEAST = 0.01
 """Deviation below which no number of comparisons takes it: two runs of one config differ by that much."""
 
 
-def time_error(relative_error: float, effects_factor: float = 1.0) -> Prior:
+def time_error(relative_error: float) -> Prior:
     """Prior for the logarithm of measured over predicted step time, given the error that predictions state.
 
-    The first trial shows the device's overall speed. The effects of axis values are off by what is stated, but by no
-    more than where nothing is predicted: even a guess from a data sheet knows that much. Nor are they off by more than
-    `effects_factor` times that, as other hardware has shown (`elsewhere.effects_factor`), except on axes in which
-    devices differ.
+    The device's overall speed is off by what is stated. So are the effects of axis values, but by no more than where
+    nothing is predicted: even a guess from a data sheet knows that much.
     """
-    stated = max(relative_error, LEAST_TIME)
+    stated = max(relative_error, LEAST_EFFECT)
     known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
-    spread = min(stated, max(effects_factor * TIME.spread, LEAST_TIME))
-    return Prior(
-        spread=spread,
-        spread_of=known_less,
-        noise=TIME.noise,
-        scales=EFFECT_SCALES,
-        least=LEAST_TIME,
-        noise_scales=NOISE_SCALES,
-    )
+    level = max(math.log1p(relative_error), LEAST_LEVEL)
+    return Prior(intercept_spread=level, spread=min(stated, TIME.spread), spread_of=known_less, noise=TIME.noise)
 
 
 def memory_error(deviation: float, mean: float = 0.0) -> Prior:
@@ -73,9 +61,6 @@ class Foresight:
 
     predictions: Mapping[Config, Prediction] = field(default_factory=dict)
     memory_error: Prior = field(default_factory=lambda: memory_error(UNKNOWN))
-    effects_factor: float = 1.0
-    """Error of the axes' effects on time that other hardware has shown, relative to the spread of the prior without
-    predictions (`surrogate.TIME`)."""
     beyond_host: Mapping[Config, int] = field(default_factory=dict)
     """The configs that need more host memory than a machine has, with the bytes that are missing."""
     host_bytes: Mapping[Config, int] = field(default_factory=dict)

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from autofit.frontier import Point
 from autofit.search.regret import timing_deviation
-from autofit.search.surrogate import LogNormal, mean_above
+from autofit.search.step_times import Mixture
+from autofit.search.surrogate import mean_above
 
 Array = NDArray[np.float64]
 
@@ -45,7 +46,7 @@ class Front:
 
 
 def expected_gain(
-    front: Front, time: LogNormal, least: Array, memory: Array, limit: float, *, area_weight: float
+    front: Front, time: Mixture, least: Array, memory: Array, limit: float, *, area_weight: float
 ) -> Array:
     """Expected gain of each config in the best speed, plus `area_weight` times that in the frontier's area, if it fits;
     relative.
@@ -53,10 +54,19 @@ def expected_gain(
     `time`: the logarithms of their step times, which are no less than `least`; `memory`: their bytes; `limit`: the
     memory limit in bytes.
     """
-    draws = time.mean[:, None] + time.deviation[:, None] * NORMAL_DRAWS[None, :]
-    speedup = front.best_seconds / np.exp(np.maximum(draws, least[:, None]))  # 1 is the best so far
-    faster = np.maximum(0.0, speedup - 1.0).mean(axis=1)
-    return np.asarray(faster + area_weight * area_gain(front, memory, speedup, limit))
+    gain = np.zeros(len(memory))
+    for weight, mean, deviation in zip(time.weights, time.mean, time.deviation, strict=True):
+        draws = mean[:, None] + deviation[:, None] * NORMAL_DRAWS[None, :]
+        worth = _worth(math.log(front.best_seconds) - np.maximum(draws, least[:, None]))
+        faster = np.maximum(0.0, worth - 1.0).mean(axis=1)
+        gain += weight * (faster + area_weight * area_gain(front, memory, worth, limit))
+    return gain
+
+
+def _worth(lead: Array) -> Array:
+    """What a speed is worth, 1 for the best so far, given its logarithm relative to that: the ratio where it is slower
+    and, where it is faster, 1 plus the logarithm, so that a remote chance of a hundredfold does not outweigh all."""
+    return np.where(lead > 0.0, 1.0 + lead, np.exp(np.minimum(lead, 0.0)))
 
 
 def area_gain(front: Front, memory: Array, speedup: Array, limit: float) -> Array:
@@ -81,8 +91,3 @@ def gain_over(winner: Point, rival: Point, *, is_faster: bool = False) -> float:
         return math.expm1(mean_above(0.0, lead, max(timing_deviation(rival), LEAST_DEVIATION)))
     speedups = np.exp(lead + timing_deviation(rival) * NORMAL_DRAWS)
     return float(np.maximum(0.0, speedups - 1.0).mean())
-
-
-def normal_share_below(deviations: Array) -> Array:
-    """The probability that a normal variable is less than so many standard deviations above its mean."""
-    return np.array([math.erfc(-d / math.sqrt(2)) / 2 for d in deviations])

@@ -41,21 +41,23 @@ def verdict(
     A trial that fitted under any limit settles every limit that holds its memory. One that ran out of memory settles
     every limit no higher than its own, a divergence every limit. A crash or a time-out settles its own limit only, and
     a time-out only deadlines no longer than its own; a failure of the machinery settles nothing. The latest trial
-    counts, but one that was stopped early gives way to one that was timed in full, and where one ran out of device
-    memory, a fit counts only once that is disproved (`autofit.contradiction`).
+    counts, but one that was stopped early gives way to one that was timed in full, one whose time is in doubt
+    (`Trial.doubts`) to one whose time is not, and where one ran out of device memory, a fit counts only once that is
+    disproved (`autofit.contradiction`).
     """
     attempts = list(trials)
     no_fit = bool(ran_out(attempts, memory_limit_bytes))
-    stopped_early: Trial | None = None
+    lesser: Trial | None = None
     for trial in reversed(attempts):
         if not _speaks(trial, memory_limit_bytes, deadline_seconds) or (no_fit and _within(trial, memory_limit_bytes)):
             continue
         if not isinstance(trial.outcome, Fits):
-            return stopped_early or trial
-        if not trial.outcome.measurement.stopped_early:
+            return lesser or trial
+        if _in_full(trial) and not trial.doubts:
             return trial
-        stopped_early = stopped_early or trial
-    return stopped_early
+        if lesser is None or (_in_full(trial) and not _in_full(lesser)):
+            lesser = trial
+    return lesser
 
 
 def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
@@ -67,8 +69,8 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
         return trial.memory_limit_bytes >= memory_limit_bytes and not outcome.host
     if isinstance(outcome, Unsupported) or (isinstance(outcome, Crashed) and outcome.transient):
         return False  # what the machine lacked may be there next time
-    if isinstance(outcome, TimedOut) and outcome.deadline_seconds < deadline_seconds:
-        return False
+    if isinstance(outcome, TimedOut) and (outcome.deadline_seconds < deadline_seconds or trial.doubts):
+        return False  # with more time, or the device to itself, it may end
     if isinstance(outcome, Diverged):
         return True  # no memory limit makes it train
     return trial.memory_limit_bytes == memory_limit_bytes
@@ -113,6 +115,8 @@ class Knowledge:
         """Configs that need not run, each with its reason."""
         self.under_way: set[Config] = set()
         """Configs that were taken and whose outcome has not been learnt yet."""
+        self.least_step_seconds: dict[Config, float] = {}
+        """Lower bounds on the step of configs whose trials ended before they could measure it."""
         self.between = 0.0
         """`repeatability.between_executions` of the hardware."""
         self.version = 0
@@ -167,10 +171,35 @@ class Knowledge:
         (`autofit.contradiction`).
         """
         config = trial.config
+        self.recall_bounds([trial])
+        if self._is_open_again(trial):
+            self.give_back(config)
+            return 0
         self._attempts[config].append(trial)
         self.runs[config] += _in_full(trial)
         failed = ran_out(self._attempts[config], self.memory_limit_bytes)
-        return self._count_as(failed[-1] if failed and self._fits(trial) else trial)
+        if failed and self._fits(trial):
+            return self._count_as(failed[-1])
+        earlier = self.trials.get(config)
+        clean = earlier is not None and self._fits(earlier) and not earlier.doubts
+        return self._count_as(earlier if clean and earlier is not None and trial.doubts else trial)
+
+    def recall_bounds(self, trials: Iterable[Trial]) -> None:
+        """Learn what trials that ended early show of their configs' steps, whatever else they show."""
+        for trial in trials:
+            least = least_step_seconds(trial)
+            if least is not None and trial.config in self._members:
+                self.least_step_seconds[trial.config] = max(least, self.least_step_seconds.get(trial.config, 0.0))
+                self.version += 1
+
+    def _is_open_again(self, trial: Trial) -> bool:
+        """Whether a trial that ended early leaves its config open: nothing is known to be as fast as it may yet be."""
+        least = least_step_seconds(trial)
+        return least is not None and trial.config in self.under_way and not self._is_beaten(trial.config, least)
+
+    def _is_beaten(self, config: Config, least: float) -> bool:
+        own = (p for p in self.points() if p.method == config.text("method"))
+        return any(p.measurement.step_seconds.median <= least for p in own)
 
     def _count_as(self, trial: Trial) -> int:
         """Make `trial` the one that settles its config; returns how many other configs that rules out.
@@ -288,7 +317,12 @@ class Knowledge:
     def _reopen_without_rival(self) -> None:
         """Reopen the configs whose trials were stopped early because of one that has failed since."""
         full = [p for p in self.points() if not p.measurement.stopped_early]
-        for config in [c for c, t in self.trials.items() if c in self._members and _lost_its_rival(t, full)]:
+
+        def lost(config: Config, trial: Trial) -> bool:
+            least = least_step_seconds(trial)
+            return _lost_its_rival(trial, full) if least is None else not self._is_beaten(config, least)
+
+        for config in [c for c, t in self.trials.items() if c in self._members and lost(c, t)]:
             del self.trials[config]
             self._open[config] = None
 
@@ -304,6 +338,11 @@ class Knowledge:
             above = (ruler for ruler in sound if self.lattice.is_lighter_or_equal(ruler, config))
             if (ruler := next(above, None)) is not None:
                 self._rule_out_above(ruler, config)
+
+
+def least_step_seconds(trial: Trial) -> float | None:
+    """What a trial that ended before it could measure its step shows that it takes at least; None for any other."""
+    return trial.outcome.least_step_seconds if isinstance(trial.outcome, TimedOut) else None
 
 
 def _in_full(trial: Trial) -> bool:

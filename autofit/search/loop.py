@@ -11,10 +11,10 @@ from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Trial, now
 from autofit.search.advice import BESIDE, MUCH, Advice, Candidate
 from autofit.search.adviser import Adviser
-from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits
+from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits, wall_clock
 from autofit.search.exactness import FamilyBaselines
 from autofit.search.foresight import Foresight
-from autofit.search.knowledge import Knowledge, answers
+from autofit.search.knowledge import Knowledge, answers, least_step_seconds
 from autofit.search.progress import Progress
 from autofit.search.runs import Runs, machinery_failed
 from autofit.techniques import Job, changes
@@ -55,6 +55,8 @@ class Search:
     """The user's: where speeds tie, the config that changes least relative to its plain recipe wins."""
     thorough: bool = False
     """Whether to go on for the frontier of every method once the best config is found, as long as the limits allow."""
+    clock: Callable[[], float] = wall_clock
+    """What the time budget is measured by: seconds since some moment."""
     answer_only: bool = False
     """Whether to run nothing, because an identical search has already ended."""
     knowledge: Knowledge = field(init=False)
@@ -72,7 +74,7 @@ class Search:
 
         Raises `EnvironmentLacks` if the workers' hardware or stack is not the job's, or if they fail repeatedly.
         """
-        self._budget = Budget(limits=self.limits)
+        self._budget = Budget(limits=self.limits, clock=self.clock)
         self.knowledge = Knowledge(self.lattice, self.limits.memory_bytes)
         self.knowledge.executions_differ(self.between())
         self.progress = Progress(candidates=len(self.lattice.configs))
@@ -80,7 +82,15 @@ class Search:
         self._baselines = FamilyBaselines(dropout=dropout)
         self._runs = Runs(job=self.job, budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
         self._rule_out_by_floor()
-        advice = Advice(self.knowledge, self.floor, self.methods, thorough=self.thorough)
+        batch = self.job.workload.batch_per_device
+        advice = Advice(
+            self.knowledge,
+            self.floor,
+            self.methods,
+            batch=batch,
+            budget_seconds=self.limits.seconds,
+            thorough=self.thorough,
+        )
         self._adviser = Adviser(self.knowledge, advice)
         self._recall()
         if self.answer_only:
@@ -123,6 +133,8 @@ class Search:
 
     def _recall(self) -> None:
         """Tell the adviser what the store knows."""
+        every = (trial for attempts in self.known.values() for trial in attempts)
+        self.knowledge.recall_bounds(trial for trial in every if not trial.doubts)
         stored = answers(self.known, self.lattice, self.limits.memory_bytes, self.limits.deadline_seconds)
         for config, trial in stored.items():
             checked = self._checked(trial)
@@ -135,10 +147,12 @@ class Search:
         while True:
             while self._may_begin():
                 config = self._adviser.ask(self._seconds_to_explore())
+                expected = self._adviser.expected_seconds(config)
                 self._runs.begin(
                     config,
                     timing_seconds=TIMING_SECONDS,
-                    patience_seconds=self._budget.patience_seconds(self._adviser.expected_seconds(config)),
+                    patience_seconds=self._budget.patience_seconds(expected),
+                    allowance_seconds=self._budget.allowance_seconds(expected),
                     reserved_seconds=self._verification_seconds(),
                     rivals=self._rivals(config),
                 )
@@ -254,7 +268,7 @@ class Search:
         kept = self.save(self._checked(trial))
         if self.knowledge.does_not_fit(kept):
             self.progress.out_of_memory += 1
-        elif not isinstance(kept.outcome, Fits):
+        elif not isinstance(kept.outcome, Fits) and least_step_seconds(kept) is None:
             self.progress.failed += 1
             self._failed_seconds += kept.seconds
         return kept

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autofit.errors import EnvironmentLacks
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Prediction, TimedOut, Trial, now
+from autofit.outcome import Crashed, Fits, Prediction, TimedOut, Trial, now
 from autofit.search.budget import Budget
 from autofit.techniques import Job
+from autofit.trial.classify import DEVICE_GONE
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
 
 MACHINERY_FAILURES = 3
 """Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
+DOUBTED_REPEATS = 2
+"""How often a trial is run again whose time is in doubt, because others were busy on its device or that was throttled:
+each run may find it free, and some machines always are busy."""
 POLL_SECONDS = 0.25
 
 
@@ -54,6 +59,10 @@ class Runs:
     """Configs whose trial was run again after a failure of the machinery."""
     _machinery_failures: int = field(init=False, default=0)
     """Consecutive ones."""
+    _doubted: Counter[Config] = field(init=False, default_factory=Counter)
+    """How often each config's trial was run again in a row because its time was in doubt."""
+    _always_busy: bool = field(init=False, default=False)
+    """Whether the last repeats found the device busy every time: until a trial does not, none is repeated for it."""
 
     @property
     def in_flight(self) -> tuple[Config, ...]:
@@ -82,21 +91,23 @@ class Runs:
         *,
         timing_seconds: float,
         patience_seconds: float,
+        allowance_seconds: float | None = None,
         reserved_seconds: float = 0.0,
         rivals: tuple[Rival, ...] = (),
         compares_gradient: bool = False,
     ) -> None:
         """Start the trial of `config` on an idle worker.
 
-        It is taken to hang after `patience_seconds`, and killed earlier where the search's time, less
-        `reserved_seconds`, is over before. Raises `EnvironmentLacks` if its result would be stored under another device
-        or stack than it is for.
+        It ends after `allowance_seconds` unless it earns more, is taken to hang after `patience_seconds`, and is killed
+        earlier where the search's time, less `reserved_seconds`, is over before. Raises `EnvironmentLacks` if its
+        result would be stored under another device or stack than it is for.
         """
         request = TrialRequest(
             job=self.job,
             config=config,
             memory_limit_bytes=self.budget.limits.memory_bytes,
             deadline_seconds=patience_seconds,
+            allowance_seconds=allowance_seconds,
             timing_seconds=timing_seconds,
             rivals=rivals,
             compares_gradient=compares_gradient,
@@ -105,7 +116,8 @@ class Runs:
 
     def collect(self) -> tuple[list[Trial], list[Config]]:
         """Wait for trials to end: those that have shown something, and the configs whose trials were cut off because
-        the search's time is over, which says nothing about them. Trials that are run again are in neither.
+        the search's time is over, which says nothing about them. Trials that are run again are in neither; of those
+        whose time is in doubt every time, the last is believed.
 
         All are committed. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row.
         """
@@ -117,7 +129,7 @@ class Runs:
             begun = self._begun.pop(done.request.config)
             trial = self.keep(self._trial(done))
             self.ended += 1
-            if begun.ends_with_budget and isinstance(trial.outcome, TimedOut):
+            if begun.ends_with_budget and _killed_at(trial, done.request.deadline_seconds):
                 cut.append(trial.config)
             else:
                 shown.append((begun, trial))
@@ -150,12 +162,19 @@ class Runs:
         return pool
 
     def _begun_again(self, begun: _Begun, trial: Trial) -> bool:
-        """Retry a trial once if the machinery failed; returns whether it is retried. Raises `EnvironmentLacks` after
-        `MACHINERY_FAILURES` in a row."""
+        """Retry a trial once if the machinery failed, up to `DOUBTED_REPEATS` times if its time is in doubt; returns
+        whether it is retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the
+        device is gone."""
         if not machinery_failed(trial):
             self._machinery_failures = 0
-            return False
+            return self._begun_again_in_doubt(begun, trial)
         assert isinstance(trial.outcome, Crashed)
+        if DEVICE_GONE in trial.outcome.reason:
+            raise EnvironmentLacks(
+                f"{trial.outcome.reason}; everything measured is kept",
+                remedy="check nvidia-smi, and dmesg for Xid errors; once the device is back (it may take a reset or a "
+                "reboot), run the same command: it resumes from here",
+            )
         self._machinery_failures += 1
         if self._machinery_failures >= MACHINERY_FAILURES:
             raise EnvironmentLacks(
@@ -166,6 +185,21 @@ class Runs:
         if trial.config in self._retried or self.budget.is_spent(self.ended + len(self._begun)):
             return False
         self._retried.add(trial.config)
+        self._submit(begun)
+        return True
+
+    def _begun_again_in_doubt(self, begun: _Begun, trial: Trial) -> bool:
+        if not trial.doubts:
+            self._doubted.pop(trial.config, None)
+            # Crashes and the like say nothing of how busy the device is.
+            self._always_busy = self._always_busy and not isinstance(trial.outcome, Fits)
+            return False
+        if self._always_busy or self.budget.is_spent(self.ended + len(self._begun)):
+            return False
+        if self._doubted[trial.config] >= DOUBTED_REPEATS:
+            self._always_busy = True
+            return False
+        self._doubted[trial.config] += 1
         self._submit(begun)
         return True
 
@@ -180,7 +214,13 @@ class Runs:
             seconds=done.seconds,
             recorded_at=now(),
             prediction=self.predictions.get(done.request.config),
+            device_state=done.device_state,
         )
+
+
+def _killed_at(trial: Trial, deadline_seconds: float) -> bool:
+    """Whether the trial was killed at this deadline, and not before because its pace was too slow."""
+    return isinstance(trial.outcome, TimedOut) and trial.outcome.deadline_seconds >= deadline_seconds
 
 
 def machinery_failed(trial: Trial) -> bool:

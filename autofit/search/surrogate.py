@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from autofit.lattice import Axis, Config, Value
 Array = NDArray[np.float64]
 Rows = NDArray[np.intp]
 """Positions of configs in their lattice."""
-NO_ROWS: Rows = np.array([], dtype=np.intp)
 
 PRIOR_TIME: dict[tuple[str, Value], float] = {
     ("checkpointing", "full"): 0.29,
@@ -75,13 +74,6 @@ class Prior:
     """Standard deviation of what the effects do not explain."""
     weight: float = math.inf
     """How many observations the deviations are worth: the fewer, the sooner a search's own trials replace them."""
-    scales: tuple[float, ...] = (1.0,)
-    """Factors by which the effects' deviations may have to be multiplied, all equally likely a priori; the trials tell
-    which one applies."""
-    noise_scales: tuple[float, ...] = (1.0,)
-    """The same for `noise`."""
-    least: float = 0.0
-    """Deviation of an effect below which no scale takes it."""
 
 
 TIME = Prior(
@@ -112,16 +104,6 @@ class LogNormal:
     deviation: Array
 
 
-@dataclass(frozen=True, slots=True)
-class _Belief:
-    """Belief about the effects, and about how much figures scatter around them."""
-
-    shift: Array
-    """Shift of the effects' means from the prior's."""
-    covariance: Array
-    noise_variance: float
-
-
 def regression(features: Array, values: Array, spreads: Array, weights: Array) -> tuple[Array, Array]:
     """Posterior mean and covariance of the effects of `features`, [observations, effects], given `values`.
 
@@ -133,26 +115,55 @@ def regression(features: Array, values: Array, spreads: Array, weights: Array) -
     return covariance @ (features.T @ (weights * values)), covariance
 
 
-def _mixed(beliefs: Sequence[_Belief], log_evidence: Array) -> _Belief:
-    """Mean and covariance of a mixture, each part weighted by its evidence (laws of total expectation and variance)."""
-    share = np.exp(log_evidence - log_evidence.max())
-    share /= share.sum()
-    shifts = np.array([b.shift for b in beliefs])
-    shift = share @ shifts
-    apart = shifts - shift
-    within = np.tensordot(share, np.array([b.covariance for b in beliefs]), 1)
-    return _Belief(
-        shift=shift,
-        covariance=within + (share[:, None] * apart).T @ apart,
-        noise_variance=float(share @ [b.noise_variance for b in beliefs]),
-    )
+class Features:
+    """The configs of one lattice as numbers, with what a prior says of each number's effect on a log figure."""
 
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        configs: Sequence[Config],
+        prior: Prior,
+        predicted: Mapping[Config, float] | None = None,
+    ) -> None:
+        self._columns: list[tuple[str, Value | None]] = []
+        means, spreads = [prior.intercept], [prior.intercept_spread]
+        for axis in axes:
+            found = {c.get(axis.name) for c in configs} - {None}
+            if len(found) < 2:
+                continue
+            if axis.numeric:
+                self._columns.append((axis.name, None))
+                means.append(prior.doubling if axis.name == "micro_batch" else 0.0)
+                spreads.append(prior.spread)
+            spread = prior.spread_of.get(axis.name, prior.spread)
+            for value in sorted((v for v in found if v is not None), key=str):
+                self._columns.append((axis.name, value))
+                means.append(0.0 if axis.numeric else prior.effects.get((axis.name, value), 0.0))
+                # A numeric axis has a slope as well: its values only bend that.
+                spreads.append(spread / 3.0 if axis.numeric else spread)
+        self._row_of = {c: number for number, c in enumerate(configs)}
+        self.spreads = np.array(spreads)
+        """Prior standard deviation of each effect."""
+        self.matrix = np.array([self._features(c) for c in configs])
+        """1, then an indicator for each axis value, and the log2 of each numeric axis; shape (configs, effects)."""
+        ahead = np.array([(predicted or {}).get(c, 0.0) for c in configs])
+        self.expected = ahead + self.matrix @ np.array(means)
+        """The log figure of each config before any trial."""
 
-def _confirmed(belief: _Belief, features: Array) -> _Belief:
-    """`belief` after figures of these features, [observations, effects], that are just what it expects."""
-    reach = belief.covariance @ features.T
-    expected = features @ reach + belief.noise_variance * np.eye(len(features))
-    return replace(belief, covariance=belief.covariance - reach @ np.linalg.solve(expected, reach.T))
+    def rows(self, configs: Iterable[Config]) -> Rows:
+        """The positions of configs of the lattice."""
+        return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
+
+    def _features(self, config: Config) -> list[float]:
+        own = dict(config.items)
+        row = [1.0]
+        for name, wanted in self._columns:
+            value = own.get(name)
+            if wanted is None:
+                row.append(math.log2(int(value)) if value is not None else 0.0)
+            else:
+                row.append(float(value == wanted))
+        return row
 
 
 class LogLinear:
@@ -169,136 +180,30 @@ class LogLinear:
         """`predicted`: the log figure predicted for each config; `prior` then describes the prediction error, to which
         `rough` adds the standard deviations of single configs' own."""
         every = list(configs)
-        self._columns: list[tuple[str, Value | None]] = []
-        means, spreads = [prior.intercept], [prior.intercept_spread]
-        for axis in axes:
-            found = {c.get(axis.name) for c in every} - {None}
-            if len(found) < 2:
-                continue
-            if axis.numeric:
-                self._columns.append((axis.name, None))
-                means.append(prior.doubling if axis.name == "micro_batch" else 0.0)
-                spreads.append(prior.spread)
-            spread = prior.spread_of.get(axis.name, prior.spread)
-            for value in sorted((v for v in found if v is not None), key=str):
-                self._columns.append((axis.name, value))
-                means.append(0.0 if axis.numeric else prior.effects.get((axis.name, value), 0.0))
-                # A numeric axis has a slope as well: its values only bend that.
-                spreads.append(spread / 3.0 if axis.numeric else spread)
-        self._noises = [prior.noise * factor for factor in prior.noise_scales]
+        self._features = Features(axes, every, prior, predicted)
+        self._noise = prior.noise
         self._weight = prior.weight
-        self._prior_mean = np.array(means)
-        self._spreads = np.array(spreads)
-        effects = self._spreads[1:]
-        least = np.minimum(effects, prior.least)
-        self._scaled_spreads = [np.append(self._spreads[:1], np.maximum(f * effects, least)) for f in prior.scales]
-        self._predicted = predicted or {}
-        self._rough = rough or {}
-        self._row_of = {c: number for number, c in enumerate(every)}
-        self._features = np.array([self.features(c) for c in every])
-        self._ahead = self._beyond(every)
-        self._own = self._own_deviations(every)
+        self._own = np.array([(rough or {}).get(c, 0.0) for c in every])
 
-    @property
-    def axis_names(self) -> list[str | None]:
-        """The axis that each feature belongs to; None for the first, which all configs share."""
-        return [None, *(name for name, _ in self._columns)]
+    def predict(self, known: Sequence[tuple[Config, float]], wanted: Iterable[Config]) -> LogNormal:
+        """Predict the log figure of `wanted` from `known` (config, log figure), all of them configs of the lattice."""
+        return self.predict_rows(known, self._features.rows(wanted))
 
-    @property
-    def prior_variances(self) -> Array:
-        """Prior variances of the features' effects."""
-        return self._spreads**2
-
-    def features(self, config: Config) -> list[float]:
-        """The config as numbers: 1, then an indicator for each axis value, and the log2 of each numeric axis."""
-        own = dict(config.items)
-        row = [1.0]
-        for name, wanted in self._columns:
-            value = own.get(name)
-            if wanted is None:
-                row.append(math.log2(int(value)) if value is not None else 0.0)
-            else:
-                row.append(float(value == wanted))
-        return row
-
-    def predict(
-        self, known: Sequence[tuple[Config, float]], wanted: Sequence[Config], blur: Sequence[float] | None = None
-    ) -> LogNormal:
-        """Predict the log figure of `wanted` from `known` (config, log figure).
-
-        `blur`: the standard deviation of each measurement in `known`, if known. The prediction is of the figure itself,
-        not of another measurement of it.
-        """
-        return self._predict(known, blur, self.matrix(wanted), self._beyond(wanted), self._own_deviations(wanted))
-
-    def predict_rows(
-        self,
-        known: Sequence[tuple[Config, float]],
-        rows: Rows,
-        blur: Sequence[float] | None = None,
-        under_way: Rows = NO_ROWS,
-    ) -> LogNormal:
-        """`predict` for configs of the lattice, given by their positions in it.
-
-        `under_way`: configs whose figures will be known soon. They count as known to be what is expected of them (the
-        kriging believer of Ginsbourger et al. 2010): predictions stay the same, and those of similar configs get surer.
-        """
-        return self._predict(
-            known, blur, self._features[rows], self._ahead[rows], self._own[rows], self._features[under_way]
-        )
-
-    def _predict(
-        self,
-        known: Sequence[tuple[Config, float]],
-        blur: Sequence[float] | None,
-        wanted: Array,
-        ahead: Array,
-        own: Array,
-        under_way: Array | None = None,
-    ) -> LogNormal:
-        seen = self.matrix([c for c, _ in known]).reshape(len(known), wanted.shape[1])
-        surprise = np.array([y for _, y in known]) - self._beyond([c for c, _ in known]) - seen @ self._prior_mean
-        blurred = np.square(self._own_deviations([c for c, _ in known]))
-        if blur is not None:
-            blurred += np.square(blur)
-        parts = [
-            self._belief(spreads, noise, seen, surprise, blurred)
-            for spreads in self._scaled_spreads
-            for noise in self._noises
-        ]
-        found = _mixed([belief for belief, _ in parts], np.array([evidence for _, evidence in parts]))
-        if under_way is not None and len(under_way):
-            found = _confirmed(found, under_way)
-        variance = ((wanted @ found.covariance) * wanted).sum(axis=1) + found.noise_variance + own**2
-        return LogNormal(mean=wanted @ (self._prior_mean + found.shift) + ahead, deviation=np.sqrt(variance))
-
-    def _belief(
-        self, spreads: Array, noise: float, seen: Array, surprise: Array, blurred: Array
-    ) -> tuple[_Belief, float]:
-        """The regression with these `spreads` of the effects and this `noise`, and its evidence: the log density of
-        what was measured, up to a constant (Bishop 2006, section 3.5.1)."""
-        weights = 1 / (noise**2 + blurred)
-        shift, covariance = regression(seen, surprise, spreads, weights)
-        misfit = max(float((weights * surprise) @ (surprise - seen @ shift)), 0.0)
+    def predict_rows(self, known: Sequence[tuple[Config, float]], rows: Rows) -> LogNormal:
+        """`predict` for configs given by their positions. The prediction is of the figure itself, not of another
+        measurement of it."""
+        seen, features = self._features.rows(c for c, _ in known), self._features
+        surprise = np.array([y for _, y in known]) - features.expected[seen]
+        weights = 1 / (self._noise**2 + self._own[seen] ** 2)
+        shift, covariance = regression(features.matrix[seen], surprise, features.spreads, weights)
         scale = 1.0
         if math.isfinite(self._weight):
             # The common scale of all deviations is learnt, too (Murphy 2012, section 7.6.3: the predictive's scale).
+            misfit = max(float((weights * surprise) @ (surprise - features.matrix[seen] @ shift)), 0.0)
             scale = (self._weight + misfit) / (self._weight + len(seen))
-        width = 2 * np.log(spreads).sum() - np.log(weights).sum() - np.linalg.slogdet(covariance)[1]
-        return _Belief(shift, scale * covariance, scale * noise**2), -(misfit + float(width)) / 2
-
-    def _beyond(self, configs: Sequence[Config]) -> Array:
-        return np.array([self._predicted.get(c, 0.0) for c in configs])
-
-    def _own_deviations(self, configs: Sequence[Config]) -> Array:
-        return np.array([self._rough.get(c, 0.0) for c in configs])
-
-    def matrix(self, configs: Sequence[Config]) -> Array:
-        """Features of the configs, one row each; those of the lattice are computed only once."""
-        numbers = [self._row_of.get(c) for c in configs]
-        if None not in numbers:
-            return np.asarray(self._features[np.array(numbers, dtype=np.intp)])
-        return np.array([self.features(c) for c in configs])
+        wanted = features.matrix[rows]
+        variance = scale * (((wanted @ covariance) * wanted).sum(axis=1) + self._noise**2) + self._own[rows] ** 2
+        return LogNormal(mean=features.expected[rows] + wanted @ shift, deviation=np.sqrt(variance))
 
 
 def mean_above(least: float, mean: float, deviation: float) -> float:

@@ -23,7 +23,7 @@ import autofit
 from autofit.lattice import Config
 from autofit.outcome import Fits
 from autofit.search.replay.method import SearchMethod
-from autofit.search.replay.oracle import Answer, Enough, Oracle
+from autofit.search.replay.oracle import Answer, Cut, Enough, Oracle
 from autofit.search.replay.problem import Problem, place
 from autofit.search.replay.recorded import Recorded
 from autofit.search.replay.trace import Stated, Trace
@@ -78,11 +78,11 @@ class _Noting(Oracle):
         self._asked: list[Asked] = []
         self._said: list[list[Any]] = []
 
-    def ask(self, config: Config) -> Answer:
-        return self._noted(Asked(config=config), super().ask(config))
+    def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Answer:
+        return self._noted(Asked(config=config), super().ask(config, cut))
 
-    def run_again(self, config: Config) -> Answer:
-        return self._noted(Asked(config=config, again=True), super().run_again(config))
+    def run_again(self, config: Config, cut: Cut = lambda trial: trial) -> Answer:
+        return self._noted(Asked(config=config, again=True), super().run_again(config, cut))
 
     def kept(self, seed: int, *, stopped: bool) -> Kept:
         """What was noted."""
@@ -110,7 +110,8 @@ def searched(recorded: Recorded, method: SearchMethod, seed: int) -> tuple[Kept,
 
 
 def once_more(recorded: Recorded, kept: Kept) -> Trace | None:
-    """The trace of a search that was kept; None if it would go differently today."""
+    """The trace of a search that was kept; None if it would go differently today, or if a trial of it was cut: what cut
+    it is not kept."""
     oracle = _Noting(recorded, kept.seed)
     try:
         for asked in kept.asked:

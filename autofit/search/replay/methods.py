@@ -11,7 +11,6 @@ from autofit.search.replay.method import SearchMethod
 METHODS: Mapping[str, SearchMethod] = {
     "autofit": ours.search,
     "autofit-warm": ours.search_warm,
-    "autofit-elsewhere": ours.search_elsewhere,
     "autofit-thorough": ours.search_thoroughly,
     **rivals_optuna.RIVALS,
     **rivals_deepspeed.RIVALS,

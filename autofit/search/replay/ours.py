@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import heappop, heappush
 
 from autofit.catalog.models import load
@@ -15,6 +16,7 @@ from autofit.lattice import Config, Lattice
 from autofit.search.budget import Limits
 from autofit.search.foresight import Foresight
 from autofit.search.loop import Search
+from autofit.search.replay.cut import cut
 from autofit.search.replay.method import CannotRun
 from autofit.search.replay.oracle import Oracle
 from autofit.search.replay.problem import Problem
@@ -39,23 +41,14 @@ def search_warm(problem: Problem, oracle: Oracle, seed: int) -> None:
     _search(problem, oracle, seed, lambda: foresight)
 
 
-def search_elsewhere(problem: Problem, oracle: Oracle, seed: int) -> None:
-    """The same on a machine without trials of its own, whose store has those of the tables of other hardware. Raises
-    `CannotRun` if there are none."""
-    foresight = problem.foresee_elsewhere()
-    if foresight is None:
-        raise CannotRun("no table is of other hardware of this kind")
-    _search(problem, oracle, seed, lambda: foresight)
-
-
 def search_thoroughly(problem: Problem, oracle: Oracle, seed: int) -> None:
     """`autofit search --thorough`, which goes on for the frontier once the best config is found."""
     _search(problem, oracle, seed, problem.foresee, thorough=True)
 
 
-def search_on(pool: ReplayPool, problem: Problem, seed: int) -> None:
-    """`search` on the workers of this pool."""
-    _search(problem, pool.oracle, seed, problem.foresee, pool=pool)
+def search_on(pool: ReplayPool, problem: Problem, seed: int, *, budget_seconds: float | None = None) -> None:
+    """`search` on the workers of this pool, with a time budget that trials alone use up."""
+    _search(problem, pool.oracle, seed, problem.foresee, pool=pool, budget_seconds=budget_seconds)
 
 
 def _search(
@@ -66,8 +59,10 @@ def _search(
     *,
     thorough: bool = False,
     pool: ReplayPool | None = None,
+    budget_seconds: float | None = None,
 ) -> None:
     job = job_of(problem)
+    pool = pool or ReplayPool(job, oracle, devices=job.workload.devices)
     configs = list(problem.configs)
     random.Random(seed).shuffle(configs)
     found = Search(
@@ -75,13 +70,14 @@ def _search(
         lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
         methods=problem.methods,
         goal=Goal(method=problem.method, allow=Effect.TRAINING),
-        limits=Limits(memory_bytes=problem.memory_limit_bytes),
+        limits=Limits(memory_bytes=problem.memory_limit_bytes, seconds=budget_seconds),
         floor=lambda config: floor_bytes(config, job),
         known={},
-        open_pool=lambda: pool or ReplayPool(job, oracle, devices=job.workload.devices),
+        open_pool=lambda: pool,
         foresee=lambda told: foresee(),
         save=lambda trial: trial,
         thorough=thorough,
+        clock=pool.now,
     )
     found.run()
     winner, bound = found.winner(), found.progress.regret_bound
@@ -117,6 +113,10 @@ class ReplayPool:
     _running: list[tuple[float, int, Completed]] = field(default_factory=list)
     """A heap: each with the time of its end, and its number."""
 
+    def now(self) -> float:
+        """Seconds of trials so far."""
+        return self._now
+
     def site(self) -> tuple[Hardware, Stack]:
         """Where the table was recorded."""
         return self.job.hardware, self.job.stack
@@ -129,7 +129,8 @@ class ReplayPool:
         """Look the trial up; a config that is submitted twice is meant to run twice."""
         again = request.config in self._begun
         self._begun.add(request.config)
-        answer = self.oracle.run_again(request.config) if again else self.oracle.ask(request.config)
+        look_up = self.oracle.run_again if again else self.oracle.ask
+        answer = look_up(request.config, partial(cut, request=request))
         done = Completed(request=request, outcome=answer.outcome, seconds=answer.seconds)
         self.ran.append((self._now, self._now + answer.seconds))
         heappush(self._running, (self.ran[-1][1], len(self.ran), done))

@@ -40,9 +40,6 @@ class Problem:
     """The estimator's predictions for the configs, learnt from no trial. The first call may take minutes."""
     foresee_warm: Callable[[], Foresight | None] = field(default=lambda: None, compare=False)
     """The same, corrected by the trials of the other tables of this hardware; None if there are none."""
-    foresee_elsewhere: Callable[[], Foresight | None] = field(default=lambda: None, compare=False)
-    """The same, with the errors that predictions had in the tables of other hardware of its kind; None if there are
-    none."""
     others: tuple[str, ...] = ()
     """Digests of the other tables, of whatever hardware."""
     _values: Mapping[str, tuple[Value, ...]] = field(init=False, repr=False, compare=False)

@@ -14,9 +14,10 @@ class Run:
 
     config: Config
     outcome: Outcome
-    """As recorded, under the problem's limit; the method saw a fresh draw of the speed."""
+    """As recorded, under the problem's limit; the method saw a fresh draw of the speed. Of a trial that was cut, what
+    the method saw."""
     seconds: float
-    """As recorded."""
+    """What it cost: as recorded, unless it was cut or the device has changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,9 @@ HARDWARE = Hardware(
     peak_flops=989.4e12,
 )
 STACK = Stack(python="3.11", torch="2.13.0", transformers="5.23.0", peft="0.21.2", bitsandbytes="0.50.0")
-WORK = StepWork(flops=1e15, wide_flops=0.0, bytes=1e11, operations=1e4, moved_bytes=0.0, estimator=ESTIMATOR_VERSION)
+WORK = StepWork(
+    amounts={"product/bf16/nt": 1e15, "elementwise/bf16/far": 1e11, "launch": 1e4}, estimator=ESTIMATOR_VERSION
+)
 """Of a prediction by this version of the estimator."""
 OLDER = replace(WORK, estimator=ESTIMATOR_VERSION - 1)
 

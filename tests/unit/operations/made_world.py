@@ -10,7 +10,7 @@ from unit.search.made_truth import FakePool, Truth
 
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
-from autofit.operations import SearchRequest, foreseeing, searching
+from autofit.operations import SearchRequest, foreseeing, recording, searching
 from autofit.operations.preparing import prepare
 from autofit.outcome import Outcome
 from autofit.trial.request import TrialRequest
@@ -32,6 +32,8 @@ class World:
         """The world in which searches run for the rest of a test."""
         made = cls()
         monkeypatch.setattr(searching, "open_pool", made.open_pool)
+        monkeypatch.setattr(foreseeing, "make_sure", lambda *asked: None)  # a probe takes longer than everything else
+        monkeypatch.setattr(recording, "_probed", lambda *asked: {})
         monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
         return made
 

@@ -34,7 +34,7 @@ ESTIMATE = Estimate(
     calibrated_on=5,
     relative_error=0.07,
     seconds_to_estimate=1.25,
-    work=StepWork(flops=1e15, wide_flops=0.0, bytes=2.5e12, operations=30_000.0, moved_bytes=0.0, estimator=2),
+    work=StepWork(amounts={"product/bf16/nt": 1e15, "elementwise/bf16/far": 2.5e12, "launch": 3e4}, estimator=2),
 )
 
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from unit.operations.made_trials import OPTIONS, crashed
 from unit.operations.made_world import World
+from unit.operations.test_probing import made_probe
 from unit.search.made_truth import FakePool
 
 from autofit.errors import EnvironmentLacks, UsageError
@@ -29,6 +30,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Workers without a device."""
     made = World()
     monkeypatch.setattr(recording, "open_pool", made.open_pool)
+    monkeypatch.setattr(recording, "run_probe", lambda model, *site: made_probe())
     return made
 
 
@@ -41,7 +43,9 @@ def file(tmp_path: Path) -> Path:
 def test_the_file_has_a_header_and_every_config_once(world: World, file: Path) -> None:
     found = record(REQUEST, file)
     header, *lines = map(json.loads, file.read_text().splitlines())
-    assert set(header) == {*("schema", "hardware", "stack", "workload", "space", "memory_limit_bytes", "recorded_at")}
+    assert set(header) == {
+        *("schema", "hardware", "stack", "workload", "space", "memory_limit_bytes", "recorded_at", "probe")
+    }
     assert header["schema"] == 1 and header["memory_limit_bytes"] == 2 * GIB
     assert found.recorded == found.configs == found.run == len(lines) > 1
     assert len({json.dumps(line["config"], sort_keys=True) for line in lines}) == len(lines)

@@ -13,7 +13,6 @@ from unit.search.made_tables import lines_of, write
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
 from autofit.catalog.models import load
-from autofit.hardware import Hardware
 from autofit.lattice import Config
 from autofit.operations import replay_foresight
 from autofit.operations.recorded_tables import RecordedTable, read_whole
@@ -67,7 +66,7 @@ def test_cold_predictions_are_of_the_estimator_and_of_no_trial(
     assert foresight_over(table, store=store).cold(table).predictions == first.predictions
 
 
-def off(table: RecordedTable, foresight: ReplayForesight, *, hardware: Hardware | None = None) -> RecordedTable:
+def off(table: RecordedTable, foresight: ReplayForesight) -> RecordedTable:
     """A table whose trials were all slower and heavier than predicted, by the same factors."""
     predictions = foresight.cold(table).predictions
     tokens = table.workload.tokens_per_step
@@ -77,8 +76,8 @@ def off(table: RecordedTable, foresight: ReplayForesight, *, hardware: Hardware 
         assert prediction.step_seconds is not None
         speed = tokens / (SLOWER * prediction.step_seconds)
         outcome = fits(HEAVIER * prediction.device_bytes / GIB, speed, tokens=tokens)
-        trials.append(replace(trial, outcome=outcome, hardware=hardware or trial.hardware))
-    return replace(table, trials=tuple(trials), hardware=hardware or table.hardware)
+        trials.append(replace(trial, outcome=outcome))
+    return replace(table, trials=tuple(trials))
 
 
 def test_warm_predictions_are_corrected_by_the_other_tables_alone(
@@ -99,27 +98,3 @@ def test_warm_predictions_are_corrected_by_the_other_tables_alone(
     # Its own trials say nothing, whatever they are.
     same = foresight_over(off(one, cold), slow, store=tmp_path / "store.db")
     assert same.warm(same._tables[0]) == after
-
-
-def test_other_hardware_tells_how_far_predictions_err_and_not_in_which_direction(
-    truth: Truth, configs: list[Config], tmp_path: Path
-) -> None:
-    one, other = (
-        table_of(truth, some, tmp_path / f"{n}.jsonl") for n, some in (("one", configs[:1]), ("two", configs))
-    )
-    store = tmp_path / "store.db"
-    cold = foresight_over(one, other, store=store)
-    assert cold.elsewhere(one) is None, "one of its own hardware is no other"
-    fewer = replace(other.hardware, cores=other.hardware.cores + 1)
-    elsewhere = off(replace(other, hardware=fewer), cold, hardware=fewer)
-    foresight = foresight_over(one, elsewhere, store=store)
-    assert foresight.warm(one) is None
-    found, before = foresight.elsewhere(one), foresight.cold(one)
-    assert found is not None and found.predictions == before.predictions
-    assert found.effects_factor < before.effects_factor == 1.0
-    assert 0.0 < found.memory_error.intercept < 0.04 < found.memory_error.intercept_spread
-    # Its own trials say nothing, and a card's nothing of a processor's.
-    same = foresight_over(off(one, cold), elsewhere, store=store)
-    assert same.elsewhere(same._tables[0]) == found
-    card = replace(elsewhere, hardware=replace(fewer, kind="cuda"))
-    assert foresight_over(one, card, store=store).elsewhere(one) is None

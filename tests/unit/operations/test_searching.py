@@ -25,7 +25,6 @@ from autofit.operations.preparing import outline, prepare
 from autofit.operations.shortfall import Shortfall
 from autofit.outcome import Diverged, Outcome, Trial
 from autofit.search import foresight
-from autofit.search.elsewhere import memory_error_by
 from autofit.search.foresight import UNKNOWN, memory_error
 from autofit.search.surrogate import Prior
 from autofit.store import Store
@@ -40,7 +39,7 @@ RESULT_KEYS = {
     *("search_id", "recommendation", "frontier", "trials", "out_of_memory", "ruled_out", "answered_from_store"),
     "seconds",
 }
-RESULT_KEYS_BESIDES = {"stopped_because", "regret_bound"}
+RESULT_KEYS_BESIDES = {"disturbed", "stopped_because", "regret_bound"}
 
 
 @pytest.fixture
@@ -611,7 +610,7 @@ def test_errors_of_earlier_trials_on_this_hardware_make_the_margin(
     assert seen == [0, first.trials, other.trials]
 
 
-def test_errors_on_other_hardware_count_until_something_has_run_here(
+def test_errors_on_other_hardware_and_of_the_question_itself_are_not_counted(
     world: World, request_: SearchRequest, store: Store, tmp_path: Path
 ) -> None:
     world.predict_all = Predictor()
@@ -632,10 +631,10 @@ def test_errors_on_other_hardware_count_until_something_has_run_here(
         assert told(job) == told(longer) == memory_error(UNKNOWN)
         for trial in moved:
             other.add(trial)
-        assert told(job) == memory_error_by([moved[::-1]]) != memory_error(UNKNOWN)
+        assert told(job) == memory_error(UNKNOWN)
         for trial in measured:
             other.add(trial)
-        assert told(job) == memory_error_by([moved[::-1]])  # those of its own question are recalled one by one
+        assert told(job) == memory_error(UNKNOWN)  # those of its own question are recalled one by one
         assert told(longer) == foresight.learned(measured[::-1])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import random
 from collections.abc import Callable
@@ -34,7 +33,6 @@ from autofit.units import GIB
 
 LATTICE = cpu_lattice(make_job())
 LIMIT = 10 * GIB
-BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 
 
 def floor(config: Config) -> int:
@@ -113,10 +111,18 @@ def test_the_store_is_told_as_if_just_run() -> None:
     assert len(knowledge.trials) == 3
 
 
-def test_a_config_of_another_space_is_not_told_to_the_study() -> None:
+@pytest.mark.parametrize(
+    "outcome",
+    [fits(4, 250), out_of_memory(), TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=20.0)],
+    ids=lambda outcome: outcome.kind,
+)
+def test_a_config_of_another_space_disturbs_neither_the_study_nor_the_advice(outcome: Outcome) -> None:
+    """A store may know configs with values that this lattice has not."""
     adviser, _ = make_adviser()
-    adviser.tell(make_trial({"method": "full", "attention": "eager"}, fits(4, 250), limit=LIMIT))
+    before = {c.config: c.expected_seconds for c in adviser.advice.candidates()}
+    adviser.tell(make_trial({"method": "full", "attention": "eager"}, outcome, limit=LIMIT))
     assert adviser.study.trials == []
+    assert {c.config: c.expected_seconds for c in adviser.advice.candidates()} == before
 
 
 def test_what_is_under_way_is_not_suggested_again() -> None:
@@ -176,12 +182,14 @@ def test_what_was_cut_off_is_open_again() -> None:
     adviser, knowledge = make_adviser()
     run(adviser, fits(4, 250))
     (winner,) = knowledge.points()
-    before = adviser.advice.regret_bound(winner)
+    last = next(c for c in knowledge.open if c["method"] == winner.method)
+    for other in set(knowledge.open) - {last}:
+        knowledge.rule_out(other, "only this one may still be the best")
     config = ask(adviser)
-    assert adviser.advice.regret_bound(winner) < before
+    assert adviser.advice.regret_bound(winner) == 0.0
     adviser.give_up(config)
-    assert config in knowledge.open and not knowledge.under_way
-    assert adviser.advice.regret_bound(winner) == pytest.approx(before)
+    assert knowledge.open == (config,) and not knowledge.under_way
+    assert adviser.advice.regret_bound(winner) > 0.1
     assert adviser.study.trials[-1].state == TrialState.FAIL
 
 
@@ -533,14 +541,24 @@ def test_what_is_likelier_to_run_out_is_tried_where_it_may_gain_a_tenth(
     assert (None if found is None else found.config) == (kept if tried else None)
 
 
-@pytest.mark.parametrize(("chance", "recommended"), [(0.09, "lora"), (0.11, "full")])
-def test_a_method_may_be_recommended_as_long_as_it_would_be_tried(chance: float, recommended: str) -> None:
+@pytest.mark.parametrize(
+    ("chance", "seconds", "recommended"),
+    [(0.09, 1.0, "lora"), (0.11, 1.0, "full"), (1.0, 4.9, "full"), (1.0, 5.1, "lora")],
+)
+def test_a_method_may_be_recommended_as_long_as_it_would_be_tried_and_is_practical(
+    chance: float, seconds: float, recommended: str
+) -> None:
+    """Its chance of fitting, and how many times the step of a measured LoRA its own is expected to take."""
     adviser, _ = make_adviser()
-    methods = np.array(["full", "lora"])
-    front = Front.of([(1.0, 1.0)])
-    assert adviser.advice._recommended({"lora": front}, methods, np.array([chance, 1.0])) is None
+    asked = (
+        {"lora": Front.of([(1.0, 1.0)])},
+        np.array(["full", "lora"]),
+        np.array([chance, 1.0]),
+        np.array([seconds, 2.0]),
+    )
+    assert adviser.advice._recommended(*asked) is None
     named = Advice(Knowledge(LATTICE, LIMIT), floor, METHODS)
-    assert named._recommended({"lora": front}, methods, np.array([chance, 1.0])) == recommended
+    assert named._recommended(*asked) == recommended
 
 
 def test_a_gain_that_other_executions_explain_is_not_worth_a_trial_either() -> None:
@@ -619,17 +637,6 @@ def test_what_is_under_way_is_believed_to_show_what_is_expected() -> None:
     assert left[twin] < 0.5 and left[twin] < max(left.values())
 
 
-@pytest.mark.parametrize(("candidates", "seconds"), [(2_000, 0.05), (50_000, 0.5)])
-def test_asking_is_cheap(candidates: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With 200 results, a third of which ran out of memory, and every config predicted: a device must not wait for
-    advice. In wall time, the best of several asks: the machine runs other tests."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    made = importlib.import_module("asking_time").made_search(candidates)
-    assert len(made.knowledge.open) == candidates and 40 < made.knowledge.out_of_memory < 100
-    taken = made.seconds_of_asks(5)
-    assert min(taken) < seconds, taken
-
-
 METHODS = ("full", "lora", "qlora")
 
 
@@ -650,7 +657,10 @@ def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
         alike, ours = gains(Advice(knowledge, floor)), gains(Advice(knowledge, floor, METHODS))
         for config in knowledge.open:
             worth = 1.0 if config["method"] == recommended else BESIDE
-            assert ours[config] == pytest.approx(worth * alike[config])
+            if config["method"] in (recommended, "qlora"):
+                assert ours[config] == pytest.approx(worth * alike[config])
+            else:  # of what is not measured, less where it is likely to be slower than what is
+                assert 0.0 < ours[config] <= worth * alike[config]
 
 
 def test_the_frontier_counts_less_than_the_best_speed_unless_it_is_what_is_asked_for() -> None:
@@ -670,7 +680,8 @@ def test_no_method_takes_precedence_in_a_thorough_search() -> None:
 
 
 def test_the_method_that_will_be_recommended_comes_first() -> None:
-    """By its predicted memory before anything has fitted; the others follow once nothing is left to gain there."""
+    """By its predicted memory before anything has fitted; the others get the fewer trials, since their gains count
+    less."""
     for sizes, first in ((2 * GIB, "full"), (LIMIT * 2, "lora")):
         said = {
             c: Prediction(
@@ -686,9 +697,8 @@ def test_the_method_that_will_be_recommended_comes_first() -> None:
         tried = []
         while adviser.best_candidate() is not None:
             tried.append(run(adviser, fits(2, 100)).text("method"))
-        own = len([method for method in tried if method == first])
-        assert tried[:own] == [first] * own and {"lora", "qlora"} <= {*tried}
-        assert own > max(tried.count(method) for method in METHODS if method != first)
+        assert tried[0] == first and {"lora", "qlora"} <= {*tried}
+        assert tried.count(first) > max(tried.count(method) for method in METHODS if method != first)
 
 
 def test_a_config_that_cannot_be_slower_than_the_winner_runs_again_where_its_trial_was_noisy() -> None:

@@ -97,6 +97,21 @@ def test_overflowed_gradients_of_loss_scaling_are_passed_over(job: Job) -> None:
     assert isinstance(wrong.outcome, Diverged)
 
 
+def test_later_losses_tell_nothing_where_one_trial_rounds_its_master_weights(job: Job) -> None:
+    """Losses of smollm2-135m on a CPU, without and with DeepSpeed's Adam on the host."""
+    in_fp32, rounded = (11.0945, 8.7412, 6.8884), (11.0999, 10.6537, 9.4772)
+    offloaded = f"{PLAIN},offload=optimizer"
+    family = FamilyBaselines()
+    family.checked(trial(job, PLAIN, losses=in_fp32))
+    kept = trial(job, offloaded, losses=rounded)
+    assert family.checked(kept) is kept
+    other = trial(job, offloaded.replace("checkpointing=none", "checkpointing=full"), losses=(9.0, *rounded[1:]))
+    assert isinstance(family.checked(other).outcome, Diverged), "the first loss is compared"
+    wide = PLAIN.replace("bf16-mixed", "fp32")
+    family.checked(trial(job, wide, losses=in_fp32))
+    assert isinstance(family.checked(trial(job, f"{wide},offload=optimizer", losses=rounded)).outcome, Diverged)
+
+
 def test_families_are_not_compared(job: Job) -> None:
     family = FamilyBaselines()
     family.checked(trial(job, PLAIN))

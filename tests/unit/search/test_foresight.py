@@ -18,8 +18,9 @@ from autofit.lattice import Config, Lattice
 from autofit.outcome import OutOfMemory, Prediction, Trial
 from autofit.search import foresight
 from autofit.search.advice import CANNOT_FIT, Advice
-from autofit.search.foresight import LEAST, LEAST_TIME, UNKNOWN, Foresight, learned, memory_error, time_error
+from autofit.search.foresight import LEAST, LEAST_LEVEL, UNKNOWN, Foresight, learned, memory_error, time_error
 from autofit.search.knowledge import Knowledge
+from autofit.search.step_times import LEAST_EFFECT
 from autofit.search.surrogate import TIME
 from autofit.units import GIB
 
@@ -367,9 +368,10 @@ def test_the_margin_shrinks_with_what_is_seen(truth: Truth) -> None:
 def test_a_stated_error_of_time_is_believed_between_bounds() -> None:
     """A guess says no more of a device's formats than what is expected without it, a fit never all."""
     good, fitted, guessed = time_error(0.01), time_error(0.12), time_error(1.0)
-    assert (good.spread, fitted.spread, guessed.spread) == (LEAST_TIME, 0.12, TIME.spread)
+    assert (good.spread, fitted.spread, guessed.spread) == (LEAST_EFFECT, 0.12, TIME.spread)
     assert (fitted.spread_of["precision"], guessed.spread_of) == (0.12, TIME.spread_of)
-    assert fitted.intercept_spread == TIME.intercept_spread
+    levels = [error.intercept_spread for error in (good, fitted, guessed)]
+    assert levels == pytest.approx([LEAST_LEVEL, math.log(1.12), math.log(2.0)])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -47,7 +47,7 @@ def small(truth: Truth) -> Recorded:
         truth, keep=lambda c: c["optimizer"] == "adamw" and c["loss"] == "full" and c["precision"] != "fp32"
     )
     assert 4 <= table.out_of_memory <= len(table.trials) - 4
-    return replace(table, problem=replace(table.problem, foresee_warm=Foresight, foresee_elsewhere=Foresight))
+    return replace(table, problem=replace(table.problem, foresee_warm=Foresight))
 
 
 def configs(trace: Trace) -> list[Config]:

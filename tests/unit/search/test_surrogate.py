@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from autofit.lattice import Config, Lattice
-from autofit.search.foresight import time_error
 from autofit.search.surrogate import ACTIVATIONS, TIME, LogLinear, LogNormal, Prior
 
 FIGURES = (TIME, ACTIVATIONS)
@@ -97,14 +96,6 @@ def test_what_was_measured_is_believed_up_to_the_noise(lattice: Lattice) -> None
     assert twice.deviation[0] < found.deviation[0]
 
 
-def test_trials_of_other_spaces_do_not_disturb(lattice: Lattice) -> None:
-    """A store may know configs with values that this lattice has not."""
-    model = LogLinear(lattice.axes, lattice.configs, TIME)
-    foreign = lattice.configs[0].replace(attention="eager", rank=64)
-    found = model.predict([(foreign, 3.0)], lattice.configs)
-    assert np.isfinite(found.mean).all() and np.isfinite(found.deviation).all()
-
-
 def test_a_lattice_of_one_config_has_a_model() -> None:
     from autofit.techniques import AXES, complete
 
@@ -135,50 +126,3 @@ def test_deviations_grow_where_trials_contradict_them(lattice: Lattice, off: flo
         for weight in (math.inf, 3.0)
     )
     assert (learnt > 2 * fixed).all() if wider else (learnt < fixed * 1.5).all()
-
-
-def drawn(config: Config, effects: float, noise: float, seed: int) -> float:
-    """The logarithm of a figure whose axes' effects, and what else each config does, spread that far."""
-    return sum(random.Random(f"{seed} {item}").gauss(0, effects) for item in config.items) + random.Random(
-        f"{seed} {config}"
-    ).gauss(0, noise)
-
-
-@pytest.mark.parametrize("effects", [0.2, 0.03])
-@pytest.mark.parametrize("noise", [0.03, 0.1])
-def test_how_far_predictions_are_off_is_learned(lattice: Lattice, effects: float, noise: float) -> None:
-    """Of the truths that the prior takes for possible, about 95 % lie within two deviations, whichever it is; and
-    where predictions are good, or figures scatter little, the deviations are the narrower for it."""
-    prior = time_error(0.5)
-    within, widths = [], []
-    for seed in range(10):
-        known = [(c, drawn(c, effects, noise, seed)) for c in sample(lattice, 12, seed)]
-        found = LogLinear(lattice.axes, lattice.configs, prior).predict(known, lattice.configs)
-        off = found.mean - np.array([drawn(c, effects, noise, seed) for c in lattice.configs])
-        within.append((np.abs(off) < 2 * found.deviation).mean())
-        widths.append(found.deviation.mean())
-    assert np.mean(within) > 0.9
-    assert np.mean(widths) < 2 * (math.hypot(noise, effects) if effects > 0.1 else math.hypot(noise, 2 * effects))
-
-
-def test_what_blurs_a_measurement_is_no_part_of_the_figure(lattice: Lattice) -> None:
-    config = lattice.configs[0]
-    model = LogLinear(lattice.axes, lattice.configs, TIME)
-    clear, blurred = (model.predict([(config, 1.5)] * 50, [config], [blur] * 50) for blur in (0.0, 0.3))
-    assert clear.deviation[0] == pytest.approx(TIME.noise, rel=0.1)
-    assert clear.deviation[0] < blurred.deviation[0] < math.hypot(TIME.noise, 0.3 / math.sqrt(50)) * 1.1
-
-
-def test_what_is_under_way_makes_its_like_surer_and_changes_no_expectation(lattice: Lattice) -> None:
-    """Just as if it had been measured already, and had shown what was expected."""
-    known = [(c, synthetic(c, 2)) for c in sample(lattice, 5)]
-    under_way = sample(lattice, 3, seed=9)
-    model = LogLinear(lattice.axes, lattice.configs, TIME)
-    every = np.arange(len(lattice.configs))
-    rows = np.array([lattice.configs.index(c) for c in under_way])
-    before, after = model.predict_rows(known, every), model.predict_rows(known, every, under_way=rows)
-    expected = [*known, *zip(under_way, before.mean[rows].tolist(), strict=True)]
-    told = model.predict_rows(expected, every)
-    assert after.mean == pytest.approx(before.mean)
-    assert after.deviation == pytest.approx(told.deviation)
-    assert (after.deviation <= before.deviation + 1e-12).all() and (after.deviation < 0.9 * before.deviation).any()

@@ -1,0 +1,31 @@
+"""What a search's trials met of others on their device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from autofit.outcome import Trial
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disturbed:
+    """The trials of a search whose device was busy with something else, or throttled."""
+
+    repeated: int = 0
+    """Trials after which their config was run again."""
+    believed: int = 0
+    """Configs that count as measured by such a trial, because the device was no better when they were run again."""
+    reason: str = ""
+    """What disturbed the last of them; empty if there was none."""
+
+    @classmethod
+    def of(cls, trials: Sequence[Trial], settled: Iterable[Trial]) -> Disturbed:
+        """Of `trials`, all of the search, oldest first, where `settled` are those that count."""
+        doubted = [trial for trial in trials if trial.doubts]
+        last = {trial.config: trial.trial_id for trial in trials}
+        return cls(
+            repeated=sum(trial.trial_id != last[trial.config] for trial in doubted),
+            believed=sum(bool(trial.doubts) for trial in settled),
+            reason=doubted[-1].doubts[0] if doubted else "",
+        )

@@ -1,0 +1,199 @@
+"""What the checks share: the device, its warm parents, the estimator, and what earlier checks have found."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.catalog.models import Model
+from autofit.errors import AutofitError
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Config
+from autofit.operations.requests import left_by_others, memory_limit
+from autofit.operations.self_test.finding import Finding, Verdict
+from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooLate
+from autofit.outcome import Fits, Outcome, Trial, Unsupported, now
+from autofit.techniques import Job, complete
+from autofit.training.requirements import cannot_here
+from autofit.trial.group_runner import GroupRunner
+from autofit.trial.request import TrialRequest
+from autofit.trial.site import check_devices, detect
+from autofit.workload import Workload
+
+PREDICTION_SECONDS = 30.0
+"""Longest wait for one estimate, the estimator's imports included."""
+LEAST_SECONDS = 2.0
+"""With less time left no trial is begun."""
+TIMING_SECONDS = 0.5
+"""Spent on repeats beyond the least number of them: the self-test compares formats, not configs."""
+TINY = Model(
+    name="self-test",
+    config={
+        "model_type": "llama",
+        "hidden_size": 128,
+        "intermediate_size": 384,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "vocab_size": 1024,
+        "max_position_embeddings": 256,
+        # With transformers' 0.02 attention is nearly uniform, and what a wrong mask changes vanishes in rounding.
+        "initializer_range": 0.1,
+        "tie_word_embeddings": False,
+    },
+    source="the self-test",
+    parameters=None,
+)
+"""Grouped-query attention, three layers, about a million parameters: enough for each technique, small enough for a
+trial of about a second."""
+TINY_SEQ_LEN, TINY_BATCH = 64, 4
+EMULATED = "emulated"
+"""The figure of the check `probe` that says of each emulated number format (`bf16`, `fp16`) in words that it is."""
+PLAIN_PRECISIONS = ("bf16-mixed", "fp16-mixed", "fp32")
+"""What the plain recipe's precision is replaced by where the device refuses or emulates it, best first."""
+
+
+class NoTimeLeft(AutofitError):
+    """A trial would need more time than there is."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Bench:
+    """One self-test's device and what was found on it so far. Checks only read `findings`."""
+
+    device: str
+    ranks: int = 1
+    """Processes of the checks of sharding, at least 2 where there are as many NVIDIA devices; with 1 there are none."""
+    hardware: Hardware = field(init=False)
+    stack: Stack = field(init=False)
+    limit: int = field(init=False)
+    """Device memory in bytes that a trial may use unless a check sets another limit."""
+    findings: dict[str, Finding] = field(default_factory=dict)
+    """By the check's name."""
+    _jobs: dict[str, Job] = field(default_factory=dict)
+    """What was trained so far, by the workload's key."""
+    _runners: dict[int, GroupRunner] = field(default_factory=dict)
+    _predictor: Predictor = field(default_factory=Predictor)
+
+    def __post_init__(self) -> None:
+        self.hardware, self.stack = detect(self.device)
+        if self.hardware.is_nvidia:
+            self.ranks = max(self.ranks, min(2, self.hardware.count))
+        check_devices(self.hardware, self.ranks)
+        self.limit = left_by_others(memory_limit(None, self.hardware), self.hardware)
+
+    def start(self) -> None:
+        """Start the processes now, so that their imports overlap."""
+        self._runner(1).start()
+        self._predictor.start()
+
+    def _runner(self, ranks: int) -> GroupRunner:
+        if ranks not in self._runners:
+            self._runners[ranks] = GroupRunner(kind=self.hardware.kind, ranks=ranks)
+        return self._runners[ranks]
+
+    def job(self, *, devices: int = 1) -> Job:
+        """The tiny model's."""
+        asked = Workload(
+            model=TINY.name,
+            model_digest=TINY.digest,
+            seq_len=TINY_SEQ_LEN,
+            global_batch=TINY_BATCH,
+            devices=devices,
+        )
+        return Job(model=TINY, workload=asked, hardware=self.hardware, stack=self.stack)
+
+    @property
+    def plain(self) -> Config:
+        """The plain recipe, in the first precision that works here without being emulated."""
+        for precision in PLAIN_PRECISIONS:
+            found = self.findings.get(f"precision={precision}")
+            if found is not None and found.verdict is Verdict.WORKS:
+                return complete({"precision": precision})
+        return complete({"precision": PLAIN_PRECISIONS[-1]})
+
+    def fitted(self, check: str) -> Trial | None:
+        """The last trial of an earlier check; None where that did not fit, or the check did not run."""
+        found = self.findings.get(check)
+        trial = found.trials[-1] if found is not None and found.trials else None
+        return trial if trial is not None and isinstance(trial.outcome, Fits) else None
+
+    def job_of(self, trial: Trial) -> Job:
+        """The job of a trial that ran here."""
+        return self._jobs[trial.workload.key]
+
+    def emulation(self, precision: str) -> str | None:
+        """Why a precision counts as emulated here, as the probe or the data sheet says; None if it does not."""
+        number_format = precision.partition("-")[0]
+        probed = self.findings.get("probe")
+        said = dict(probed.measured.get(EMULATED, {})) if probed is not None else {}
+        if number_format == "bf16" and not self.hardware.bf16:
+            said.setdefault("bf16", f"{self.hardware.name} has no bf16 arithmetic")
+        return said.get(number_format)
+
+    def trial(self, job: Job, config: Config, *, seconds: float, limit: int | None = None) -> Trial:
+        """Run `config` for at most so many seconds, or say why it cannot work here. Raises `NoTimeLeft`."""
+        self._jobs[job.workload.key] = job
+        limit = self.limit if limit is None else limit
+        reason = cannot_here(config, job)
+        outcome: Outcome
+        if reason is not None:
+            outcome, taken = Unsupported(reason=reason), 0.0
+        elif seconds < LEAST_SECONDS:
+            raise NoTimeLeft("the time limit was reached")
+        else:
+            request = self._request(job, config, limit, seconds)
+            outcome, taken = self._runner(job.workload.devices).run(request)
+        return Trial(
+            config=config,
+            workload=job.workload,
+            hardware=self.hardware,
+            stack=self.stack,
+            memory_limit_bytes=limit,
+            outcome=outcome,
+            seconds=taken,
+            recorded_at=now(),
+        )
+
+    def _request(self, job: Job, config: Config, limit: int, seconds: float) -> TrialRequest:
+        return TrialRequest(
+            job=job,
+            config=config,
+            memory_limit_bytes=limit,
+            deadline_seconds=seconds,
+            timing_seconds=TIMING_SECONDS,
+            compares_gradient=True,
+        )
+
+    def predicted(self, job: Job, config: Config, *, seconds: float) -> dict[str, Any]:
+        """The estimate of `config`, or `{"error": why there is none, "defect": whether autofit is to blame}`."""
+        if not (self.hardware.kind == "cpu" or self.hardware.is_nvidia):
+            reason = f"estimates are for NVIDIA cards and processors; {self.hardware.name} is neither"
+            return {"error": reason, "defect": False}
+        request = self._request(job, config, self.limit, seconds)
+        try:
+            return self._predictor.estimate(request, seconds=min(seconds, PREDICTION_SECONDS))
+        except NotPredicted as error:
+            return {"error": str(error), "defect": not isinstance(error, TooLate)}
+
+    def tried(self, job: Job, config: Config, *, seconds: float) -> tuple[Trial, dict[str, Any] | None]:
+        """A trial of `config` and, where it fitted, its estimate."""
+        until = time.monotonic() + seconds
+        trial = self.trial(job, config, seconds=seconds)
+        if not isinstance(trial.outcome, Fits):
+            return trial, None
+        return trial, self.predicted(job, config, seconds=until - time.monotonic())
+
+    def restart(self) -> None:
+        """End every process, so that whatever hangs in one ends, too; the next check starts them anew."""
+        runners, self._runners = self._runners, {}
+        for runner in runners.values():
+            runner.close()
+        predictor, self._predictor = self._predictor, Predictor()
+        predictor.close()
+
+    def close(self) -> None:
+        """End every process."""
+        self.restart()

@@ -1,0 +1,158 @@
+"""What the self-test's checks have shown: values that a table and a bug report are made from."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from autofit.hardware import Hardware, Stack
+from autofit.outcome import Trial, outcome_to_json
+
+SCHEMA = 1
+"""Version of the report's JSON."""
+
+
+class Verdict(StrEnum):
+    """What became of one check."""
+
+    WORKS = "works"
+    EMULATED = "emulated"
+    """Works, but the device has no arithmetic for its number format."""
+    REFUSED = "refused"
+    """Cannot work here, known before anything ran."""
+    DIFFERS = "differs"
+    """Runs, and computes something else."""
+    FAILED = "failed"
+    NOT_RUN = "not run"
+
+
+BAD = (Verdict.DIFFERS, Verdict.FAILED)
+"""Verdicts that are defects, of autofit or of what is installed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What one check has shown."""
+
+    verdict: Verdict
+    figure: str = ""
+    """The figure that matters, for people."""
+    reason: str = ""
+    """Why it is not simply `works`; empty where it is."""
+    remedy: str = ""
+    """The command or step that mends it, where one is known."""
+    trials: tuple[Trial, ...] = ()
+    """What ran, in order."""
+    predicted: Mapping[str, Any] | None = None
+    """The estimate of the last trial's config, as `Estimate.to_json` gives it."""
+    measured: Mapping[str, Any] = field(default_factory=dict)
+    """Further figures, by name with its unit; JSON values only."""
+    seconds: float = 0.0
+    """Wall time of the whole check."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object. Hardware and stack are not repeated: the report has them."""
+        return {
+            "verdict": self.verdict.value,
+            "figure": self.figure,
+            "reason": self.reason,
+            "remedy": self.remedy,
+            "seconds": self.seconds,
+            "measured": dict(self.measured),
+            "trials": [_trial_json(trial) for trial in self.trials],
+            "predicted": None if self.predicted is None else dict(self.predicted),
+        }
+
+
+def _trial_json(trial: Trial) -> dict[str, Any]:
+    return {
+        "config": trial.config.to_json(),
+        "workload": trial.workload.to_json(),
+        "memory_limit_bytes": trial.memory_limit_bytes,
+        "seconds": trial.seconds,
+        **outcome_to_json(trial.outcome),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A check's name with what it has shown."""
+
+    name: str
+    shows: str
+    """What the check is for, in one sentence."""
+    technique: bool
+    """Whether it is one value of one axis."""
+    finding: Finding
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        named = {"name": self.name, "shows": self.shows, "technique": self.technique}
+        return named | self.finding.to_json()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """A self-test, complete or cut off."""
+
+    autofit: str
+    """autofit's version."""
+    hardware: Hardware
+    stack: Stack
+    absent: Mapping[str, str]
+    """Packages that are not installed, each with what mends that."""
+    environment: Mapping[str, str]
+    """Environment variables that change what the libraries do."""
+    load_average: float
+    """Processes that wanted a core in the minute before: where they are more than the cores, small steps on a processor
+    take many times longer."""
+    started_at: str
+    time_limit_seconds: float
+    seconds: float
+    """Wall time so far."""
+    shown: tuple[Shown, ...]
+    """In the order in which they ended."""
+    pending: tuple[str, ...] = ()
+    """Names of the checks still to come; empty once all have ended."""
+
+    @property
+    def bad(self) -> tuple[Shown, ...]:
+        """Those that show a defect."""
+        return tuple(one for one in self.shown if one.finding.verdict in BAD)
+
+    @property
+    def summary(self) -> str:
+        """All of it in one or two sentences."""
+        counts = Counter(one.finding.verdict for one in self.shown if one.technique)
+        works = counts[Verdict.WORKS] + counts[Verdict.EMULATED]
+        parts = [f"{works} of {counts.total()} techniques work"]
+        parts += [f"{n} {'is' if n == 1 else 'are'} refused" for n in [counts[Verdict.REFUSED]] if n]
+        parts += [f"{n} {'was' if n == 1 else 'were'} not run" for n in [counts[Verdict.NOT_RUN]] if n]
+        emulated = [one.name for one in self.shown if one.finding.verdict is Verdict.EMULATED]
+        if emulated:
+            parts.append(f"emulated: {', '.join(emulated)}")
+        for verdict, said in ((Verdict.DIFFERS, "computes something else"), (Verdict.FAILED, "failed")):
+            parts += [f"{one.name} {said}" for one in self.shown if one.finding.verdict is verdict]
+        unfinished = f" Cut off with {len(self.pending)} checks to go." if self.pending else ""
+        return "; ".join(parts) + "." + unfinished
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "schema": SCHEMA,
+            "autofit": self.autofit,
+            "summary": self.summary,
+            "hardware": self.hardware.to_json(),
+            "stack": self.stack.to_json(),
+            "absent": dict(self.absent),
+            "environment": dict(self.environment),
+            "load_average": self.load_average,
+            "started_at": self.started_at,
+            "time_limit_seconds": self.time_limit_seconds,
+            "seconds": self.seconds,
+            "checks": [one.to_json() for one in self.shown],
+            "pending": list(self.pending),
+        }

@@ -1,0 +1,165 @@
+"""Runs the self-test's checks: each by itself, none longer than it may take, all of them kept as they end."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from autofit import __version__
+from autofit.catalog.models import load
+from autofit.errors import EnvironmentLacks, in_one_line
+from autofit.operations.diagnosis import libraries
+from autofit.operations.probe_findings import emulated, findings
+from autofit.operations.self_test import size_checks, technique_checks
+from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
+from autofit.operations.self_test.check import Check
+from autofit.operations.self_test.finding import Finding, Report, Shown, Verdict
+from autofit.operations.self_test.judging import cut
+from autofit.outcome import TimedOut, now
+from autofit.trial.machine import device_lock
+from autofit.trial.site import version
+from autofit.units import format_duration
+
+PROBED_MODEL = "smollm2-135m"
+"""At whose shapes the device is probed: small enough for any."""
+LEAST_PROBE_SECONDS, MOST_PROBE_SECONDS = 15.0, 300.0
+"""A probe takes some twelve seconds, and several times that on a busy machine."""
+TIME_LIMIT_SECONDS = 120.0
+GRACE_SECONDS = 15.0
+"""Beyond what it may take, for a check to come back by itself: ending a trial and starting a parent take seconds."""
+VARIABLES = (
+    "ATEN_CPU_CAPABILITY", "CUDA_VISIBLE_DEVICES", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "ONEDNN_MAX_CPU_ISA",
+    "PYTORCH_ALLOC_CONF", "AUTOFIT_NVME_DIR", "AUTOFIT_START",
+)  # fmt: skip
+"""Environment variables that change what is measured."""
+
+
+def checks(kind: str) -> tuple[Check, ...]:
+    """All of them for a `kind` of device, what matters most first: with too little time, the rest is not run.
+
+    Real sizes are what takes longest on a processor. On an accelerator they take no longer than starting a trial does.
+    """
+    sizes, techniques = (*size_checks.methods(), size_checks.limits()), tuple(technique_checks.others())
+    return (
+        Check(
+            name="probe", shows="The device's rates in each number format.", run=_probe, most_seconds=MOST_PROBE_SECONDS
+        ),
+        *technique_checks.precisions(),
+        *technique_checks.methods(),
+        *((*techniques, *sizes) if kind == "cpu" else (*sizes, *techniques)),
+        *technique_checks.slow_ones(),
+        size_checks.predictions(),
+    )
+
+
+def _probe(bench: Bench, seconds: float) -> Finding:
+    """What a person would want to know of the device; `EMULATED` is what is emulated, by number format and in words."""
+    from autofit.probe.run import run
+
+    if seconds < LEAST_PROBE_SECONDS:
+        raise NoTimeLeft("the time limit was reached")
+    with device_lock.held(device_lock.names(bench.hardware.kind)):
+        found = run(load(PROBED_MODEL), bench.hardware, bench.stack)
+    failed = [part for part in found.parts if part.failure is not None]
+    return Finding(
+        verdict=Verdict.FAILED if len(failed) == len(found.parts) else Verdict.WORKS,
+        reason="; ".join(f"{part.name}: {part.failure}" for part in failed),
+        figure=" ".join(findings(found)),
+        measured={EMULATED: emulated(found), "seconds_per": found.seconds_per, "figures": found.figures},
+    )
+
+
+def self_test(
+    *,
+    device: str = "auto",
+    ranks: int = 1,
+    time_limit_seconds: float = TIME_LIMIT_SECONDS,
+    selected: Sequence[Check] | None = None,
+    keep: Callable[[Report], None] = lambda report: None,
+    tell: Callable[[Shown], None] = lambda shown: None,
+) -> Report:
+    """Run every check, or those `selected`, here and in place: no store, no Ray.
+
+    `keep` is called before the first check and after each with all that is known; `tell` with each as it ends. A check
+    that fails, crashes or hangs costs only itself. Raises `EnvironmentLacks` where there is no device to test.
+    """
+    bench = Bench(device=device, ranks=ranks)
+    planned = tuple(checks(bench.hardware.kind) if selected is None else selected)
+    started = time.monotonic()
+    report = Report(
+        autofit=__version__,
+        hardware=bench.hardware,
+        stack=bench.stack,
+        absent=_absent(bench),
+        environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
+        load_average=os.getloadavg()[0],
+        started_at=now(),
+        time_limit_seconds=time_limit_seconds,
+        seconds=0.0,
+        shown=(),
+        pending=tuple(check.name for check in planned),
+    )
+    keep(report)
+    bench.start()
+    try:
+        for check in planned:
+            finding = _run(check, bench, started + time_limit_seconds - time.monotonic())
+            bench.findings[check.name] = finding
+            shown = Shown(name=check.name, shows=check.shows, technique=check.technique, finding=finding)
+            report = replace(
+                report,
+                seconds=time.monotonic() - started,
+                shown=(*report.shown, shown),
+                pending=report.pending[1:],
+            )
+            keep(report)
+            tell(shown)
+    finally:
+        bench.close()
+    return report
+
+
+def _absent(bench: Bench) -> dict[str, str]:
+    absent = {check.name: check.remedy for check in libraries(bench.hardware, bench.stack) if check.remedy}
+    return absent if version("ray") else absent | {"ray": "pip install 'ray>=2.50'"}
+
+
+def _run(check: Check, bench: Bench, left_seconds: float) -> Finding:
+    """What the check finds, with the time that it took."""
+    may_take = max(0.0, min(left_seconds, check.most_seconds))
+    started = time.monotonic()
+    finding = _alone(check, bench, may_take)
+    taken = time.monotonic() - started
+    if may_take < check.most_seconds and _timed_out(finding):
+        finding = replace(cut(may_take), trials=finding.trials)
+    return replace(finding, seconds=taken)
+
+
+def _timed_out(finding: Finding) -> bool:
+    return any(isinstance(trial.outcome, TimedOut) for trial in finding.trials)
+
+
+def _alone(check: Check, bench: Bench, may_take: float) -> Finding:
+    """Run the check in a thread that nothing waits for once its time is up: what it hangs on is ended."""
+    answers: queue.SimpleQueue[Finding] = queue.SimpleQueue()
+
+    def answer() -> None:
+        try:
+            answers.put(check.run(bench, may_take))
+        except NoTimeLeft as error:
+            answers.put(Finding(verdict=Verdict.NOT_RUN, reason=str(error)))
+        except EnvironmentLacks as error:
+            answers.put(Finding(verdict=Verdict.REFUSED, reason=error.message, remedy=error.remedy))
+        except Exception as error:  # a defect in one check must not cost the others
+            answers.put(Finding(verdict=Verdict.FAILED, reason=in_one_line(error)))
+
+    threading.Thread(target=answer, name=f"autofit-{check.name}", daemon=True).start()
+    try:
+        return answers.get(timeout=may_take + GRACE_SECONDS)
+    except queue.Empty:
+        bench.restart()
+        return Finding(verdict=Verdict.FAILED, reason=f"hangs: no answer after {format_duration(may_take)}")

@@ -1,0 +1,171 @@
+"""The checks at a real size: each method on a catalog model, its memory as predicted, and the memory limit enforced."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from autofit.estimate.floor import floor_bytes
+from autofit.lattice import Config
+from autofit.operations.requests import WorkloadOptions
+from autofit.operations.self_test.bench import TINY, Bench
+from autofit.operations.self_test.check import Check
+from autofit.operations.self_test.finding import Finding, Verdict
+from autofit.operations.self_test.judging import measurement, memory_gap, size_figure, unfit
+from autofit.outcome import Fits, OutOfMemory, TimedOut, Trial
+from autofit.techniques import Job, complete, unsupported
+from autofit.units import MIB, format_bytes
+from autofit.workload import METHODS
+
+LADDER = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b", "smollm2-360m", "smollm2-135m")
+"""Catalog models of one architecture, largest first; on a GPU each method takes the first that fits."""
+ON_PROCESSOR, PROCESSOR_TOKENS, GPU_TOKENS = "smollm2-135m", 128, 2048
+"""The model and sequence length on a processor, and the length on a GPU."""
+REAL_BATCH = 2
+"""Sequences per step, one at a time, so that the second meets the first one's gradients."""
+ROOM = 0.85
+"""Share of the limit that a model may be predicted to take: the self-test shows what works, not what just fits."""
+BELOW, ABOVE = 0.8, 1.15
+"""Limits as multiples of what a config was measured to need. Below it by more than any cache or fragment that the
+allocator can give back, above it by more than runs differ."""
+SLACK_BYTES = 128 * MIB
+"""Added above: of a processor's memory a limit counts what is mapped, and a measurement what was touched."""
+
+
+def methods() -> Iterator[Check]:
+    """Each method, the most faithful first."""
+    for method in METHODS:
+        yield Check(
+            name=f"{method} at a real size",
+            shows=f"Speed and memory of method={method} on a catalog model: driver-seen, allocated and predicted.",
+            run=_of_method(method),
+            most_seconds=90.0,
+        )
+
+
+def limits() -> Check:
+    """Whether a limit is kept, shown with what an earlier check measured."""
+    return Check(
+        name="memory limit",
+        shows="Whether a config runs out of memory under a limit below what it needs, and fits under one above.",
+        run=_limits,
+        most_seconds=120.0,
+    )
+
+
+def predictions() -> Check:
+    """Sums up the estimates made for earlier checks; runs nothing."""
+    return Check(
+        name="predictions",
+        shows="Whether the estimator works with these libraries, and how far off it is at real sizes.",
+        run=_predictions,
+    )
+
+
+def _of_method(method: str) -> Callable[[Bench, float], Finding]:
+    def run(bench: Bench, seconds: float) -> Finding:
+        until = time.monotonic() + seconds
+        config = complete({"method": method, "precision": bench.plain["precision"]})
+        found = _largest(bench, config, seconds)
+        if isinstance(found, Finding):
+            return found
+        job, predicted = found
+        trial = bench.trial(job, config, seconds=until - time.monotonic())
+        refused = _too_slow(trial) or unfit(trial)
+        if refused is not None:
+            return refused
+        return Finding(
+            verdict=Verdict.WORKS,
+            figure=f"{job.model.name}, {config['precision']}: {size_figure(trial, predicted)}",
+            trials=(trial,),
+            predicted=predicted,
+        )
+
+    return run
+
+
+def _too_slow(*trials: Trial) -> Finding | None:
+    """The finding where the last trial met the check's deadline, which is no defect at a size that is chosen for all
+    devices; None where it did not."""
+    outcome = trials[-1].outcome
+    if not isinstance(outcome, TimedOut):
+        return None
+    return Finding(verdict=Verdict.NOT_RUN, reason=f"too slow here: {outcome.reason}", trials=trials)
+
+
+def _largest(bench: Bench, config: Config, seconds: float) -> tuple[Job, dict[str, Any]] | Finding:
+    """The job with the largest model that has room, and its estimate."""
+    if bench.hardware.kind == "cpu":
+        job = _job(bench, ON_PROCESSOR, PROCESSOR_TOKENS)
+        reason = unsupported(config, job)
+        if reason is not None:
+            return Finding(verdict=Verdict.REFUSED, reason=reason)
+        return job, bench.predicted(job, config, seconds=seconds)
+    until = time.monotonic() + seconds
+    reason = None
+    for name in LADDER:
+        job = _job(bench, name, GPU_TOKENS)
+        reason = unsupported(config, job)
+        if reason is not None or floor_bytes(config, job) > ROOM * bench.limit:
+            continue
+        predicted = bench.predicted(job, config, seconds=until - time.monotonic())
+        # Without an estimate, weights and states alone must leave half of the device to the activations.
+        needed = predicted.get("device_bytes", 2 * floor_bytes(config, job))
+        if needed <= ROOM * bench.limit:
+            return job, predicted
+    if reason is not None:
+        return Finding(verdict=Verdict.REFUSED, reason=reason)
+    return Finding(verdict=Verdict.NOT_RUN, reason=f"not even {LADDER[-1]} has room in {format_bytes(bench.limit)}")
+
+
+def _job(bench: Bench, model: str, tokens: int) -> Job:
+    return WorkloadOptions(model=model, seq_len=tokens, global_batch=REAL_BATCH).job((bench.hardware, bench.stack))
+
+
+def _limits(bench: Bench, seconds: float) -> Finding:
+    until = time.monotonic() + seconds
+    known = next(filter(None, (bench.fitted(check.name) for check in methods())), None)
+    if known is None:
+        return Finding(verdict=Verdict.NOT_RUN, reason="no config at a real size fitted, whose need could be cut")
+    need = measurement(known).device_bytes
+    job = bench.job_of(known)
+    low, high = int(BELOW * need), min(int(ABOVE * need) + SLACK_BYTES, bench.limit)
+    below = bench.trial(job, known.config, seconds=until - time.monotonic(), limit=low)
+    above = bench.trial(job, known.config, seconds=until - time.monotonic(), limit=high)
+    said = (
+        f"{known.workload.model} {known.config['method']} needs {format_bytes(need)}: {below.outcome.kind} under "
+        f"{format_bytes(low)}, {above.outcome.kind} under {format_bytes(high)}"
+    )
+    trials = (below, above)
+    slow = _too_slow(*trials)
+    if slow is not None:
+        return slow
+    if isinstance(below.outcome, OutOfMemory) and isinstance(above.outcome, Fits):
+        return Finding(verdict=Verdict.WORKS, figure=said, trials=trials)
+    reasons = [
+        f"{trial.outcome.kind}: {trial.outcome.reason}" for trial in trials if not isinstance(trial.outcome, Fits)
+    ]
+    return Finding(verdict=Verdict.FAILED, figure=said, reason=" | ".join(reasons), trials=trials)
+
+
+def _predictions(bench: Bench, seconds: float) -> Finding:
+    fitted = [
+        (trial, found.predicted)
+        for found in bench.findings.values()
+        if found.predicted is not None and isinstance((trial := found.trials[-1]).outcome, Fits)
+    ]
+    failed = [predicted for _, predicted in fitted if predicted.get("defect")]
+    errors = sorted({str(predicted["error"]) for predicted in failed})
+    real = [(t, p) for t, p in fitted if "error" not in p and t.workload.model != TINY.name]
+    gaps = [memory_gap(trial, predicted) for trial, predicted in real]
+    made = sum("error" not in predicted for _, predicted in fitted)
+    said = f"{made} of {len(fitted)} estimates made"
+    if gaps:
+        said += f"; memory at real sizes {min(gaps):+.1%} to {max(gaps):+.1%} off"
+    measured = {"memory_gap_median": statistics.median(gaps)} if gaps else {}
+    if not fitted:
+        return Finding(verdict=Verdict.NOT_RUN, reason="nothing was estimated")
+    verdict = Verdict.FAILED if errors else Verdict.WORKS
+    return Finding(verdict=verdict, figure=said, reason=" | ".join(errors), measured=measured)

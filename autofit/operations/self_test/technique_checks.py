@@ -1,0 +1,128 @@
+"""The checks of techniques: each value of every axis once, on a tiny model, against the plain recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from autofit.lattice import Axis, Config, Value
+from autofit.operations.self_test.bench import TINY_BATCH, Bench
+from autofit.operations.self_test.check import Check
+from autofit.operations.self_test.finding import Finding, Verdict
+from autofit.operations.self_test.judging import same, tiny_figure, unfit
+from autofit.outcome import Trial
+from autofit.techniques import AXES, complete
+from autofit.workload import Effect
+
+EXTENT: dict[str, tuple[Value, ...]] = {"rank": (256,), "micro_batch": (2, TINY_BATCH)}
+"""Values to try on axes that list none: any number is valid there."""
+ADAPTERS = ("rank", "targets")
+"""Axes that only configs with adapters have."""
+
+
+def _check(axis: Axis, value: Value, run: Callable[[Bench, float], Finding], **times: float) -> Check:
+    written = str(value).lower() if isinstance(value, bool) else value
+    return Check(
+        name=f"{axis.name}={written}",
+        shows=f"Whether {axis.name}={written} trains the tiny model as the plain recipe does.",
+        run=run,
+        technique=True,
+        **times,
+    )
+
+
+def precisions() -> Iterator[Check]:
+    """fp32 first: other formats are judged against it."""
+    axis = _axis("precision")
+    for value in ("fp32", *(v for v in axis.values if v != "fp32")):
+        # The first trial of all waits for the warm parent's imports.
+        yield _check(axis, value, _of_precision(str(value)), most_seconds=120.0 if value == "fp32" else 45.0)
+
+
+def methods() -> Iterator[Check]:
+    """Adapters; the plain recipe is full fine-tuning."""
+    axis = _axis("method")
+    for value in ("lora", "qlora"):
+        yield _check(axis, value, _of_value(axis, value))
+
+
+def others() -> Iterator[Check]:
+    """Every other axis of one device, without compilation."""
+    for axis in AXES:
+        if axis.name not in ("precision", "method", "compile", "sharding"):
+            for value in axis.values or EXTENT[axis.name]:
+                if value != axis.recipe:
+                    yield _check(axis, value, _of_value(axis, value))
+
+
+def slow_ones() -> Iterator[Check]:
+    """Compilation, and what needs several processes."""
+    yield _check(_axis("compile"), True, _of_value(_axis("compile"), True), most_seconds=180.0)
+    # Against ddp, the plainest of them, as ranks see tokens of their own.
+    for value in ("ddp", *(v for v in _axis("sharding").values if v not in ("ddp", "none"))):
+        yield _check(_axis("sharding"), value, _of_sharding(str(value)), most_seconds=90.0)
+
+
+def _axis(name: str) -> Axis:
+    return next(axis for axis in AXES if axis.name == name)
+
+
+def _of_precision(value: str) -> Callable[[Bench, float], Finding]:
+    def run(bench: Bench, seconds: float) -> Finding:
+        trial, predicted = bench.tried(bench.job(), complete({"precision": value}), seconds=seconds)
+        refused = unfit(trial)
+        if refused is not None:
+            return refused
+        reference = bench.fitted("precision=fp32")
+        reason = bench.emulation(value)
+        return Finding(
+            verdict=Verdict.WORKS if reason is None else Verdict.EMULATED,
+            figure=tiny_figure(trial, reference),
+            reason=reason or "",
+            trials=(trial,),
+            predicted=predicted,
+        )
+
+    return run
+
+
+def _of_value(axis: Axis, value: Value) -> Callable[[Bench, float], Finding]:
+    def run(bench: Bench, seconds: float) -> Finding:
+        plain = bench.plain
+        base = complete({**dict(plain.items), "method": "lora"}) if axis.name in ADAPTERS else plain
+        changed = {**dict(base.items), axis.name: value}
+        return _against(
+            bench, complete(changed), bench.fitted(f"precision={plain['precision']}"), axis.effect(value), seconds
+        )
+
+    return run
+
+
+def _of_sharding(value: str) -> Callable[[Bench, float], Finding]:
+    def run(bench: Bench, seconds: float) -> Finding:
+        if bench.ranks < 2:
+            return Finding(verdict=Verdict.NOT_RUN, reason="one device: --devices 2 runs it on two")
+        changed = bench.plain.replace(sharding=value)
+        return _against(bench, changed, bench.fitted("sharding=ddp"), Effect.EXACT, seconds, bench.ranks)
+
+    return run
+
+
+def _against(
+    bench: Bench, config: Config, plain: Trial | None, effect: Effect, seconds: float, devices: int = 1
+) -> Finding:
+    """The finding of `config`, compared as far as its effect allows with the plain run."""
+    trial, predicted = bench.tried(bench.job(devices=devices), config, seconds=seconds)
+    refused = unfit(trial)
+    if refused is not None:
+        return refused
+    # Other methods train other parameters; what they compute is checked within their own trial, as is what has no
+    # plain run to be compared with.
+    comparable = plain is not None and trial.config["method"] == plain.config["method"]
+    reason = same(trial, plain, updates_alike=effect is Effect.EXACT) if plain is not None and comparable else None
+    return Finding(
+        verdict=Verdict.WORKS if reason is None else Verdict.DIFFERS,
+        figure=tiny_figure(trial, plain),
+        reason=reason or "",
+        trials=(trial,),
+        predicted=predicted,
+    )

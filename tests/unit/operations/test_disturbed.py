@@ -1,0 +1,23 @@
+"""How many trials of a search met a device that was not free, counted and in a line."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from unit.operations.made_trials import fits, make_trial
+
+from autofit.cli.search_text import _disturbed
+from autofit.core.device_state import CardState, DeviceState
+from autofit.operations.disturbed import Disturbed
+
+BUSY = DeviceState(seconds=3.0, cards=(CardState(uuid="GPU-a", others_share=0.5),))
+
+
+def test_repeated_and_believed_trials_are_told_apart() -> None:
+    one, two = (make_trial({"method": "full", "micro_batch": number}, fits(4, 100)) for number in (1, 2))
+    run = [replace(one, device_state=BUSY), one, replace(two, device_state=BUSY), replace(two, device_state=BUSY)]
+    trials = [replace(trial, trial_id=number) for number, trial in enumerate(run)]
+    found = Disturbed.of(trials, [trials[1], trials[3]])
+    assert (found.repeated, found.believed, found.reason) == (2, 1, "another process used 50% of the card")
+    assert "2 trials were repeated, 1 trial was believed" in _disturbed(found)
+    assert _disturbed(Disturbed.of([one, two], [one, two])) == ""

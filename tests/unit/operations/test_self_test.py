@@ -1,0 +1,191 @@
+"""The self-test, really run on this machine's CPU with a reduced list of checks."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from jobs import tiny_model
+
+from autofit.operations.self_test import running, size_checks
+from autofit.operations.self_test.bench import EMULATED, Bench
+from autofit.operations.self_test.check import Check
+from autofit.operations.self_test.finding import Finding, Report, Verdict
+from autofit.operations.self_test.judging import same
+from autofit.operations.self_test.predictor import NotPredicted, Predictor
+from autofit.operations.self_test.running import checks, self_test
+from autofit.outcome import Fits, OutOfMemory, Trial
+from autofit.techniques import AXES, complete
+from autofit.trial.request import TrialRequest
+
+PATIENCE_SECONDS = 600.0
+"""More than any check takes on a busy machine."""
+CHOSEN = (
+    *("precision=fp32", "precision=bf16-mixed", "precision=fp16-mixed", "method=lora", "checkpointing=full"),
+    *("attention=flash", "rank=256", "optimizer=adamw-8bit", "sharding=ddp"),
+    *("full at a real size", "memory limit", "predictions"),
+)
+
+
+def patient(name: str) -> Check:
+    """The check of that name, with room for a busy machine."""
+    return replace(next(check for check in checks("cpu") if check.name == name), most_seconds=PATIENCE_SECONDS)
+
+
+def saying_that_fp16_is_emulated(bench: Bench, seconds: float) -> Finding:
+    return Finding(verdict=Verdict.WORKS, measured={EMULATED: {"fp16": "fp16 is emulated here"}})
+
+
+def raising(bench: Bench, seconds: float) -> Finding:
+    raise RuntimeError("a defect of the check")
+
+
+def hanging(bench: Bench, seconds: float) -> Finding:
+    threading.Event().wait()
+    raise AssertionError("nothing ends the wait")
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Report]]:
+    """Everything that a self-test with a few checks handed out to be kept, the last one complete."""
+    folder = tmp_path_factory.mktemp("model")
+    model = tiny_model(vocabulary=8192, hidden=256, layers=4)
+    (folder / "config.json").write_text(json.dumps(model.config))
+    own = (
+        Check(name="probe", shows="", run=saying_that_fp16_is_emulated),
+        Check(name="raises", shows="", run=raising),
+        Check(name="hangs", shows="", run=hanging, most_seconds=1.0),
+    )
+    handed: list[Report] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(size_checks, "ON_PROCESSOR", str(folder))
+        patch.setattr(running, "GRACE_SECONDS", 0.0)
+        selected = [*own, *map(patient, CHOSEN)]
+        self_test(device="cpu", time_limit_seconds=10 * PATIENCE_SECONDS, selected=selected, keep=handed.append)
+    yield handed
+
+
+@pytest.fixture(scope="module")
+def found(kept: list[Report]) -> dict[str, Finding]:
+    return {one.name: one.finding for one in kept[-1].shown}
+
+
+def test_each_check_has_its_verdict(found: dict[str, Finding]) -> None:
+    refused, unrun = ["attention=flash"], ["sharding=ddp"]
+    wanted = dict.fromkeys(CHOSEN, Verdict.WORKS) | dict.fromkeys(refused, Verdict.REFUSED)
+    wanted |= dict.fromkeys(unrun, Verdict.NOT_RUN) | {"precision=fp16-mixed": Verdict.EMULATED}
+    assert {
+        name: (found[name].verdict, found[name].reason) for name in CHOSEN if found[name].verdict != wanted[name]
+    } == {}
+    assert found["attention=flash"].reason == "attention=flash needs a CUDA device"
+    assert found["precision=fp16-mixed"].reason == "fp16 is emulated here"
+
+
+def test_a_check_that_raises_or_hangs_costs_only_itself(found: dict[str, Finding]) -> None:
+    assert (found["raises"].verdict, found["raises"].reason) == (
+        Verdict.FAILED,
+        "RuntimeError: a defect of the check",
+    )
+    assert found["hangs"].verdict is Verdict.FAILED
+    assert "hangs: no answer after" in found["hangs"].reason
+    assert found["precision=fp32"].verdict is Verdict.WORKS, "the checks after them run"
+
+
+def test_everything_known_is_handed_out_after_every_check(kept: list[Report]) -> None:
+    assert [len(report.shown) for report in kept] == list(range(len(kept)))
+    assert [len(report.pending) for report in kept] == list(reversed(range(len(kept))))
+    assert "Cut off" in kept[3].summary and "Cut off" not in kept[-1].summary
+
+
+def test_the_report_is_for_a_bug_report(kept: list[Report]) -> None:
+    document = json.loads(json.dumps(kept[-1].to_json(), allow_nan=False))
+    assert document["summary"].startswith(
+        "7 of 9 techniques work; 1 is refused; 1 was not run; emulated: precision=fp16"
+    )
+    assert document["hardware"]["kind"] == "cpu" and document["stack"]["torch"]
+    by_name = {check["name"]: check for check in document["checks"]}
+    (trial,) = by_name["checkpointing=full"]["trials"]
+    assert trial["config"]["checkpointing"] == "full" and trial["measurement"]["plain_gradient_norm"] > 0
+    real = by_name["full at a real size"]
+    assert real["predicted"]["device_bytes"] > 0 and real["trials"][0]["measurement"]["device_bytes"] > 0
+
+
+def test_the_memory_limit_is_shown_on_both_sides(found: dict[str, Finding]) -> None:
+    need = found["full at a real size"].trials[-1]
+    below, above = found["memory limit"].trials
+    assert isinstance(need.outcome, Fits)
+    assert below.memory_limit_bytes < need.outcome.measurement.device_bytes < above.memory_limit_bytes
+    assert isinstance(below.outcome, OutOfMemory) and isinstance(above.outcome, Fits)
+
+
+def test_what_computes_something_else_differs(found: dict[str, Finding]) -> None:
+    plain = found["precision=bf16-mixed"].trials[-1]
+    other = found["checkpointing=full"].trials[-1]
+    assert same(other, plain, updates_alike=True) is None
+    assert "more than 2.0% from" in (same(_learning_more(other), plain, updates_alike=True) or "")
+    assert same(_learning_more(other), plain, updates_alike=False) is None, "only the first step counts"
+    assert "first gradient" in (same(_steeper(other), plain, updates_alike=False) or "")
+
+
+def _learning_more(trial: Trial) -> Trial:
+    assert isinstance(trial.outcome, Fits)
+    own = trial.outcome.measurement
+    return replace(trial, outcome=Fits(measurement=replace(own, losses=(own.losses[0], 0.5 * own.losses[1]))))
+
+
+def _steeper(trial: Trial) -> Trial:
+    assert isinstance(trial.outcome, Fits)
+    own = trial.outcome.measurement
+    twice = tuple(norm and 2 * norm for norm in own.gradient_norms)
+    return replace(trial, outcome=Fits(measurement=replace(own, gradient_norms=twice)))
+
+
+def test_what_no_longer_fits_the_time_limit_is_listed_as_not_run() -> None:
+    report = self_test(device="cpu", time_limit_seconds=1.0)
+    verdicts = {one.name: one.finding.verdict for one in report.shown}
+    assert verdicts["precision=fp32"] is verdicts["compile=true"] is Verdict.NOT_RUN
+    assert verdicts["attention=flash"] is Verdict.REFUSED, "what cannot work here is known without a trial"
+    assert set(verdicts.values()) == {Verdict.NOT_RUN, Verdict.REFUSED}
+    assert not report.pending and not report.bad
+
+
+def test_every_value_of_every_axis_is_checked() -> None:
+    named = {check.name for check in checks("cpu") if check.technique}
+    for axis in AXES:
+        for value in axis.values:
+            if value != axis.recipe or axis.name == "precision":
+                written = str(value).lower() if isinstance(value, bool) else value
+                assert f"{axis.name}={written}" in named or value == "none"
+
+
+def test_an_estimate_that_hangs_costs_only_itself() -> None:
+    bench = Bench(device="cpu")
+    request = TrialRequest(job=bench.job(), config=complete({}), memory_limit_bytes=bench.limit)
+    predictor = Predictor()
+    try:
+        with pytest.raises(NotPredicted, match="no estimate after 0 s"):
+            predictor.estimate(request, seconds=0.0)
+        assert predictor.estimate(request, seconds=PATIENCE_SECONDS)["device_bytes"] > 0
+    finally:
+        predictor.close()
+
+
+def test_the_file_is_replaced_whole_and_a_bad_place_is_refused_at_once(kept: list[Report], tmp_path: Path) -> None:
+    from autofit.cli.self_test_text import keeper
+    from autofit.errors import UsageError
+
+    file = tmp_path / "report.json"
+    file.write_text("of an earlier run")
+    keep = keeper(str(file))
+    for report in kept[:3]:
+        keep(report)
+        assert json.loads(file.read_text())["pending"] == list(report.pending)
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(UsageError, match="cannot be written"):
+        keeper(str(tmp_path / "absent" / "report.json"))(kept[0])
+    with pytest.raises(UsageError, match="needs a file"):
+        keeper("-")

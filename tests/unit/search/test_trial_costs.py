@@ -1,0 +1,79 @@
+"""What trials cost: as many micro-steps as they run, whatever a step accumulates, and all of each update."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from unit.operations.made_trials import fits, make_job, make_trial
+
+from autofit.lattice import Config, Lattice
+from autofit.outcome import Fits, Prediction, TimedOut
+from autofit.search.trial_costs import TrialCosts
+from autofit.techniques import AXES, complete
+from autofit.trial.pace import running_seconds
+
+BATCH = 64
+CONFIGS = tuple(complete({"method": "lora", "micro_batch": size}) for size in (1, 2, 32, 64))
+LATTICE = Lattice(axes=AXES, configs=CONFIGS)
+MICRO_SECONDS = 0.5
+"""Of a micro-step of one sequence; of more, as many times as much."""
+
+
+def step_seconds(update: float = 0.0) -> np.ndarray:
+    """Of the whole global batch of every config: all have the same work."""
+    return np.full(len(CONFIGS), BATCH * MICRO_SECONDS + update)
+
+
+def running(costs: TrialCosts, update: float = 0.0) -> list[float]:
+    """Seconds of each config's trial beyond its set-up."""
+    rows = np.arange(len(CONFIGS))
+    found = costs.seconds({}, rows, step_seconds(update)) - costs.seconds({}, rows, np.zeros(len(CONFIGS)))
+    return [float(seconds) + running_seconds(0.0, 3.0) for seconds in found]
+
+
+def test_accumulation_does_not_multiply_what_a_trial_costs() -> None:
+    """At 1 sequence of 64, two micro-steps of half a second are a trial's step, and not 32 s."""
+    steps = [2 * MICRO_SECONDS, 4 * MICRO_SECONDS, 64 * MICRO_SECONDS, 64 * MICRO_SECONDS]
+    found = running(TrialCosts(LATTICE, BATCH))
+    assert found == pytest.approx([running_seconds(step, 3.0) for step in steps])
+    assert found[0] < 10.0 < found[3]
+
+
+def test_an_update_counts_in_full() -> None:
+    """A step has one, whether it runs two micro-steps or 64."""
+    update = 3.5
+    costs = TrialCosts(LATTICE, BATCH)
+    costs.foresee(
+        {
+            config: Prediction(
+                peak_allocated_bytes=1,
+                device_bytes=1,
+                step_seconds=BATCH * MICRO_SECONDS + update,
+                micro_step_seconds=config.number("micro_batch") * MICRO_SECONDS,
+                calibrated_on=0,
+                relative_error=0.5,
+            )
+            for config in CONFIGS
+        }
+    )
+    steps = [2 * MICRO_SECONDS, 4 * MICRO_SECONDS, 64 * MICRO_SECONDS, 64 * MICRO_SECONDS]
+    assert running(costs, update) == pytest.approx([running_seconds(step + update, 3.0) for step in steps])
+
+
+def test_set_ups_are_learnt_from_trials_without_their_warm_up() -> None:
+    """A trial reports set-up and warm-up together. One that was cut during its steps shows nothing of its set-up; one
+    that never began any took at least as long."""
+    costs, job = TrialCosts(LATTICE, BATCH), make_job()
+    (first, second, *_), rows, no_steps = CONFIGS, np.arange(len(CONFIGS)), np.zeros(len(CONFIGS))
+
+    def set_up(outcome: Fits | TimedOut, config: Config = first) -> float:
+        return float(costs.seconds({config: make_trial(config, outcome, job=job)}, rows, no_steps)[0])
+
+    before = float(costs.seconds({}, rows, no_steps)[0])
+    measured = fits(1.0, 512 / 32.0).measurement  # two warm-up steps of 1 s each
+    quick, slow = (Fits(measurement=replace(measured, setup_seconds=2.0 + own)) for own in (2.0, 60.0))
+    assert set_up(quick) < before < set_up(slow)
+    assert set_up(TimedOut(reason="cut", deadline_seconds=99.0, least_step_seconds=9.0), second) == before
+    assert set_up(TimedOut(reason="no step", deadline_seconds=99.0), second) > before
