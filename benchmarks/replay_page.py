@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from replay_answer import answer
-from replay_verdicts import ANY, ELSEWHERE, JSON, NEAR, OURS, WARM, pair, reached, scores
+from replay_verdicts import ANY, JSON, NEAR, OURS, WARM, pair, reached, scores
 from replay_words import count, listed, name_of, percents, table
 
 from autofit.units import format_bytes
@@ -32,8 +32,7 @@ def page(document: JSON, *, present: str | None = None) -> str:
         "# Search methods over recorded tables: results",
         *_outdated(document, present),
         *(answer(document, problems) if problems else []),
-        *_warm_start(problems, WARM, "warm", "the other tables"),
-        *_warm_start(document.get("elsewhere", ()), ELSEWHERE, "elsewhere", "other hardware alone"),
+        *_warm_start(problems),
         _made(document),
         "## Every method",
         _legend(),
@@ -61,9 +60,9 @@ def picture(problem: JSON, kind: str) -> str:
     return f"plots/{slug(problem)}-{kind}.svg"
 
 
-def _warm_start(problems: Sequence[JSON], name: str, short: str, others: str) -> list[str]:
-    """What the trials of other tables are worth to the variant `name`, where tables were replayed together."""
-    pairs = [(problem, known[OURS], known[name]) for problem in problems if name in (known := scores(problem))]
+def _warm_start(problems: Sequence[JSON]) -> list[str]:
+    """What the trials of the other tables are worth, where tables were replayed together."""
+    pairs = [(problem, known[OURS], known[WARM]) for problem in problems if WARM in (known := scores(problem))]
     if not pairs:
         return []
     rows = []
@@ -73,15 +72,15 @@ def _warm_start(problems: Sequence[JSON], name: str, short: str, others: str) ->
         rows.append((name_of(problem), *costs, *ends))
     title = (
         "problem",
-        *(column for unit in ("trials", "seconds", "own stop") for column in (unit, f"{unit}, {short}")),
+        *(column for unit in ("trials", "seconds", "own stop") for column in (unit, f"{unit}, warm")),
     )
     told = (
-        f"What a search gains from the trials of {others} (`{name}`): trials and trial-seconds to come within "
+        f"What a search gains from the trials of the other tables (`{WARM}`): trials and trial-seconds to come within "
         f"{NEAR:.0%} of the best, and trials until it stops by itself."
     )
     ends = [warm["ended"] for _, _, warm in pairs if warm["ended"] is not None and warm["ended"]["stated"] is not None]
     held, stated = (sum(end[count] for end in ends) for count in ("within_stated", "seeds"))
-    honest = f"The regret bound that `{name}` stated when it stopped held in {held} of {stated} searches."
+    honest = f"The regret bound that `{WARM}` stated when it stopped held in {held} of {stated} searches."
     return [f"{told}\n\n{table(title, rows)}\n\n{honest}"]
 
 
@@ -97,11 +96,11 @@ def _made(document: JSON) -> str:
         "record`), run one after the other in shuffled order, each in its own process under the table's memory limit:",
         table(
             ("table", "workload", "space", "limit", "configs", "fit", "out of memory", "recorded", "sha256"),
-            [_recorded(document, name) for name in dict.fromkeys(p["table"] for p in _every(document))],
+            [_recorded(document, name) for name in dict.fromkeys(p["table"] for p in document["problems"])],
         ),
         *_lowered(document["problems"]),
     ]
-    for site, tables in _sites(_every(document)).items():
+    for site, tables in _sites(document["problems"]).items():
         lines.append(f"{', '.join(tables)}: {site}.")
     if document["left_out"]:
         lines.append(f"Left out, because nothing fits: {', '.join(document['left_out'])}.")
@@ -161,15 +160,9 @@ def _lowered(problems: Sequence[JSON]) -> list[str]:
     ]
 
 
-def _every(document: JSON) -> list[JSON]:
-    """All problems, including those that only our search has run."""
-    return [*document["problems"], *document.get("elsewhere", ())]
-
-
 def _recorded(document: JSON, table: str) -> tuple[str, ...]:
     """A table's row, with the counts under the highest limit that was replayed."""
     mine = [problem for problem in document["problems"] if problem["table"] == table]
-    mine = mine or [problem for problem in document["elsewhere"] if problem["table"] == table]
     limit, own = max(problem["memory_limit_bytes"] for problem in mine), mine[0]["table_limit_bytes"]
     mine = [problem for problem in mine if problem["memory_limit_bytes"] == limit]
     # All methods together count those of which nothing fits, too.

@@ -1,7 +1,7 @@
 """The page of results: search methods replayed over recorded tables, judged, drawn and written down by one command.
 
-    python benchmarks/replay_results.py [--table FILE[@LIMIT|@SHARE] ...] [--elsewhere FILE ...] [--methods a,b]
-                                        [--seeds 20] [--jobs N] [--keep FOLDER] [--also FILE ...] [--store URL]
+    python benchmarks/replay_results.py [--table FILE[@LIMIT|@SHARE] ...] [--methods a,b] [--seeds 20]
+                                        [--jobs N] [--keep FOLDER] [--also FILE ...] [--store URL]
                                         [--out FILE] [--page FILE]
     python benchmarks/replay_results.py --from FILE [--page FILE]
 
@@ -10,10 +10,8 @@ the page and the plots again. `FILE@16GiB` replays a table under a limit below i
 of which fewer than 25 % of the configs run out of memory, each under the limit at which 25 % do. A limit that is not
 below a table's own is left out. Tables replayed under
 one limit, or one such rule, may learn from each other (`autofit-warm`). Without `--table`, all tables in recorded/ are
-replayed, each under its own limit. `--elsewhere` names tables of other hardware: over those, and over the tables
-replayed under their own limits, our search runs once more, with and without what the tables of other hardware tell
-(`autofit-elsewhere`); no other method does. `make results` is the whole command, with the packages that only the other
-methods need.
+replayed, each under its own limit. `make results` is the whole command, with the packages that only the other methods
+need.
 
 Searches are saved in the folder `--keep` as they end and are not run again: an interrupted replay resumes, and more
 seeds or methods are added to those that are there. They run on all cores (`--jobs`). Optuna's two Gaussian processes,
@@ -38,8 +36,6 @@ from typing import Any
 from replay_fitted import fitted_to
 from replay_page import PLOTS, is_drawn, page, picture
 from replay_plots import svg
-from replay_verdicts import ELSEWHERE
-from replay_verdicts import OURS as OWN_SEARCH
 
 from autofit.errors import AutofitError, Interrupted, UsageError
 from autofit.estimate.version import ESTIMATOR_VERSION
@@ -59,8 +55,6 @@ PAGE = HERE / "RESULTS.md"
 SCHEMA = 1
 SEARCH = ours.__name__
 """The module of our search, whose code decides what its searches do."""
-BESIDE = (OWN_SEARCH, ELSEWHERE)
-"""The methods that run over the tables of other hardware."""
 
 
 def groups_of(named: Sequence[str], store: str | None) -> list[Tables]:
@@ -93,21 +87,9 @@ def _share(text: str) -> float:
     return int(number) / 100
 
 
-def with_other_hardware(groups: Sequence[Tables], named: Sequence[Path], store: str | None) -> list[Tables]:
-    """These tables of other hardware together with those replayed under their own limits; none if none is named."""
-    own = [
-        t
-        for tables in groups
-        if (tables.memory_limit_bytes, tables.out_of_memory) == (None, None)
-        for t in tables.files
-    ]
-    return [Tables(files=(*own, *(file for file in named if file not in own)), store=store)] if named else []
-
-
 def document_of(
     groups: Sequence[Tables],
     methods: Sequence[str],
-    elsewhere: Sequence[Tables],
     *,
     seeds: int,
     keep: Path,
@@ -115,11 +97,10 @@ def document_of(
     command: str,
 ) -> dict[str, Any]:
     """The figures of all tables as one JSON object. Searches that `keep` lacks are run."""
-    files = {file.stem: file for tables in (*groups, *elsewhere) for file in tables.paths()}
+    files = {file.stem: file for tables in groups for file in tables.paths()}
     headers = {name: header_of(file) for name, file in files.items()}
     problems, left_out = _problems_of(groups, methods, headers, seeds=seeds, keep=keep, jobs=jobs)
-    beside, _ = _problems_of(elsewhere, BESIDE, headers, seeds=seeds, keep=keep, jobs=jobs)
-    for problem in [*beside, *(problem for problem in problems if not is_drawn(problem))]:
+    for problem in (problem for problem in problems if not is_drawn(problem)):
         for method in problem["methods"]:
             if method["score"] is not None:
                 del method["score"]["trajectory"]  # nothing is drawn from these
@@ -133,7 +114,6 @@ def document_of(
         "tables": headers,
         "fitted": fitted_to(files.values(), RECORDED, code_of(SEARCH)),
         "problems": problems,
-        "elsewhere": beside,
         "left_out": left_out,
     }
 
@@ -265,8 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the searches that are missing, then write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="append", default=[], metavar="FILE[@LIMIT|@SHARE]")
-    parser.add_argument("--elsewhere", action="append", default=[], type=Path, metavar="FILE")
-    parser.add_argument("--methods", help=f"comma-separated; default: all but {', '.join((*SLOW, ELSEWHERE))}")
+    parser.add_argument("--methods", help=f"comma-separated; default: all but {', '.join(SLOW)}")
     parser.add_argument("--seeds", type=int, default=SEEDS)
     parser.add_argument("--jobs", type=int, default=cores())
     parser.add_argument("--keep", type=Path, default=KEEP, metavar="FOLDER")
@@ -291,16 +270,11 @@ def _replayed(asked: argparse.Namespace, arguments: Sequence[str]) -> dict[str, 
     """Replay everything asked for, and write the figures as JSON."""
     names = asked.table or [str(file) for file in sorted(RECORDED.glob("*.jsonl")) if is_table(file)]
     groups = groups_of(names, asked.store)
-    elsewhere = with_other_hardware(groups, asked.elsewhere, asked.store)
     methods = list(chosen([name.strip() for name in asked.methods.split(",")] if asked.methods else ()))
-    if not asked.methods:
-        methods.remove(ELSEWHERE)
     others = [(file.name, read(file)) for file in asked.also]
     command = shlex.join(["python", "benchmarks/replay_results.py", *arguments])
     try:
-        document = document_of(
-            groups, methods, elsewhere, seeds=asked.seeds, keep=asked.keep, jobs=asked.jobs, command=command
-        )
+        document = document_of(groups, methods, seeds=asked.seeds, keep=asked.keep, jobs=asked.jobs, command=command)
         for name, other in others:
             document = with_methods_of(document, other, name)
     except KeyboardInterrupt:

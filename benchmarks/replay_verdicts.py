@@ -10,7 +10,6 @@ from typing import Any
 OURS = "autofit"
 WARM = "autofit-warm"
 THOROUGH = "autofit-thorough"
-ELSEWHERE = "autofit-elsewhere"
 ANY = "any"
 """The method of a problem in which all training methods of a table are searched side by side."""
 NEAR = 0.01

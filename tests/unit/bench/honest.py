@@ -1,0 +1,53 @@
+"""A recorded table of which the search is told what was recorded: the honest device's beliefs, without an estimator."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import cache
+
+from autofit.lattice import Lattice
+from autofit.operations.replay_problems import RECORDED, Tables
+from autofit.outcome import Fits, Prediction, Trial
+from autofit.search.foresight import Foresight
+from autofit.search.memory_fit import completed
+from autofit.search.replay.recorded import Recorded
+from autofit.search.surrogate import TIME
+from autofit.techniques import AXES
+
+TABLE = "cpu-2c-smollm2-135m"
+
+
+@cache
+def problems() -> dict[str, Recorded]:
+    """The problems of the table by training method, with these predictions."""
+    found = Tables(files=(RECORDED / f"{TABLE}.jsonl",)).problems()
+    return {
+        recorded.problem.method: replace(recorded, problem=replace(recorded.problem, foresee=lambda: foresight()))
+        for recorded in found
+    }
+
+
+@cache
+def foresight() -> Foresight:
+    """What was recorded, with the error that a guess states.
+
+    Of what ran out of memory: a little above the limit, and the seconds that a fit to the others gives.
+    """
+    (every,) = (r for r in Tables(files=(RECORDED / f"{TABLE}.jsonl",)).problems() if r.problem.method == "any")
+    lattice = Lattice(axes=AXES, configs=every.problem.configs)
+    timed = {
+        config: math.log(trial.outcome.measurement.step_seconds.median)
+        for config, trial in every.trials.items()
+        if isinstance(trial.outcome, Fits)
+    }
+    seconds = completed(lattice, timed, TIME)
+    return Foresight(predictions={c: _prediction(trial, math.exp(seconds[c])) for c, trial in every.trials.items()})
+
+
+def _prediction(trial: Trial, seconds: float) -> Prediction:
+    fitted = isinstance(trial.outcome, Fits)
+    size = trial.outcome.measurement.device_bytes if fitted else round(1.1 * trial.memory_limit_bytes)
+    return Prediction(
+        peak_allocated_bytes=size, device_bytes=size, step_seconds=seconds, calibrated_on=0, relative_error=1.0
+    )
