@@ -62,7 +62,7 @@ JUDGED := $(patsubst %,$(RECORDED)/%.jsonl,cpu-2c-smollm2-135m cpu-2c-pythia-160
 GRID_LIMITS ?= 24GiB 40GiB 79GiB
 GRIDS := $(foreach table,$(wildcard $(RECORDED)/*-grid-*.jsonl),--table $(table) $(GRID_LIMITS:%=--table $(table)@%))
 RESULTS ?= $(foreach table,$(JUDGED),--table $(table) --table $(table)@25%) $(GRIDS) \
-	--elsewhere $(RECORDED)/cpu-1c-smollm2-135m.jsonl --also $(RECORDED)/replay-gp.json --also $(RECORDED)/replay-gp-later.json
+	--also $(RECORDED)/replay-gp.json --also $(RECORDED)/replay-gp-later.json
 
 results: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/python benchmarks/replay_results.py $(RESULTS)

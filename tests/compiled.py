@@ -10,16 +10,18 @@ import pytest
 from autofit.training import native_ops
 
 
-def compiled(name: str) -> None:
-    """Compile an operation, which takes a minute if it is not compiled yet; skip the test if that cannot be done here.
+def compiled(*names: str) -> None:
+    """Compile operations, each of which takes a minute if it is not compiled yet; skip the test if one cannot be.
 
     Done in a process of its own, because the process that compiles an operation also loads it.
     """
-    if name not in native_ops.operations():
-        pytest.skip(f"this DeepSpeed has no {name}")
-    hindrance = native_ops.hindrance(name)
-    if hindrance is not None:
-        pytest.skip(str(hindrance))
-    if not native_ops.is_built(name):
-        build = f"from autofit.training import native_ops; native_ops.build({name!r})"
-        subprocess.run([sys.executable, "-c", build], check=True)
+    for name in names:
+        if name not in native_ops.operations():
+            pytest.skip(f"this DeepSpeed has no {name}")
+        hindrance = native_ops.hindrance(name)
+        if hindrance is not None:
+            pytest.skip(str(hindrance))
+    for name in names:
+        if not native_ops.is_built(name):
+            build = f"from autofit.training import native_ops; native_ops.build({name!r})"
+            subprocess.run([sys.executable, "-c", build], check=True)

@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # The many processes that tests start should find compiled modules, as those of an installed program do.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Several processes run tests at once: NumPy's threads would busy-wait for cores that others occupy.
+# Several processes run tests at once: threads would busy-wait for cores that others occupy, which makes a trial of a
+# second take ten on a busy machine. Read when torch and NumPy are loaded.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# A slow example on a busy machine is not a failure.
-settings.register_profile("patient", deadline=None)
+# A slow example on a busy machine is not a failure, nor is one that takes long to draw.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
@@ -54,6 +56,8 @@ def no_store_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """Whatever names no store uses one that belongs to the tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AUTOFIT_STORE", str(tmp_path_factory.mktemp("store") / "default.db"))
+        # Of each of several test processes its own: their trials are not to wait for each other's.
+        patch.setenv("AUTOFIT_LOCKS", str(tmp_path_factory.mktemp("locks")))
         yield
 
 
@@ -73,10 +77,9 @@ def compiled_adam() -> None:
 
 
 @pytest.fixture(scope="session")
-def compiled_files(compiled_adam: None) -> None:
+def compiled_files() -> None:
     """All of DeepSpeed that offload=nvme uses is compiled, which needs libaio."""
     from autofit.training import native_ops
     from tests.compiled import compiled
 
-    for name in native_ops.operations():
-        compiled(name)
+    compiled(*native_ops.operations())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -40,6 +41,7 @@ DOCTOR_HELP = """Check what trials need on this machine; exit code 4 if somethin
 Examples:
   autofit doctor
   autofit doctor --json
+  autofit doctor --self-test                       a short trial of every technique: what works on this device?
 """
 
 
@@ -132,9 +134,25 @@ def doctor(
     build_ops: Annotated[
         bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first, about a minute each.")
     ] = False,
+    self_test: Annotated[
+        bool,
+        typer.Option(
+            "--self-test", help="Instead, try every technique on the device; needs no store, no Ray and no Optuna."
+        ),
+    ] = False,
+    out: Annotated[
+        str, typer.Option("--out", help="The self-test's report, to attach to a bug report; kept up to date.")
+    ] = "autofit-self-test.json",
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", help="For the self-test: checks that no longer fit are not run.")
+    ] = "2m",
+    devices: options.Devices = 1,
     as_json: options.Json = False,
 ) -> None:
     """Check what trials need on this machine."""
+    if self_test:
+        _self_test(device, devices, out, time_limit, as_json)
+        return
     from autofit.operations.diagnosis import diagnose
 
     checks = diagnose(store=store, device=device, with_ray=ray, build_ops=build_ops)
@@ -145,4 +163,28 @@ def doctor(
         rows += [(c.name, c.state, c.found + (f" -> {c.remedy}" if c.remedy else "")) for c in checks]
         print(columns(rows))
     if any(c.state == "missing" for c in checks):
+        raise typer.Exit(4)
+
+
+def _self_test(device: str, devices: int, out: str, time_limit: str, as_json: bool) -> None:
+    """Try everything on the device; exit code 4 if anything fails or computes something else."""
+    from autofit.cli.self_test_text import defects, keeper, line, report_text
+    from autofit.errors import Interrupted
+    from autofit.operations.self_test.finding import Shown
+    from autofit.operations.self_test.running import self_test
+    from autofit.units import parse_duration
+
+    def tell(shown: Shown) -> None:
+        print(line(shown), file=sys.stderr, flush=True)
+
+    try:
+        report = self_test(
+            device=device, ranks=devices, time_limit_seconds=parse_duration(time_limit), keep=keeper(out), tell=tell
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; what the self-test has shown so far is in {out}") from None
+    print_json(report.to_json()) if as_json else print(f"\n{report_text(report)}\n\nReport: {out}")
+    for remedy in defects(report):
+        warn(remedy)
+    if report.bad:
         raise typer.Exit(4)

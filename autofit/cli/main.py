@@ -18,6 +18,7 @@ from autofit.cli import (
     db_commands,
     estimate_command,
     list_commands,
+    probe_command,
     run_commands,
     serve_command,
 )
@@ -37,6 +38,7 @@ run_commands.register(app)
 estimate_command.register(app)
 answer_commands.register(app)
 list_commands.register(app)
+probe_command.register(app)
 serve_command.register(app)
 db_commands.register(app)
 bench_command.register(app)

@@ -10,6 +10,7 @@ from autofit.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
     from autofit.operations import OverDevices, SearchResult
+    from autofit.operations.disturbed import Disturbed
 
 
 LEAST_TOLD, WIDE, MOST_TOLD = 0.0005, 0.5, 0.9
@@ -35,8 +36,20 @@ def _cost(result: SearchResult) -> str:
     return (
         f"{result.trials} trials ({result.out_of_memory} out of memory), {result.answered_from_store} configs from the "
         f"store, {result.ruled_out} ruled out without running, in {format_duration(result.seconds)}; "
-        f"{result.stopped_because}.{_regret(result.regret_bound)}"
+        f"{result.stopped_because}.{_regret(result.regret_bound)}{_disturbed(result.disturbed)}"
     )
+
+
+def _disturbed(disturbed: Disturbed) -> str:
+    """One line about trials that met a busy or throttled device; empty if none did."""
+    done = [f"{disturbed.repeated} {_trials(disturbed.repeated)} repeated"] if disturbed.repeated else []
+    if disturbed.believed:
+        done.append(f"{disturbed.believed} {_trials(disturbed.believed)} believed all the same")
+    return f"\nThe device was not free: {', '.join(done)} (the last: {disturbed.reason})." if done else ""
+
+
+def _trials(count: int) -> str:
+    return "trial was" if count == 1 else "trials were"
 
 
 def _regret(bound: float | None) -> str:

@@ -165,6 +165,8 @@ def trial_text(trial: Trial) -> str:
     ]
     if m.leak_bytes_per_step:
         rows.append(("leak", f"about {format_bytes(m.leak_bytes_per_step)} more with each step"))
+    if trial.doubts:
+        rows.append(("in doubt", "; ".join(trial.doubts)))
     return head + columns([("outcome", "fits"), *rows])
 
 

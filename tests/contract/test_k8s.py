@@ -48,7 +48,7 @@ KUBECTL = shutil.which("kubectl", path=os.pathsep.join([BESIDE_PYTHON, os.enviro
 @functools.cache
 def render(variant: str) -> tuple[Object, ...]:
     """What is applied."""
-    done = subprocess.run([KUBECTL, "kustomize", str(K8S / variant)], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([KUBECTL, "kustomize", str(K8S / variant)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not done.stderr, "kustomize warns of what it will refuse one day"
     return tuple(yaml.safe_load_all(done.stdout))

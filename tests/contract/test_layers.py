@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import ast
-import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from unit.operations.made_trials import fill
 
 import autofit
 from autofit import operations
+from autofit.store import Store
 
 ROOT = Path(autofit.__file__).parent
 
 VALUES = {
+    "core",
     "units",
     "errors",
     "workload",
@@ -30,6 +30,8 @@ VALUES = {
     "contradiction",
     "repeatability",
     "rendezvous",
+    "work_kinds",
+    "device_probe",
 }
 """The ground floor: standard library and each other only."""
 FLOORS: tuple[set[str], ...] = (
@@ -40,10 +42,12 @@ FLOORS: tuple[set[str], ...] = (
     {"training"},
     {"estimate"},
     {"trial"},
+    {"probe"},
     {"store", "export"},
     {"workers"},
     {"search"},
     {"operations"},
+    {"bench"},
     {"cli", "api"},
     {"__main__"},
 )
@@ -54,7 +58,18 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 OWNERS = {"optuna": {"search"}, "ray": {"workers"}, "sqlalchemy": {"store"}, "alembic": {"store"}}
 """Libraries that one room alone may import."""
 HEAVY = ("torch", "transformers", "ray", "optuna", "peft", "plotly", "matplotlib", "fastapi")
-HELP_SECONDS = 0.5
+FOR_ANSWERS = ("pydantic", "yaml", "sqlalchemy", "platformdirs", "rich", "numpy")
+"""Libraries that commands need which answer; the help needs none but the one that parses the command line."""
+COMMAND = """
+import sys
+from autofit.cli.main import main
+try:
+    main()
+except SystemExit as ended:
+    assert not ended.code
+print("loaded:", *sorted({name.split(".")[0] for name in sys.modules}), file=sys.stderr)
+"""
+"""Runs the program with the arguments that follow, and says what it has loaded at its end."""
 
 
 @dataclass(frozen=True)
@@ -157,10 +172,9 @@ def test_no_import_cycles() -> None:
     assert graph == {}
 
 
-@pytest.mark.parametrize("statement", ["import autofit.cli.main", "from autofit.operations import *"])
-def test_heavy_libraries_are_not_loaded_by(statement: str) -> None:
-    code = f"{statement}; import sys; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+def test_the_python_api_loads_no_heavy_library() -> None:
+    code = f"from autofit.operations import *; import sys; print(*sorted({set(HEAVY)!r} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
 
 
@@ -171,17 +185,21 @@ def test_every_operation_is_found_under_its_name() -> None:
         assert getattr(operations, name) is vars(operations)[name]
 
 
-def seconds_of_help() -> float:
-    """Median of five runs."""
-    program = [str(Path(sys.executable).with_name("autofit")), "--help"]
-    taken = []
-    for _ in range(5):
-        started = time.perf_counter()
-        subprocess.run(program, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "COLUMNS": "100"})
-        taken.append(time.perf_counter() - started)
-    return statistics.median(taken)
-
-
-def test_help_answers_at_once() -> None:
-    # A machine that is busy with something else for a moment deserves another look.
-    assert any(seconds_of_help() < HELP_SECONDS for _ in range(4))
+@pytest.mark.parametrize(
+    ("arguments", "spared"),
+    [
+        (("--help",), {*HEAVY, *FOR_ANSWERS}),
+        (("recommend", "--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4"), {*HEAVY, "numpy"}),
+    ],
+)
+def test_a_command_spares_the_libraries_that_it_does_not_need(
+    arguments: tuple[str, ...], spared: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes time before a command's first word is what it imports."""
+    monkeypatch.setenv("AUTOFIT_STORE", str(tmp_path / "store.db"))
+    with Store.open(str(tmp_path / "store.db")) as store:
+        fill(store)
+    done = subprocess.run([sys.executable, "-c", COMMAND, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout, done.stderr
+    loaded = set(done.stderr.partition("loaded:")[2].split())
+    assert "autofit" in loaded and not loaded & spared

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from quiet_machine import never_too_busy
+
 from autofit.cli import main as program
 from autofit.lattice import Config
 from autofit.operations import searching
@@ -61,6 +63,7 @@ def even(done: Completed) -> Completed:
 
 
 if __name__ == "__main__":
+    never_too_busy()
     open_pool = searching.open_pool
     searching.open_pool = lambda request: EvenPool(open_pool(request))
     # Every trial counts as worthwhile.

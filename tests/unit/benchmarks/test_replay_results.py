@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -217,55 +216,6 @@ def test_the_frontier_is_judged_where_the_search_goes_on_for_it() -> None:
     assert verdicts(problem(autofit=stops, autofit_thorough=goes_on, optuna_tpe=OTHER))[3] == (True, "99.0%")
 
 
-def test_the_answer_is_in_the_first_ten_lines(results: ModuleType) -> None:
-    slow = score((9, 30), (20.0, 99.0), ended=end())
-    whole = score((8, 15), (30.0, 40.0), share=1.0, ended=end(held=18))
-    text = results.page(
-        document(
-            problem(autofit=GOOD, optuna_tpe=OTHER),
-            problem("made/full", autofit=slow, optuna_tpe=OTHER),
-            problem("made/any", autofit=whole, optuna_tpe=score((9, 9), (40.0, 40.0))),
-        )
-    )
-    trials, seconds, frontier, held = text.splitlines()[2:9:2]
-    assert trials == (
-        "Over 3 problems of 1 recorded table, `autofit` had run a config within 1% of the best after 8 to 9 trials "
-        "(median of 20 seeds; 90th percentile: 15 to 30 trials). What it recommends in the end is at most 0.3% slower "
-        "than the best in the median of the seeds; at the 90th percentile it is within 1% of the best everywhere."
-    )
-    assert "1 other method, chosen separately for each problem and with hindsight, needed 1 time as many" in seconds
-    assert "on whole tables (fewer than 3 times on 1 of 1) and 1.5 to 3 times as many trial-seconds on " in seconds
-    assert "one training method (fewer than 3 times on 1 of 2). **A whole table** (`/any`) has" in seconds
-    assert frontier.startswith("When `autofit` stops by itself, it has found 99% to 100% of the whole frontier's")
-    assert held == "**2 of 5 targets are met everywhere.**"
-    lines = text.splitlines()[10:17]
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines][2:]
-    assert [row[1:] for row in rows] == [
-        ["on 2 of 3", "made/full: 9 / 30"],
-        ["**no**", "everywhere: `optuna-tpe on full alone` needs 1 times as many"],
-        ["**yes**, everywhere", ""],
-        ["**yes**, everywhere", ""],
-        ["on 2 of 3", "made/any: 18 of 20 searches"],
-    ]
-    assert "**What seeds vary**" in text
-
-
-def test_the_answer_says_where_what_is_recommended_is_slower_than_what_was_run(results: ModuleType) -> None:
-    unlucky, wrong = (score(ended=end(recommended=share)) for share in (0.063, None))
-    text = results.page(
-        document(
-            problem(autofit=GOOD),
-            problem("made/full", autofit=unlucky),
-            problem("made/any", autofit=wrong),
-            problem("made/qlora", autofit=score(ended=end(held=None))),  # it stated nothing, and is not counted
-        )
-    )
-    assert (
-        "within 1% of the best on 1 of 3 problems, but not on made/full 0.3% / 6.3% and made/any 0.3% / never." in text
-    )
-    assert "What it recommends" not in results.page(document(problem(autofit=score())))
-
-
 def test_the_best_of_the_others_by_either_reading(results: ModuleType) -> None:
     """With hindsight another method on each table; and the one that is best over all of them."""
 
@@ -312,66 +262,6 @@ def test_each_other_method_as_the_only_one_for_every_problem(results: ModuleType
     ]
 
 
-def test_the_page_says_whether_the_search_has_changed_since(results: ModuleType) -> None:
-    found = document(problem(autofit=GOOD))
-    changed = "**The search has changed since these searches were run, at revision 0123456789ab.**"
-    assert changed in results.page(found, present="aa") and changed not in results.page(found)
-    found["code"]["search"] = "aa"
-    assert changed not in (same := results.page(found, present="aa")) and changed in results.page(found, present="bb")
-    assert "(version 7 of the estimator; code of the search `aa`)" in same
-
-
-def test_the_page_says_where_how_and_with_what(results: ModuleType) -> None:
-    text = results.page(document(problem(autofit=GOOD, optuna_tpe=OTHER, deepspeed_grid="it needs what is not here")))
-    for said in (
-        "at revision 0123456789ab (version 7 of the estimator), with 20 seeds, 0 to 19.",
-        "Every method ran on every problem, except `deepspeed-grid` on 0 of 1.",
-        "python 3.11.7, optuna 5.0.0.",  # what is not installed is not named
-        "Some CPU (`cpu-of-tests`, 4 cores, 32.00 GiB); python 3.11, torch 2.13.0,",
-        MADE.format("made"),
-        "`deepspeed-grid` was not run: it needs what is not here",
-        "| **`autofit`** | 8 / 15 | 8 / 15 | 8 / 15 | 10 / 20 | 10 / 20 | 10 / 20 | 1 / 1 |",
-        "| 20 of 20 | 12 / 15 | 0.0% / 0.4% | 0.3% / 0.9% | 1.0% / 2.0% | 19 of 20 |",
-        "60 configs: 40 fit 1.50 GiB, 20 run out of memory, 5 are on the frontier. ",
-        "on the frontier. The fastest, 512 tokens/s: precision",
-    ):
-        assert said in text
-    assert "warm" not in text
-    assert "| made/lora | 8 / 15 | 9 / 20 | 10 / 20 | 30 / 99 | 12 / 15 |  |" in results.page(
-        document(problem(autofit=GOOD, autofit_warm=OTHER))
-    )
-    assert results.page(document(problem(checklist=OTHER))).startswith("# ")
-
-
-def test_the_page_says_what_was_fitted_to_what_and_which_limits_a_rule_made(results: ModuleType) -> None:
-    lowered = {**problem(limit=GIB, autofit=GOOD), "lowered_to": 0.25}
-    found = document(problem(autofit=GOOD, optuna_tpe=OTHER), problem("new/lora", autofit=GOOD), lowered)
-    found["tables"]["new"] = found["tables"]["made"]
-    said = {"in_fit": False, "hardware_in_fit": True, "configs_in_fit": 18, "unseen": False}
-    tables = {"made": said, "new": {**said, "hardware_in_fit": False, "configs_in_fit": 0}}
-    text = results.page(
-        {**found, "fitted": {"what": {"a": ["x"], "b": ["x", "y"]}, "by_hand": "So.", "tables": tables}}
-    )
-    fitted = next(line for line in text.splitlines() if "What was fitted to what" in line)
-    assert fitted.endswith(
-        "a to x; b to x and y. No table above is in a fit. But those files are of the same machine as made (which "
-        "shares 18 configs with them). **Held out of these fits, machine and all: new.** So."
-    )
-    assert "How it does on a table that nobody had seen is shown by none of them;" in text
-    assert "with several values" not in text
-    assert text.index(fitted) < text.index("## How it was measured")
-    assert "Problems of which fewer than 25% of the configs run out of memory under the table's limit are" in text
-    assert "### made/lora under 1.00 GiB" in text and "### Plots of made/lora under" not in text
-    assert "What was fitted" not in results.page(found)
-    tables["new"] |= {"in_fit": True, "unseen": True}
-    tuned = {"a weight": ["made"], "a threshold": ["other"]}
-    found["fitted"] = {"what": {"a": ["new"]}, "by_hand": "So.", "tables": tables, "tuned": tuned}
-    text = results.page(found)
-    assert "several values of them: a weight: made; a threshold: other. Of the tables above, new had no part" in text
-    assert "Of the tables above, new is in a fit." in text
-    assert "**Not so new: this search is the first that was replayed over it" in text
-
-
 @pytest.mark.usefixtures("results")
 def test_a_table_is_held_against_what_was_fitted(truth: Truth, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted = module("replay_fitted")
@@ -394,27 +284,6 @@ def test_a_table_is_held_against_what_was_fitted(truth: Truth, tmp_path: Path, m
     }
 
 
-def test_what_other_hardware_tells_is_beside_the_methods_and_judged_with_none(results: ModuleType) -> None:
-    main = problem(autofit=GOOD, optuna_tpe=OTHER)
-    told = score((4, 5), (20.0, 25.0), ended=end(held=18))
-    beside = {
-        **problem("one/lora", autofit=GOOD, autofit_elsewhere=told),
-        "hardware": replace(MACHINE, cores=1).to_json(),
-    }
-    found = document(main)
-    found["tables"]["one"] = found["tables"]["made"]
-    plain, text = results.page(found), results.page({**found, "elsewhere": [beside]})
-    assert "elsewhere" not in plain
-    added = [line for line in text.splitlines() if line not in plain.splitlines()]
-    assert [line for line in added if line.startswith("| one")] == [
-        "| one/lora | 8 / 15 | 4 / 5 | 10 / 20 | 20 / 25 | 12 / 15 | 12 / 15 |",
-        MADE.format("one"),
-    ]
-    assert "The regret bound that `autofit-elsewhere` stated when it stopped held in 18 of 20 searches." in added
-    assert any("1 core, 32.00 GiB" in line for line in added)
-    assert plain.splitlines()[:10] == text.splitlines()[:10]
-
-
 def test_plots_are_the_same_again_and_small(results: ModuleType, tmp_path: Path) -> None:
     every = {name.replace("-", "_"): OTHER for name in methods.METHODS}
     found = document(problem(**{**every, "autofit": GOOD}), problem(limit=GIB, autofit=GOOD))
@@ -434,15 +303,6 @@ def test_plots_are_the_same_again_and_small(results: ModuleType, tmp_path: Path)
     of_all = before[tmp_path / "plots" / "made-lora-speed.svg"].decode()
     assert all(f">{name}</text>" in of_all for name in methods.METHODS)
     assert "made/lora under 1.00 GiB" in text and (tmp_path / "plots" / "made-lora-under-1.00-GiB-speed.svg") in drawn
-
-
-@pytest.mark.usefixtures("results")
-def test_names_beside_lines_keep_apart() -> None:
-    spread_out: Callable[..., list[float]] = module("replay_plots").spread_out
-    assert spread_out([0.9, 0.5, 0.1], 0.1) == [0.9, 0.5, 0.1]
-    assert spread_out([0.9, 0.9, 0.85], 0.1) == pytest.approx([0.9, 0.8, 0.7])
-    assert spread_out([0.3, 0.0, 0.0], 0.1) == pytest.approx([0.3, 0.1, 0.0])
-    assert spread_out([0.1, 0.1, 0.1], 0.1) == pytest.approx([0.2, 0.1, 0.0])
 
 
 @pytest.fixture(scope="module")
@@ -541,19 +401,6 @@ def test_on_two_cores_the_same(command: Command) -> None:
     assert len(command.ran) == 8 and sorted(command.ran[:4]) == sorted(command.ran[4:])
 
 
-def test_tables_of_other_hardware_are_searched_by_our_methods_alone(command: Command, table: Path) -> None:
-    lines = [json.loads(line) for line in table.read_text().splitlines()]
-    lines[0]["hardware"] = {**lines[0]["hardware"], "cores": 1}
-    other = write(table.parent / "one.jsonl", lines)
-    found = command(methods="checklist", seeds="1", elsewhere=str(other))
-    assert [p["name"] for p in found["problems"]] == ["made/full"]
-    assert [(p["name"], [m["name"] for m in p["methods"]]) for p in found["elsewhere"]] == [
-        (name, ["autofit", "autofit-elsewhere"]) for name in ("made/full", "one/full")
-    ]
-    assert all("trajectory" not in method["score"] for p in found["elsewhere"] for method in p["methods"])
-    assert len(command.ran) == 1 + 2 * 2
-
-
 def test_methods_of_another_run_are_taken_where_the_table_is_the_same(results: ModuleType) -> None:
     def made(digest: str, *problems: dict[str, Any]) -> dict[str, Any]:
         plain = document(*problems)
@@ -608,8 +455,6 @@ def test_tables_of_one_limit_are_replayed_together(results: ModuleType) -> None:
         (["b.jsonl", "d@e.jsonl"], GIB, None),
         (["a.jsonl", "c.jsonl"], None, 0.25),
     ]
-    (beside,) = results.with_other_hardware(groups, [Path("one.jsonl")], None)
-    assert [str(file) for file in beside.files] == ["a.jsonl", "c.jsonl", "one.jsonl"]
 
 
 def test_a_limit_that_is_not_below_the_tables_own_is_left_out(

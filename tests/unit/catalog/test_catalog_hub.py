@@ -84,7 +84,7 @@ def loaded(names: list[str], endpoint: str, home: Path) -> list[dict[str, str]]:
     environment = {**os.environ, "HF_ENDPOINT": endpoint, "HF_HOME": str(home), "NO_PROXY": "*"}
     environment.pop("HF_HUB_OFFLINE", None)
     command = [sys.executable, "-c", PROGRAM, *names]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

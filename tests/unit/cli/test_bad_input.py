@@ -341,7 +341,6 @@ def test_an_accelerator_that_is_not_here(autofit: Autofit) -> None:
     check(autofit("search", *ASKED, "--device", "cuda"), 4, "no CUDA or ROCm device is found", "nvidia-smi")
 
 
-@pytest.mark.timeout(60)
 def test_a_cluster_that_does_not_answer(autofit: Autofit) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.cli.conftest import Autofit
@@ -17,6 +18,11 @@ from autofit import __version__, operations
 from autofit.catalog.models import names
 from autofit.errors import EnvironmentLacks
 from autofit.operations import diagnosis
+from autofit.operations.self_test import running
+from autofit.operations.self_test.bench import Bench
+from autofit.operations.self_test.check import Check
+from autofit.operations.self_test.finding import Finding, Report, Verdict
+from autofit.operations.self_test.running import self_test
 from autofit.store import Store
 from autofit.trial import site
 from autofit.trial.runner import TrialRunner
@@ -112,7 +118,7 @@ def test_an_interrupted_trial_does_not_say_that_it_goes_on(
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(TrialRunner, "run", interrupt)
+    monkeypatch.setattr(TrialRunner, "attempt", interrupt)
     done = autofit("trial", *ASKED, "--device", "cpu", "--config", "method=lora")
     assert (done.code, done.out) == (130, "")
     assert done.err.strip() == "autofit: interrupted"
@@ -328,6 +334,42 @@ def test_an_unknown_device_is_wrong_usage_for_the_doctor_too(autofit: Autofit) -
     assert "unknown device 'gpu'" in done.err
 
 
+def defective(**options: Any) -> Report:
+    """A self-test of one check, which fails."""
+
+    def failing(bench: Bench, seconds: float) -> Finding:
+        return Finding(verdict=Verdict.FAILED, reason="the kernel does not load", remedy="pip install the-kernel")
+
+    check = Check(name="attention=flash", shows="Whether it trains.", run=failing, technique=True)
+    return self_test(**options, selected=[check])
+
+
+def test_a_self_test_that_shows_a_defect_ends_with_4_and_its_remedy(
+    autofit: Autofit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "self_test", defective)
+    done = autofit("doctor", "--self-test", "--device", "cpu", "--out", "report.json")
+    assert done.code == 4
+    assert "0 of 1 techniques work; attention=flash failed." in done.out
+    assert "autofit: attention=flash: pip install the-kernel" in done.err
+    (check,) = json.loads(Path("report.json").read_text())["checks"]
+    assert (check["verdict"], check["reason"]) == ("failed", "the kernel does not load")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--out", "absent/report.json"), "absent/report.json cannot be written"),
+        (("--time-limit", "2"), "duration '2' has no unit"),
+        (("--device", "gpu"), "unknown device 'gpu'"),
+    ],
+)
+def test_what_is_asked_wrongly_of_a_self_test(autofit: Autofit, options: tuple[str, str], said: str) -> None:
+    done = autofit("doctor", "--self-test", "--device", "cpu", *options)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.err
+
+
 @pytest.mark.usefixtures("quick")
 def test_a_library_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
     hardware, stack = detect("cpu")
@@ -399,7 +441,6 @@ def test_a_reader_who_leaves_is_no_error(store_file: Path) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "AUTOFIT_STORE": str(store_file)},
-        timeout=300,
     )
     assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
 

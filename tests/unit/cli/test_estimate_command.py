@@ -21,14 +21,12 @@ PARTS = {
 }  # fmt: skip
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [PROGRAM, "estimate", "--model", "smollm2-135m", *arguments], capture_output=True, text=True, timeout=200
-    )
+ESTIMATE = ("estimate", "--model", "smollm2-135m")
 
 
 def test_an_estimate_is_the_contracts_document() -> None:
-    done = run("--config", "method=lora,checkpointing=full,micro_batch=2", "--hardware", "l4", "--json")
+    asked = ("--config", "method=lora,checkpointing=full,micro_batch=2", "--hardware", "l4", "--json")
+    done = subprocess.run([PROGRAM, *ESTIMATE, *asked], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found.keys() >= CONTRACT
@@ -44,22 +42,22 @@ def test_an_estimate_is_the_contracts_document() -> None:
     assert advice["estimate"]["fits"] and advice["estimate"]["tokens_per_second"] > 1.03 * found["tokens_per_second"]
 
 
-def test_what_does_not_fit_ends_with_3_and_says_by_how_much() -> None:
-    done = run("--config", "method=full,micro_batch=64", "--hardware", "l4", "--memory-limit", "4GiB", "--no-advice")
-    assert done.returncode == 3
-    assert "to make it fit" not in done.stdout
-    assert "does not fit" in done.stdout and "over the limit of 4.00 GiB on l4" in done.stdout
-    assert "not calibrated" in done.stdout
+def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) -> None:
+    asked = ("--config", "method=full,micro_batch=64", "--hardware", "l4", "--memory-limit", "4GiB", "--no-advice")
+    done = autofit(*ESTIMATE, *asked)
+    assert done.code == 3
+    assert "to make it fit" not in done.out
+    assert "does not fit" in done.out and "over the limit of 4.00 GiB on l4" in done.out
+    assert "not calibrated" in done.out
 
 
-def test_what_does_not_fit_is_told_the_cheapest_change_and_drawn(tmp_path: Path) -> None:
+def test_what_does_not_fit_is_told_the_cheapest_change_and_drawn(autofit: Autofit, tmp_path: Path) -> None:
     page = tmp_path / "memory.html"
     config = "method=lora,precision=bf16,micro_batch=8"
-    done = run(
-        "--config", config, "--seq-len", "256", "--hardware", "l4", "--memory-limit", "3GiB", "--html", str(page)
-    )
-    assert done.returncode == 3
-    (advice,) = (line for line in done.stdout.splitlines() if line.startswith("to make it fit"))
+    asked = ("--config", config, "--seq-len", "256", "--hardware", "l4", "--memory-limit", "3GiB", "--html", str(page))
+    done = autofit(*ESTIMATE, *asked)
+    assert done.code == 3
+    (advice,) = (line for line in done.out.splitlines() if line.startswith("to make it fit"))
     assert "(exact: trains the same)" in advice and " left, " in advice
     assert "peak: " in page.read_text()
 
@@ -76,12 +74,12 @@ def test_what_does_not_fit_is_told_the_cheapest_change_and_drawn(tmp_path: Path)
         (("--config", "method=full", "--explain", "sharding=fsdp", "--hardware", "l4"), "several devices"),
     ],
 )
-def test_what_cannot_be_estimated_is_one_clear_line(arguments: tuple[str, ...], words: str) -> None:
-    done = run(*arguments)
-    assert done.returncode == 2
-    assert words in done.stderr
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+def test_what_cannot_be_estimated_is_one_clear_line(autofit: Autofit, arguments: tuple[str, ...], words: str) -> None:
+    done = autofit(*ESTIMATE, *arguments)
+    assert done.code == 2
+    assert words in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
 
 
 def test_a_model_that_cannot_be_traced_is_estimated_but_not_drawn(
@@ -103,8 +101,9 @@ def test_a_model_that_cannot_be_traced_is_estimated_but_not_drawn(
     assert not page.exists()
 
 
-def test_explain_says_where_the_difference_comes_from() -> None:
-    done = run(
+def test_explain_says_where_the_difference_comes_from(autofit: Autofit) -> None:
+    done = autofit(
+        *ESTIMATE,
         "--config",
         "method=full,checkpointing=full",
         "--explain",
@@ -113,8 +112,8 @@ def test_explain_says_where_the_difference_comes_from() -> None:
         "l4",
         "--json",
     )
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
     differences = [part["difference"] for part in document["parts"].values()]
     assert sum(differences) == document["difference_bytes"] < 0
     assert set(document["before"]) >= CONTRACT

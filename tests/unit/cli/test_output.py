@@ -95,7 +95,6 @@ def test_standard_output_on_a_full_disk() -> None:
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=300,
         )
     assert done.returncode == 4
     assert done.stderr == "autofit: nothing more can be written: No space left on device (free some space)\n"
@@ -103,10 +102,10 @@ def test_standard_output_on_a_full_disk() -> None:
 
 def test_standard_output_that_is_closed() -> None:
     shell = ["sh", "-c", 'exec "$0" -m autofit.cli.main models >&-', sys.executable]
-    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True, timeout=300)
+    done = subprocess.run(shell, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_package_is_the_program() -> None:
-    done = subprocess.run([sys.executable, "-m", "autofit", "--version"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([sys.executable, "-m", "autofit", "--version"], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{__version__}\n", "")

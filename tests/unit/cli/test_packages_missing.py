@@ -67,17 +67,28 @@ def test_a_trial_goes_without_what_its_config_does_not_need(tmp_path: Path) -> N
     assert json.loads(done.stdout)["outcome"] == "fits"
 
 
+def test_the_self_test_needs_only_what_trains(tmp_path: Path) -> None:
+    lacking = "ray,optuna,sqlalchemy,alembic,bitsandbytes,deepspeed"
+    hidden = f"{lacking},SQLAlchemy"  # the name in its metadata
+    done = run_without(hidden, tmp_path, *["doctor", "--self-test", "--device", "cpu", "--time-limit", "1s", "--json"])
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert set(lacking.split(",")) <= set(document["absent"])
+    assert document == json.loads((tmp_path / "autofit-self-test.json").read_text())
+    assert "not run   precision=fp32: the time limit was reached" in done.stderr
+
+
 def test_the_doctor_looks_for_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "version", lambda name: None)
     hardware, stack = detect("cpu")
-    found = {c.name: c for c in diagnosis._libraries(hardware, stack, offload=False)}
+    found = {c.name: c for c in diagnosis.libraries(hardware, stack, offload=False)}
     assert (found["optuna"].state, found["optuna"].remedy) == ("missing", "pip install 'optuna>=5.0'")
 
 
 def test_the_doctor_installs_flash_attn_as_pyproject_asks() -> None:
     hardware, stack = detect("cpu")
     hardware, stack = replace(hardware, kind="cuda"), replace(stack, flash_attn=None)
-    found = {c.name: c for c in diagnosis._libraries(hardware, stack, offload=False)}
+    found = {c.name: c for c in diagnosis.libraries(hardware, stack, offload=False)}
     extras = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     (asked,) = extras["flash"]
     # flash-attn's build imports torch, which an isolated one lacks

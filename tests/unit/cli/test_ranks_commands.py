@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 from jobs import tiny_model
+from kept import Kept
 from unit.cli.conftest import Autofit
 from unit.cli.test_bad_input import check
 
 from autofit.operations import diagnosis, single_trial
-from autofit.outcome import Outcome
 from autofit.search import loop
 from autofit.store import Store
 from autofit.techniques import compilation
@@ -39,30 +39,10 @@ PATIENCE = 8
 """Seconds after which a rank is taken to hang: a busy machine must have come to the collective by then."""
 
 
-class Kept:
-    """In place of each command's own runner the same one, so that imports are waited for once."""
-
-    def __init__(self, pair: GroupRunner) -> None:
-        self._pair = pair
-        self.start = pair.start
-
-    def __call__(self, *, kind: str, ranks: int) -> Kept:
-        assert (kind, ranks) == ("cpu", 2)
-        return self
-
-    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
-        """With a deadline of seconds where a search would wait for ten minutes."""
-        hangs = request.job.model.name == "fsdp_fails" and request.config["sharding"] == "fsdp"
-        return self._pair.run(replace(request, deadline_seconds=float(PATIENCE)) if hangs else request)
-
-    def close(self) -> None:
-        """Not yet."""
-
-    def __enter__(self) -> Kept:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Not yet."""
+def hurried(request: TrialRequest) -> TrialRequest:
+    """With a deadline of seconds where a search would wait for ten minutes."""
+    hangs = request.job.model.name == "fsdp_fails" and request.config["sharding"] == "fsdp"
+    return replace(request, deadline_seconds=float(PATIENCE)) if hangs else request
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +59,7 @@ def kept(folder: Path) -> Iterator[Kept]:
         with GroupRunner(ranks=2) as pair:
             for runner in pair._runners:
                 runner._command = [sys.executable, "-c", SERVE]
-            yield Kept(pair)
+            yield Kept(pair, ranks=2, changed=hurried)
 
 
 @pytest.fixture

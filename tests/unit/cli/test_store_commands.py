@@ -15,7 +15,7 @@ import pytest
 from unit.cli.conftest import Autofit, Done
 from unit.operations.made_trials import MADE, fill, out_of_memory
 from unit.operations.made_world import World
-from unit.store.conftest import postgresql_server, postgresql_url
+from unit.store.conftest import migrated, postgresql_server, postgresql_url
 from unit.store.test_store_failures import locked, sql
 
 from autofit.operations import keeping
@@ -24,7 +24,7 @@ from autofit.store import Store
 from autofit.store.schema import REVISIONS
 from autofit.units import GIB
 
-__all__ = ["postgresql_server", "postgresql_url"]
+__all__ = ["migrated", "postgresql_server", "postgresql_url"]
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 SEARCH = ("search", *ASKED, "--device", "cpu", "--memory-limit", "2GiB", "--max-trials", "12")
@@ -230,7 +230,7 @@ def test_locked_in_the_middle(autofit: Autofit, world: World, store_file: Path) 
 def test_a_lock_that_ends_in_time_is_waited_for(
     autofit: Autofit, world: World, store_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keeping, "PATIENCE_SECONDS", 30.0)
+    monkeypatch.setattr(keeping, "PATIENCE_SECONDS", 600.0)
     with ExitStack() as lock:
         failing_after(world, 3, lambda: lock.enter_context(locked(store_file, seconds=0.5)))
         done = autofit(*SEARCH, "--json", "--store", f"sqlite:///{store_file}?timeout=0.1")

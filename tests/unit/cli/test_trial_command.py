@@ -3,26 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from jobs import tiny_model
+from kept import Kept
 from unit.cli.conftest import Autofit
 from unit.store.test_store_failures import locked
 
-from autofit.operations import keeping
-from autofit.outcome import Outcome
+from autofit.core.attempt import Attempt
+from autofit.operations import keeping, single_trial
 from autofit.store import Store
 from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
 
 KEYS = {"outcome", "config", "hardware", "stack", "workload"}
-KEYS_BESIDES = {"memory_limit_bytes", "seconds", "recorded_at", "trial_id"}
+KEYS_BESIDES = {"memory_limit_bytes", "seconds", "recorded_at", "trial_id", "device_state"}
 MEASUREMENT_KEYS = {
     *("tokens_per_second", "step_seconds", "mfu", "peak_allocated_bytes", "peak_reserved_bytes", "device_bytes"),
     *("host_peak_bytes", "phase_peaks", "loss", "steps", "setup_seconds"),
 }
+
+
+@pytest.fixture(scope="module")
+def kept() -> Iterator[Kept]:
+    with TrialRunner() as runner:
+        yield Kept(runner, changed=lambda request: replace(request, timing_seconds=0.0))
+
+
+@pytest.fixture(autouse=True)
+def one_parent(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(single_trial, "GroupRunner", kept)
 
 
 @pytest.fixture
@@ -54,14 +68,14 @@ def test_a_store_that_fails_does_not_cost_the_outcome(
     autofit: Autofit, store_file: Path, workload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(keeping, "PATIENCE_SECONDS", 0.0)
-    run = TrialRunner.run
+    attempt = TrialRunner.attempt
     with ExitStack() as lock:
 
-        def locks_the_store(runner: TrialRunner, request: TrialRequest) -> tuple[Outcome, float]:
+        def locks_the_store(runner: TrialRunner, request: TrialRequest) -> Attempt:
             lock.enter_context(locked(store_file))
-            return run(runner, request)
+            return attempt(runner, request)
 
-        monkeypatch.setattr(TrialRunner, "run", locks_the_store)
+        monkeypatch.setattr(TrialRunner, "attempt", locks_the_store)
         url = f"sqlite:///{store_file}?timeout=0.1"
         done = autofit("trial", *workload, "--config", "method=lora", "--deadline", "50ms", "--json", "--store", url)
     assert done.code == 4
@@ -82,7 +96,7 @@ def test_what_cannot_work_is_refused_before_anything_runs(
     def never(*arguments: object) -> None:
         raise AssertionError("a trial was started")
 
-    monkeypatch.setattr(TrialRunner, "run", never)
+    monkeypatch.setattr(TrialRunner, "attempt", never)
     (tmp_path / "ctrl").mkdir()
     sizes = {"n_embd": 64, "dff": 128, "n_layer": 1, "n_head": 4, "vocab_size": 512, "n_positions": 256}
     (tmp_path / "ctrl" / "config.json").write_text(json.dumps({"model_type": "ctrl", **sizes}))

@@ -1,0 +1,47 @@
+"""One warm parent for the trials of several commands, each of which would start its own and wait for its imports."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from autofit.core.attempt import Attempt
+from autofit.outcome import Outcome
+from autofit.trial.group_runner import GroupRunner
+from autofit.trial.request import TrialRequest
+from autofit.trial.runner import TrialRunner
+
+
+class Kept:
+    """In place of the class whose instances commands make: each gets the same runner, and closes nothing."""
+
+    def __init__(
+        self,
+        runner: TrialRunner | GroupRunner,
+        *,
+        ranks: int = 1,
+        changed: Callable[[TrialRequest], TrialRequest] = lambda request: request,
+    ) -> None:
+        self._runner, self._ranks, self._changed = runner, ranks, changed
+        self.start = runner.start
+
+    def __call__(self, *, kind: str, ranks: int) -> Kept:
+        assert (kind, ranks) == ("cpu", self._ranks)
+        return self
+
+    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
+        """The outcome of the request, as this changes it."""
+        return self._runner.run(self._changed(request))
+
+    def attempt(self, request: TrialRequest, **told: Any) -> Attempt:
+        """The same with the device's state."""
+        return self._runner.attempt(self._changed(request), **told)
+
+    def close(self) -> None:
+        """Not yet."""
+
+    def __enter__(self) -> Kept:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Not yet."""
