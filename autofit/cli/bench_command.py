@@ -78,6 +78,14 @@ def record(
         str | None,
         typer.Option("--time-budget", help="Begin no trial after this time, such as 7m; the same command goes on."),
     ] = None,
+    trial_budget: Annotated[
+        str | None,
+        typer.Option(
+            "--trial-budget",
+            help="Cut a trial that takes longer, such as 1m, or is beaten many times over, as a search does; the lower "
+            "bound of its step is recorded.",
+        ),
+    ] = None,
     device: options.Device = "auto",
     ray_address: options.RayAddress = None,
     in_place: options.InPlace = False,
@@ -103,7 +111,15 @@ def record(
         in_place=in_place,
     )
     try:
-        found = operations.record(request, out, _recorded, passes=passes, time_budget_seconds=seconds, covering=cover)
+        found = operations.record(
+            request,
+            out,
+            _recorded,
+            passes=passes,
+            time_budget_seconds=seconds,
+            trial_seconds=parse_duration(trial_budget) if trial_budget is not None else None,
+            covering=cover,
+        )
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {out} has what was measured, the same command resumes from there") from None
     if as_json:

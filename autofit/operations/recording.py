@@ -24,10 +24,10 @@ from autofit.operations.calibration import is_detected
 from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
-from autofit.outcome import Crashed, Outcome, Trial, now, outcome_from_json, outcome_to_json
+from autofit.outcome import Crashed, Fits, Outcome, Trial, now, outcome_from_json, outcome_to_json
 from autofit.probe.run import run as run_probe
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
-from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
+from autofit.trial.request import DEADLINE_SECONDS, Rival, TrialRequest
 from autofit.workers.pool import Pool
 from autofit.workload import Effect, Goal, Workload
 
@@ -44,10 +44,11 @@ MACHINERY_FAILURES = 3
 
 
 class _Budget:
-    """The time that a call of `record` may take."""
+    """The time that a call of `record` may take, and that each of its trials may."""
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None, trial_seconds: float | None) -> None:
         """Unlimited if None."""
+        self.trial_seconds = trial_seconds
         self._ends = math.inf if seconds is None else time.monotonic() + seconds
         self.deadline_seconds = DEADLINE_SECONDS
         """Of one trial. A trial that no call ever let end would be begun by each of them."""
@@ -95,6 +96,7 @@ def record(
     *,
     passes: int = 1,
     time_budget_seconds: float | None = None,
+    trial_seconds: float | None = None,
     covering: bool = False,
 ) -> RecordResult:
     """Measure every valid config of the request's space into `file`, in an order shuffled by the workload's seed.
@@ -103,11 +105,13 @@ def record(
     first `request.max_trials` are measured or, if `covering`, those that have every value of every axis again and again
     (`_covering`). With several `passes` they are measured that many times, each time in a different order: how much
     trials of one config vary shows only when time has passed between them. No trial begins once the time budget is
-    spent, and none may take longer than all of it; a further call goes on. `report` is called with the number of trials
-    recorded, their total, and the last one (None at the start). Raises `UsageError` for a file that holds anything
+    spent, and none may take longer than all of it; a further call goes on. With `trial_seconds`, a trial that would
+    take longer, or that is beaten many times over, is cut as in a search, and recorded with the lower bound of its
+    step, unless it may be the fastest so far. `report` is called with the number of trials recorded, their total, and
+    the last one (None at the start). Raises `UsageError` for a file that holds anything
     else.
     """
-    budget = _Budget(time_budget_seconds)
+    budget = _Budget(time_budget_seconds, trial_seconds)
     if passes < 1:
         raise UsageError(f"passes is {passes}: it must be at least 1")
     request = replace(request, goal=Goal(method="any", allow=Effect.TRAINING))
@@ -235,6 +239,7 @@ def _measured(
     if not wanted or budget.spent:
         return
     job = prepared.job
+    fastest: tuple[Rival, ...] = ()
     pool = pool or open_pool(request)
     try:
         _check_site(pool, job.hardware, job.stack)
@@ -245,11 +250,18 @@ def _measured(
                     config=config,
                     memory_limit_bytes=prepared.memory_limit_bytes,
                     deadline_seconds=budget.deadline_seconds,
+                    allowance_seconds=budget.trial_seconds,
                     timing_seconds=TIMING_SECONDS,
+                    rivals=fastest if budget.trial_seconds is not None else (),
                 )
                 for _, config in itertools.takewhile(lambda _: not budget.spent, part)
             )
             for config, outcome, seconds in _run_all(pool, requests):
+                if isinstance(outcome, Fits):
+                    speed = outcome.measurement.tokens_per_second
+                    # As heavy as any may be, so that it ends no trial's timing before that is as sure as the others'.
+                    rival = Rival(device_bytes=prepared.memory_limit_bytes, tokens_per_second=speed)
+                    fastest = (max((rival, *fastest), key=lambda known: known.tokens_per_second),)
                 yield number, config, outcome, seconds
     finally:
         pool.close()

@@ -15,6 +15,7 @@ from unit.operations.made_trials import fill
 from unit.operations.made_world import World
 
 from autofit.cli import main as program
+from autofit.core.device_state import DeviceState
 from autofit.store import Store
 
 
@@ -57,6 +58,8 @@ def autofit(
 ) -> Iterator[Autofit]:
     """Runs `autofit` with the arguments given, in an empty folder."""
     before = signal.getsignal(signal.SIGTERM)
+    # What else runs beside the tests is not to repeat their trials.
+    monkeypatch.setattr(DeviceState, "doubts", lambda state, hardware: ())
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> Done:

@@ -231,6 +231,23 @@ def test_a_recording_that_is_out_of_time_goes_on_in_the_next_call(
     assert len(read_whole(file).trials) == 5
 
 
+def test_trials_that_take_too_long_are_cut_if_that_is_asked(world: World, file: Path) -> None:
+    asked: list[TrialRequest] = []
+    world.special = lambda request: asked.append(request)
+    record(REQUEST, file, trial_seconds=60.0)
+    speeds = [t.outcome.measurement.tokens_per_second for t in read_table(file) if isinstance(t.outcome, Fits)]
+    assert len(speeds) == len(asked) > 1
+    assert {request.allowance_seconds for request in asked} == {60.0}
+    # Each is compared with the fastest before it, as if that were as heavy as the limit allows.
+    for place, request in enumerate(asked):
+        assert [rival.tokens_per_second for rival in request.rivals] == sorted(speeds[:place])[-1:]
+        assert all(rival.device_bytes == request.memory_limit_bytes for rival in request.rivals)
+    again = file.with_name("whole.jsonl")
+    asked.clear()
+    record(REQUEST, again)
+    assert {(request.allowance_seconds, request.rivals) for request in asked} == {(None, ())}
+
+
 def test_a_recording_goes_on_on_another_machine_with_the_same_device(
     world: World, file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
