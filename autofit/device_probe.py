@@ -10,7 +10,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.outcome import StepWork
 from autofit.workload import digest
 
-PROBE_VERSION = 1
+PROBE_VERSION = 2
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
 
 
@@ -36,20 +36,13 @@ class ProbePart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredStep:
-    """The real training step of the model cut to a few decoder layers."""
+    """The real micro-step of the model cut to a few decoder layers."""
 
     config: Mapping[str, Any] = field(hash=False)
     layers: int
-    micro_step_seconds: float
-    update_seconds: float
+    seconds: float
     work: StepWork | None
-    """The work of one such micro-step and its update; None if it could not be traced, or was counted by another
-    version of the estimator."""
-
-    @property
-    def seconds(self) -> float:
-        """Of both together."""
-        return self.micro_step_seconds + self.update_seconds
+    """Of that micro-step; None if it could not be traced, or was counted by another version of the estimator."""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> MeasuredStep:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -64,16 +64,15 @@ class Traced:
 class Estimator:
     """Predicts configs of one job. What configs have in common is traced only once."""
 
-    def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False, layers: int | None = None) -> None:
-        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few; with
-        `layers`, the model is cut to its first ones.
+    def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False) -> None:
+        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few.
 
         What bounds an operation is decided by the data sheet, or by `rates` for hardware without one.
         """
         self.job = job
         self.rates = rates
         self._sheet = prior(job.hardware) or rates
-        self._traces = Traces(job, exact=exact, layers=layers)
+        self._traces = Traces(job, exact=exact)
         self._latest: Decoder | None = None
         self._micro_steps: dict[Loss, MicroSteps] = {}
         self._replays = Replays(expandable_segments=job.expandable_segments is not False)
@@ -122,9 +121,19 @@ class Estimator:
         found = _with_elsewhere(found, traced, self.job)
         return found, None if self._sheet is None else self._work(config, traced, self._sheet)
 
-    def work(self, config: Config) -> StepWork | None:
-        """The work of one optimizer step; None for a device of which nothing is known. Raises `NotTraced`."""
-        return None if self._sheet is None else self._work(config, self.trace(config), self._sheet)
+    def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
+        """The work of a single-device micro-step that adds to gradients, of the model cut to its first so many decoder
+        layers; {} for a device of which nothing is known. Raises `NotTraced`."""
+        if self._sheet is None:
+            return {}
+        micro_batch, rank = config.number("micro_batch"), int(config.get("rank") or 1)
+        with _without_collections():
+            head, works = self._traces.of_depths(config, depths)
+            _, of_loss = self._traces.loss(config, head, micro_batch * self.job.workload.seq_len).costs
+        return {
+            depth: step_work([of_depth.at(micro_batch, rank), of_loss], of_loss.repeated(0), self._sheet)
+            for depth, of_depth in works.items()
+        }
 
     def _work(self, config: Config, traced: Traced, sheet: Rates) -> StepWork:
         slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import forkserver
-from typing import TYPE_CHECKING
 
+from autofit.estimate import warm
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
 from autofit.techniques import Job
-
-if TYPE_CHECKING:
-    from multiprocessing.context import ForkServerContext
 
 WORTH_PROCESSES = 100
 """Number of configs from which on further processes are worth their start-up, which takes seconds."""
@@ -60,15 +55,7 @@ def workers_for(configs: Sequence[Config], processes: int | None = None) -> int:
 def get_ready(configs: Sequence[Config]) -> None:
     """Begin to load what `sweep` will need for `configs`, in the background; without this, `sweep` waits for it."""
     if workers_for(configs) > 1:
-        _context()
-        forkserver.ensure_running()
-
-
-def _context() -> ForkServerContext:
-    """Processes forked by a server that has loaded the libraries: this process itself may have threads."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["autofit.estimate.preloaded"])
-    return context
+        warm.begin()
 
 
 def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
@@ -93,7 +80,7 @@ def _predicted(job: Job, configs: list[Config], limit: int) -> list[Estimate]:
 
 def _in_processes(job: Job, groups: list[list[Config]], limit: int, workers: int) -> Iterator[list[Estimate]]:
     # The libraries are not garbage: collections need not scan them.
-    with ProcessPoolExecutor(workers, mp_context=_context(), initializer=gc.freeze) as pool:
+    with ProcessPoolExecutor(workers, mp_context=warm.context(), initializer=gc.freeze) as pool:
         pending = [pool.submit(_predicted, job, group, limit) for group in groups]
         for done in as_completed(pending):
             yield done.result()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -82,12 +82,10 @@ class Update:
 class Traces:
     """The parts of one job's configs. What cannot be traced raises `NotTraced`, and is tried only once."""
 
-    def __init__(self, job: Job, *, exact: bool = False, layers: int | None = None) -> None:
-        """`exact` runs every decoder layer instead of repeating a few; with `layers`, the model is cut to its first
-        ones, and every one of these runs."""
+    def __init__(self, job: Job, *, exact: bool = False) -> None:
+        """`exact` runs every decoder layer instead of repeating a few."""
         self.job = job
-        self._exact = exact or layers is not None
-        self._layers = layers
+        self._exact = exact
         cuda = job.hardware.kind == "cuda"
         self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if cuda else host_scratch
         self._decoders: dict[tuple[Config, bool, object], Decoder | NotTraced] = {}
@@ -134,6 +132,13 @@ class Traces:
             states_bytes=self.update(config, spread).states_bytes,
         )
 
+    def of_depths(self, config: Config, depths: Sequence[int]) -> tuple[HeadShape, dict[int, Works]]:
+        """The operations of a micro-step that adds to gradients, without the loss, of the model cut to its first so
+        many decoder layers, every one of which runs once for all depths."""
+        every = range(max(depths))
+        tape, head = trace_decoder(config, self.job, tuple(every), self._scratch)
+        return head, {depth: _decoder_works(tape, dict.fromkeys(every[depth:], 0))[1] for depth in depths}
+
     def _spread(self, config: Config, spread: Library | None, accumulates: bool) -> Decoder:
         if spread is None:
             stack = self._trace_stack(config)
@@ -148,7 +153,7 @@ class Traces:
 
     def _trace_stack(self, config: Config) -> Stack:
         kinds = layer_kinds(config, self.job)
-        every = tuple(range(len(kinds)))[: self._layers]
+        every = tuple(range(len(kinds)))
         if not self._exact:
             layers, representative = representatives(kinds)
             small, head = trace_decoder(config, self.job, layers, self._scratch)
@@ -168,7 +173,7 @@ class Traces:
         return Loss(tape, (first.at(1, 1), further.at(1, 1)))
 
     def _trace_updates(self, config: Config, flat: float | None) -> Update:
-        tape = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat, layers=self._layers)
+        tape = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat)
         return Update(tape, updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
 
 

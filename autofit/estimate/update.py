@@ -26,26 +26,19 @@ UPDATES = 2
 
 
 def trace_updates(
-    config: Config,
-    job: Job,
-    scratch: Scratch,
-    *,
-    exact: bool = False,
-    flat: float | None = None,
-    layers: int | None = None,
+    config: Config, job: Job, scratch: Scratch, *, exact: bool = False, flat: float | None = None
 ) -> Tape:
     """The tape of two updates, at stages `optimizer-1` and `optimizer-2`.
 
     Weights and gradients exist beforehand and are not recorded; it is the backward that allocates the gradients. Of the
     decoder layers of a kind only the first is built, and stands for the others, unless `exact`. With `flat` the
     optimizer sees no parameters, but flat buffers of at most that many elements, which are updated one after another.
-    With `layers` and `exact`, the model is cut to its first ones.
     """
     plan = make_plan(config, job, HOST)
     plan.attention = "eager"  # no update runs attention, so its package need not be installed
     kinds = architecture_kinds(job.model)
     first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
-    built = range(len(kinds))[:layers] if exact else sorted(first.values())
+    built = range(len(kinds)) if exact else sorted(first.values())
     model = make_skeleton(config, plan, job.model, built)
     fake = without_data()
     with fake:

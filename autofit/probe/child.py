@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 from autofit.catalog.models import Model
@@ -16,7 +15,6 @@ from autofit.device_probe import MeasuredStep
 from autofit.hardware import Hardware, Stack
 from autofit.probe.shapes import Shapes
 from autofit.techniques import Job
-from autofit.trial.child_process import die_with_parent
 from autofit.workload import Workload
 
 TRANSFERS = "transfers"
@@ -28,7 +26,7 @@ Found = Iterator[dict[str, float] | MeasuredStep]
 class Prober:
     """Runs the parts of a probe by their names."""
 
-    def __init__(self, request: dict[str, Any], descriptor: int) -> None:
+    def __init__(self, request: dict[str, Any], reports: Connection) -> None:
         import torch
 
         from autofit.probe.bench import FORMATS, Bench
@@ -37,7 +35,7 @@ class Prober:
         hardware = Hardware.from_json(request["hardware"])
         use_threads(threads_per_rank(hardware, None))
         torch.manual_seed(0)
-        self._descriptor = descriptor
+        self._reports = reports
         self._seconds_per: dict[str, float] = dict(request["seconds_per"])
         self._bench = Bench(torch.device(hardware.kind))
         self._shapes = Shapes.from_json(request["shapes"])
@@ -119,29 +117,22 @@ class Prober:
                 os._exit(1)
 
     def send(self, event: dict[str, Any]) -> None:
-        """Report an event as one line of JSON."""
-        data = (json.dumps(event, allow_nan=False) + "\n").encode()
-        while data:
-            data = data[os.write(self._descriptor, data) :]
+        """Report an event."""
+        self._reports.send(event)
 
 
 def _job(model: Model, hardware: Hardware, stack: Stack) -> Job:
-    from autofit.probe.real_step import TOKENS
+    from autofit.probe.real_step import TOKENS, TOKENS_OF_ACCELERATORS
 
-    workload = Workload(model=model.name, model_digest=model.digest, seq_len=TOKENS, global_batch=1)
+    tokens = TOKENS.get(hardware.kind, TOKENS_OF_ACCELERATORS)
+    workload = Workload(model=model.name, model_digest=model.digest, seq_len=tokens, global_batch=1)
     return Job(model=model, workload=workload, hardware=hardware, stack=stack)
 
 
-def main() -> None:
-    """`child DESCRIPTOR`, with the request as JSON on standard input: all of its parts, or every one there is."""
-    die_with_parent()
-    request = json.load(sys.stdin)
-    prober = Prober(request, int(sys.argv[1]))
+def probe(request: dict[str, Any], reports: Connection) -> None:
+    """The parts that are asked for, or every one there is."""
+    prober = Prober(request, reports)
     names = request["parts"] or prober.names
     prober.send({"parts": names})
     for name in names:
         prober.run(name)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,8 +1,8 @@
-"""The real training step of the model, cut to a few decoder layers: what the rates of single operations leave out."""
+"""The real micro-step of the model, cut to a few decoder layers: what the rates of single operations leave out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -16,7 +16,9 @@ from autofit.training.decoder import decoder_layers, keep_layers
 from autofit.work_kinds import product
 
 LAYERS = (4, 2)
-TOKENS = 256
+TOKENS = {"cpu": 128}
+TOKENS_OF_ACCELERATORS = 1024
+"""Too few would show nothing but launches."""
 MOST_SECONDS = 0.8
 """Of the repeats at one depth."""
 
@@ -31,45 +33,29 @@ def config_for(seconds_per: Mapping[str, float]) -> Config:
 
 
 def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep]:
-    """The step at each depth, the deepest first: a micro-step and an update, with the work that a trace counts."""
-    deepest = min(max(LAYERS), _depth(job))
-    step = build(config, job, bench.device, layers=range(deepest))
+    """The micro-step at each depth, the deepest first, with the work that a trace counts. The update, whose time is that
+    of its bytes, is not part of it."""
+    depths = sorted({min(layers, _depth(job)) for layers in LAYERS}, reverse=True)
+    works = _works(config, job, depths)
+    step = build(config, job, bench.device, layers=range(depths[0]))
     tokens = torch.randint(step.vocabulary, (1, job.workload.seq_len), device=bench.device)
     ((inputs, labels),) = step.split(tokens)
     targets = job.workload.seq_len - 1
-    for layers in LAYERS:
-        if layers > deepest:
-            continue
+    for layers in depths:
         if layers < len(decoder_layers(step.module.model)):
             keep_layers(step.module.model, range(layers))
-        micro, update = _timed(bench, lambda: step.micro_step(inputs, labels, targets, last=True), step.update)
-        yield MeasuredStep(
-            config=config.to_json(),
-            layers=layers,
-            micro_step_seconds=micro,
-            update_seconds=update,
-            work=_work(config, job, layers),
-        )
+        seconds = bench.seconds(lambda: step.micro_step(inputs, labels, targets, last=True), most=MOST_SECONDS)
+        yield MeasuredStep(config=config.to_json(), layers=layers, seconds=seconds, work=works.get(layers))
 
 
-def _timed(bench: Bench, micro_step: Callable[[], object], update: Callable[[], object]) -> tuple[float, float]:
-    """The least seconds of each, over a few steps after one that does not count."""
-    times: list[tuple[float, float]] = []
-    spent = 0.0
-    while len(times) < 2 or (spent < MOST_SECONDS and len(times) < 6):
-        times.append((bench.once(micro_step), bench.once(update)))
-        spent += sum(times[-1])
-    return min(micro for micro, _ in times[1:]), min(update for _, update in times[1:])
-
-
-def _work(config: Config, job: Job, layers: int) -> StepWork | None:
+def _works(config: Config, job: Job, depths: list[int]) -> dict[int, StepWork]:
     from autofit.estimate.estimator import Estimator
     from autofit.estimate.recorder import NotTraced
 
     try:
-        return Estimator(job, None, layers=layers).work(config)
+        return Estimator(job, None).micro_step_works(config, depths)
     except NotTraced:
-        return None
+        return {}
 
 
 def _depth(job: Job) -> int:

@@ -3,30 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import select
 import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import IO, Any
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
 
 from autofit.catalog.models import Model, shape
 from autofit.device_probe import MeasuredStep, Probe, ProbePart, shapes_key
 from autofit.errors import EnvironmentLacks
+from autofit.estimate.warm import context
 from autofit.hardware import Hardware, Stack
 from autofit.outcome import now
+from autofit.probe import child
 from autofit.probe.shapes import Shapes
+from autofit.trial.child_process import die_with_parent
 from autofit.trial.runner import trial_environment
 
 START_SECONDS = 180.0
 """How long the process may take until its first part: the imports of a busy machine."""
 SILENT_SECONDS = 30.0
 """How long it may then report nothing. A single measurement takes a fraction of a second."""
+
+Child = Callable[[dict[str, Any], Connection], None]
+"""Does what a request asks for, and reports it."""
 
 
 def run(
@@ -35,11 +39,11 @@ def run(
     stack: Stack,
     *,
     parts: Sequence[str] = (),
-    child: str = "autofit.probe.child",
+    child: Child = child.probe,
     silent_seconds: float = SILENT_SECONDS,
 ) -> Probe:
     """Probe `hardware`, which is this machine's device, at the shapes of `model`: all of it, or only these `parts`.
-    `child` is the module that does it.
+    `child` does it, in a process forked by the server from which estimating processes come.
 
     A part that fails, hangs or ends its process is reported as failed, and the others go on. Raises `EnvironmentLacks`
     if not even the first can begin.
@@ -72,7 +76,7 @@ def run(
 class _Progress:
     """What the processes have reported so far."""
 
-    child: str
+    child: Child
     silent_seconds: float
     left: list[str] | None = None
     """Parts that have not ended; None until it is known which there are."""
@@ -92,44 +96,34 @@ class _Progress:
 
     def follow(self, request: dict[str, Any], kind: str) -> None:
         """Start a process and note what it reports until it ends or hangs."""
-        reading, writing = os.pipe()
-        with tempfile.TemporaryFile() as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", self.child, str(writing)],
-                env=trial_environment(kind),
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                pass_fds=(writing,),
-                start_new_session=True,
-            )
-            os.close(writing)
+        reading, writing = context().Pipe(duplex=False)
+        with tempfile.NamedTemporaryFile() as output:
+            asked = (self.child, request, writing, output.name, trial_environment(kind))
+            process = context().Process(target=_run, args=asked)
+            process.start()
+            assert process.pid is not None
+            writing.close()
             try:
-                _give(process.stdin, request)
                 why = self._listen(reading)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                os.close(reading)
-            self._ended(why or _last_line(output))
+                process.kill()
+                process.join()
+                reading.close()
+            self._ended(why or _last_line(Path(output.name)))
 
-    def _listen(self, reading: int) -> str | None:
+    def _listen(self, reading: Connection) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
-        pending = b""
         limit = START_SECONDS
-        while True:
-            ready, _, _ = select.select([reading], [], [], limit)
-            if not ready:
-                return f"nothing was heard of it for {limit:.0f} s"
-            chunk = os.read(reading, 65536)
-            if not chunk:
+        while reading.poll(limit):
+            try:
+                self._note(reading.recv())
+            except EOFError:
                 return None
-            *lines, pending = (pending + chunk).split(b"\n")
-            for line in lines:
-                self._note(json.loads(line))
             if self._now is not None:
                 limit = self.silent_seconds
+        return f"nothing was heard of it for {limit:.0f} s"
 
     def _note(self, event: dict[str, Any]) -> None:
         if "parts" in event:
@@ -164,13 +158,17 @@ class _Progress:
             )
 
 
-def _give(pipe: IO[bytes] | None, request: dict[str, Any]) -> None:
-    assert pipe is not None
-    with contextlib.suppress(BrokenPipeError), pipe:
-        pipe.write(json.dumps(request).encode())
+def _run(child: Child, request: dict[str, Any], reports: Connection, output: str, environment: dict[str, str]) -> None:
+    """In the new process: a session of its own, whose output goes to a file, and which ends with its parent."""
+    die_with_parent()
+    os.setsid()
+    descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
+    for stream in (1, 2):
+        os.dup2(descriptor, stream)
+    os.environ.update(environment)
+    child(request, reports)
 
 
-def _last_line(output: IO[bytes]) -> str:
-    output.seek(0)
-    lines = output.read().decode(errors="replace").strip().splitlines()
+def _last_line(output: Path) -> str:
+    lines = output.read_text(errors="replace").strip().splitlines()
     return lines[-1][:300] if lines else "it said nothing"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from autofit.outcome import Outcome, outcome_from_json
-from autofit.trial.pace import ONCE_SECONDS
+from autofit.trial.pace import BEATEN_FACTOR, ONCE_SECONDS
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 TIMING, TIMED = "timing", "timed"
@@ -87,6 +88,13 @@ class ChildProcess:
             return None
         at, share = self.began
         return max(0.0, time.monotonic() - at - ONCE_SECONDS) / share or None
+
+    def beaten_at(self, rival_step_seconds: float) -> float:
+        """When, in monotonic seconds, that bound has shown that a config whose step takes so long has surely won."""
+        if self.began is None:
+            return math.inf
+        at, share = self.began
+        return at + ONCE_SECONDS + BEATEN_FACTOR * share * rival_step_seconds
 
     def has_died(self) -> bool:
         """Whether it has ended; it is not reaped."""

@@ -15,6 +15,7 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import selectors
 import signal
@@ -40,6 +41,7 @@ from autofit.trial.host_memory import WATCH_SECONDS, HostExhausted, HostWatch, h
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.request import seconds_since_asked
 from autofit.trial.swap_folder import explained, swap_folder
+from autofit.workload import Workload
 
 DEFAULT_ENTRY = "autofit.trial.child:run"
 FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
@@ -126,11 +128,13 @@ class Host:
         finally:
             self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
         deadline = float(data.get("deadline_seconds", 600.0))
-        allowance = _allowance(data, deadline)
+        allowance, rival = _allowance(data, deadline), _fastest_rival(data)
         device = DeviceWatch(data, child.pid, held_before)
         try:
             ends = started + deadline, started + allowance
-            finished = self._listen(child, lambda: ends[not child.earned], commands, watch, device)
+            finished = self._listen(
+                child, lambda: min(ends[not child.earned], child.beaten_at(rival)), commands, watch, device
+            )
             device.end()
             if child.recording:
                 answered_at = time.monotonic()
@@ -141,7 +145,7 @@ class Host:
             outcome = child.result
             if not finished and outcome is None:
                 outcome = classify.timed_out(
-                    deadline_seconds=deadline if child.earned else allowance,
+                    deadline_seconds=min(deadline if child.earned else allowance, time.monotonic() - started),
                     phase=child.phase,
                     phases_entered=child.phases_entered,
                     least_step_seconds=child.least_step_seconds,
@@ -269,6 +273,15 @@ def _allowance(data: Mapping[str, Any], deadline: float) -> float:
     """Seconds that the trial may take unless it earns more. Ranks, which judge nothing by themselves, may take all."""
     allowance = data.get("allowance_seconds")
     return deadline if allowance is None or data.get("rendezvous") is not None else min(deadline, float(allowance))
+
+
+def _fastest_rival(data: Mapping[str, Any]) -> float:
+    """Seconds that an optimizer step takes of the fastest config that the trial is compared with; infinite where there
+    is none, and for ranks."""
+    if not data.get("rivals") or data.get("rendezvous") is not None:
+        return math.inf
+    tokens = Workload.from_json(data["workload"]).tokens_per_step
+    return float(tokens / max(rival["tokens_per_second"] for rival in data["rivals"]))
 
 
 def device_is_touched() -> bool:

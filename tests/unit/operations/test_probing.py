@@ -45,7 +45,7 @@ def made_probe(slower: float = 3.0, **changes: object) -> Probe:
 
 def measured_step(taken: float, estimator: int = WORK.estimator) -> MeasuredStep:
     work = replace(WORK, estimator=estimator)
-    return MeasuredStep(config={}, layers=2, micro_step_seconds=taken, update_seconds=0.0, work=work)
+    return MeasuredStep(config={}, layers=2, seconds=taken, work=work)
 
 
 @pytest.fixture

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 from jobs import tiny_model
 from tiny import STACK
+from unit.probe import children
 
 from autofit.device_probe import Probe
 from autofit.errors import EnvironmentLacks
@@ -18,7 +16,6 @@ from autofit.probe.run import run
 from autofit.trial.site import cpu
 from autofit.work_kinds import KINDS
 
-TESTS = Path(__file__).parents[2]
 HERE = cpu()
 
 
@@ -37,13 +34,8 @@ def test_every_part_measures_what_predictions_need() -> None:
     assert Probe.from_json(found.to_json()) == found
 
 
-@pytest.fixture
-def fake_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")]))
-
-
-def test_a_part_that_fails_hangs_or_ends_the_process_is_reported_and_the_rest_goes_on(fake_children: None) -> None:
-    found = run(tiny_model(), HERE, STACK, child="unit.probe.children", silent_seconds=5.0)
+def test_a_part_that_fails_hangs_or_ends_the_process_is_reported_and_the_rest_goes_on() -> None:
+    found = run(tiny_model(), HERE, STACK, child=children.probe, silent_seconds=5.0)
     assert {part.name: part.failure for part in found.parts} == {
         "first": None,
         "hangs": "its process ended: nothing was heard of it for 5 s",
@@ -54,9 +46,9 @@ def test_a_part_that_fails_hangs_or_ends_the_process_is_reported_and_the_rest_go
     assert found.seconds_per["launch/hangs"] == 1.0, "what it had measured counts"
 
 
-def test_a_device_on_which_nothing_can_begin_is_an_error(fake_children: None) -> None:
+def test_a_device_on_which_nothing_can_begin_is_an_error() -> None:
     with pytest.raises(EnvironmentLacks, match=r"cannot be probed: .*No module named"):
-        run(tiny_model(), HERE, STACK, child="unit.probe.absent")
+        run(tiny_model(), HERE, STACK, child=children.absent)
 
 
 def test_rates_of_products_are_those_that_explain_the_times_and_never_nothing() -> None:
