@@ -239,6 +239,11 @@ class StepWork:
             update={kind: ranks * amount for kind, amount in self.update.items()},
         )
 
+    def without(self, part: StepWork, times: float = 1.0) -> StepWork:
+        """The computing that is left without `times` that of a part of it."""
+        left = {kind: amount - times * part.amounts.get(kind, 0.0) for kind, amount in self.amounts.items()}
+        return StepWork(amounts={kind: max(amount, 0.0) for kind, amount in left.items()}, estimator=self.estimator)
+
     @property
     def of_update(self) -> StepWork:
         """The update alone."""

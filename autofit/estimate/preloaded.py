@@ -6,12 +6,20 @@ Left to themselves, the processes would each import it during their first trace,
 import importlib
 import importlib.util
 import warnings
+from contextlib import nullcontext
+
+import torch
 
 from autofit.training.postponed import import_postponed
 
-# Importing bitsandbytes touches the device, whose memory this server would then hold: the processes that need it do so.
-with warnings.catch_warnings(), import_postponed("bitsandbytes"):
+NEEDED = ("autofit.estimate.estimator", "torch._dynamo", "transformers.modeling_utils", "peft", "bitsandbytes")
+MAY_LACK = ("peft", "bitsandbytes")
+
+# With a GPU, importing bitsandbytes touches it, and this server would then hold its memory: the processes that need
+# bitsandbytes import it themselves.
+on_gpu = torch.version.cuda is not None or torch.version.hip is not None
+with warnings.catch_warnings(), import_postponed("bitsandbytes") if on_gpu else nullcontext():
     warnings.simplefilter("ignore")
-    for module in ("autofit.estimate.estimator", "torch._dynamo", "transformers.modeling_utils", "peft"):
-        if module != "peft" or importlib.util.find_spec("peft") is not None:
+    for module in NEEDED:
+        if module not in MAY_LACK or (importlib.util.find_spec(module) is not None):
             importlib.import_module(module)

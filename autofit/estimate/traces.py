@@ -134,10 +134,15 @@ class Traces:
 
     def of_depths(self, config: Config, depths: Sequence[int]) -> tuple[HeadShape, dict[int, Works]]:
         """The operations of a micro-step that adds to gradients, without the loss, of the model cut to its first so
-        many decoder layers, every one of which runs once for all depths."""
-        every = range(max(depths))
-        tape, head = trace_decoder(config, self.job, tuple(every), self._scratch)
-        return head, {depth: _decoder_works(tape, dict.fromkeys(every[depth:], 0))[1] for depth in depths}
+        many decoder layers, from one trace of a few of these."""
+        layers, representative = representatives(layer_kinds(config, self.job)[: max(depths)])
+        tape, head = trace_decoder(config, self.job, layers, self._scratch)
+
+        def works(depth: int) -> Works:
+            counts = {place: representative[:depth].count(place) for place in range(len(layers))}
+            return _decoder_works(tape, counts)[1]
+
+        return head, {depth: works(depth) for depth in depths}
 
     def _spread(self, config: Config, spread: Library | None, accumulates: bool) -> Decoder:
         if spread is None:

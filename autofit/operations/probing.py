@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from autofit.catalog.models import Model, load
-from autofit.device_probe import Probe, shapes_key
+from autofit.device_probe import MeasuredStep, Probe, shapes_key
 from autofit.errors import StoreError
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware, Stack
+from autofit.outcome import StepWork
 from autofit.store import Store
 from autofit.trial.machine import device_lock
 from autofit.trial.site import detect
@@ -26,10 +28,15 @@ UNCHECKED_ERROR = 0.3
 """Relative error of a time that only the rates of single operations tell."""
 LEAST_ERROR = 0.1
 """The same where they foretold a few layers' real step: it is not the whole step, and one config of many."""
+LEAST_PART = 0.05
+"""Share of the smaller depth's time below which a difference of two times is noise."""
 OTHER_SHAPES_ERROR = 0.15
 """What it adds that the rates were measured at the shapes of another model."""
 
 _log = logging.getLogger(__name__)
+
+Shown = tuple[StepWork, float]
+"""Work, and the seconds that it took."""
 
 
 def probe(
@@ -70,7 +77,8 @@ def stored_probe(hardware: Hardware, stack: Stack, store: Store, shapes: str | N
 
 
 def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
-    """`guess` with the rates that a probe has measured in its place, scaled by what the few layers' real step took.
+    """`guess` with the rates that a probe has measured in its place, scaled by what a few layers' real step took: the
+    rates of a decoder layer's operations by what two further layers add, the others by what is left.
 
     `shapes` is the key of the shapes that the rates are wanted for.
     """
@@ -87,9 +95,25 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     ]
     if shown:
         missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
-        rates = replace(calibrated(rates, shown), calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
+        scaled = calibrated(rates, _apart(found.steps, shown))
+        rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
     other = shapes is not None and shapes != found.shapes_key
     return replace(rates, relative_error=rates.relative_error + OTHER_SHAPES_ERROR * other)
+
+
+def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:
+    """Work and seconds of what the steps' further layers add, and of everything but layers; those of the whole steps,
+    which are `shown`, where their times do not tell these apart."""
+    if len(shown) != 2 or len(steps) != 2:
+        return shown
+    (few, few_work, few_seconds), (many, many_work, many_seconds) = sorted(
+        (step.layers, work, taken) for step, (work, taken) in zip(steps, shown, strict=True)
+    )
+    added, added_seconds, times = many_work.without(few_work), many_seconds - few_seconds, few / (many - few)
+    rest, rest_seconds = few_work.without(added, times), few_seconds - times * added_seconds
+    if min(added_seconds, rest_seconds) < LEAST_PART * few_seconds:
+        return shown
+    return [(added, added_seconds), (rest, rest_seconds)]
 
 
 def probed_guess(

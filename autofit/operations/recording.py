@@ -10,7 +10,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -156,7 +156,7 @@ def _record(
         ]
         total = len(known) + len(wanted)
         report(len(known), total, None)
-        for number, config, outcome, seconds in _measured(request, prepared, pool, wanted, budget):
+        for number, config, outcome, seconds in _measured(request, prepared, pool, wanted, budget, known.values()):
             again = {} if number == 1 else {"pass": number}
             _append(file, {"config": config.to_json(), **again, **outcome_to_json(outcome), "seconds": seconds})
             known[number, config] = outcome
@@ -232,14 +232,19 @@ def _alone(file: Path) -> Iterator[None]:
 
 
 def _measured(
-    request: SearchRequest, prepared: Prepared, pool: Pool | None, wanted: list[tuple[int, Config]], budget: _Budget
+    request: SearchRequest,
+    prepared: Prepared,
+    pool: Pool | None,
+    wanted: list[tuple[int, Config]],
+    budget: _Budget,
+    known: Iterable[Outcome],
 ) -> Iterator[tuple[int, Config, Outcome, float]]:
     """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome. None
     begins once the budget is spent."""
     if not wanted or budget.spent:
         return
     job = prepared.job
-    fastest: tuple[Rival, ...] = ()
+    fastest = _fastest(known, prepared.memory_limit_bytes)
     pool = pool or open_pool(request)
     try:
         _check_site(pool, job.hardware, job.stack)
@@ -257,14 +262,18 @@ def _measured(
                 for _, config in itertools.takewhile(lambda _: not budget.spent, part)
             )
             for config, outcome, seconds in _run_all(pool, requests):
-                if isinstance(outcome, Fits):
-                    speed = outcome.measurement.tokens_per_second
-                    # As heavy as any may be, so that it ends no trial's timing before that is as sure as the others'.
-                    rival = Rival(device_bytes=prepared.memory_limit_bytes, tokens_per_second=speed)
-                    fastest = (max((rival, *fastest), key=lambda known: known.tokens_per_second),)
+                fastest = _fastest([outcome], prepared.memory_limit_bytes, *fastest)
                 yield number, config, outcome, seconds
     finally:
         pool.close()
+
+
+def _fastest(outcomes: Iterable[Outcome], limit: int, *rivals: Rival) -> tuple[Rival, ...]:
+    """The fastest of the rivals and of those that fit, as heavy as any may be: so that it ends no trial's timing before
+    that is as sure as the others'."""
+    speeds = [outcome.measurement.tokens_per_second for outcome in outcomes if isinstance(outcome, Fits)]
+    every = [*rivals, *(Rival(device_bytes=limit, tokens_per_second=speed) for speed in speeds)]
+    return tuple(sorted(every, key=lambda rival: rival.tokens_per_second)[-1:])
 
 
 def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:

@@ -20,6 +20,8 @@ from autofit.operations.earlier_searches import begin, findings, its_end_noted
 from autofit.operations.foreseeing import Foreseeing
 from autofit.operations.keeping import Keeper
 from autofit.operations.preparing import Prepared, prepare
+from autofit.operations.probe_findings import emulated
+from autofit.operations.probing import stored_probe
 from autofit.operations.requests import SearchRequest
 from autofit.operations.shortfall import Shortfall, levers, of_failures
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
@@ -55,6 +57,8 @@ class SearchResult:
     """Upper bound, with 95 % confidence, on how much slower the recommended config is than the best of its method, as a
     share of the best's speed; None if the search that found it did not say."""
     disturbed: Disturbed = field(default_factory=Disturbed)
+    emulated: tuple[str, ...] = ()
+    """What a probe says of the number formats among the search's that the device only emulates, a sentence each."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -70,6 +74,7 @@ class SearchResult:
             "stopped_because": self.stopped_because,
             "regret_bound": self.regret_bound,
             "disturbed": asdict(self.disturbed),
+            "emulated": list(self.emulated),
         }
 
 
@@ -222,7 +227,16 @@ def _result(
         stopped_because=search_run.progress.stopped_because,
         regret_bound=said.regret_bound,
         disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
+        emulated=_emulated(prepared, store),
     )
+
+
+def _emulated(prepared: Prepared, store: Store) -> tuple[str, ...]:
+    """What a probe of the device says of the number formats that the search's configs use and that it only emulates."""
+    found = stored_probe(prepared.job.hardware, prepared.job.stack, store, None)
+    used = {config.text("precision").removesuffix("-mixed") for config in prepared.narrowed.lattice.configs}
+    said = {} if found is None else emulated(found)
+    return tuple(sentence for name, sentence in said.items() if name in used)
 
 
 def _check_any_is_measured(search_run: Search, prepared: Prepared) -> None:

@@ -15,8 +15,9 @@ ACCELERATOR_POOL_BYTES = 512 * 1024**2
 """Operands are taken from a buffer this large in turn: several times the last level of cache."""
 REPEATS = 12
 """Most repeats of one measurement."""
-SLOW = 30.0
-"""A first call that takes so many times longer than the whole measurement should is not repeated."""
+SLOW = 4.0
+"""A first call that takes so many times longer than the whole measurement should is not repeated: what it does only once
+is small beside that."""
 clock = time.perf_counter
 
 

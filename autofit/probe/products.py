@@ -17,9 +17,9 @@ HEAD_FLOPS = 6e9
 """The head's product is made with as many tokens as this allows."""
 LAYOUT_SECONDS = 0.2
 """Of all products of one layout in one format."""
-WIDE_SECONDS = 0.005
-"""Of repeats of the head's product: one that takes much longer is made only once."""
-HEAD_SECONDS = 1.0
+WIDE_SECONDS = 0.02
+"""Of repeats of the head's product: one that takes several times as long is made only once."""
+HEAD_SECONDS = 0.5
 """A product with the head that even few tokens are expected to make take longer is left out."""
 LEAST_SHARE = 0.02
 """Rates are never 0: calibration multiplies them."""
@@ -56,7 +56,7 @@ def _wide(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str, per_flo
     """Seconds per FLOP of the head's product, or those of the others where it would take too long."""
     hidden, vocabulary = shapes.hidden, shapes.vocabulary
     of_token = 2.0 * hidden * vocabulary
-    affordable = min(HEAD_FLOPS, LAYOUT_SECONDS / per_flop) / of_token
+    affordable = min(HEAD_FLOPS, LAYOUT_SECONDS / 4 / per_flop) / of_token
     rows = int(max(min(affordable, ROWS), TRIED_ROWS))
     if rows * of_token * per_flop > HEAD_SECONDS:
         return per_flop

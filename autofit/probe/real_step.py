@@ -12,15 +12,16 @@ from autofit.outcome import StepWork
 from autofit.probe.bench import Bench
 from autofit.techniques import Job, complete
 from autofit.training.build import build
-from autofit.training.decoder import decoder_layers, keep_layers
+from autofit.training.decoder import decoder_layers, replace_layers
+from autofit.training.weights import unwrap
 from autofit.work_kinds import product
 
-LAYERS = (4, 2)
+LAYERS = (8, 2)
 TOKENS = {"cpu": 128}
 TOKENS_OF_ACCELERATORS = 1024
 """Too few would show nothing but launches."""
-MOST_SECONDS = 0.8
-"""Of the repeats at one depth."""
+MOST_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 2, 8
+"""Of the repeats, all depths together; a round is one of each."""
 
 
 def config_for(seconds_per: Mapping[str, float]) -> Config:
@@ -33,19 +34,33 @@ def config_for(seconds_per: Mapping[str, float]) -> Config:
 
 
 def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep]:
-    """The micro-step at each depth, the deepest first, with the work that a trace counts. The update, whose time is that
-    of its bytes, is not part of it."""
+    """The micro-step at each depth, the deepest first, with the work that a trace counts. The update, whose time is
+    that of its bytes, is not part of it.
+
+    The depths are run in turn, so that what slows the machine for a while slows all of them; the least of each counts.
+    """
     depths = sorted({min(layers, _depth(job)) for layers in LAYERS}, reverse=True)
     works = _works(config, job, depths)
     step = build(config, job, bench.device, layers=range(depths[0]))
     tokens = torch.randint(step.vocabulary, (1, job.workload.seq_len), device=bench.device)
     ((inputs, labels),) = step.split(tokens)
     targets = job.workload.seq_len - 1
-    for layers in depths:
-        if layers < len(decoder_layers(step.module.model)):
-            keep_layers(step.module.model, range(layers))
-        seconds = bench.seconds(lambda: step.micro_step(inputs, labels, targets, last=True), most=MOST_SECONDS)
-        yield MeasuredStep(config=config.to_json(), layers=layers, seconds=seconds, work=works.get(layers))
+    model = step.module.model
+    every = decoder_layers(model)
+
+    def at(depth: int) -> float:
+        replace_layers(model, every[:depth])
+        unwrap(model).config.get_text_config().num_hidden_layers = depth
+        return bench.once(lambda: step.micro_step(inputs, labels, targets, last=True))
+
+    rounds = [[at(depth) for depth in depths]]
+    spent = 0.0
+    while len(rounds) <= LEAST_ROUNDS or (spent < MOST_SECONDS and len(rounds) <= MOST_ROUNDS):
+        rounds.append([at(depth) for depth in depths])
+        spent += sum(rounds[-1])
+    for place, depth in enumerate(depths):
+        least = min(taken[place] for taken in rounds[1:])  # the first loads kernels and fills caches
+        yield MeasuredStep(config=config.to_json(), layers=depth, seconds=least, work=works.get(depth))
 
 
 def _works(config: Config, job: Job, depths: list[int]) -> dict[int, StepWork]:

@@ -16,9 +16,11 @@ NORMAL_DEVIATION = 1.4826
 """Standard deviation of a normal variable over its median absolute deviation."""
 
 
-def may_leak(in_use: Sequence[int], noise_bytes: int) -> bool:
-    """Whether memory has grown by more than `noise_bytes` at every step so far, in too few steps for `leak` to tell."""
-    return len(in_use) < LEAK_STEPS and all(b - a > noise_bytes for a, b in itertools.pairwise(in_use))
+def may_leak(in_use: Sequence[int], noise_bytes: int, *, most: int) -> bool:
+    """Whether memory has grown by more than `noise_bytes` at every step so far, in too few steps for `leak` to tell,
+    and the `most` that there is time for suffice for that."""
+    too_few = len(in_use) < LEAK_STEPS <= most
+    return too_few and all(b - a > noise_bytes for a, b in itertools.pairwise(in_use))
 
 
 def leak(in_use: Sequence[int], noise_bytes: int) -> int:

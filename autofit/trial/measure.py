@@ -32,6 +32,8 @@ from autofit.trial.threads import threads_per_rank, use_threads
 MAX_REPEATS = 30
 STEADY_SPREAD = 0.02
 """Relative spread of step time at which timing ends before its budget is spent."""
+LEAK_SECONDS = 20.0
+"""What the steps may take together from which a leak can be told; that of longer ones is not looked for."""
 MAX_WARM_UPS = 20
 """Steps after which a gradient that still overflows is no longer the loss scale's fault."""
 HOPELESS_FACTOR = 1.25
@@ -257,8 +259,9 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, lea
         if len(steps.seconds) < least:
             continue
         spread = relative_spread(steps.seconds)
-        growing = may_leak(steps.in_use, meter.leak_noise_bytes)
-        elapsed, growing_anywhere = ranks.largest([time.monotonic() - started, float(growing)])
+        elapsed = time.monotonic() - started
+        growing = may_leak(steps.in_use, meter.leak_noise_bytes, most=int(LEAK_SECONDS * len(steps.in_use) / elapsed))
+        elapsed, growing_anywhere = ranks.largest([elapsed, float(growing)])
         steady = spread is not None and spread <= STEADY_SPREAD
         if (steady or elapsed > request.timing_seconds) and not growing_anywhere:
             break

@@ -72,6 +72,25 @@ def test_a_real_step_scales_the_rates_and_says_how_sure_they_are() -> None:
     assert seconds(WORK, other) == pytest.approx(foretold), "another version counted its work in another way"
 
 
+def test_layers_and_the_rest_are_scaled_apart() -> None:
+    """A device whose products are three times slower within a step than alone, while the head's are as foretold."""
+    kind, head = "product/bf16/nt", "product/bf16/nt/wide"
+    alone = rates_of(made_probe(), guess())
+
+    def step(layers: int) -> MeasuredStep:
+        amounts = {kind: layers * 1.0 / alone.per(kind), head: 4.0 / alone.per(head)}
+        work = StepWork(amounts=amounts, estimator=WORK.estimator)
+        return MeasuredStep(config={}, layers=layers, seconds=layers * 3.0 + 4.0, work=work)
+
+    found = rates_of(made_probe(steps=(step(4), step(2))), guess())
+    whole = step(30)
+    assert whole.work is not None and seconds(whole.work, found) == pytest.approx(whole.seconds, rel=0.15)
+    assert seconds(whole.work, alone) < 0.4 * whole.seconds
+    noisy = replace(step(4), seconds=step(2).seconds)
+    together = rates_of(made_probe(steps=(noisy, step(2))), guess())
+    assert together.per(kind) / alone.per(kind) == pytest.approx(together.per(head) / alone.per(head), rel=0.3)
+
+
 def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:
     store.keep_probe(made_probe(slower=3.0))
 
