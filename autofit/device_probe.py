@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from autofit.core.device_state import DeviceState
 from autofit.hardware import Hardware, Stack
 from autofit.outcome import StepWork
 from autofit.workload import digest
@@ -66,6 +67,13 @@ class Probe:
     """How long the probe took, its process's start included."""
     recorded_at: str
     """When it ended, ISO 8601 in UTC."""
+    device_state: DeviceState | None = None
+    """What else went on with the device meanwhile; None where it was not observed."""
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why its rates cannot be trusted, each reason in a few words; empty if they can."""
+        return () if self.device_state is None else self.device_state.doubts(self.hardware)
 
     @property
     def seconds_per(self) -> dict[str, float]:
@@ -89,6 +97,7 @@ class Probe:
             "stack": Stack.from_json(data["stack"]),
             "parts": tuple(map(ProbePart.from_json, data["parts"])),
             "steps": tuple(map(MeasuredStep.from_json, data["steps"])),
+            "device_state": None if data.get("device_state") is None else DeviceState.from_json(data["device_state"]),
         }
         return cls(**{**data, **own})
 

@@ -38,7 +38,7 @@ _ROWS = (
 def findings(found: Probe) -> list[str]:
     """One sentence each, the most important first."""
     moved = [f"Transfers {name.removesuffix(_PER)}: {value / 1e9:.1f} GB/s." for name, value in found.figures.items()]
-    return [*_formats(found), *_launches(found), *moved, *_failures(found)]
+    return [*_doubts(found), *_formats(found), *_launches(found), *moved, *_failures(found)]
 
 
 def emulated(found: Probe) -> dict[str, str]:
@@ -77,6 +77,10 @@ def _times(ratio: float) -> str:
 def _launches(found: Probe) -> list[str]:
     launch = found.seconds_per.get(LAUNCH)
     return [] if launch is None else [f"Launching one operation takes {launch * 1e6:.0f} us of the host's time."]
+
+
+def _doubts(found: Probe) -> list[str]:
+    return [f"The device was not free: {reason}. The figures may be off by a lot." for reason in found.doubts[:1]]
 
 
 def _failures(found: Probe) -> list[str]:

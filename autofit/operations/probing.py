@@ -32,6 +32,8 @@ LEAST_PART = 0.05
 """Share of the smaller depth's time below which a difference of two times is noise."""
 OTHER_SHAPES_ERROR = 0.15
 """What it adds that the rates were measured at the shapes of another model."""
+DOUBTED_ERROR = 0.5
+"""What it adds that the device was busy with something else."""
 
 _log = logging.getLogger(__name__)
 
@@ -55,14 +57,17 @@ def probe(
 
 
 def probed(model: Model, hardware: Hardware, stack: Stack, store: Store, *, fresh: bool = False) -> tuple[Probe, bool]:
-    """`probe` for a device that is known, in an open store."""
+    """`probe` for a device that is known, in an open store. One that met a busy or throttled device is made once more,
+    and again in the next search."""
     from autofit.probe.run import run
 
     known = None if fresh else stored_probe(hardware, stack, store, shapes_key(model.digest))
-    if known is not None:
+    if known is not None and not known.doubts:
         return known, False
     with device_lock.held(device_lock.names(hardware.kind)):
         made = run(model, hardware, stack)
+        if made.doubts:
+            made = run(model, hardware, stack)
     store.keep_probe(made)
     return made, True
 
@@ -98,7 +103,8 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
         scaled = calibrated(rates, _apart(found.steps, shown))
         rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
     other = shapes is not None and shapes != found.shapes_key
-    return replace(rates, relative_error=rates.relative_error + OTHER_SHAPES_ERROR * other)
+    more = OTHER_SHAPES_ERROR * other + DOUBTED_ERROR * bool(found.doubts)
+    return replace(rates, relative_error=rates.relative_error + more)
 
 
 def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:

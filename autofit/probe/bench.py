@@ -16,8 +16,8 @@ ACCELERATOR_POOL_BYTES = 512 * 1024**2
 REPEATS = 12
 """Most repeats of one measurement."""
 SLOW = 4.0
-"""A first call that takes so many times longer than the whole measurement should is not repeated: what it does only once
-is small beside that."""
+"""A first call that takes so many times longer than the whole measurement should is not repeated: what it does only
+once is small beside that."""
 clock = time.perf_counter
 
 

@@ -22,6 +22,7 @@ from autofit.outcome import now
 from autofit.probe import child
 from autofit.probe.shapes import Shapes
 from autofit.trial.child_process import die_with_parent
+from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.runner import trial_environment
 
 START_SECONDS = 180.0
@@ -59,7 +60,7 @@ def run(
             "parts": progress.left,
             "seconds_per": progress.seconds_per,
         }
-        progress.follow(request, hardware.kind)
+        progress.follow(request, hardware)
     return Probe(
         hardware=hardware,
         stack=stack,
@@ -69,6 +70,7 @@ def run(
         steps=tuple(progress.steps),
         seconds=time.monotonic() - started,
         recorded_at=now(),
+        device_state=None if progress.watch is None else progress.watch.state(),
     )
 
 
@@ -82,6 +84,9 @@ class _Progress:
     """Parts that have not ended; None until it is known which there are."""
     parts: list[ProbePart] = field(default_factory=list)
     steps: list[MeasuredStep] = field(default_factory=list)
+    watch: DeviceWatch | None = None
+    """Observes the device from the first part to the last, or until the process ends."""
+    _process: int = 0
     _now: str | None = None
     """The part under way."""
     _began: float = 0.0
@@ -94,17 +99,18 @@ class _Progress:
         """The rates of all parts that have ended."""
         return {kind: rate for part in self.parts for kind, rate in part.seconds_per.items()}
 
-    def follow(self, request: dict[str, Any], kind: str) -> None:
+    def follow(self, request: dict[str, Any], hardware: Hardware) -> None:
         """Start a process and note what it reports until it ends or hangs."""
         reading, writing = context().Pipe(duplex=False)
         with tempfile.NamedTemporaryFile() as output:
-            asked = (self.child, request, writing, output.name, trial_environment(kind))
+            asked = (self.child, request, writing, output.name, trial_environment(hardware.kind))
             process = context().Process(target=_run, args=asked)
             process.start()
             assert process.pid is not None
+            self._process, self.watch = process.pid, None
             writing.close()
             try:
-                why = self._listen(reading)
+                why = self._listen(reading, request)
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
@@ -113,7 +119,7 @@ class _Progress:
                 reading.close()
             self._ended(why or _last_line(Path(output.name)))
 
-    def _listen(self, reading: Connection) -> str | None:
+    def _listen(self, reading: Connection, request: dict[str, Any]) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
         limit = START_SECONDS
         while reading.poll(limit):
@@ -123,6 +129,11 @@ class _Progress:
                 return None
             if self._now is not None:
                 limit = self.silent_seconds
+            self.watch = self.watch or DeviceWatch(request, self._process, None)
+            if self.left:
+                self.watch.follow(False)
+            else:
+                self.watch.end()
         return f"nothing was heard of it for {limit:.0f} s"
 
     def _note(self, event: dict[str, Any]) -> None:

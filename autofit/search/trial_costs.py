@@ -11,7 +11,7 @@ from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Prediction, TimedOut, Trial
 from autofit.search.budget import TIMING_SECONDS
 from autofit.search.surrogate import SETUP, Array, LogLinear, Rows
-from autofit.trial.pace import running_seconds, warm_ups
+from autofit.trial.pace import running_seconds, warm_up_seconds
 
 MICRO_STEPS = 2
 """Micro-steps of a trial's step, or as many as it accumulates (`trial.measure`)."""
@@ -26,7 +26,8 @@ class TrialCosts:
         """`batch`: sequences of a device's optimizer step."""
         self._setup = LogLinear(lattice.axes, lattice.configs, SETUP)
         accumulation = np.array([max(1, batch // c.number("micro_batch")) for c in lattice.configs])
-        self._shares = np.minimum(MICRO_STEPS, accumulation) / accumulation
+        self._micro_steps = np.minimum(MICRO_STEPS, accumulation)
+        self._shares = self._micro_steps / accumulation
         """Of an optimizer step's seconds, those that a trial's step takes."""
         self._row_of = {config: row for row, config in enumerate(lattice.configs)}
 
@@ -44,14 +45,16 @@ class TrialCosts:
         known = [(c, math.log(s)) for c, t in trials.items() if c in self._row_of and (s := self._set_up_in(t))]
         setup = np.exp(self._setup.predict_rows(known, rows).mean)
         steps = self._shares[rows] * step_seconds
-        return np.asarray(setup + [running_seconds(step, TIMING_SECONDS) for step in steps.tolist()])
+        each = zip(steps.tolist(), self._micro_steps[rows].tolist(), strict=True)
+        return np.asarray(setup + [running_seconds(step, TIMING_SECONDS, micro_steps) for step, micro_steps in each])
 
     def _set_up_in(self, trial: Trial) -> float | None:
         """Seconds before the warm-up. A trial that was killed before any step is one that took as long."""
         if isinstance(trial.outcome, Fits):
             measured = trial.outcome.measurement
-            step = self._shares[self._row_of[trial.config]] * measured.step_seconds.median
-            return max(measured.setup_seconds - warm_ups(step) * float(step), LEAST_SETUP)
+            row = self._row_of[trial.config]
+            step = float(self._shares[row] * measured.step_seconds.median)
+            return max(measured.setup_seconds - warm_up_seconds(step, int(self._micro_steps[row])), LEAST_SETUP)
         if isinstance(trial.outcome, TimedOut) and trial.outcome.least_step_seconds is None:
             return max(trial.outcome.deadline_seconds, LEAST_SETUP)
         return None

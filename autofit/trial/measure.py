@@ -22,7 +22,7 @@ from autofit.trial.classify import memory_failure
 from autofit.trial.divergence import divergence, other_gradient
 from autofit.trial.leak import leak, may_leak
 from autofit.trial.meter import MemoryReading, Meter, meter_for
-from autofit.trial.pace import EARNED, ONCE_SECONDS, UNSTEADY, Pace, least_repeats, warm_ups
+from autofit.trial.pace import EARNED, ONCE_SECONDS, UNSTEADY, Pace, is_brief, least_repeats, warm_ups
 from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
 from autofit.trial.request import TrialRequest
@@ -32,6 +32,9 @@ from autofit.trial.threads import threads_per_rank, use_threads
 MAX_REPEATS = 30
 STEADY_SPREAD = 0.02
 """Relative spread of step time at which timing ends before its budget is spent."""
+FORWARDS = 3
+"""How many forward passes a micro-step takes as long as: the backward pass makes two products for each of its own, or
+one and a recomputed one."""
 LEAK_SECONDS = 20.0
 """What the steps may take together from which a leak can be told; that of longer ones is not looked for."""
 MAX_WARM_UPS = 20
@@ -81,12 +84,16 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     pace = Pace.of(request, accumulation)
     shared = _with_shares(progress, request, accumulation)
     shared("forward", 1.0 / request.job.workload.batch_per_device)  # a sequence's, without its backward pass
+    forward_began = time.monotonic()
     reference = _reference_loss(step, tokens[:1], request, ranks)
+    forward_seconds = time.monotonic() - forward_began
     meter.reset()  # a user's run has neither the build's temporaries nor this forward
 
     steps = Steps(step, tokens, accumulation, meter, shared, ranks)
     watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.size == 1 else None
-    step_seconds = steps.warm_up(warm_ups, MAX_WARM_UPS, watch)
+    by_itself = watch is not None and not needs_process_group(request.config)
+    brief = by_itself and reference is not None and is_brief(FORWARDS * step.micro_batch * forward_seconds)
+    step_seconds = steps.warm_up(warm_ups, MAX_WARM_UPS, watch, brief=brief)
     problem = _problem(request, step, steps, reference)
     if problem is not None:
         return Ended(outcome=problem, ranks=ranks)

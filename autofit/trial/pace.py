@@ -32,15 +32,26 @@ def warm_ups(step_seconds: float) -> int:
     return WARM_UPS if WARM_UPS * step_seconds <= LONG_SECONDS else 1
 
 
+def is_brief(micro_step_seconds: float) -> bool:
+    """Whether one micro-step with its update is warm-up enough, where a step accumulates."""
+    return WARM_UPS * micro_step_seconds > LONG_SECONDS
+
+
 def least_repeats(step_seconds: float) -> int:
     """Steps that such a trial times at least."""
     return max(1, min(REPEATS, int(LONG_SECONDS / max(step_seconds, 1e-9))))
 
 
-def running_seconds(step_seconds: float, timing_seconds: float) -> float:
+def warm_up_seconds(step_seconds: float, micro_steps: int) -> float:
+    """Seconds that the warm-up of such a trial takes, each of whose steps is so many micro-steps."""
+    brief = is_brief(step_seconds / micro_steps)
+    return step_seconds / micro_steps if brief else warm_ups(step_seconds) * step_seconds
+
+
+def running_seconds(step_seconds: float, timing_seconds: float, micro_steps: int = 1) -> float:
     """Seconds that such a trial takes once it is set up, with `timing_seconds` for its repeats."""
     repeats = max(min(timing_seconds, LONG_SECONDS), least_repeats(step_seconds) * step_seconds)
-    return warm_ups(step_seconds) * step_seconds + repeats
+    return warm_up_seconds(step_seconds, micro_steps) + repeats
 
 
 EARNED = "earned"

@@ -67,6 +67,7 @@ class Steps:
         self._queue: deque[_Issued] = deque()
         self._watched = 0
         """Micro-steps that were watched."""
+        self._timed_with: Callable[[str], Any] = self._announced
         self._lag = 0 if meter.device.type == "cpu" else 1
         self.seconds: list[float] = []
         """Of each timed step, composed to the global batch: those of the slowest rank."""
@@ -81,20 +82,24 @@ class Steps:
         self.in_use: list[int] = []
         """Bytes still in use after every step since the warm-up, which creates what then stays."""
 
-    def warm_up(self, enough: Callable[[float], int], most: int, watch: Watch | None = None) -> float:
+    def warm_up(
+        self, enough: Callable[[float], int], most: int, watch: Watch | None = None, *, brief: bool = False
+    ) -> float:
         """Run steps, attributing memory to phases, until as many of them have updated the weights as are `enough` for
         steps that take so long; at most `most`. Returns the seconds of the last one, as it ran.
 
-        Under loss scaling the first updates are skipped until the scale is small enough.
+        Under loss scaling the first updates are skipped until the scale is small enough. If `brief`, the first step is
+        one micro-step and its update; where that is the only one, memory is attributed in the timed steps.
         """
         updates, slowest = 0, 0.0
-        for _ in range(most):
-            self._issue(self._booked, watch)
+        for number in range(most):
+            self._issue(self._booked, watch, self._tokens[: self._step.micro_batch] if brief and not number else None)
             first, *_, last = self._queue[-1].marks
             (slowest,) = self._ranks.largest([self._meter.seconds(first, last)])
             self._settle(0)
             updates += math.isfinite(self.gradient_norms[-1])
             if updates >= enough(slowest):
+                self._timed_with = self._booked if brief and not number else self._announced
                 break
         self._forget()
         for _ in range(2 * self._lag):
@@ -112,7 +117,7 @@ class Steps:
         """Run one more step; returns the composed seconds of the newest one that the device has finished."""
         timed = len(self.seconds)
         while len(self.seconds) == timed:
-            self._issue(self._announced)
+            self._issue(self._timed_with)
             self._settle(self._lag)
         return self.seconds[-1]
 
@@ -125,9 +130,12 @@ class Steps:
         """Wait for the device; a step that was issued only to keep it busy counts like any other."""
         self._settle(0)
 
-    def _issue(self, observe: Callable[[str], Any], watch: Watch | None = None) -> None:
+    def _issue(
+        self, observe: Callable[[str], Any], watch: Watch | None = None, tokens: torch.Tensor | None = None
+    ) -> None:
+        tokens = self._tokens if tokens is None else tokens
         marks: list[Any] = []
-        micro_steps = len(self._tokens) // self._step.micro_batch if watch else 0
+        micro_steps = len(tokens) // self._step.micro_batch if watch else 0
 
         def mark() -> None:
             marks.append(self._meter.mark())
@@ -135,7 +143,7 @@ class Steps:
                 self._watched += 1
                 watch(self._watched, self._meter.seconds(marks[-2], marks[-1]))
 
-        loss = self._step.run(self._tokens, observe, mark)
+        loss = self._step.run(tokens, observe, mark)
         self._queue.append(_Issued(loss, self._step.gradient_norm, marks, self._meter.in_use()))
 
     def _settle(self, left: int) -> None:

@@ -10,11 +10,13 @@ import pytest
 from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK
 
 from autofit.catalog.models import load
+from autofit.core.device_state import DeviceState, ProcessorState
 from autofit.device_probe import MeasuredStep, Probe, ProbePart, shapes_key
 from autofit.estimate.speed import Rates, prior, seconds
 from autofit.operations.calibration import rates_for
 from autofit.operations.probe_findings import findings
 from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rates_of
+from autofit.outcome import StepWork
 from autofit.store import Store
 from autofit.work_kinds import KINDS, LAYOUTS, product
 
@@ -88,7 +90,7 @@ def test_layers_and_the_rest_are_scaled_apart() -> None:
     assert seconds(whole.work, alone) < 0.4 * whole.seconds
     noisy = replace(step(4), seconds=step(2).seconds)
     together = rates_of(made_probe(steps=(noisy, step(2))), guess())
-    assert together.per(kind) / alone.per(kind) == pytest.approx(together.per(head) / alone.per(head), rel=0.3)
+    assert noisy.work is not None and seconds(noisy.work, together) == pytest.approx(noisy.seconds, rel=0.3)
 
 
 def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:
@@ -124,6 +126,26 @@ def test_a_stored_probe_is_not_measured_again(store: Store, monkeypatch: pytest.
     assert measured and probed(model, HARDWARE, STACK, store) == (first, False)
     again, measured = probed(model, HARDWARE, STACK, store, fresh=True)
     assert measured and again != first and probed(model, HARDWARE, STACK, store) == (again, False)
+
+
+def test_a_probe_of_a_busy_device_is_made_again_now_and_by_the_next_search(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = ProcessorState(cores=2, threads=2, busy_seconds=20.0, own_seconds=10.0, stolen_seconds=0.0)
+    here = replace(HARDWARE, kind="cpu", cores=2)
+    quiet = made_probe(hardware=here)
+    disturbed = replace(quiet, device_state=DeviceState(seconds=10.0, processor=busy))
+    assert disturbed.doubts == ("other processes took 50% of its cores",)
+    made = [disturbed, disturbed, quiet]
+    monkeypatch.setattr("autofit.probe.run.run", lambda *asked: made.pop(0))
+    model = load(MODEL)
+    first, measured = probed(model, here, STACK, store)
+    assert measured and first.doubts and len(made) == 1
+    assert findings(first)[0].startswith("The device was not free: other processes took 50%")
+    assert rates_of(first, guess()).relative_error > rates_of(quiet, guess()).relative_error
+    second, measured = probed(model, here, STACK, store)
+    assert measured and not second.doubts and not made
+    assert probed(model, here, STACK, store) == (second, False)
 
 
 @pytest.mark.parametrize(

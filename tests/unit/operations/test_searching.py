@@ -11,10 +11,13 @@ from pathlib import Path
 import pytest
 from unit.operations.made_trials import MODEL, OPTIONS, crashed, out_of_memory
 from unit.operations.made_world import World
+from unit.operations.test_probing import made_probe
 from unit.search.made_truth import Truth
 
 from autofit import operations
 from autofit.catalog.hardware import card
+from autofit.cli.search_text import result_text
+from autofit.device_probe import ProbePart
 from autofit.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config, Lattice
@@ -33,13 +36,14 @@ from autofit.trial.classify import timed_out
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import detect
 from autofit.units import GIB, format_bytes
+from autofit.work_kinds import FORMATS, LAYOUTS, product
 from autofit.workload import Effect, Goal
 
 RESULT_KEYS = {
     *("search_id", "recommendation", "frontier", "trials", "out_of_memory", "ruled_out", "answered_from_store"),
     "seconds",
 }
-RESULT_KEYS_BESIDES = {"disturbed", "stopped_because", "regret_bound"}
+RESULT_KEYS_BESIDES = {"disturbed", "emulated", "stopped_because", "regret_bound"}
 
 
 @pytest.fixture
@@ -97,6 +101,21 @@ def test_a_search_is_kept_with_what_it_asked_and_how_it_ended(
     assert kept.request["max_trials"] == 200
     assert kept.result is not None and kept.result["stopped_because"] == result.stopped_because
     assert store.count(search_id=result.search_id) == result.trials
+
+
+def test_the_number_formats_that_the_device_only_emulates_are_told(
+    world: World, request_: SearchRequest, store: Store
+) -> None:
+    assert operations.search(request_).emulated == ()
+    hardware, stack = detect("cpu")
+    products = {
+        product(name, layout): 1e-9 if name in ("bf16", "fp16") else 1e-11 for name in FORMATS for layout in LAYOUTS
+    }
+    part = ProbePart(name="products", seconds=1.0, seconds_per=products)
+    store.keep_probe(made_probe(hardware=hardware, stack=stack, parts=(part,)))
+    told = operations.search(request_)
+    assert told.emulated == ("bf16 is emulated here: 100 times slower than fp32.",), "no config of the space is in fp16"
+    assert told.emulated[0] in result_text(told)
 
 
 def test_the_same_question_is_answered_from_the_store(world: World, request_: SearchRequest, store: Store) -> None:

@@ -17,6 +17,8 @@ from autofit.trial.pace import running_seconds
 BATCH = 64
 CONFIGS = tuple(complete({"method": "lora", "micro_batch": size}) for size in (1, 2, 32, 64))
 LATTICE = Lattice(axes=AXES, configs=CONFIGS)
+MICRO_STEPS = [2, 2, 2, 1]
+"""Of each config's trial."""
 MICRO_SECONDS = 0.5
 """Of a micro-step of one sequence; of more, as many times as much."""
 
@@ -37,7 +39,7 @@ def test_accumulation_does_not_multiply_what_a_trial_costs() -> None:
     """At 1 sequence of 64, two micro-steps of half a second are a trial's step, and not 32 s."""
     steps = [2 * MICRO_SECONDS, 4 * MICRO_SECONDS, 64 * MICRO_SECONDS, 64 * MICRO_SECONDS]
     found = running(TrialCosts(LATTICE, BATCH))
-    assert found == pytest.approx([running_seconds(step, 3.0) for step in steps])
+    assert found == pytest.approx([running_seconds(step, 3.0, n) for step, n in zip(steps, MICRO_STEPS, strict=True)])
     assert found[0] < 10.0 < found[3]
 
 
@@ -59,7 +61,8 @@ def test_an_update_counts_in_full() -> None:
         }
     )
     steps = [2 * MICRO_SECONDS, 4 * MICRO_SECONDS, 64 * MICRO_SECONDS, 64 * MICRO_SECONDS]
-    assert running(costs, update) == pytest.approx([running_seconds(step + update, 3.0) for step in steps])
+    expected = [running_seconds(step + update, 3.0, n) for step, n in zip(steps, MICRO_STEPS, strict=True)]
+    assert running(costs, update) == pytest.approx(expected)
 
 
 def test_set_ups_are_learnt_from_trials_without_their_warm_up() -> None:

@@ -62,4 +62,6 @@ def test_long_steps_are_warmed_up_and_timed_fewer_times() -> None:
     assert [warm_ups(s) for s in seconds] == [2, 2, 2, 2, 1, 1]
     assert [least_repeats(s) for s in seconds] == [3, 3, 3, 2, 1, 1]
     assert running_seconds(60.0, 3.0) == 120.0
+    assert running_seconds(60.0, 3.0, micro_steps=2) == 90.0, "the warm-up is one micro-step"
+    assert running_seconds(4.0, 3.0, micro_steps=2) == running_seconds(4.0, 3.0), "these are short"
     assert running_seconds(0.01, 3.0) == pytest.approx(3.02), "short ones are repeated for as long as they are given"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -21,6 +22,8 @@ class Queued:
         self.ended = 0
         self.read: list[tuple[float, int]] = []
         """Each number that was read, and how many steps had been issued by then."""
+        self.phases: list[str] = []
+        """To which memory was attributed."""
 
     def mark(self) -> int:
         return self.issued
@@ -38,8 +41,9 @@ class Queued:
     def in_use(self) -> int:
         return 0
 
-    def phase(self, name: str) -> Any:
-        raise AssertionError("no phase is observed")
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        self.phases.append(name)
+        return nullcontext()
 
 
 class Counted:
@@ -50,8 +54,13 @@ class Counted:
     def __init__(self, meter: Queued) -> None:
         self._meter = meter
         self.gradient_norm = torch.ones(())
+        self.micro_batch = 2
+        self.rows: list[int] = []
 
     def run(self, tokens: torch.Tensor, observe: Any, mark: Callable[[], None]) -> torch.Tensor:
+        self.rows.append(len(tokens))
+        with observe("forward"):
+            pass
         self._meter.issued += 1
         for _ in range(4):
             mark()
@@ -61,7 +70,7 @@ class Counted:
 @pytest.mark.parametrize(("kind", "first_timed"), [("cpu", 3), ("cuda", 4)])
 def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int) -> None:
     meter = Queued(kind)
-    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase: None)
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase, share=None: None)
     steps.warm_up(lambda seconds: 2, 20)
     assert steps.seconds == [] and steps.in_use == []
     # First micro-step, three further ones and the update: five spans.
@@ -70,9 +79,23 @@ def test_the_first_timed_step_found_the_queue_filled(kind: str, first_timed: int
     assert steps.losses == [float(n) for n in range(1, meter.issued + 1)], "no step is lost"
 
 
+@pytest.mark.parametrize(("updates", "rows"), [(1, [2, 6, 6]), (2, [2, 6, 6, 6])])
+def test_a_brief_warm_up_begins_with_one_micro_step(updates: int, rows: list[int]) -> None:
+    meter = Queued("cpu")
+    counted = Counted(meter)
+    steps = Steps(cast(Any, counted), torch.zeros(6, 1), 4, cast(Any, meter), lambda phase, share=None: None)
+    steps.warm_up(lambda seconds: updates, 20, brief=True)
+    attributed = len(meter.phases)
+    steps.timed()
+    steps.timed()
+    assert counted.rows == rows
+    # What only the whole step shows is attributed in a timed one, unless a further warm-up has shown it.
+    assert (len(meter.phases) > attributed) == (updates == 1)
+
+
 def test_a_step_is_read_while_the_next_one_is_queued() -> None:
     meter = Queued("cuda")
-    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase: None)
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase, share=None: None)
     steps.warm_up(lambda seconds: 2, 20)
     meter.read.clear()
     for _ in range(3):
