@@ -93,6 +93,8 @@ class Row:
     metric: str
     peak_bytes: int | None
     """None where the run did not finish."""
+    tokens_per_second: float | None
+    """None where it is not stated."""
     note: str
 
     @property
@@ -145,6 +147,7 @@ def _row(line: int, fields: dict[str, str]) -> Row:
         versions=fields["versions"],
         metric=fields["memory_metric"],
         peak_bytes=_whole(fields["peak_bytes"]),
+        tokens_per_second=float(fields["tokens_per_second"]) if fields["tokens_per_second"] else None,
         note=fields["note"],
     )
 
