@@ -71,7 +71,7 @@ def a_probe(**changes: Any) -> Probe:
     """A probe of the hardware and stack of `a_trial`."""
     trial = a_trial()
     part = ProbePart(name="products in fp32", seconds=0.1 + 0.2, seconds_per={"product/fp32/nt": 1e-11})
-    step = MeasuredStep(config={"method": "lora"}, layers=2, micro_step_seconds=0.5, update_seconds=0.1, work=None)
+    step = MeasuredStep(config={"method": "lora"}, layers=2, seconds=0.6, work=None)
     values: dict[str, Any] = {
         "hardware": trial.hardware,
         "stack": trial.stack,
