@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 from autofit.catalog.models import Model, load
 from autofit.device_probe import MeasuredStep, Probe, shapes_key
 from autofit.errors import StoreError
-from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.hardware import Hardware, Stack
-from autofit.outcome import StepWork
+from autofit.outcome import Fits, StepWork
 from autofit.store import Store
+from autofit.techniques import needs_process_group
 from autofit.trial.machine import device_lock
 from autofit.trial.site import detect
 from autofit.work_kinds import INDEX, KINDS
@@ -34,6 +37,11 @@ OTHER_SHAPES_ERROR = 0.15
 """What it adds that the rates were measured at the shapes of another model."""
 DOUBTED_ERROR = 0.5
 """What it adds that the device was busy with something else."""
+CONTRADICTION = 2.0
+"""How far trials may be off before a probe is not believed: probes of one machine in different minutes gave rates up to
+1.6 times apart (benchmarks/README.md, other processors)."""
+LATEST = 50
+"""Trials that are held against a probe."""
 
 _log = logging.getLogger(__name__)
 
@@ -58,11 +66,11 @@ def probe(
 
 def probed(model: Model, hardware: Hardware, stack: Stack, store: Store, *, fresh: bool = False) -> tuple[Probe, bool]:
     """`probe` for a device that is known, in an open store. One that met a busy or throttled device is made once more,
-    and again in the next search."""
+    and again in the next search, as is one that trials have contradicted since."""
     from autofit.probe.run import run
 
     known = None if fresh else stored_probe(hardware, stack, store, shapes_key(model.digest))
-    if known is not None and not known.doubts:
+    if known is not None and not known.doubts and not _contradicted(known, store):
         return known, False
     with device_lock.held(device_lock.names(hardware.kind)):
         made = run(model, hardware, stack)
@@ -70,6 +78,28 @@ def probed(model: Model, hardware: Hardware, stack: Stack, store: Store, *, fres
             made = run(model, hardware, stack)
     store.keep_probe(made)
     return made, True
+
+
+def _contradicted(found: Probe, store: Store) -> bool:
+    """Whether the trials since took `CONTRADICTION` times as long as the probe says or more, in the median, or as
+    short: those of the same model, on one device alone, whose time is not in doubt."""
+    from autofit.estimate.speed import prior, seconds
+
+    guess = prior(found.hardware)
+    if guess is None:
+        return False
+    rates = rates_of(found, guess)
+    here = {"hardware_key": found.hardware.key, "stack_key": found.stack.key}
+    missed = []
+    for trial in store.trials(**here, outcome=Fits.kind, limit=LATEST, newest_first=True):
+        said, outcome = trial.prediction, trial.outcome
+        if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
+            continue
+        if trial.doubts or needs_process_group(trial.config) or trial.config.get("compile") is True:
+            continue
+        if isinstance(outcome, Fits) and said is not None and said.work is not None and is_current(said):
+            missed.append(abs(math.log(outcome.measurement.step_seconds.median / seconds(said.work, rates))))
+    return bool(missed) and median(missed) > math.log(CONTRADICTION)
 
 
 def stored_probe(hardware: Hardware, stack: Stack, store: Store, shapes: str | None) -> Probe | None:

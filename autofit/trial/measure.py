@@ -35,6 +35,8 @@ STEADY_SPREAD = 0.02
 FORWARDS = 3
 """How many forward passes a micro-step takes as long as: the backward pass makes two products for each of its own, or
 one and a recomputed one."""
+COMPARED_TOKENS = 512
+"""Of a sequence on which gradients are compared where a micro-step takes long."""
 LEAK_SECONDS = 20.0
 """What the steps may take together from which a leak can be told; that of longer ones is not looked for."""
 MAX_WARM_UPS = 20
@@ -207,15 +209,20 @@ def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequ
 def _compared(
     measurement: Measurement, request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, steps: Steps
 ) -> Fits | Diverged:
-    """`measurement` with the gradient norm of plain training, or `Diverged` if the step's own is another. Nothing is
-    compared where dropout or other ranks take part, where plain training does not fit, or where it overflows."""
+    """`measurement` with the gradient norm of plain training, or `Diverged` if the step's own is another; where a
+    micro-step takes long, both on the beginning of the sequences. Nothing is compared where dropout or other ranks take
+    part, where plain training does not fit, or where it overflows."""
     job = request.job
     shared = request.rendezvous is not None or needs_process_group(request.config)
     if shared or step.dropout or job.workload.lora_dropout > 0:
         return Fits(measurement=measurement)
+    # Any sequence shows whether the gradients agree, but compiled code is compiled anew for another length.
+    seconds = measurement.step_seconds.median * step.micro_batch / job.workload.batch_per_device
+    if is_brief(seconds) and request.config.get("compile") is not True:
+        tokens = tokens[:, :COMPARED_TOKENS]
     try:
         plain = step.plain_gradient_norm(tokens[:1])
-        steps.once()
+        steps.once(tokens)
     except Exception as error:
         if memory_failure(error, "backward", host_is_device=job.hardware.kind == "cpu") is None:
             raise

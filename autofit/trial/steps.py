@@ -121,9 +121,9 @@ class Steps:
             self._settle(self._lag)
         return self.seconds[-1]
 
-    def once(self) -> None:
-        """Run one more step and wait for it; it counts among the timed ones, though the queue was empty."""
-        self._issue(self._announced)
+    def once(self, tokens: torch.Tensor) -> None:
+        """Run one more step, on `tokens`, and wait for it; it counts among the timed ones, though the queue was empty."""
+        self._issue(self._announced, tokens=tokens)
         self._settle(0)
 
     def finish(self) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK
+from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_trial
 
 from autofit.catalog.models import load
 from autofit.core.device_state import DeviceState, ProcessorState
@@ -16,8 +16,9 @@ from autofit.estimate.speed import Rates, prior, seconds
 from autofit.operations.calibration import rates_for
 from autofit.operations.probe_findings import findings
 from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rates_of
-from autofit.outcome import StepWork
+from autofit.outcome import Prediction, StepWork
 from autofit.store import Store
+from autofit.units import GIB
 from autofit.work_kinds import KINDS, LAYOUTS, product
 
 DIGEST = load(MODEL).digest
@@ -146,6 +147,26 @@ def test_a_probe_of_a_busy_device_is_made_again_now_and_by_the_next_search(
     second, measured = probed(model, here, STACK, store)
     assert measured and not second.doubts and not made
     assert probed(model, here, STACK, store) == (second, False)
+
+
+@pytest.mark.parametrize(("slower", "believed"), [(1.0, True), (1.6, True), (3.0, False), (0.3, False)])
+def test_a_probe_that_trials_contradict_is_made_again_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch, slower: float, believed: bool
+) -> None:
+    old, model = made_probe(), load(MODEL)
+    store.keep_probe(old)
+    taken = slower * seconds(WORK, rates_of(old, guess()))
+    fitting = fits(1.0, 512 / taken)
+    said = Prediction(
+        peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
+    )
+    for minute, micro_batch in enumerate((1, 2)):
+        trial = make_trial({"micro_batch": micro_batch}, fitting)
+        store.add(replace(trial, prediction=said, recorded_at=f"2026-01-02T00:0{minute}:00+00:00"))
+    anew = made_probe(recorded_at="2026-01-03T00:00:00+00:00")
+    monkeypatch.setattr("autofit.probe.run.run", lambda *asked: anew)
+    assert probed(model, HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
+    assert not probed(model, HARDWARE, STACK, store)[1], "trials before it say nothing of it"
 
 
 @pytest.mark.parametrize(

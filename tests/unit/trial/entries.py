@@ -227,3 +227,20 @@ def stuck(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
     LossModule.forward = endless  # type: ignore[method-assign]
     child.run(data, descriptor, asked_at)
+
+
+def takes_long(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Trains as if each micro-step took long; plain training may have no more than 16 tokens of a sequence."""
+    from autofit.training.step import TrainingStep
+    from autofit.trial import measure
+
+    whole = TrainingStep.plain_gradient_norm
+
+    def short(step: TrainingStep, row: Any) -> float:
+        assert row.shape[1] == 16, row.shape
+        return whole(step, row)
+
+    measure.is_brief = lambda seconds: True  # type: ignore[assignment]
+    measure.COMPARED_TOKENS = 16  # type: ignore[misc]
+    TrainingStep.plain_gradient_norm = short  # type: ignore[method-assign]
+    child.run(data, descriptor, asked_at)

@@ -286,3 +286,9 @@ def test_spawned_children_measure_as_forked_ones_do(warm: TrialRunner) -> None:
     b, _ = warm.run(tiny_request())
     assert isinstance(a, Fits) and isinstance(b, Fits)
     assert a.measurement.losses[0] == pytest.approx(b.measurement.losses[0], rel=1e-5)
+
+
+def test_a_long_micro_steps_gradient_is_compared_on_the_beginning_of_its_sequences(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(misbehaving("takes_long", compares_gradient=True))
+    assert isinstance(outcome, Fits), outcome
+    assert outcome.measurement.plain_gradient_norm is not None and outcome.measurement.plain_gradient_norm > 0
