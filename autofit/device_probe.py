@@ -14,6 +14,13 @@ from autofit.workload import digest
 PROBE_VERSION = 2
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
 
+WAYS = ("to the device", "to the host")
+
+
+def transfer(way: str, *, pinned: bool) -> str:
+    """The figure of copies one of the `WAYS`, from or into pinned memory or any other."""
+    return f"transfers {way}, {'pinned' if pinned else 'not pinned'}, bytes per second"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePart:
@@ -25,7 +32,7 @@ class ProbePart:
     seconds_per: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Seconds per unit of work, by kind (`work_kinds.KINDS`)."""
     figures: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """What is told but predicts nothing, by name; each name ends with its unit."""
+    """What is measured but is no rate of a kind of work, by name; each name ends with its unit."""
     failure: str | None = None
     """Why it ended early, in one sentence; what it had measured until then still counts."""
 

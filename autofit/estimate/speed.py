@@ -364,16 +364,17 @@ def _fitted(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]
     waiting = [(work, taken) for (work, taken), _ in measured if work.waiting_seconds]
     found = _computing(prior, computing)
     if waiting:
-        found = _computing(replace(prior, waiting=_waiting(found, waiting)), computing)
-        found = replace(found, waiting=_waiting(found, waiting))
+        found = _computing(replace(prior, waiting=_waiting(found, waiting, prior.waiting)), computing)
+        found = replace(found, waiting=_waiting(found, waiting, prior.waiting))
     return found
 
 
-def _waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]]) -> float:
-    """Seconds of waiting over those guessed: least squares of relative errors, shrunk towards 1 (ridge regression)."""
+def _waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]], prior: float) -> float:
+    """Seconds of waiting over those guessed: least squares of relative errors, shrunk towards `prior` (ridge
+    regression)."""
     shares = np.array([work.waiting_seconds / taken for work, taken in measured])
     left = np.array([1.0 - _without_waiting(work, rates) / taken for work, taken in measured])
-    found = (shares @ left + WAITING_WEIGHT**2) / (shares @ shares + WAITING_WEIGHT**2)
+    found = (shares @ left + WAITING_WEIGHT**2 * prior) / (shares @ shares + WAITING_WEIGHT**2)
     return max(float(found), LEAST_RATIO)
 
 

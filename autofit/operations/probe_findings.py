@@ -21,7 +21,7 @@ SLOW_FORMAT = 1.5
 """A 16-bit format whose products are slower than fp32's by this factor is emulated: arithmetic of its own is faster."""
 UNEVEN = 3.0
 """A format is told to depend on the layout if its products differ by this factor."""
-_PER = ", bytes per second"
+_UNITS = {", bytes per second": "GB/s", ", FLOP per second": "GFLOP/s"}
 
 _ROWS = (
     *(((lambda f, layout=layout: product(f, layout)), f"products, {role}") for layout, role in LAYOUTS.items()),
@@ -37,8 +37,14 @@ _ROWS = (
 
 def findings(found: Probe) -> list[str]:
     """One sentence each, the most important first."""
-    moved = [f"Transfers {name.removesuffix(_PER)}: {value / 1e9:.1f} GB/s." for name, value in found.figures.items()]
-    return [*_doubts(found), *_formats(found), *_launches(found), *moved, *_failures(found)]
+    figures = [_figure(name, value) for name, value in found.figures.items()]
+    return [*_doubts(found), *_formats(found), *_launches(found), *figures, *_failures(found)]
+
+
+def _figure(name: str, value: float) -> str:
+    ending, unit = next((ending, unit) for ending, unit in _UNITS.items() if name.endswith(ending))
+    said = name.removesuffix(ending)
+    return f"{said[0].upper()}{said[1:]}: {value / 1e9:,.3g} {unit}."
 
 
 def emulated(found: Probe) -> dict[str, str]:

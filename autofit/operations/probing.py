@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from autofit.catalog.models import Model, load
-from autofit.device_probe import MeasuredStep, Probe, shapes_key
+from autofit.device_probe import WAYS, MeasuredStep, Probe, shapes_key, transfer
 from autofit.errors import StoreError
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.hardware import Hardware, Stack
@@ -113,7 +113,8 @@ def stored_probe(hardware: Hardware, stack: Stack, store: Store, shapes: str | N
 
 def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     """`guess` with the rates that a probe has measured in its place, scaled by what a few layers' real step took: the
-    rates of a decoder layer's operations by what two further layers add, the others by what is left.
+    rates of a decoder layer's operations by what two further layers add, the others by what is left. What is waited for
+    is scaled by what transfers took.
 
     `shapes` is the key of the shapes that the rates are wanted for.
     """
@@ -132,9 +133,19 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
         missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
         scaled = calibrated(rates, _apart(found.steps, shown))
         rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
+    rates = replace(rates, waiting=_waiting(found))
     other = shapes is not None and shapes != found.shapes_key
     more = OTHER_SHAPES_ERROR * other + DOUBTED_ERROR * bool(found.doubts)
     return replace(rates, relative_error=rates.relative_error + more)
+
+
+def _waiting(found: Probe) -> float:
+    """Seconds of a transfer between the device and its host over those guessed, by the slower way."""
+    from autofit.estimate.transfers import bandwidths
+
+    measured = [found.figures.get(transfer(way, pinned=True)) for way in WAYS]
+    known = [rate for rate in measured if rate]
+    return bandwidths(found.hardware)[1] / min(known) if known else 1.0
 
 
 def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:

@@ -17,8 +17,8 @@ from autofit.probe.shapes import Shapes
 from autofit.techniques import Job
 from autofit.workload import Workload
 
-TRANSFERS = "transfers"
-"""The part whose figures are told, but are no rates of a kind of work."""
+TRANSFERS, KERNELS = "transfers", "attention kernels"
+"""The parts whose figures are no rates of a kind of work."""
 
 Found = Iterator[dict[str, float] | MeasuredStep]
 
@@ -55,14 +55,17 @@ class Prober:
         }
 
     def _others(self) -> dict[str, Callable[[], Found]]:
-        from autofit.probe import memory_bound, transfers, updates
+        from autofit.probe import kernels, memory_bound, transfers, updates
 
         pages: dict[str, Callable[[], Found]] = {
             "new pages": partial(memory_bound.measure_pages, self._bench, self._shapes)
         }
-        moved: dict[str, Callable[[], Found]] = {TRANSFERS: partial(transfers.measure, self._bench)}
+        of_accelerators: dict[str, Callable[[], Found]] = {
+            TRANSFERS: partial(transfers.measure, self._bench),
+            KERNELS: partial(kernels.measure, self._bench, self._shapes),
+        }
         return {
-            **(moved if self._bench.accelerator else pages),
+            **(of_accelerators if self._bench.accelerator else pages),
             "updates": partial(updates.measure, self._bench, self._shapes),
             "quantisation": partial(updates.measure_quantised, self._bench, self._shapes),
             "launches": self._launches,
@@ -93,7 +96,7 @@ class Prober:
             for found in self._parts[name]():
                 if isinstance(found, MeasuredStep):
                     self.send({"step": asdict(found)})
-                elif name == TRANSFERS:
+                elif name in (TRANSFERS, KERNELS):
                     self.send({"figures": found})
                 else:
                     self._seconds_per |= found

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
+from autofit.device_probe import WAYS, transfer
 from autofit.probe.bench import Bench
 
 MOVED_BYTES = 128 * 1024**2
@@ -13,10 +15,10 @@ MOST_SECONDS = 0.1
 
 
 def measure(bench: Bench) -> Iterator[dict[str, float]]:
-    """Bytes per second each way, as figures: what a step waits for is still taken from data sheets."""
+    """Bytes per second each way, as figures."""
     on_device = torch.zeros(MOVED_BYTES, dtype=torch.uint8, device=bench.device)
-    for name, pinned in (("pinned", True), ("not pinned", False)):
+    for pinned in (True, False):
         on_host = torch.zeros(MOVED_BYTES, dtype=torch.uint8, pin_memory=pinned)
-        for way, into, source in (("to the device", on_device, on_host), ("to the host", on_host, on_device)):
-            taken = bench.seconds(lambda i=into, s=source: i.copy_(s, non_blocking=True), most=MOST_SECONDS)  # type: ignore[misc]
-            yield {f"{way}, {name}, bytes per second": MOVED_BYTES / taken}
+        for way, (into, source) in zip(WAYS, ((on_device, on_host), (on_host, on_device)), strict=True):
+            copy = partial(into.copy_, source, non_blocking=True)
+            yield {transfer(way, pinned=pinned): MOVED_BYTES / bench.seconds(copy, most=MOST_SECONDS)}

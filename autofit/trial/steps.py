@@ -122,7 +122,7 @@ class Steps:
         return self.seconds[-1]
 
     def once(self, tokens: torch.Tensor) -> None:
-        """Run one more step, on `tokens`, and wait for it; it counts among the timed ones, though the queue was empty."""
+        """Run one more step, on `tokens`, and wait for it; it counts as timed, though the queue was empty."""
         self._issue(self._announced, tokens=tokens)
         self._settle(0)
 

@@ -11,8 +11,9 @@ from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make
 
 from autofit.catalog.models import load
 from autofit.core.device_state import DeviceState, ProcessorState
-from autofit.device_probe import MeasuredStep, Probe, ProbePart, shapes_key
-from autofit.estimate.speed import Rates, prior, seconds
+from autofit.device_probe import WAYS, MeasuredStep, Probe, ProbePart, shapes_key, transfer
+from autofit.estimate.speed import Rates, calibrated, prior, seconds
+from autofit.estimate.transfers import bandwidths
 from autofit.operations.calibration import rates_for
 from autofit.operations.probe_findings import findings
 from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rates_of
@@ -92,6 +93,20 @@ def test_layers_and_the_rest_are_scaled_apart() -> None:
     noisy = replace(step(4), seconds=step(2).seconds)
     together = rates_of(made_probe(steps=(noisy, step(2))), guess())
     assert noisy.work is not None and seconds(noisy.work, together) == pytest.approx(noisy.seconds, rel=0.3)
+
+
+def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: Store) -> None:
+    """A card behind a link with a quarter of its data sheet's bandwidth, one way."""
+    (_, host) = bandwidths(HARDWARE)
+    figures = {transfer(WAYS[0], pinned=True): host / 4, transfer(WAYS[1], pinned=True): host}
+    found = made_probe(parts=(ProbePart(name="transfers", seconds=1.0, figures=figures),))
+    waiting = replace(WORK, waiting_seconds=2.0)
+    rates = rates_of(found, guess())
+    assert seconds(waiting, rates) == pytest.approx(seconds(WORK, guess()) + 8.0)
+    trial = seconds(WORK, guess()) + 8.0
+    assert calibrated(rates, [(waiting, trial)]).waiting == pytest.approx(4.0, rel=0.01), "a trial confirms it"
+    said = [sentence for sentence in findings(found) if sentence.startswith("Transfers")]
+    assert said[0] == f"Transfers to the device, pinned: {host / 4e9:.3g} GB/s."
 
 
 def test_rates_are_the_stored_probes_of_this_very_device(store: Store) -> None:

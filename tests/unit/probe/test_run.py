@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from jobs import tiny_model
 from tiny import STACK
 from unit.probe import children
@@ -11,8 +12,11 @@ from autofit.device_probe import Probe
 from autofit.errors import EnvironmentLacks
 from autofit.estimate.speed import prior, seconds
 from autofit.operations.probing import rates_of
+from autofit.probe import kernels
+from autofit.probe.bench import Bench
 from autofit.probe.products import fitted
 from autofit.probe.run import run
+from autofit.probe.shapes import Shapes
 from autofit.trial.site import cpu
 from autofit.work_kinds import KINDS
 
@@ -58,3 +62,13 @@ def test_rates_of_products_are_those_that_explain_the_times_and_never_nothing() 
         rates = fitted([(f, b, by * 1e-3) for (f, b, _), by in zip(samples, noise, strict=True)])
         assert min(rates) > 0
     assert fitted(samples[:1])[0] > 0
+
+
+def test_each_attention_kernel_that_runs_here_is_measured() -> None:
+    shapes = Shapes(hidden=64, feed_forward=128, heads=2, head_width=16, vocabulary=64)
+    found = {
+        name: rate for one in kernels.measure(Bench(torch.device("cpu")), shapes, 64) for name, rate in one.items()
+    }
+    assert {"flash attention in fp32, FLOP per second", "unfused attention in fp32, FLOP per second"} <= set(found)
+    assert not any("cuDNN" in name for name in found), "one that does not run is left out"
+    assert min(found.values()) > 0
