@@ -89,9 +89,9 @@ def _contradicted(found: Probe, store: Store) -> bool:
     if guess is None:
         return False
     rates = rates_of(found, guess)
-    here = {"hardware_key": found.hardware.key, "stack_key": found.stack.key}
+    here, stack = found.hardware.key, found.stack.key
     missed = []
-    for trial in store.trials(**here, outcome=Fits.kind, limit=LATEST, newest_first=True):
+    for trial in store.trials(hardware_key=here, stack_key=stack, outcome=Fits.kind, limit=LATEST, newest_first=True):
         said, outcome = trial.prediction, trial.outcome
         if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
             continue

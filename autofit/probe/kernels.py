@@ -40,5 +40,6 @@ def measure(bench: Bench, shapes: Shapes, tokens: int = TOKENS) -> Iterator[dict
 
 def _attend(kernel: SDPBackend, operands: list[torch.Tensor], gradient: torch.Tensor) -> None:
     with sdpa_kernel(kernel):
-        result = functional.scaled_dot_product_attention(*operands, is_causal=True)
+        query, key, value = operands
+        result = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         torch.autograd.grad(result, operands, gradient)
