@@ -219,7 +219,7 @@ class StepWork:
     """
 
     amounts: Mapping[str, float] = field(hash=False)
-    """How much of each kind (`work_kinds.KINDS`, which has their units); absent ones are 0."""
+    """How much of each kind (`core.work_kinds.KINDS`, which has their units); absent ones are 0."""
     estimator: int
     """Version of the estimator that counted the work; counts of different versions cannot be compared."""
     update: Mapping[str, float] = field(default_factory=dict, hash=False)

@@ -23,7 +23,7 @@ from typing import Any
 
 from cpu_figures import kendall
 
-from autofit.device_probe import Probe
+from autofit.core.device_probe import Probe
 from autofit.operations.recorded_tables import RecordedTable, read_whole
 from autofit.operations.replay_foresight import ReplayForesight
 from autofit.outcome import Fits

@@ -1,12 +1,12 @@
 """The `make search` job on the processors that can be made out of this one, each as a user would run it.
 
-    python benchmarks/processors.py [--only NAME ...] [--job main|lora|plain ...] [--out FILE]
+    python benchmarks/processors.py [--only NAME ...] [--job main|lora|plain|probed ...] [--out FILE]
 
 oneDNN and ATen take their kernels by instruction set, which environment variables cap before a process starts: so one
 machine is several really different processors, which differ most in what their number formats cost. Each search has a
 store of its own and begins with the probe. Every result is written to the file as it ends, and is not measured again.
-`plain` is the command without any option, for which a time budget of ten minutes must be enough. Run nothing else on
-the machine meanwhile.
+`plain` is the command without any option, for which a time budget of ten minutes must be enough; `probed` is `main` on
+a machine that `autofit probe` has measured before. Run nothing else on the machine meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 MAIN = ["--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4", "--memory-limit", "2GiB"]
-JOBS = {"main": MAIN, "lora": [*MAIN, "--method", "lora"], "plain": ["--model", "smollm2-135m"]}
+PROBED = "probed"
+JOBS = {"main": MAIN, "lora": [*MAIN, "--method", "lora"], "plain": ["--model", "smollm2-135m"], PROBED: MAIN}
 PROCESSORS: dict[str, dict[str, str]] = {
     "own": {},
     "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE"},
@@ -38,7 +39,9 @@ def searched(job: str, processor: str) -> dict[str, Any]:
     """One search in a fresh store; seconds are those of the whole process."""
     with tempfile.TemporaryDirectory() as folder:
         store = str(Path(folder) / "store.db")
-        started = time.monotonic()
+        if job == PROBED:
+            _autofit("probe", "--model", "smollm2-135m", store=store, processor=processor)
+        started, began = time.monotonic(), datetime.now(UTC)
         done = _autofit("search", *JOBS[job], "--json", store=store, processor=processor)
         seconds = time.monotonic() - started
         said: dict[str, Any] = {"job": job, "processor": processor, "exit_code": done.returncode}
@@ -46,7 +49,11 @@ def searched(job: str, processor: str) -> dict[str, Any]:
         exported = Path(folder) / "trials.jsonl"
         _autofit("db", "export", str(exported), store=store, processor=processor)
         trials = [json.loads(line) for line in exported.read_text().splitlines()] if exported.exists() else []
-        said["trials"] = [_short(trial) for trial in trials if "outcome" in trial]
+        trials = [trial for trial in trials if "outcome" in trial]
+        said["trials"] = [_short(trial) for trial in trials]
+        if trials:
+            ended = datetime.fromisoformat(trials[0]["recorded_at"])
+            said["first_trial_after"] = round((ended - began).total_seconds() - trials[0]["seconds"], 1)
         if done.returncode:
             return said | {"error": done.stderr[-1000:]}
         answer = json.loads(done.stdout)
@@ -101,7 +108,10 @@ def main() -> None:
             arguments.out.write_text(json.dumps(done, indent=1) + "\n")
             found = done[-1]
             speed = f"{found['tokens_per_second']:,.0f} tokens/s" if "recommended" in found else "no answer"
-            print(f"{job} {processor}: {found['seconds']} s, {len(found['trials'])} trials, {speed}", flush=True)
+            begins = f"the first after {found.get('first_trial_after')} s"
+            print(
+                f"{job} {processor}: {found['seconds']} s, {len(found['trials'])} trials, {begins}, {speed}", flush=True
+            )
 
 
 if __name__ == "__main__":

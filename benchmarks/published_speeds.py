@@ -27,12 +27,12 @@ import estimate_published
 from cpu_figures import kendall
 
 from autofit.catalog.models import Model, load, names
+from autofit.core.work_kinds import LAUNCH
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.speed import prior
 from autofit.lattice import Config
 from autofit.operations.estimating import site
 from autofit.techniques import Job, complete, parse
-from autofit.work_kinds import LAUNCH
 from autofit.workload import Workload
 
 PUBLISHED = estimate_published.PUBLISHED

@@ -10,7 +10,7 @@ from autofit.cli import options
 from autofit.cli.output import columns, print_json
 
 if TYPE_CHECKING:
-    from autofit.device_probe import Probe
+    from autofit.core.device_probe import Probe
 
 PROBE_HELP = """Measure this machine's device, some ten seconds: what it is fast at, and what it only emulates.
 

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.catalog.hardware import Card, cards, named
+from autofit.core.work_kinds import FLOP, FRESH, INDEX, KINDS, LAUNCH, OPERATION, QUANTISE_8BIT, format_of, unit
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware
 from autofit.outcome import StepWork
-from autofit.work_kinds import FLOP, FRESH, INDEX, KINDS, LAUNCH, OPERATION, QUANTISE_8BIT, format_of, unit
 
 if TYPE_CHECKING:
     from autofit.estimate.work import Costs

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from autofit.estimate.amounts import MICRO_BATCH, RANK, Amounts
-from autofit.work_kinds import (
+from autofit.core.work_kinds import (
     DEQUANTISE_8BIT,
     FORMATS,
     LAYOUTS,
@@ -33,6 +32,7 @@ from autofit.work_kinds import (
     update,
     wide_product,
 )
+from autofit.estimate.amounts import MICRO_BATCH, RANK, Amounts
 
 _ATEN = torch.ops.aten
 

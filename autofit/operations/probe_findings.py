@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from autofit.device_probe import Probe
-from autofit.work_kinds import (
+from autofit.core.device_probe import Probe
+from autofit.core.work_kinds import (
     FLOP,
     FORMATS,
     LAUNCH,

@@ -10,7 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from autofit.catalog.models import Model, load
-from autofit.device_probe import WAYS, MeasuredStep, Probe, shapes_key, transfer
+from autofit.core.device_probe import WAYS, MeasuredStep, Probe, shapes_key, transfer
+from autofit.core.work_kinds import INDEX, KINDS
 from autofit.errors import StoreError
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.hardware import Hardware, Stack
@@ -19,7 +20,6 @@ from autofit.store import Store
 from autofit.techniques import needs_process_group
 from autofit.trial.machine import device_lock
 from autofit.trial.site import detect
-from autofit.work_kinds import INDEX, KINDS
 
 if TYPE_CHECKING:
     from autofit.estimate.speed import Rates

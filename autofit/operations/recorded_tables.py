@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autofit.device_probe import Probe
+from autofit.core.device_probe import Probe
 from autofit.errors import AutofitError, UsageError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.device_probe import MeasuredStep
+from autofit.core.device_probe import MeasuredStep
 from autofit.hardware import Hardware, Stack
 from autofit.probe.shapes import Shapes
 from autofit.techniques import Job

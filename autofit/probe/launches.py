@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.catalog.models import Model
+from autofit.core.work_kinds import LAUNCH
 from autofit.probe.bench import Bench
 from autofit.techniques import Job, complete
 from autofit.training.build import build
-from autofit.work_kinds import LAUNCH
 from autofit.workload import Workload
 
 TOKENS = 8

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from autofit.core.work_kinds import FRESH, PASSES, PLACES, attended, attention, memory_bound
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.products import Sample, fitted
 from autofit.probe.shapes import Shapes
-from autofit.work_kinds import FRESH, PASSES, PLACES, attended, attention, memory_bound
 
 MOVED = {"near": 1024**2, "far": 24 * 1024**2}
 """Bytes that an operation reads and writes: those of a small micro-batch's activations, and of a large one's."""

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from autofit.core.work_kinds import LAYOUTS, batched, called, operands, product, wide_product
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
-from autofit.work_kinds import LAYOUTS, batched, called, operands, product, wide_product
 
 ROWS, FEW_ROWS, TRIED_ROWS = 512, 64, 8
 """Tokens in a product; and in the one that shows how many of them a slow format can afford."""

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from autofit.device_probe import MeasuredStep
+from autofit.core.device_probe import MeasuredStep
+from autofit.core.work_kinds import product
 from autofit.lattice import Config
 from autofit.outcome import StepWork
 from autofit.probe.bench import Bench
@@ -14,7 +15,6 @@ from autofit.techniques import Job, complete
 from autofit.training.build import build
 from autofit.training.decoder import decoder_layers, replace_layers
 from autofit.training.weights import unwrap
-from autofit.work_kinds import product
 
 LAYERS = (8, 2)
 TOKENS = {"cpu": 128}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model, shape
-from autofit.device_probe import MeasuredStep, Probe, ProbePart, shapes_key
+from autofit.core.device_probe import MeasuredStep, Probe, ProbePart, shapes_key
 from autofit.errors import EnvironmentLacks
 from autofit.estimate.warm import context
 from autofit.hardware import Hardware, Stack

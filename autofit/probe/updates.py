@@ -7,9 +7,9 @@ from functools import partial
 
 import torch
 
+from autofit.core.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT, four_bit, update
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
-from autofit.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT, four_bit, update
 
 ELEMENTS = 4 * 1024**2
 """Of the weights that are updated: too many for the caches together with their gradients and states."""

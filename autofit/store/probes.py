@@ -5,7 +5,7 @@ from __future__ import annotations
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from autofit.device_probe import Probe
+from autofit.core.device_probe import Probe
 from autofit.store.engine import to_text
 from autofit.store.tables import ProbeRow
 

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 
-from autofit.device_probe import Probe
+from autofit.core.device_probe import Probe
 from autofit.frontier import Frontier, Point
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config

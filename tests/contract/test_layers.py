@@ -30,8 +30,6 @@ VALUES = {
     "contradiction",
     "repeatability",
     "rendezvous",
-    "work_kinds",
-    "device_probe",
 }
 """The ground floor: standard library and each other only."""
 FLOORS: tuple[set[str], ...] = (

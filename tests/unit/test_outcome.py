@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit import work_kinds
+from autofit.core import work_kinds
 from autofit.hardware import Hardware, Stack
 from autofit.outcome import (
     Crashed,

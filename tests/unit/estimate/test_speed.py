@@ -11,6 +11,7 @@ from jobs import tiny_model
 from tiny import CPU_HARDWARE, STACK
 
 from autofit.catalog.hardware import cards
+from autofit.core.work_kinds import KINDS, LAUNCH
 from autofit.estimate.amounts import MICRO_BATCH, RANK
 from autofit.estimate.speed import (
     FAR_BYTES,
@@ -31,7 +32,6 @@ from autofit.estimate.work import FAMILIES, Costs, Family, Work, Works
 from autofit.hardware import Hardware
 from autofit.outcome import StepWork
 from autofit.techniques import Job, complete, parse
-from autofit.work_kinds import KINDS, LAUNCH
 from autofit.workload import Workload
 
 PRIOR = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12)

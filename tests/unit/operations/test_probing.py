@@ -10,8 +10,9 @@ import pytest
 from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_trial
 
 from autofit.catalog.models import load
+from autofit.core.device_probe import WAYS, MeasuredStep, Probe, ProbePart, shapes_key, transfer
 from autofit.core.device_state import DeviceState, ProcessorState
-from autofit.device_probe import WAYS, MeasuredStep, Probe, ProbePart, shapes_key, transfer
+from autofit.core.work_kinds import KINDS, LAYOUTS, product
 from autofit.estimate.speed import Rates, calibrated, prior, seconds
 from autofit.estimate.transfers import bandwidths
 from autofit.operations.calibration import rates_for
@@ -20,7 +21,6 @@ from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rat
 from autofit.outcome import Prediction, StepWork
 from autofit.store import Store
 from autofit.units import GIB
-from autofit.work_kinds import KINDS, LAYOUTS, product
 
 DIGEST = load(MODEL).digest
 

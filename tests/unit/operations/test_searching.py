@@ -17,7 +17,8 @@ from unit.search.made_truth import Truth
 from autofit import operations
 from autofit.catalog.hardware import card
 from autofit.cli.search_text import result_text
-from autofit.device_probe import ProbePart
+from autofit.core.device_probe import ProbePart
+from autofit.core.work_kinds import FORMATS, LAYOUTS, product
 from autofit.errors import EnvironmentLacks, NothingFits, UsageError
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config, Lattice
@@ -36,7 +37,6 @@ from autofit.trial.classify import timed_out
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import detect
 from autofit.units import GIB, format_bytes
-from autofit.work_kinds import FORMATS, LAYOUTS, product
 from autofit.workload import Effect, Goal
 
 RESULT_KEYS = {

@@ -8,7 +8,8 @@ from jobs import tiny_model
 from tiny import STACK
 from unit.probe import children
 
-from autofit.device_probe import Probe
+from autofit.core.device_probe import Probe
+from autofit.core.work_kinds import KINDS
 from autofit.errors import EnvironmentLacks
 from autofit.estimate.speed import prior, seconds
 from autofit.operations.probing import rates_of
@@ -18,7 +19,6 @@ from autofit.probe.products import fitted
 from autofit.probe.run import run
 from autofit.probe.shapes import Shapes
 from autofit.trial.site import cpu
-from autofit.work_kinds import KINDS
 
 HERE = cpu()
 

@@ -14,8 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from autofit.core.device_probe import MeasuredStep, Probe, ProbePart
 from autofit.core.device_state import CardState, DeviceState
-from autofit.device_probe import MeasuredStep, Probe, ProbePart
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.outcome import (
