@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from autofit.errors import in_one_line
 from autofit.lattice import Config
 from autofit.operations.calibration import is_detected
+from autofit.operations.emulated_formats import Emulated, emulated
 from autofit.operations.memory_deviations import COMPARED
 from autofit.operations.predicting import LookedUp, look_up, predict_all
-from autofit.operations.probing import make_sure
+from autofit.operations.probing import make_sure, stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
 
@@ -51,6 +52,8 @@ class Foreseeing:
     probes: bool = False
     """Whether this machine's device is probed first, unless the store has its rates."""
     _looked_up: LookedUp | None = field(init=False, default=None)
+    _emulated: Mapping[Config, Emulated] = field(init=False, default_factory=dict)
+    """Those that are not traced."""
 
     def get_ready(self) -> None:
         """Probe the device, and begin to load, in the background, what `foresee` will need; that a load fails is left
@@ -97,9 +100,11 @@ class Foreseeing:
             own = (job.workload.key, job.stack.key)
             here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
             earlier = (trial for trial in here if (trial.workload.key, trial.stack.key) != own)
-            foresight = Foresight(
-                predictions={c: e.prediction for c, e in found.items()}, memory_error=learned(earlier)
-            )
+            predictions = {c: e.prediction for c, e in found.items()}
+            for config, one in self._emulated.items():
+                if config not in found and one.twin in found:
+                    predictions[config] = one.foretold(config, predictions[one.twin])
+            foresight = Foresight(predictions=predictions, memory_error=learned(earlier))
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
             return self._by_formula(self.configs)
@@ -136,11 +141,13 @@ class Foreseeing:
         return Foresight(beyond_host={config: size for config, size in lacking.items() if size})
 
     def _known(self) -> LookedUp:
-        """The estimates made before, looked up once."""
+        """The estimates made before, looked up once, without those that are not worth making."""
         if self._looked_up is None:
-            self._looked_up = look_up(
-                self.job, self.configs, memory_limit_bytes=self.memory_limit_bytes, store=self.store
-            )
+            job = self.job
+            self._emulated = emulated(self.configs, stored_probe(job.hardware, job.stack, self.store, None))
+            found = look_up(job, self.configs, memory_limit_bytes=self.memory_limit_bytes, store=self.store)
+            missing = {config: key for config, key in found.missing.items() if config not in self._emulated}
+            self._looked_up = replace(found, missing=missing)
         return self._looked_up
 
     def _is_time(self, missing: Sequence[Config]) -> bool:

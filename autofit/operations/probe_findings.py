@@ -49,7 +49,7 @@ def _figure(name: str, value: float) -> str:
 
 def emulated(found: Probe) -> dict[str, str]:
     """The number formats that the device has no arithmetic for, each with a sentence that says how slow it is."""
-    ratios = _times_as_slow_as_fp32(found)
+    ratios = times_as_slow_as_fp32(found)
     return {name: _sentence(name, ratio) for name, ratio in ratios.items() if ratio > SLOW_FORMAT}
 
 
@@ -60,10 +60,11 @@ def _slowest(found: Probe, number_format: str) -> float | None:
 
 
 def _formats(found: Probe) -> list[str]:
-    return [_sentence(name, ratio) for name, ratio in _times_as_slow_as_fp32(found).items()]
+    return [_sentence(name, ratio) for name, ratio in times_as_slow_as_fp32(found).items()]
 
 
-def _times_as_slow_as_fp32(found: Probe) -> dict[str, float]:
+def times_as_slow_as_fp32(found: Probe) -> dict[str, float]:
+    """By 16-bit format, how many times as long its products take as those in fp32; without what was not measured."""
     wide, narrow = _slowest(found, "fp32"), {name: _slowest(found, name) for name in ("bf16", "fp16")}
     return {name: rate / wide for name, rate in narrow.items() if rate is not None and wide is not None}
 

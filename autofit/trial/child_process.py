@@ -54,6 +54,11 @@ class ChildProcess:
     is_stuck: bool = False
     """Whether it was killed and has not ended."""
     _pending: bytes = b""
+    _others: frozenset[int] = frozenset()
+    """Children that its parent had beside it."""
+
+    def __post_init__(self) -> None:
+        self._others = frozenset(_children()) - {self.pid}
 
     def take(self, chunk: bytes) -> None:
         """Note the events in `chunk`, which has come through the pipe."""
@@ -123,7 +128,7 @@ class ChildProcess:
             status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         self.pid = 0
         os.close(self.events)
-        _reap_orphans()
+        _reap_orphans(self._others)
         return status
 
     def tail(self, size: int = 8192) -> str:
@@ -147,16 +152,18 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def _reap_orphans() -> None:
-    """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them."""
-    children = Path(f"/proc/self/task/{os.getpid()}/children")
-    while True:
-        try:
-            orphans = [int(pid) for pid in children.read_text().split() if int(pid) not in _STUCK]
-        except OSError:
-            return
-        if not orphans:
-            return
+def _children() -> list[int]:
+    """Process ids of this process's children."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _reap_orphans(others: frozenset[int]) -> None:
+    """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them. Its
+    `others` are no business of the trial."""
+    while orphans := [pid for pid in _children() if pid not in others and pid not in _STUCK]:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

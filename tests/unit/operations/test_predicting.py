@@ -18,6 +18,8 @@ from unit.operations.made_trials import OPTIONS, fits, make_trial
 
 from autofit import operations
 from autofit.catalog.models import load
+from autofit.core.device_probe import Probe, ProbePart
+from autofit.core.work_kinds import LAYOUTS, product
 from autofit.estimate import sweep
 from autofit.estimate.estimator import Estimator
 from autofit.hardware import Hardware
@@ -137,6 +139,38 @@ def test_without_predictions_the_host_is_a_limit_by_formula(
 
     monkeypatch.setattr("autofit.estimate.hosted.host_short_bytes", fails)
     assert lacking(1) == {} and "a new kind of model" in caplog.text
+
+
+@pytest.mark.parametrize(("slower", "traced"), [(4.0, True), (20.0, False)])
+def test_configs_in_an_emulated_format_are_foretold_from_those_in_fp32(
+    job: Job, store: Store, monkeypatch: pytest.MonkeyPatch, slower: float, traced: bool
+) -> None:
+    times = {"fp32": 1.0, "bf16": slower}
+    rates = {product(f, layout): 1e-13 * times[f] for f in times for layout in LAYOUTS}
+    store.keep_probe(
+        Probe(
+            hardware=job.hardware,
+            stack=job.stack,
+            model=job.model.name,
+            shapes_key="",
+            parts=(ProbePart(name="products", seconds=1.0, seconds_per=rates),),
+            steps=(),
+            seconds=1.0,
+            recorded_at="2026-01-01T00:00:00+00:00",
+        )
+    )
+    wide, mixed, narrow = (complete(parse(f"method=full,precision={p}")) for p in ("fp32", "bf16-mixed", "bf16"))
+    alone = complete(parse("method=lora,precision=bf16"))
+    asking = replace(foreseeing(job, store), configs=[wide, mixed, narrow, alone])
+    found = asking.foresee(lambda done, total: None).predictions
+    assert set(found) == {wide, mixed, narrow, alone}, "nothing is left out"
+    assert {c for c, said in found.items() if said.memory_error} == (set() if traced else {mixed, narrow})
+    assert found[alone].memory_error == 0, "the same in fp32 is not among them"
+    if not traced:
+        assert found[wide].step_seconds is not None
+        assert found[mixed].step_seconds == found[narrow].step_seconds == pytest.approx(20 * found[wide].step_seconds)
+        assert found[narrow].device_bytes < found[mixed].device_bytes == found[wide].device_bytes
+        assert found[mixed].work is None, "its trial corrects no rates"
 
 
 def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(

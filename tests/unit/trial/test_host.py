@@ -171,6 +171,20 @@ def test_a_trial_that_the_driver_does_not_let_go_is_not_waited_for(monkeypatch: 
     assert "driver does not let" in attempt.outcome.reason and "not finished" in attempt.outcome.stderr_tail
 
 
+def test_what_its_parent_runs_beside_a_trial_outlives_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    read_end, write_end = os.pipe()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as beside:
+        request = {"hardware": {"kind": "cpu"}}
+        attempt = host.Host("entries:stubborn_grandchild", spawn=False).run(request, Commands(read_end))
+        os.close(write_end)
+        os.close(read_end)
+        assert isinstance(attempt.outcome, Crashed) and attempt.outcome.exit_code == 3
+        assert beside.poll() is None
+        beside.communicate(b"end\n", timeout=60)
+    assert beside.returncode == 0
+
+
 def test_a_full_disk_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     with TrialRunner() as started:
         code = "import tempfile, sys; tempfile.tempdir = '/nowhere'; from autofit.trial.host import main; main()"
