@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autofit.frontier import MAX_TIE, Point, practical
 from autofit.lattice import Config
-from autofit.search.budget import ALLOWANCE_SHARE, USUAL_SECONDS
+from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
 from autofit.search.foresight import Foresight, time_error
 from autofit.search.gains import Front, expected_gain, gain_over
 from autofit.search.knowledge import Knowledge
@@ -105,7 +105,8 @@ class _Weighed:
     """Of fitting."""
     seconds: Array
     dear: NDArray[np.bool_]
-    """Whether a trial takes more of the time budget than any may, and more than it promises to gain."""
+    """Whether a trial takes more of the time budget than any may, half more than the shortest, and more than it
+    promises to gain."""
     cannot_fit: NDArray[np.bool_]
     """Whether a config is predicted to exceed the limit by more than predictions err."""
 
@@ -309,6 +310,8 @@ class Advice:
             gain[unmeasured] *= time.weights @ np.exp(np.minimum(fastest - time.mean[:, unmeasured], 0.0))
         share = seconds / self._budget_seconds
         long = share > ALLOWANCE_SHARE
+        if len(rows):  # where the shortest trial takes long, others that take little longer are no worse
+            long &= seconds > ALLOWANCE_FACTOR * seconds.min()
         dear = long & (gain < share) & (share <= 1.0) & ~(finishing & ~beside)
         # A search that is cut short has its best: other methods wait, unless that of the best is yet to be measured.
         last = long | ((probability < LIKELY) & bool(fronts))

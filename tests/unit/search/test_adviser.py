@@ -23,6 +23,7 @@ from autofit.outcome import Fits, Outcome, Prediction, TimedOut, Trial
 from autofit.repeatability import INTERVAL_DEVIATIONS
 from autofit.search.advice import AREA_BESIDE, AREA_THOROUGH, BESIDE, LIKELY, MUCH, WORTHWHILE_GAIN, Advice
 from autofit.search.adviser import OVER_LIMIT, Adviser
+from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
 from autofit.search.foresight import Foresight
 from autofit.search.gains import Front, area_gain
 from autofit.search.knowledge import Knowledge
@@ -486,6 +487,17 @@ def test_what_cannot_end_in_time_is_not_suggested() -> None:
         assert adviser.ask(30.0) == candidate.config
     assert adviser.best_candidate(seconds_left=1.0) is None
     assert adviser.best_candidate() is not None
+
+
+def test_where_every_trial_takes_long_the_shorter_ones_go_on() -> None:
+    """A step of 512 tokens takes nearly nine minutes: each trial takes most of the usual ten, or more."""
+    adviser, _ = make_adviser()
+    for _ in range(4):
+        run(adviser, fits(4, 1.0))
+        best, every = adviser.best_candidate(), adviser.advice.candidates()
+        shortest = min(c.expected_seconds for c in every)
+        assert shortest > ALLOWANCE_SHARE * USUAL_SECONDS
+        assert best is not None and best.expected_seconds <= ALLOWANCE_FACTOR * shortest
 
 
 def test_a_time_out_says_how_long_its_like_take() -> None:
