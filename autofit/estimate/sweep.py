@@ -13,7 +13,7 @@ from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
 from autofit.techniques import Job
 
-WORTH_PROCESSES = 100
+WORTH_PROCESSES = 32
 """Number of configs from which on further processes are worth their start-up, which takes seconds."""
 
 

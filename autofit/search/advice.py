@@ -304,9 +304,9 @@ class Advice:
         beside = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
         gain[beside] *= BESIDE
         if fronts:
-            # A method that is likely to be many times slower than what is measured is not worth showing.
+            # What is likely to be many times slower than what is measured is no reason to begin with another method.
             fastest = math.log(min(front.best_seconds for front in fronts.values()))
-            unmeasured = beside & ~np.isin(methods, list(fronts))
+            unmeasured = ~np.isin(methods, list(fronts))
             gain[unmeasured] *= time.weights @ np.exp(np.minimum(fastest - time.mean[:, unmeasured], 0.0))
         share = seconds / self._budget_seconds
         long = share > ALLOWANCE_SHARE
