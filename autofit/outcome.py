@@ -331,6 +331,11 @@ class Trial:
             return ()
         return self.device_state.doubts(self.hardware)
 
+    @property
+    def least_step_seconds(self) -> float | None:
+        """What a trial that ended before it could measure its step shows that it takes at least; None for any other."""
+        return self.outcome.least_step_seconds if isinstance(self.outcome, TimedOut) else None
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object with the keys of `autofit trial --json` first."""
         body = outcome_to_json(self.outcome)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autofit.bench.made_device import MadeDevice
-from autofit.frontier import Point
+from autofit.frontier import PRACTICAL, Point
 from autofit.outcome import OutOfMemory, TimedOut
 from autofit.search.replay import ours
 from autofit.search.replay.frontier_share import FrontierShare
@@ -21,10 +21,9 @@ from autofit.trial.request import DEADLINE_SECONDS
 OURS, TPE = "autofit", "optuna-tpe"
 BUDGET_SECONDS = 600.0
 """The time budget of our search: the command's default. Optuna's has none, and is ended by the oracle."""
-PRACTICAL = 0.2
-"""A method counts as one that fits if its best speed is at least this share of the next less faithful one's."""
 UNDECIDED = 1.25
-"""Factor by which a method may miss that share, or exceed it, so that noise may decide either way: both count."""
+"""Factor by which a method may miss the share of speed that makes it practical, or exceed it, so that noise may decide
+either way: both count."""
 NEAR, NEAREST = 0.05, 0.01
 """Relative distances from the best speed, for the trials and seconds that it took to come there."""
 

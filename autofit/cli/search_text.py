@@ -28,12 +28,12 @@ def result_text(result: SearchResult) -> str:
     return (
         f"Frontier of {devices_text(frontier.hardware, frontier.workload)} for {frontier.workload.model}:\n\n"
         f"{frontier_table(frontier, memory_limit_bytes=result.recommendation.memory_limit_bytes)}\n\n"
-        f"{recommendation_text(result.recommendation)}\n{_emulated(result)}\n{_cost(result)}"
+        f"{recommendation_text(result.recommendation)}\n{_slow(result)}\n{_cost(result)}"
     )
 
 
-def _emulated(result: SearchResult) -> str:
-    return "".join(f"  {sentence}\n" for sentence in result.emulated)
+def _slow(result: SearchResult) -> str:
+    return "".join(f"  {sentence}\n" for sentence in (*result.impractical, *result.emulated))
 
 
 def _cost(result: SearchResult) -> str:

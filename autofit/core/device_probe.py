@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from autofit.core.device_state import DeviceState
@@ -11,8 +12,11 @@ from autofit.hardware import Hardware, Stack
 from autofit.outcome import StepWork
 from autofit.workload import digest
 
-PROBE_VERSION = 2
+PROBE_VERSION = 3
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
+
+OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
+"""How torch's errors for accelerators and for processors say so."""
 
 WAYS = ("to the device", "to the host")
 
@@ -76,11 +80,29 @@ class Probe:
     """When it ended, ISO 8601 in UTC."""
     device_state: DeviceState | None = None
     """What else went on with the device meanwhile; None where it was not observed."""
+    version: int = PROBE_VERSION
+    """The `PROBE_VERSION` that it was made by."""
 
     @property
     def doubts(self) -> tuple[str, ...]:
         """Why its rates cannot be trusted, each reason in a few words; empty if they can."""
         return () if self.device_state is None else self.device_state.doubts(self.hardware)
+
+    @property
+    def out_of_memory(self) -> tuple[str, ...]:
+        """The names of the parts that ran out of memory, which the device may have now."""
+        return tuple(part.name for part in self.parts if part.failure and OUT_OF_MEMORY.search(part.failure))
+
+    def completed_by(self, later: Probe) -> Probe:
+        """This one with the parts of `later` in place of its own of the same names."""
+        anew = {part.name: part for part in later.parts}
+        return replace(
+            self,
+            parts=tuple(anew.get(part.name, part) for part in self.parts),
+            steps=later.steps or self.steps,
+            recorded_at=later.recorded_at,
+            device_state=later.device_state,
+        )
 
     @property
     def seconds_per(self) -> dict[str, float]:
@@ -104,6 +126,7 @@ class Probe:
             "stack": Stack.from_json(data["stack"]),
             "parts": tuple(map(ProbePart.from_json, data["parts"])),
             "steps": tuple(map(MeasuredStep.from_json, data["steps"])),
+            "version": data.get("version", 0),
             "device_state": None if data.get("device_state") is None else DeviceState.from_json(data["device_state"]),
         }
         return cls(**{**data, **own})

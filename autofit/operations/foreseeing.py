@@ -144,7 +144,7 @@ class Foreseeing:
         """The estimates made before, looked up once, without those that are not worth making."""
         if self._looked_up is None:
             job = self.job
-            self._emulated = emulated(self.configs, stored_probe(job.hardware, job.stack, self.store, None))
+            self._emulated = emulated(self.configs, stored_probe(job.hardware, job.stack, self.store, job.model.digest))
             found = look_up(job, self.configs, memory_limit_bytes=self.memory_limit_bytes, store=self.store)
             missing = {config: key for config, key in found.missing.items() if config not in self._emulated}
             self._looked_up = replace(found, missing=missing)

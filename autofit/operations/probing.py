@@ -18,6 +18,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.outcome import Fits, StepWork
 from autofit.store import Store
 from autofit.techniques import needs_process_group
+from autofit.trial.group_runner import tell_of_waiting
 from autofit.trial.machine import device_lock
 from autofit.trial.site import detect
 
@@ -40,8 +41,10 @@ DOUBTED_ERROR = 0.5
 CONTRADICTION = 2.0
 """How far trials may be off before a probe is not believed: probes of one machine in different minutes gave rates up to
 1.6 times apart (benchmarks/README.md, other processors)."""
-LATEST = 50
-"""Trials that are held against a probe."""
+BOUND_CONTRADICTION = 5.0
+"""The same for a trial that was cut: the lower bound comes from a first micro-step, which is the slowest."""
+HELD_AGAINST = 50
+"""The latest trials, so many at most, that are held against a probe."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,23 +69,36 @@ def probe(
 
 def probed(model: Model, hardware: Hardware, stack: Stack, store: Store, *, fresh: bool = False) -> tuple[Probe, bool]:
     """`probe` for a device that is known, in an open store. One that met a busy or throttled device is made once more,
-    and again in the next search, as is one that trials have contradicted since."""
-    from autofit.probe.run import run
-
-    known = None if fresh else stored_probe(hardware, stack, store, shapes_key(model.digest))
-    if known is not None and not known.doubts and not _contradicted(known, store):
+    and again in the next search, as is one that trials have contradicted since; of one that ran out of memory, the
+    parts that did."""
+    known = None if fresh else stored_probe(hardware, stack, store, model.digest)
+    if known is not None and (known.shapes_key != shapes_key(model.digest) or known.doubts):
+        known = None
+    if known is not None and _contradicted(known, store):
+        known = None
+    if known is not None and not known.out_of_memory:
         return known, False
-    with device_lock.held(device_lock.names(hardware.kind)):
-        made = run(model, hardware, stack)
-        if made.doubts:
-            made = run(model, hardware, stack)
+    made = undisturbed_probe(model, hardware, stack, known)
     store.keep_probe(made)
     return made, True
 
 
+def undisturbed_probe(model: Model, hardware: Hardware, stack: Stack, known: Probe | None = None) -> Probe:
+    """A new probe, made while no trial runs on the device, and a second time if something else did; of one that is
+    `known`, only the parts that ran out of memory. Raises `EnvironmentLacks`."""
+    from autofit.probe.run import run
+
+    with device_lock.held(device_lock.names(hardware.kind), waiting=tell_of_waiting):
+        if known is not None:
+            return known.completed_by(run(model, hardware, stack, known=known, parts=known.out_of_memory))
+        made = run(model, hardware, stack)
+        return run(model, hardware, stack) if made.doubts else made
+
+
 def _contradicted(found: Probe, store: Store) -> bool:
     """Whether the trials since took `CONTRADICTION` times as long as the probe says or more, in the median, or as
-    short: those of the same model, on one device alone, whose time is not in doubt."""
+    short: those of the same model, on one device alone, whose time is not in doubt. Or one was cut that takes
+    `BOUND_CONTRADICTION` times as long at least."""
     from autofit.estimate.speed import prior, seconds
 
     guess = prior(found.hardware)
@@ -90,20 +106,26 @@ def _contradicted(found: Probe, store: Store) -> bool:
         return False
     rates = rates_of(found, guess)
     here, stack = found.hardware.key, found.stack.key
-    missed = []
-    for trial in store.trials(hardware_key=here, stack_key=stack, outcome=Fits.kind, limit=LATEST, newest_first=True):
+    missed, least = [], 1.0
+    for trial in store.trials(hardware_key=here, stack_key=stack, limit=HELD_AGAINST, newest_first=True):
         said, outcome = trial.prediction, trial.outcome
         if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
             continue
         if trial.doubts or needs_process_group(trial.config) or trial.config.get("compile") is True:
             continue
-        if isinstance(outcome, Fits) and said is not None and said.work is not None and is_current(said):
-            missed.append(abs(math.log(outcome.measurement.step_seconds.median / seconds(said.work, rates))))
-    return bool(missed) and median(missed) > math.log(CONTRADICTION)
+        if said is None or said.work is None or not is_current(said):
+            continue
+        foretold = seconds(said.work, rates)
+        if isinstance(outcome, Fits):
+            missed.append(abs(math.log(outcome.measurement.step_seconds.median / foretold)))
+        least = max(least, (trial.least_step_seconds or 0.0) / foretold)
+    return (bool(missed) and median(missed) > math.log(CONTRADICTION)) or least > BOUND_CONTRADICTION
 
 
-def stored_probe(hardware: Hardware, stack: Stack, store: Store, shapes: str | None) -> Probe | None:
-    """The store's probe; one that cannot be read counts as absent."""
+def stored_probe(hardware: Hardware, stack: Stack, store: Store, model_digest: str | None) -> Probe | None:
+    """The store's probe of this very device: at the shapes of the model with this digest or, if there is none, the
+    latest at those of another. One that cannot be read counts as absent."""
+    shapes = None if model_digest is None else shapes_key(model_digest)
     try:
         return store.probe(hardware_key=hardware.key, stack_key=stack.key, shapes_key=shapes)
     except (KeyError, TypeError, ValueError) as error:
@@ -168,11 +190,10 @@ def probed_guess(
 ) -> Rates | None:
     """`guess`, or what the store's probe of this very device shows: at the shapes of the model with this digest or, if
     there is none, at those of another. Raises `StoreError`."""
-    shapes = None if model_digest is None else shapes_key(model_digest)
-    found = stored_probe(hardware, stack, store, shapes) or stored_probe(hardware, stack, store, None)
+    found = stored_probe(hardware, stack, store, model_digest)
     if found is None or guess is None:
         return guess
-    return rates_of(found, guess, shapes=shapes)
+    return rates_of(found, guess, shapes=None if model_digest is None else shapes_key(model_digest))
 
 
 def make_sure(model: Model, hardware: Hardware, stack: Stack, store: Store) -> None:

@@ -22,13 +22,13 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Value
 from autofit.operations.calibration import is_detected
 from autofit.operations.preparing import Prepared, prepare
+from autofit.operations.probing import undisturbed_probe
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
 from autofit.outcome import Crashed, Fits, Outcome, Trial, now, outcome_from_json, outcome_to_json
-from autofit.probe.run import run as run_probe
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
 from autofit.trial.request import DEADLINE_SECONDS, Rival, TrialRequest
-from autofit.workers.pool import Pool
+from autofit.workers.pool import Completed, Pool
 from autofit.workload import Effect, Goal, Workload
 
 _log = logging.getLogger(__name__)
@@ -37,8 +37,9 @@ SCHEMA = 1
 """Format version of a recorded table, given in its first line."""
 SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
 """The header fields that must agree for a recording to be continued; of the hardware, its key must."""
-BESIDE_OUTCOME = ("config", "pass", "seconds")
-"""A line's fields besides its trial's outcome; `pass` is absent in the first pass."""
+BESIDE_OUTCOME = ("config", "pass", "seconds", "device_state")
+"""A line's fields besides its trial's outcome; `pass` is absent in the first pass, `device_state` where it was not
+observed."""
 MACHINERY_FAILURES = 3
 """Number of consecutive failures through no fault of the configs after which recording ends."""
 
@@ -156,12 +157,11 @@ def _record(
         ]
         total = len(known) + len(wanted)
         report(len(known), total, None)
-        for number, config, outcome, seconds in _measured(request, prepared, pool, wanted, budget, known.values()):
-            again = {} if number == 1 else {"pass": number}
-            _append(file, {"config": config.to_json(), **again, **outcome_to_json(outcome), "seconds": seconds})
-            known[number, config] = outcome
+        for number, done in _measured(request, prepared, pool, wanted, budget, known.values()):
+            _append(file, _line(number, done))
+            known[number, done.request.config] = done.outcome
             run += 1
-            report(len(known), total, _trial(header, config, outcome, seconds))
+            report(len(known), total, _trial(header, done.request.config, done.outcome, done.seconds))
     kinds = [outcome.kind for outcome in known.values()]
     return RecordResult(
         configs=len(prepared.narrowed.lattice.configs),
@@ -238,7 +238,7 @@ def _measured(
     wanted: list[tuple[int, Config]],
     budget: _Budget,
     known: Iterable[Outcome],
-) -> Iterator[tuple[int, Config, Outcome, float]]:
+) -> Iterator[tuple[int, Completed]]:
     """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome. None
     begins once the budget is spent."""
     if not wanted or budget.spent:
@@ -261,9 +261,9 @@ def _measured(
                 )
                 for _, config in itertools.takewhile(lambda _: not budget.spent, part)
             )
-            for config, outcome, seconds in _run_all(pool, requests):
-                fastest = _fastest([outcome], prepared.memory_limit_bytes, *fastest)
-                yield number, config, outcome, seconds
+            for done in _run_all(pool, requests):
+                fastest = _fastest([done.outcome], prepared.memory_limit_bytes, *fastest)
+                yield number, done
     finally:
         pool.close()
 
@@ -285,10 +285,21 @@ def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
         )
 
 
-def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Config, Outcome, float]]:
-    """Run the requests, as many at a time as there are workers. Trials that fail through no fault of their config are
-    left for the next run; raises `EnvironmentLacks` after `MACHINERY_FAILURES` of them in a row."""
+def _line(number: int, done: Completed) -> dict[str, Any]:
+    """What a recorded table keeps of a trial of this pass."""
+    line: dict[str, Any] = {"config": done.request.config.to_json()}
+    if number > 1:
+        line["pass"] = number
+    line |= {**outcome_to_json(done.outcome), "seconds": done.seconds}
+    return line if done.device_state is None else {**line, "device_state": done.device_state.to_json()}
+
+
+def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed]:
+    """Run the requests, as many at a time as there are workers, and a second time where the device was busy with
+    something else or throttled; what its state was then is kept with the trial. Trials that fail through no fault of
+    their config are left for the next run; raises `EnvironmentLacks` after `MACHINERY_FAILURES` of them in a row."""
     under_way = failures = 0
+    repeated: set[Config] = set()
     while True:
         while under_way < pool.size and (request := next(requests, None)) is not None:
             pool.submit(request)
@@ -298,9 +309,13 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[tuple[Con
         # What was measured is kept before anything is raised.
         for done in sorted(pool.wait(1.0), key=lambda done: _is_transient(done.outcome)):
             under_way -= 1
+            if done.is_doubted and done.request.config not in repeated:
+                repeated.add(done.request.config)
+                requests = itertools.chain([done.request], requests)
+                continue
             if not _is_transient(done.outcome):
                 failures = 0
-                yield done.request.config, done.outcome, done.seconds
+                yield done
                 continue
             failures += 1
             if failures >= MACHINERY_FAILURES:
@@ -318,7 +333,7 @@ def _probed(request: SearchRequest, prepared: Prepared) -> dict[str, Any]:
     if request.ray_address is not None or not is_detected(job.hardware):
         return {}
     try:
-        return {"probe": run_probe(job.model, job.hardware, job.stack).to_json()}
+        return {"probe": undisturbed_probe(job.model, job.hardware, job.stack).to_json()}
     except EnvironmentLacks as error:
         _log.warning("autofit: recording without a probe: %s", error)
         return {}

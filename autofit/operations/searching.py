@@ -18,10 +18,9 @@ from autofit.operations.answers import recommendation
 from autofit.operations.disturbed import Disturbed
 from autofit.operations.earlier_searches import begin, findings, its_end_noted
 from autofit.operations.foreseeing import Foreseeing
+from autofit.operations.impractical import begun_in_vain, emulated_formats
 from autofit.operations.keeping import Keeper
 from autofit.operations.preparing import Prepared, prepare
-from autofit.operations.probe_findings import emulated
-from autofit.operations.probing import stored_probe
 from autofit.operations.requests import SearchRequest
 from autofit.operations.shortfall import Shortfall, levers, of_failures
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
@@ -59,6 +58,8 @@ class SearchResult:
     disturbed: Disturbed = field(default_factory=Disturbed)
     emulated: tuple[str, ...] = ()
     """What a probe says of the number formats among the search's that the device only emulates, a sentence each."""
+    impractical: tuple[str, ...] = ()
+    """A sentence for each more faithful method than the recommended one whose trials were all ended as too slow."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
@@ -75,6 +76,7 @@ class SearchResult:
             "regret_bound": self.regret_bound,
             "disturbed": asdict(self.disturbed),
             "emulated": list(self.emulated),
+            "impractical": list(self.impractical),
         }
 
 
@@ -213,11 +215,13 @@ def _result(
         contradictory=search_run.knowledge.contradictory,
     )
     said = findings(search_run, store, search_id)
+    formats = emulated_formats(job, prepared.narrowed.lattice.configs, store)
+    recommended = recommendation(
+        frontier, memory_limit_bytes=prepared.memory_limit_bytes, goal=request.goal, tried=lambda: trials
+    )
     return SearchResult(
         search_id=search_id,
-        recommendation=recommendation(
-            frontier, memory_limit_bytes=prepared.memory_limit_bytes, goal=request.goal, tried=lambda: trials
-        ),
+        recommendation=recommended,
         frontier=frontier,
         trials=search_run.progress.done,
         out_of_memory=search_run.progress.out_of_memory,
@@ -227,16 +231,14 @@ def _result(
         stopped_because=search_run.progress.stopped_because,
         regret_bound=said.regret_bound,
         disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
-        emulated=_emulated(prepared, store),
+        emulated=tuple(formats.values()),
+        impractical=begun_in_vain(
+            search_run.knowledge,
+            recommended=recommended.point.method,
+            tokens_per_step=job.workload.tokens_per_step,
+            emulated_formats=formats,
+        ),
     )
-
-
-def _emulated(prepared: Prepared, store: Store) -> tuple[str, ...]:
-    """What a probe of the device says of the number formats that the search's configs use and that it only emulates."""
-    found = stored_probe(prepared.job.hardware, prepared.job.stack, store, None)
-    used = {config.text("precision").removesuffix("-mixed") for config in prepared.narrowed.lattice.configs}
-    said = {} if found is None else emulated(found)
-    return tuple(sentence for name, sentence in said.items() if name in used)
 
 
 def _check_any_is_measured(search_run: Search, prepared: Prepared) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
@@ -103,12 +104,12 @@ class Prober:
                     self.send({"seconds_per": found})
         except Exception as error:
             failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
+            self._recover(failure)
         self.send({"end": name, "seconds": time.monotonic() - started, "failure": failure})
-        if failure is not None:
-            self._recover()
 
-    def _recover(self) -> None:
-        """Free what the failed part held; a device that answers no more is left to a new process."""
+    def _recover(self, failure: str) -> None:
+        """Free what the failed part held. Where the device answers no more, this process ends within the part, its last
+        words the reason: the other parts are left to a new one."""
         import gc
 
         gc.collect()
@@ -117,6 +118,7 @@ class Prober:
                 self._bench.wait()
                 self._bench.empty()
             except Exception:
+                print(failure, file=sys.stderr, flush=True)
                 os._exit(1)
 
     def send(self, event: dict[str, Any]) -> None:

@@ -23,8 +23,10 @@ NEW_BYTES = 64 * 1024**2
 """Of a result that needs new pages."""
 MOST_SECONDS = 0.03
 """Of one measurement."""
-FEW_TOKENS, MANY_TOKENS = 64, 512
-"""Of the sequences whose attention is measured."""
+ATTENDED = {"cpu": (1, 64, 512)}
+ATTENDED_BY_ACCELERATORS = (4, 1024, 2048)
+"""Sequences whose attention is measured, their tokens at least, and at most: fewer would take an accelerator no longer
+than a launch does."""
 
 Take = Callable[[int], torch.Tensor]
 """Makes another operand [rows, width] of the width that it is given."""
@@ -111,11 +113,11 @@ def measure_attention(bench: Bench, shapes: Shapes, number_format: str) -> Itera
     """Seconds per FLOP and per byte of torch's scaled-dot-product attention, with the kernel that it chooses."""
     dtype = FORMATS[number_format]
     samples: dict[str, list[Sample]] = {direction: [] for direction in PASSES}
-    tokens = FEW_TOKENS
-    while tokens <= MANY_TOKENS:
-        size = (1, shapes.heads, tokens, shapes.head_width)
+    sequences, tokens, most_tokens = ATTENDED.get(bench.device.type, ATTENDED_BY_ACCELERATORS)
+    while tokens <= most_tokens:
+        size = (sequences, shapes.heads, tokens, shapes.head_width)
         # 2 m n k for the scores and as much for their product with the values, halved for the causal mask.
-        flops = 2.0 * shapes.heads * tokens * tokens * shapes.head_width
+        flops = 2.0 * sequences * shapes.heads * tokens * tokens * shapes.head_width
         query, key, value = (bench.take(dtype, *size).requires_grad_() for _ in range(3))
         forward = partial(functional.scaled_dot_product_attention, query, key, value, is_causal=True)
         taken = bench.seconds(forward, most=MOST_SECONDS)
@@ -125,7 +127,7 @@ def measure_attention(bench: Bench, shapes: Shapes, number_format: str) -> Itera
         taken = bench.seconds(backward, most=MOST_SECONDS)
         # The backward pass makes five products where the forward pass makes two.
         samples["backward"].append((2.5 * flops, 8.0 * query.nbytes, taken))
-        tokens *= 2 if taken > MOST_SECONDS / 4 else 8
+        tokens *= 2 if bench.accelerator or taken > MOST_SECONDS / 4 else 8
         if taken > MOST_SECONDS:
             break
     for direction, shown in samples.items():

@@ -21,6 +21,10 @@ WIDE_SECONDS = 0.02
 """Of repeats of the head's product: one that takes several times as long is made only once."""
 HEAD_SECONDS = 0.5
 """A product with the head that even few tokens are expected to make take longer is left out."""
+BATCHED = {"cpu": (32, 256)}
+BATCHED_BY_ACCELERATORS = (1024, 1024)
+"""Tokens of the sequences whose scores are computed, at least and at most: fewer would take an accelerator no longer
+than a launch does."""
 LEAST_SHARE = 0.02
 """Rates are never 0: calibration multiplies them."""
 
@@ -128,14 +132,15 @@ def fitted(samples: Sequence[Sample]) -> tuple[float, float]:
 
 def _batched(bench: Bench, shapes: Shapes, dtype: torch.dtype) -> float:
     """Seconds per FLOP of the scores of attention that is not fused."""
-    tokens, best = 32, 0.0
-    while tokens <= 256:
+    tokens, most_tokens = BATCHED.get(bench.device.type, BATCHED_BY_ACCELERATORS)
+    per_flop = 0.0
+    while tokens <= most_tokens:
         queries = bench.take(dtype, shapes.heads, tokens, shapes.head_width)
         keys = bench.take(dtype, shapes.heads, tokens, shapes.head_width)
         call = lambda q=queries, k=keys: q @ k.transpose(1, 2)  # noqa: E731
         taken = bench.seconds(call, most=LAYOUT_SECONDS / 8)
-        best = taken / (2.0 * shapes.heads * tokens * tokens * shapes.head_width)
+        per_flop = taken / (2.0 * shapes.heads * tokens * tokens * shapes.head_width)
         if taken > LAYOUT_SECONDS / 8:
             break
         tokens *= 2
-    return best
+    return per_flop

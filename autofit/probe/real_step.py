@@ -22,6 +22,8 @@ TOKENS_OF_ACCELERATORS = 1024
 """Too few would show nothing but launches."""
 MOST_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 2, 8
 """Of the repeats, all depths together; a round is one of each."""
+SLOW_SECONDS = 10.0
+"""A first round that takes as long counts itself: what a step does only once is small beside that."""
 
 
 def config_for(seconds_per: Mapping[str, float]) -> Config:
@@ -33,14 +35,16 @@ def config_for(seconds_per: Mapping[str, float]) -> Config:
     return complete(values)
 
 
-def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep]:
+def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | dict[str, float]]:
     """The micro-step at each depth, the deepest first, with the work that a trace counts. The update, whose time is
     that of its bytes, is not part of it.
 
     The depths are run in turn, so that what slows the machine for a while slows all of them; the least of each counts.
+    Nothing is yielded now and then as a sign of life: a slow device may take many seconds.
     """
     depths = sorted({min(layers, _depth(job)) for layers in LAYERS}, reverse=True)
     works = _works(config, job, depths)
+    yield {}
     step = build(config, job, bench.device, layers=range(depths[0]))
     tokens = torch.randint(step.vocabulary, (1, job.workload.seq_len), device=bench.device)
     ((inputs, labels),) = step.split(tokens)
@@ -53,14 +57,23 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep]:
         unwrap(model).config.get_text_config().num_hidden_layers = depth
         return bench.once(lambda: step.micro_step(inputs, labels, targets, last=True))
 
-    rounds = [[at(depth) for depth in depths]]
-    spent = 0.0
-    while len(rounds) <= LEAST_ROUNDS or (spent < MOST_SECONDS and len(rounds) <= MOST_ROUNDS):
-        rounds.append([at(depth) for depth in depths])
-        spent += sum(rounds[-1])
+    rounds: list[list[float]] = []
+    while not _enough(rounds):
+        rounds.append([])
+        for depth in depths:
+            rounds[-1].append(at(depth))
+            yield {}
     for place, depth in enumerate(depths):
-        least = min(taken[place] for taken in rounds[1:])  # the first loads kernels and fills caches
+        least = min(taken[place] for taken in rounds[1:] or rounds)  # the first loads kernels and fills caches
         yield MeasuredStep(config=config.to_json(), layers=depth, seconds=least, work=works.get(depth))
+
+
+def _enough(rounds: list[list[float]]) -> bool:
+    """Whether no further round is needed: the first counts only where it is slow."""
+    if not rounds or sum(rounds[0]) >= SLOW_SECONDS:
+        return bool(rounds)
+    spent = sum(map(sum, rounds[1:]))
+    return len(rounds) > LEAST_ROUNDS and (spent >= MOST_SECONDS or len(rounds) > MOST_ROUNDS)
 
 
 def _works(config: Config, job: Job, depths: list[int]) -> dict[int, StepWork]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import tempfile
@@ -29,6 +30,7 @@ START_SECONDS = 180.0
 """How long the process may take until its first part: the imports of a busy machine."""
 SILENT_SECONDS = 30.0
 """How long it may then report nothing. A single measurement takes a fraction of a second."""
+OUT_OF_TIME = "no time was left for it"
 
 Child = Callable[[dict[str, Any], Connection], None]
 """Does what a request asks for, and reports it."""
@@ -40,17 +42,19 @@ def run(
     stack: Stack,
     *,
     parts: Sequence[str] = (),
+    known: Probe | None = None,
     child: Child = child.probe,
     silent_seconds: float = SILENT_SECONDS,
+    most_seconds: float = math.inf,
 ) -> Probe:
-    """Probe `hardware`, which is this machine's device, at the shapes of `model`: all of it, or only these `parts`.
-    `child` does it, in a process forked by the server from which estimating processes come.
+    """Probe `hardware`, which is this machine's device, at the shapes of `model`: all of it, or only these `parts`, the
+    others being `known`. `child` does it, in a process forked by the server from which estimating processes come.
 
-    A part that fails, hangs or ends its process is reported as failed, and the others go on. Raises `EnvironmentLacks`
-    if not even the first can begin.
+    A part that fails, hangs or ends its process is reported as failed, and the others go on; after `most_seconds`, what
+    is left counts as failed, too. Raises `EnvironmentLacks` if not even the first can begin.
     """
     started = time.monotonic()
-    progress = _Progress(child, silent_seconds, list(parts) or None)
+    progress = _Progress(child, silent_seconds, started + most_seconds, list(parts) or None)
     while progress.left is None or progress.left:
         request = {
             "model": model.to_json(),
@@ -58,7 +62,7 @@ def run(
             "stack": stack.to_json(),
             "shapes": Shapes.of(shape(model)).to_json(),
             "parts": progress.left,
-            "seconds_per": progress.seconds_per,
+            "seconds_per": {**(known.seconds_per if known is not None else {}), **progress.seconds_per},
         }
         progress.follow(request, hardware)
     return Probe(
@@ -80,6 +84,8 @@ class _Progress:
 
     child: Child
     silent_seconds: float
+    until: float
+    """When the time is over, monotonic."""
     left: list[str] | None = None
     """Parts that have not ended; None until it is known which there are."""
     parts: list[ProbePart] = field(default_factory=list)
@@ -101,6 +107,7 @@ class _Progress:
 
     def follow(self, request: dict[str, Any], hardware: Hardware) -> None:
         """Start a process and note what it reports until it ends or hangs."""
+        ended_before = len(self.parts)
         reading, writing = context().Pipe(duplex=False)
         with tempfile.NamedTemporaryFile() as output:
             asked = (self.child, request, writing, output.name, trial_environment(hardware.kind))
@@ -112,17 +119,19 @@ class _Progress:
             try:
                 why = self._listen(reading, request)
             finally:
+                if self.watch is not None:
+                    self.watch.end()
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
                 process.join()
                 reading.close()
-            self._ended(why or _last_line(Path(output.name)))
+            self._ended(why or _last_line(Path(output.name)), ended_before)
 
     def _listen(self, reading: Connection, request: dict[str, Any]) -> str | None:
         """Note events until the pipe closes; why it was given up, or None."""
         limit = START_SECONDS
-        while reading.poll(limit):
+        while reading.poll(max(0.0, min(limit, self.until - time.monotonic()))):
             try:
                 self._note(reading.recv())
             except EOFError:
@@ -130,11 +139,8 @@ class _Progress:
             if self._now is not None:
                 limit = self.silent_seconds
             self.watch = self.watch or DeviceWatch(request, self._process, None)
-            if self.left:
-                self.watch.follow(False)
-            else:
-                self.watch.end()
-        return f"nothing was heard of it for {limit:.0f} s"
+            self.watch.follow(False)
+        return OUT_OF_TIME if time.monotonic() >= self.until else f"nothing was heard of it for {limit:.0f} s"
 
     def _note(self, event: dict[str, Any]) -> None:
         if "parts" in event:
@@ -159,11 +165,14 @@ class _Progress:
         self.parts.append(part)
         self._now, self._found, self._figures = None, {}, {}
 
-    def _ended(self, why: str) -> None:
+    def _ended(self, why: str, ended_before: int) -> None:
         """The process has ended: if within a part, that part has failed."""
         if self._now is not None:
             self._close(time.monotonic() - self._began, f"its process ended: {why}")
-        elif self.left is None or self.left:
+        if why == OUT_OF_TIME and self.left is not None:
+            self.parts += [ProbePart(name=name, seconds=0.0, failure=why) for name in self.left]
+            self.left = []
+        elif (self.left is None or self.left) and len(self.parts) == ended_before:
             raise EnvironmentLacks(
                 f"the device cannot be probed: {why}", remedy="run `autofit doctor`, which says what is missing"
             )

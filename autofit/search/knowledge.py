@@ -187,14 +187,14 @@ class Knowledge:
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
         """Learn what trials that ended early show of their configs' steps, whatever else they show."""
         for trial in trials:
-            least = least_step_seconds(trial)
+            least = trial.least_step_seconds
             if least is not None and trial.config in self._members:
                 self.least_step_seconds[trial.config] = max(least, self.least_step_seconds.get(trial.config, 0.0))
                 self.version += 1
 
     def _is_open_again(self, trial: Trial) -> bool:
         """Whether a trial that ended early leaves its config open: nothing is known to be as fast as it may yet be."""
-        least = least_step_seconds(trial)
+        least = trial.least_step_seconds
         return least is not None and trial.config in self.under_way and not self._is_beaten(trial.config, least)
 
     def _is_beaten(self, config: Config, least: float) -> bool:
@@ -319,7 +319,7 @@ class Knowledge:
         full = [p for p in self.points() if not p.measurement.stopped_early]
 
         def lost(config: Config, trial: Trial) -> bool:
-            least = least_step_seconds(trial)
+            least = trial.least_step_seconds
             return _lost_its_rival(trial, full) if least is None else not self._is_beaten(config, least)
 
         for config in [c for c, t in self.trials.items() if c in self._members and lost(c, t)]:
@@ -338,11 +338,6 @@ class Knowledge:
             above = (ruler for ruler in sound if self.lattice.is_lighter_or_equal(ruler, config))
             if (ruler := next(above, None)) is not None:
                 self._rule_out_above(ruler, config)
-
-
-def least_step_seconds(trial: Trial) -> float | None:
-    """What a trial that ended before it could measure its step shows that it takes at least; None for any other."""
-    return trial.outcome.least_step_seconds if isinstance(trial.outcome, TimedOut) else None
 
 
 def _in_full(trial: Trial) -> bool:

@@ -14,7 +14,7 @@ from autofit.search.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits, wall_clock
 from autofit.search.exactness import FamilyBaselines
 from autofit.search.foresight import Foresight
-from autofit.search.knowledge import Knowledge, answers, least_step_seconds
+from autofit.search.knowledge import Knowledge, answers
 from autofit.search.progress import Progress
 from autofit.search.runs import Runs, machinery_failed
 from autofit.techniques import Job, changes
@@ -268,10 +268,14 @@ class Search:
         kept = self.save(self._checked(trial))
         if self.knowledge.does_not_fit(kept):
             self.progress.out_of_memory += 1
-        elif not isinstance(kept.outcome, Fits) and least_step_seconds(kept) is None:
+        elif not isinstance(kept.outcome, Fits) and (kept.least_step_seconds is None or self._lasted(kept)):
             self.progress.failed += 1
             self._failed_seconds += kept.seconds
         return kept
+
+    def _lasted(self, trial: Trial) -> bool:
+        """Whether a trial went on for a whole deadline: it may hang within a micro-step, as if that were slow."""
+        return trial.seconds >= self.limits.deadline_seconds
 
     def _checked(self, trial: Trial) -> Trial:
         """`trial`, as `Diverged` if a plainer config of its family trains differently."""

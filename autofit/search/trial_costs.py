@@ -11,10 +11,8 @@ from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Prediction, TimedOut, Trial
 from autofit.search.budget import TIMING_SECONDS
 from autofit.search.surrogate import SETUP, Array, LogLinear, Rows
-from autofit.trial.pace import running_seconds, warm_up_seconds
+from autofit.trial.pace import micro_steps_run, running_seconds, warm_up_seconds
 
-MICRO_STEPS = 2
-"""Micro-steps of a trial's step, or as many as it accumulates (`trial.measure`)."""
 LEAST_SETUP = 0.1
 """Seconds below which no set-up is taken to last."""
 
@@ -26,7 +24,9 @@ class TrialCosts:
         """`batch`: sequences of a device's optimizer step."""
         self._setup = LogLinear(lattice.axes, lattice.configs, SETUP)
         accumulation = np.array([max(1, batch // c.number("micro_batch")) for c in lattice.configs])
-        self._micro_steps = np.minimum(MICRO_STEPS, accumulation)
+        self._micro_steps = np.array(
+            [micro_steps_run(int(each), c) for each, c in zip(accumulation, lattice.configs, strict=True)]
+        )
         self._shares = self._micro_steps / accumulation
         """Of an optimizer step's seconds, those that a trial's step takes."""
         self._row_of = {config: row for row, config in enumerate(lattice.configs)}
@@ -36,7 +36,8 @@ class TrialCosts:
         for config, said in predictions.items():
             if said.micro_step_seconds and said.step_seconds and config in self._row_of:
                 row = self._row_of[config]
-                micro = min(1.0, said.micro_step_seconds * MICRO_STEPS / self._shares[row] / said.step_seconds)
+                accumulation = self._micro_steps[row] / self._shares[row]
+                micro = min(1.0, said.micro_step_seconds * accumulation / said.step_seconds)
                 self._shares[row] += (1.0 - micro) * (1.0 - self._shares[row])
 
     def seconds(self, trials: Mapping[Config, Trial], rows: Rows, step_seconds: Array) -> Array:

@@ -5,18 +5,19 @@ from __future__ import annotations
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from autofit.core.device_probe import Probe
+from autofit.core.device_probe import PROBE_VERSION, Probe
 from autofit.store.engine import to_text
 from autofit.store.tables import ProbeRow
 
 
 def find(connection: Connection, hardware_key: str, stack_key: str, shapes_key: str | None) -> Probe | None:
-    """The probe of this device; with `shapes_key` of None the latest, whatever the shapes."""
+    """The probe of this device: at these shapes or, if there is none, the latest whatever its shapes. None of another
+    `PROBE_VERSION`."""
     query = select(ProbeRow.body).where(ProbeRow.hardware_key == hardware_key, ProbeRow.stack_key == stack_key)
-    if shapes_key is not None:
-        query = query.where(ProbeRow.shapes_key == shapes_key)
-    body = connection.scalar(query.order_by(ProbeRow.recorded_at.desc()).limit(1))
-    return None if body is None else Probe.from_json(body)
+    bodies = connection.scalars(query.order_by(ProbeRow.recorded_at.desc()))
+    latest = [body for body in bodies if body.get("version") == PROBE_VERSION]
+    best = next((body for body in latest if body["shapes_key"] == shapes_key), next(iter(latest), None))
+    return None if best is None else Probe.from_json(best)
 
 
 def keep(connection: Connection, probe: Probe) -> None:

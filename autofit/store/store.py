@@ -270,7 +270,7 @@ class Store:
         self._database.commit(lambda c: estimates.keep(c, found))
 
     def probe(self, *, hardware_key: str, stack_key: str, shapes_key: str | None = None) -> Probe | None:
-        """The probe of this hardware under this stack for models of these shapes; without `shapes_key` the latest."""
+        """The probe of this hardware and stack for models of these shapes; the latest of any, if there is none."""
         with self._database.read() as connection:
             return probes.find(connection, hardware_key, stack_key, shapes_key)
 

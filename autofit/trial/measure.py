@@ -22,7 +22,7 @@ from autofit.trial.classify import memory_failure
 from autofit.trial.divergence import divergence, other_gradient
 from autofit.trial.leak import leak, may_leak
 from autofit.trial.meter import MemoryReading, Meter, meter_for
-from autofit.trial.pace import EARNED, ONCE_SECONDS, UNSTEADY, Pace, is_brief, least_repeats, warm_ups
+from autofit.trial.pace import EARNED, ONCE_SECONDS, UNSTEADY, Pace, is_brief, least_repeats, micro_steps_run, warm_ups
 from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
 from autofit.trial.request import TrialRequest
@@ -177,16 +177,15 @@ def _recorder(
 def _batch(step: TrainingStep, request: TrialRequest, ranks: Ranks) -> tuple[torch.Tensor, int]:
     """Tokens of a few micro-batches, and the number of accumulation steps in the real global batch.
 
-    Two micro-steps show the true peak (the second runs with the first one's gradients in memory) and the time of each
-    further one; where ranks or a host share the work, the last one differs from these, so there are three. All
-    sequences of a rank are the same random tokens: the mean loss is the same whatever the micro-batch, and trials are
-    comparable. Each rank has its own: were they the same, so would be the gradients of ranks that never exchange them.
+    All sequences of a rank are the same random tokens: the mean loss is the same whatever the micro-batch, and trials
+    are comparable. Each rank has its own: were they the same, so would be the gradients of ranks that never exchange
+    them.
     """
     workload = request.job.workload
     accumulation = workload.batch_per_device // step.micro_batch
     generator = torch.Generator().manual_seed(workload.seed)
     row = torch.randint(step.vocabulary, (ranks.size, workload.seq_len), generator=generator)[ranks.rank]
-    rows = min(accumulation, 3 if needs_process_group(request.config) else 2) * step.micro_batch
+    rows = micro_steps_run(accumulation, request.config) * step.micro_batch
     return row.expand(rows, -1).contiguous().to(step.device), accumulation
 
 

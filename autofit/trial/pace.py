@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from autofit.lattice import Config
 from autofit.outcome import TimedOut
+from autofit.techniques import needs_process_group
 from autofit.trial.request import Rival, TrialRequest
 from autofit.units import format_duration
 
@@ -25,6 +27,13 @@ SHORT_SECONDS = 3.0
 BEATEN_FACTOR = 4.0
 """A rival that is faster by this factor than one micro-step allows has surely won, whatever memory it takes: nobody who
 has room for the rival would train four times as long."""
+
+
+def micro_steps_run(accumulation: int, config: Config) -> int:
+    """How many of a step's micro-steps a trial runs. Two show the true peak (the second runs with the first one's
+    gradients in memory) and the time of each further one; where ranks or a host share the work, the last one differs
+    from these, so there are three."""
+    return min(accumulation, 3 if needs_process_group(config) else 2)
 
 
 def warm_ups(step_seconds: float) -> int:

@@ -9,7 +9,7 @@ from autofit.core.attempt import Attempt
 from autofit.core.device_state import DeviceState
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Outcome
+from autofit.outcome import Fits, Outcome, TimedOut
 from autofit.techniques import Job
 from autofit.trial.request import TrialRequest
 
@@ -24,6 +24,13 @@ class Completed:
     """Wall time of the trial, including its share of the machinery."""
     device_state: DeviceState | None = None
     """What else went on with the device; None where it was not observed."""
+
+    @property
+    def is_doubted(self) -> bool:
+        """Whether its time cannot be trusted, because the device was not free."""
+        if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
+            return False
+        return bool(self.device_state.doubts(self.request.job.hardware))
 
 
 def completed_by(attempt: Attempt, request: TrialRequest) -> Completed:

@@ -20,6 +20,7 @@ from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Shown, Verdict
 from autofit.operations.self_test.judging import cut
 from autofit.outcome import TimedOut, now
+from autofit.trial.group_runner import tell_of_waiting
 from autofit.trial.machine import device_lock
 from autofit.trial.site import version
 from autofit.units import format_duration
@@ -62,8 +63,13 @@ def _probe(bench: Bench, seconds: float) -> Finding:
 
     if seconds < LEAST_PROBE_SECONDS:
         raise NoTimeLeft("the time limit was reached")
-    with device_lock.held(device_lock.names(bench.hardware.kind)):
-        found = run(load(PROBED_MODEL), bench.hardware, bench.stack)
+    until = time.monotonic() + seconds
+    devices = device_lock.names(bench.hardware.kind)
+    try:
+        with device_lock.held(devices, waiting=tell_of_waiting, unwanted=lambda: time.monotonic() >= until):
+            found = run(load(PROBED_MODEL), bench.hardware, bench.stack, most_seconds=until - time.monotonic())
+    except device_lock.GivenUp:
+        raise NoTimeLeft("another process used the device all the time") from None
     failed = [part for part in found.parts if part.failure is not None]
     return Finding(
         verdict=Verdict.FAILED if len(failed) == len(found.parts) else Verdict.WORKS,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from autofit.outcome import Fits, Measurement, Trial
-from autofit.trial.pace import least_repeats, warm_ups
-
-RAN_MICRO_STEPS = 2
-"""A trial's step runs at most two micro-steps; its time is composed from them (`trial.measure._batch`)."""
+from autofit.trial.pace import least_repeats, micro_steps_run, warm_ups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +36,7 @@ class Timeline:
         assert isinstance(trial.outcome, Fits)
         measured = trial.outcome.measurement
         accumulation = trial.workload.batch_per_device // trial.config.number("micro_batch")
-        micro_steps = min(accumulation, RAN_MICRO_STEPS)
+        micro_steps = micro_steps_run(accumulation, trial.config)
         before = warm_ups(measured.step_seconds.median * micro_steps / accumulation)
         ran = micro_steps * (before + measured.steps)
         micro_step = min(measured.step_seconds.median / accumulation, trial.seconds / ran)

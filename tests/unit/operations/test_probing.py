@@ -10,15 +10,15 @@ import pytest
 from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_trial
 
 from autofit.catalog.models import load
-from autofit.core.device_probe import WAYS, MeasuredStep, Probe, ProbePart, shapes_key, transfer
+from autofit.core.device_probe import PROBE_VERSION, WAYS, MeasuredStep, Probe, ProbePart, shapes_key, transfer
 from autofit.core.device_state import DeviceState, ProcessorState
 from autofit.core.work_kinds import KINDS, LAYOUTS, product
 from autofit.estimate.speed import Rates, calibrated, prior, seconds
 from autofit.estimate.transfers import bandwidths
 from autofit.operations.calibration import rates_for
 from autofit.operations.probe_findings import findings
-from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rates_of
-from autofit.outcome import Prediction, StepWork
+from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rates_of, stored_probe
+from autofit.outcome import Prediction, StepWork, TimedOut
 from autofit.store import Store
 from autofit.units import GIB
 
@@ -182,6 +182,63 @@ def test_a_probe_that_trials_contradict_is_made_again_once(
     monkeypatch.setattr("autofit.probe.run.run", lambda *asked: anew)
     assert probed(model, HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
     assert not probed(model, HARDWARE, STACK, store)[1], "trials before it say nothing of it"
+
+
+@pytest.mark.parametrize(("slower", "believed"), [(4.0, True), (6.0, False)])
+def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
+    store: Store, monkeypatch: pytest.MonkeyPatch, slower: float, believed: bool
+) -> None:
+    old, anew = made_probe(), made_probe(recorded_at="2026-01-03T00:00:00+00:00")
+    store.keep_probe(old)
+    taken = seconds(WORK, rates_of(old, guess()))
+    said = Prediction(
+        peak_allocated_bytes=GIB, device_bytes=GIB, step_seconds=taken, calibrated_on=0, relative_error=0.1, work=WORK
+    )
+    for number, outcome in enumerate(
+        (
+            fits(1.0, 512 / taken),
+            fits(1.0, 512 / taken),
+            TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=slower * taken),
+        ),
+        start=1,
+    ):
+        trial = make_trial({"micro_batch": number}, outcome)
+        store.add(replace(trial, prediction=said, recorded_at="2026-01-02T00:00:00+00:00"))
+    monkeypatch.setattr("autofit.probe.run.run", lambda *asked: anew)
+    assert probed(load(MODEL), HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
+
+
+def test_a_probe_of_another_version_is_not_used(store: Store) -> None:
+    store.keep_probe(made_probe(version=PROBE_VERSION - 1))
+    assert stored_probe(HARDWARE, STACK, store, DIGEST) is None
+    assert stored_probe(HARDWARE, STACK, store, "another model") is None
+    without = made_probe().to_json()
+    del without["version"]
+    assert Probe.from_json(without).version == 0, "those before versions were kept"
+
+
+def test_what_ran_out_of_memory_is_measured_again_by_the_next_search(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may have held the device's memory for a while; what a kernel lacks, it will lack again."""
+    full = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    lacking = ProbePart(name="attention in fp16", seconds=1.0, failure="RuntimeError: not implemented")
+    parts = (*made_probe().parts, lacking)
+    anew = ProbePart(name="real step", seconds=2.0)
+    asked: list[object] = []
+
+    def run(*given: object, known: Probe, parts: tuple[str, ...]) -> Probe:
+        asked.append((known, parts))
+        return made_probe(parts=(anew,), steps=(measured_step(3.0),), recorded_at="2026-01-02T00:00:00+00:00")
+
+    monkeypatch.setattr("autofit.probe.run.run", run)
+    short = made_probe(parts=(*parts, ProbePart(name="real step", seconds=0.1, failure=full)))
+    store.keep_probe(short)
+    model = load(MODEL)
+    found, measured = probed(model, HARDWARE, STACK, store)
+    assert measured and asked == [(short, ("real step",))]
+    assert found.parts == (*parts, anew) and [step.seconds for step in found.steps] == [3.0]
+    assert probed(model, HARDWARE, STACK, store) == (found, False)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from unit.operations.made_trials import OPTIONS, crashed
 from unit.operations.made_world import World
 from unit.operations.test_probing import made_probe
 from unit.search.made_truth import FakePool
+from unit.search.test_doubted_trials import BUSY, CLEAN
 
+from autofit.core.device_state import DeviceState
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.operations import SearchRequest, preparing, read_table, record, recording
 from autofit.operations.preparing import prepare
@@ -30,7 +32,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     """Workers without a device."""
     made = World()
     monkeypatch.setattr(recording, "open_pool", made.open_pool)
-    monkeypatch.setattr(recording, "run_probe", lambda model, *site: made_probe())
+    monkeypatch.setattr(recording, "undisturbed_probe", lambda model, *site: made_probe())
     return made
 
 
@@ -262,6 +264,23 @@ def test_a_recording_goes_on_on_another_machine_with_the_same_device(
         file.write_text("\n".join([json.dumps({**body, "hardware": changed}), *lines]) + "\n")
         with pytest.raises(UsageError, match="another hardware"):
             record(request, file)
+
+
+def test_a_trial_that_met_a_busy_device_is_measured_again_and_keeps_what_it_met(
+    world: World, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = itertools.chain([BUSY, CLEAN, BUSY, BUSY], itertools.repeat(CLEAN))
+    wait = FakePool.wait
+    monkeypatch.setattr(
+        FakePool, "wait", lambda pool, timeout: [replace(d, device_state=next(met)) for d in wait(pool, timeout)]
+    )
+    asked: list[TrialRequest] = []
+    world.special = lambda request: asked.append(request)
+    found = record(REQUEST, file)
+    assert len(asked) == found.run + 2 and asked[0] == asked[1] and asked[2] == asked[3]
+    _, *lines = map(json.loads, file.read_text().splitlines())
+    assert [DeviceState.from_json(line["device_state"]) for line in lines[:3]] == [CLEAN, BUSY, CLEAN]
+    assert len(read_table(file)) == found.recorded == len(lines)
 
 
 def test_a_broken_machine_ends_the_recording(world: World, file: Path) -> None:

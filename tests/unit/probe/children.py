@@ -30,3 +30,20 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
 def absent(request: dict[str, Any], reports: Connection) -> None:
     """Cannot even begin."""
     raise ImportError("No module named 'torch'")
+
+
+def between(request: dict[str, Any], reports: Connection) -> None:
+    """Ends after each part, before it begins another."""
+    names = request["parts"] or NAMES
+    reports.send({"parts": names})
+    reports.send({"begin": names[0]})
+    reports.send({"end": names[0], "seconds": 0.5, "failure": None})
+
+
+def endless(request: dict[str, Any], reports: Connection) -> None:
+    """Never ends its second part."""
+    between(request, reports)
+    reports.send({"begin": NAMES[1]})
+    while True:
+        reports.send({"seconds_per": {}})
+        time.sleep(0.1)

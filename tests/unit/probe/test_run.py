@@ -16,7 +16,7 @@ from autofit.operations.probing import rates_of
 from autofit.probe import kernels
 from autofit.probe.bench import Bench
 from autofit.probe.products import fitted
-from autofit.probe.run import run
+from autofit.probe.run import OUT_OF_TIME, run
 from autofit.probe.shapes import Shapes
 from autofit.trial.site import cpu
 
@@ -48,6 +48,20 @@ def test_a_part_that_fails_hangs_or_ends_the_process_is_reported_and_the_rest_go
         "last": None,
     }
     assert found.seconds_per["launch/hangs"] == 1.0, "what it had measured counts"
+
+
+def test_a_process_that_ends_between_two_parts_costs_none() -> None:
+    found = run(tiny_model(), HERE, STACK, child=children.between)
+    assert [(part.name, part.failure) for part in found.parts] == [(name, None) for name in children.NAMES]
+
+
+def test_what_is_left_when_the_time_is_over_counts_as_failed() -> None:
+    usual = run(tiny_model(), HERE, STACK, child=children.between).seconds
+    found = run(tiny_model(), HERE, STACK, child=children.endless, most_seconds=5.0 + 3.0 * usual)
+    first, second, *others = found.parts
+    assert first.failure is None and second.failure == f"its process ended: {OUT_OF_TIME}"
+    assert {part.failure for part in others} == {OUT_OF_TIME}
+    assert [part.name for part in found.parts] == children.NAMES
 
 
 def test_a_device_on_which_nothing_can_begin_is_an_error() -> None:

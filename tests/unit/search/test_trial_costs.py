@@ -43,6 +43,14 @@ def test_accumulation_does_not_multiply_what_a_trial_costs() -> None:
     assert found[0] < 10.0 < found[3]
 
 
+def test_where_ranks_or_a_host_share_the_work_a_trial_runs_three_micro_steps() -> None:
+    config = complete({"method": "lora", "micro_batch": 1, "offload": "optimizer"})
+    costs = TrialCosts(Lattice(axes=AXES, configs=(config,)), BATCH)
+    (alone,), (found,) = (costs.seconds({}, np.array([0]), np.array([each])) for each in (0.0, BATCH * MICRO_SECONDS))
+    expected = running_seconds(3 * MICRO_SECONDS, 3.0, 3) - running_seconds(0.0, 3.0, 3)
+    assert found - alone == pytest.approx(expected)
+
+
 def test_an_update_counts_in_full() -> None:
     """A step has one, whether it runs two micro-steps or 64."""
     update = 3.5

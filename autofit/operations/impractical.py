@@ -1,0 +1,49 @@
+"""Why a search does not recommend a more faithful method: what it began in vain, and which formats are slow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from autofit.lattice import Config
+from autofit.operations.probe_findings import emulated
+from autofit.operations.probing import stored_probe
+from autofit.store import Store
+from autofit.techniques import Job
+from autofit.workload import METHODS
+
+if TYPE_CHECKING:
+    from autofit.search.knowledge import Knowledge
+
+
+def begun_in_vain(
+    knowledge: Knowledge, *, recommended: str, tokens_per_step: int, emulated_formats: Mapping[str, str]
+) -> tuple[str, ...]:
+    """A sentence for each more faithful method than the `recommended` one of which nothing has fitted, because its
+    trials were ended as too slow: the most that the fastest of them can make."""
+    measured = {p.method for p in knowledge.points()}
+    bounds = knowledge.least_step_seconds
+    fastest: dict[str, Config] = {}
+    for config in sorted(bounds, key=bounds.__getitem__):
+        fastest.setdefault(config.text("method"), config)
+    said = []
+    for method in METHODS[: METHODS.index(recommended)]:
+        if method in fastest and method not in measured:
+            config = fastest[method]
+            why = f", because {_format(config)} is emulated here" if _format(config) in emulated_formats else ""
+            most = tokens_per_step / bounds[config]
+            said.append(f"{method} is too slow to be practical: at most {most:,.3g} tokens/s{why} ({config})")
+    return tuple(said)
+
+
+def emulated_formats(job: Job, configs: Iterable[Config], store: Store) -> dict[str, str]:
+    """What a probe of the device says of the number formats that these configs use and that it only emulates: a
+    sentence for each."""
+    found = stored_probe(job.hardware, job.stack, store, job.model.digest)
+    used = {_format(config) for config in configs}
+    said = {} if found is None else emulated(found)
+    return {name: sentence for name, sentence in said.items() if name in used}
+
+
+def _format(config: Config) -> str:
+    return config.text("precision").removesuffix("-mixed")

@@ -1,0 +1,39 @@
+"""What a search says of a method that it began and did not finish."""
+
+from __future__ import annotations
+
+from unit.operations.made_trials import fits, make_job, make_trial
+from unit.search.made_truth import cpu_lattice
+
+from autofit.operations.impractical import begun_in_vain
+from autofit.outcome import TimedOut
+from autofit.search.knowledge import Knowledge
+from autofit.techniques import complete
+from autofit.units import GIB
+
+
+def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_cause() -> None:
+    knowledge = Knowledge(cpu_lattice(make_job()), 10 * GIB)
+    knowledge.learn(make_trial(complete({"method": "lora", "precision": "fp32"}), fits(2, 160), limit=10 * GIB))
+    slow = {"bf16": 128.0, "bf16-mixed": 64.0}
+    cut = [
+        make_trial(
+            complete({"method": "full", "precision": precision}),
+            TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=least),
+        )
+        for precision, least in slow.items()
+    ]
+    knowledge.recall_bounds(cut)
+
+    def said(recommended: str, formats: dict[str, str]) -> tuple[str, ...]:
+        return begun_in_vain(knowledge, recommended=recommended, tokens_per_step=512, emulated_formats=formats)
+
+    (sentence,) = said("lora", {"bf16": "bf16 is emulated here: 90 times slower than fp32."})
+    fastest = cut[1].config
+    assert sentence == (
+        f"full is too slow to be practical: at most 8 tokens/s, because bf16 is emulated here ({fastest})"
+    )
+    assert "because" not in said("lora", {})[0]
+    assert said("full", {}) == ()
+    knowledge.learn(make_trial(complete({"method": "full", "precision": "fp32"}), fits(8, 50), limit=10 * GIB))
+    assert said("lora", {}) == (), "its own line says how fast it is"
