@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from autofit.hardware import Hardware
+from autofit.units import GIB, format_bytes
 
 TOLERATED = 0.1
 """Share of a device's time that others may take. Executions of one config on a quiet machine differ by 4 to 7 % anyway
@@ -16,6 +17,9 @@ CAPPED_CLOCK = 1 / 3
 to its limit; then large ones run at two thirds of that clock, and those of 70 W at two fifths."""
 TICK_SECONDS = 0.01
 """Resolution of the kernel's counts of processor time (USER_HZ, proc(5)); each count may be off by one."""
+IDLE_BYTES = 2 * GIB
+"""What a desktop and the driver's own processes hold of a card's memory: who holds more is taken to compute, where the
+driver does not say who computes."""
 POWER_CAP = 0x4
 THROTTLE_WORDS = {
     0x8: "hardware slowdown",
@@ -122,6 +126,9 @@ class CardState:
             found.append(f"throttled: power limit of {limit:.0f} W in place of {usual:.0f} W")
         if (self.others_share or 0.0) > TOLERATED:
             found.append(f"another process used {self.others_share:.0%} of the card")
+        if self.others_share is None and (self.others_bytes or 0) > IDLE_BYTES:
+            held = format_bytes(self.others_bytes or 0)
+            found.append(f"another process held {held} of the card's memory, and what it did cannot be seen from here")
         if self.memory_errors:
             found.append(f"{self.memory_errors} uncorrected memory errors (ECC)")
         return tuple(found)

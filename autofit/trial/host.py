@@ -270,15 +270,20 @@ class Host:
 
 
 def _allowance(data: Mapping[str, Any], deadline: float) -> float:
-    """Seconds that the trial may take unless it earns more. Ranks, which judge nothing by themselves, may take all."""
+    """Seconds that the trial may take unless it earns more. Of several ranks the first judges it, for all of them."""
     allowance = data.get("allowance_seconds")
-    return deadline if allowance is None or data.get("rendezvous") is not None else min(deadline, float(allowance))
+    return min(deadline, float(allowance)) if allowance is not None and _judges(data) else deadline
+
+
+def _judges(data: Mapping[str, Any]) -> bool:
+    """Whether this rank's time decides how long the trial goes on."""
+    return int((data.get("rendezvous") or {"rank": 0})["rank"]) == 0
 
 
 def _fastest_rival(data: Mapping[str, Any]) -> float:
     """Seconds that an optimizer step takes of the fastest config that the trial is compared with; infinite where there
-    is none, and for ranks."""
-    if not data.get("rivals") or data.get("rendezvous") is not None:
+    is none."""
+    if not data.get("rivals") or not _judges(data):
         return math.inf
     tokens = Workload.from_json(data["workload"]).tokens_per_step
     return float(tokens / max(rival["tokens_per_second"] for rival in data["rivals"]))

@@ -92,8 +92,8 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     meter.reset()  # a user's run has neither the build's temporaries nor this forward
 
     steps = Steps(step, tokens, accumulation, meter, shared, ranks)
-    watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.size == 1 else None
-    by_itself = watch is not None and not needs_process_group(request.config)
+    watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.rank == 0 else None
+    by_itself = ranks.size == 1 and not needs_process_group(request.config)
     brief = by_itself and reference is not None and is_brief(FORWARDS * step.micro_batch * forward_seconds)
     step_seconds = steps.warm_up(warm_ups, MAX_WARM_UPS, watch, brief=brief)
     problem = _problem(request, step, steps, reference)

@@ -9,6 +9,7 @@ import pytest
 
 from autofit.core.device_state import CardState, DeviceState, ProcessorState, together
 from autofit.hardware import Hardware
+from autofit.units import GIB
 
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=2**35, cores=4)
 H100 = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100", memory_bytes=80 * 2**30)
@@ -73,6 +74,9 @@ def test_a_processor(state: DeviceState, word: str | None) -> None:
         (of_card(others_share=0.45), "another process used 45%"),
         (of_card(memory_errors=1), "ECC"),
         (of_card(others_share=None, throttle_mask=None), None),
+        (of_card(others_share=None, others_bytes=1 * GIB), None),
+        (of_card(others_share=None, others_bytes=30 * GIB), "another process held 30.00 GiB"),
+        (of_card(others_share=0.0, others_bytes=30 * GIB), None),
     ],
 )
 def test_a_card(state: DeviceState, word: str | None) -> None:

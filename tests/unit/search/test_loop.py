@@ -581,10 +581,13 @@ def test_machinery_that_fails_again_and_again_ends_the_search_with_its_reason(tr
     assert run.pool.closed == 1
 
 
-def test_time_outs_that_nothing_survives_end_the_search_soon(truth: Truth) -> None:
+@pytest.mark.parametrize("least", [None, 590.0], ids=["before any step", "within a micro-step"])
+def test_time_outs_that_nothing_survives_end_the_search_soon(truth: Truth, least: float | None) -> None:
     run = prepare(truth, limit_for(truth, 0.5))
     run.pool.seconds = 600.0
-    run.pool.special = lambda request: TimedOut(reason="no end within 600 s", deadline_seconds=600.0)
+    run.pool.special = lambda request: TimedOut(
+        reason="no end within 600 s", deadline_seconds=600.0, least_step_seconds=least
+    )
     run.search.run()
     assert run.progress.done == 3
     assert "none fitted" in run.progress.stopped_because

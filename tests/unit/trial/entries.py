@@ -202,6 +202,12 @@ def greedy_in_a_group(data: Mapping[str, Any], descriptor: int, asked_at: float)
 
 def crawling(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Every micro-step takes two seconds longer than it should."""
+    crawl()
+    child.run(data, descriptor, asked_at)
+
+
+def crawl() -> None:
+    """Have every micro-step of this process do so."""
     from autofit.training.step import TrainingStep
 
     measured = TrainingStep.micro_step
@@ -211,7 +217,6 @@ def crawling(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         return measured(self, *args, **kwargs)
 
     TrainingStep.micro_step = slow  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
 
 
 def stuck(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import entries
+
 from autofit.rendezvous import Rendezvous
 from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.trial import child
@@ -135,6 +137,11 @@ def greedy_on_rank_1(data: Mapping[str, Any]) -> None:
     TrainingStep.update = update  # type: ignore[method-assign]
 
 
+def crawling(data: Mapping[str, Any]) -> None:
+    """Every micro-step of every rank takes two seconds longer than it should."""
+    entries.crawl()
+
+
 def leaking_on_rank_1(data: Mapping[str, Any]) -> None:
     """Rank 1 alone finds 16 MiB more in use after every step."""
     from autofit.trial.meter import CpuMeter
@@ -170,6 +177,7 @@ CHANGES = {
         leaves_segment,
         leaves_swap,
         uneven_clocks,
+        crawling,
         nan_on_rank_1,
         greedy_on_rank_1,
         leaking_on_rank_1,

@@ -19,7 +19,7 @@ from autofit.techniques.sharding import NVME_VARIABLE
 from autofit.training.nvme import own_prefix
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.leak import LEAK_STEPS
-from autofit.trial.request import TrialRequest
+from autofit.trial.request import Rival, TrialRequest
 from autofit.trial.runner import TrialRunner
 from autofit.trial.site import cores
 
@@ -90,6 +90,17 @@ def test_ranks_that_see_other_times_decide_alike(pair: GroupRunner) -> None:
     found = outcome.measurement
     fast, slow = found.ranks
     assert fast.step_seconds < slow.step_seconds == found.step_seconds.median
+
+
+def test_the_first_rank_ends_a_trial_that_is_not_worth_its_seconds(pair: GroupRunner) -> None:
+    fast, slow = (Rival(device_bytes=10**15, tokens_per_second=speed) for speed in (1e12, 1e-3))
+    outcome, _ = pair.run(fated("crawling", rivals=(fast,)))
+    assert isinstance(outcome, TimedOut) and outcome.reason.startswith("rank 0: "), outcome
+    assert outcome.least_step_seconds is not None and outcome.least_step_seconds > 0.0
+    outcome, seconds = pair.run(fated("crawling", allowance_seconds=1.0))
+    assert isinstance(outcome, TimedOut) and seconds < NEVER, outcome
+    outcome, _ = pair.run(fated("crawling", allowance_seconds=60.0, rivals=(slow,), timing_seconds=0.0))
+    assert isinstance(outcome, Fits), outcome
 
 
 def test_ranks_of_which_one_leaks_take_more_steps_alike(pair: GroupRunner) -> None:
