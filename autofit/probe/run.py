@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,8 @@ class _Progress:
             try:
                 why = self._listen(reading, request)
             finally:
-                if self.watch is not None:
-                    self.watch.end()
+                if self.left:
+                    self._give_up_watching(process)
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
@@ -139,8 +140,18 @@ class _Progress:
             if self._now is not None:
                 limit = self.silent_seconds
             self.watch = self.watch or DeviceWatch(request, self._process, None)
-            self.watch.follow(False)
+            if self.left:
+                self.watch.follow(False)
+            else:
+                self.watch.end()
         return OUT_OF_TIME if time.monotonic() >= self.until else f"nothing was heard of it for {limit:.0f} s"
+
+    def _give_up_watching(self, process: BaseProcess) -> None:
+        """Of a process that has not come to its end. What one has used that is gone already is not known any more."""
+        if self.watch is not None and process.is_alive():
+            self.watch.end()
+        else:
+            self.watch = None
 
     def _note(self, event: dict[str, Any]) -> None:
         if "parts" in event:

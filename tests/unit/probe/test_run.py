@@ -35,6 +35,8 @@ def test_every_part_measures_what_predictions_need() -> None:
     rates = rates_of(found, guess)
     for step in found.steps:
         assert step.work is not None and seconds(step.work, rates) > 0
+    assert found.device_state is not None and found.device_state.processor is not None
+    assert found.device_state.processor.own_seconds > 0.0, "what the process used was read before it was gone"
     assert Probe.from_json(found.to_json()) == found
 
 
