@@ -185,6 +185,8 @@ def _foreseeing(request: SearchRequest, prepared: Prepared, store: Store) -> For
 
 def _workers(request: SearchRequest, pool: Pool | None, foreseeing: Foreseeing | None) -> Pool:
     """`pool`, or the one that the request asks for; meanwhile what estimating needs is loaded."""
+    if pool is None and not request.in_place:
+        import autofit.workers.ray_pool  # noqa: F401  # a machine without Ray is told before it is probed
     if foreseeing is not None:
         foreseeing.get_ready()
     return open_pool(request) if pool is None else pool

@@ -295,27 +295,29 @@ def wait_until(search: subprocess.Popen[Any], condition: Callable[[], bool]) -> 
 
 START_UP_SECONDS = 0.2
 """Enough to be in the middle of one's own imports; other processes come later on any machine."""
-KILLS = (
-    Kill(stage=Stage.START_UP),
-    Kill(stage=Stage.PREPARING),
+EARLY_KILLS = (Kill(stage=Stage.START_UP), Kill(stage=Stage.PREPARING))
+LATE_KILLS = (
     Kill(stage=Stage.TRIAL),
     Kill(stage=Stage.TRIAL, stored=2),
     Kill(stage=Stage.START_UP, stored=2),
 )
-"""No two alike. Each that comes late pays for a whole start, which is most of this test's time."""
+"""No two alike. Each that comes late pays for a whole start, which is most of this test's time: without a probe and
+predictions, that is less."""
 
 
 def test_killed_at_every_stage_it_goes_on_to_the_same_frontier(folder: Path) -> None:
     write_model(folder, tiny_model(vocabulary=16384, hidden=128))
     (folder / "space.yaml").write_text(FEW_CONFIGS)
     asked = ("--in-place", "--seq-len", "128")  # activations enough to stand out of the heap's noise
+    kill_again_and_again(folder, EARLY_KILLS, *asked)
+    asked = (*asked, "--no-predict")
     limited = (*asked, "--memory-limit", "2GiB")
     undisturbed = folder / "undisturbed.db"
     alongside = command(folder, *limited, "--store", str(undisturbed), program=EVEN_SPEEDS)
     # Speeds come from a formula and memory is each process's own: the two searches may run at once.
     elsewhere = {**os.environ, "AUTOFIT_TEST_FOLDER": ""}
     with subprocess.Popen(alongside, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=elsewhere) as other:
-        kill_again_and_again(folder, KILLS, *asked)
+        kill_again_and_again(folder, LATE_KILLS, *asked)
         expected = json.loads(other.communicate()[0])
     known = len({t.config for t in trials(folder)})
     assert 2 <= known < FEW
@@ -339,12 +341,12 @@ def test_killed_through_ray_nothing_is_lost_and_no_process_stays(folder: Path) -
     # What Kubernetes, systemd and Slurm send is an interrupt, as Ctrl-C is.
     kinds = (signal.SIGKILL, signal.SIGTERM)
     kills = [Kill(stage=Stage.TRIAL, stored=number, kind=kind) for number, kind in enumerate(kinds, start=1)]
-    assert kill_again_and_again(folder, kills) == [-signal.SIGKILL, 130]
+    assert kill_again_and_again(folder, kills, "--no-predict") == [-signal.SIGKILL, 130]
     with Store.open(str(folder / "store.db")) as store:
         assert store.searches()[0].status == "interrupted"
     measured = {t.config.key for t in trials(folder)}
     assert measured
-    asked = ("--in-place", "--memory-limit", "2GiB", "--max-trials", "1")
+    asked = ("--in-place", "--memory-limit", "2GiB", "--max-trials", "1", "--no-predict")
     answer, _ = run(folder, *asked, program=EVEN_SPEEDS)
     assert answer["answered_from_store"] == len(measured)
     assert answer["recommendation"]["provenance"] == "measured"
@@ -383,7 +385,7 @@ def cluster(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_running_cluster_is_used_and_left_as_it_was(folder: Path, cluster: str) -> None:
-    asked = ("--ray-address", cluster, "--memory-limit", "2GiB", "--max-trials", "2")
+    asked = ("--ray-address", cluster, "--memory-limit", "2GiB", "--max-trials", "2", "--no-predict")
     answer, _ = run(folder, *asked, program=EVEN_SPEEDS)
     assert answer["recommendation"]["provenance"] == "measured"
     assert answer["trials"] == len(trials(folder)) == 2
@@ -400,7 +402,7 @@ def test_a_running_cluster_is_used_and_left_as_it_was(folder: Path, cluster: str
 def test_sigint_ends_with_130_and_keeps_what_was_measured(folder: Path) -> None:
     process = subprocess.Popen(
         # Of the sixteen configs most are still to come when the first is stored: speeds do not end this search.
-        command(folder, "--in-place", "--memory-limit", "2GiB", program=EVEN_SPEEDS),
+        command(folder, "--in-place", "--memory-limit", "2GiB", "--no-predict", program=EVEN_SPEEDS),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

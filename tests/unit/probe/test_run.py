@@ -16,6 +16,7 @@ from autofit.operations.probing import rates_of
 from autofit.probe import kernels
 from autofit.probe.bench import Bench
 from autofit.probe.products import fitted
+from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, SLOW_SECONDS, _enough
 from autofit.probe.run import OUT_OF_TIME, run
 from autofit.probe.shapes import Shapes
 from autofit.trial.site import cpu
@@ -69,6 +70,13 @@ def test_what_is_left_when_the_time_is_over_counts_as_failed() -> None:
 def test_a_device_on_which_nothing_can_begin_is_an_error() -> None:
     with pytest.raises(EnvironmentLacks, match=r"cannot be probed: .*No module named"):
         run(tiny_model(), HERE, STACK, child=children.absent)
+
+
+def test_a_slow_step_is_run_once_and_a_fast_one_until_its_time_is_known() -> None:
+    slow, usual, fast = [SLOW_SECONDS, 3.0], [MOST_SECONDS / 2, 0.2], [0.01, 0.005]
+    rounds = {name: next(n for n in range(20) if _enough([each] * n)) for name, each in
+              {"slow": slow, "usual": usual, "fast": fast}.items()}  # fmt: skip
+    assert rounds == {"slow": 1, "usual": 1 + LEAST_ROUNDS, "fast": 1 + MOST_ROUNDS}
 
 
 def test_rates_of_products_are_those_that_explain_the_times_and_never_nothing() -> None:

@@ -7,6 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -25,6 +26,7 @@ from autofit.search.runs import MACHINERY_FAILURES
 from autofit.trial.request import TrialRequest
 
 NO_GAIN = "no untried config is expected to gain enough on average: "
+LATTICE = cpu_lattice(make_job())
 SEEDS = range(6)
 SHARES = (0.15, 0.5, 0.9)
 """Of the configs, how many fit: few full fine-tunings, about half of all, nearly all."""
@@ -40,6 +42,12 @@ def searched(truth: Truth, share: float = 0.5, **options: object) -> Run:
     run = prepare(truth, limit_for(truth, share), **options)  # type: ignore[arg-type]
     run.search.run()
     return run
+
+
+@cache
+def of_world(seed: int, share: float) -> Run:
+    """The search of one world, which several tests judge."""
+    return searched(Truth(make_job(), LATTICE, seed), share)
 
 
 def check_counts(run: Run) -> None:
@@ -60,8 +68,8 @@ def check_counts(run: Run) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("share", SHARES)
-def test_the_best_that_fits_is_found(lattice: Lattice, job: object, seed: int, share: float) -> None:
-    run = searched(Truth(make_job(), lattice, seed), share)
+def test_the_best_that_fits_is_found(seed: int, share: float) -> None:
+    run = of_world(seed, share)
     assert run.regret < WITHIN_TIES
     assert run.progress.done < 40
     assert run.progress.stopped_because.startswith(NO_GAIN)
@@ -74,11 +82,11 @@ def test_what_is_reported_includes_every_trial_that_has_ended(lattice: Lattice) 
     assert len(run.unknown) > run.progress.done and not any(run.unknown)
 
 
-def test_the_stated_regret_holds_in_nineteen_of_twenty_worlds(lattice: Lattice) -> None:
+def test_the_stated_regret_holds_in_nineteen_of_twenty_worlds() -> None:
     bounds, held = [], []
     for seed in range(12):
         for share in SHARES:
-            run = searched(Truth(make_job(), lattice, seed), share)
+            run = of_world(seed, share)
             assert run.progress.regret_bound is not None
             bounds.append(run.progress.regret_bound)
             held.append(run.regret <= run.progress.regret_bound)
@@ -102,8 +110,8 @@ def test_a_thorough_search_ends_at_its_limits(lattice: Lattice) -> None:
     assert run.pool.submitted[-1].config in [r.config for r in run.pool.submitted[:-1]], "the last verifies the winner"
 
 
-def test_on_average_the_best_is_found_to_half_a_percent(lattice: Lattice) -> None:
-    regrets = [searched(Truth(make_job(), lattice, seed), share).regret for seed in range(12) for share in SHARES]
+def test_on_average_the_best_is_found_to_half_a_percent() -> None:
+    regrets = [of_world(seed, share).regret for seed in range(12) for share in SHARES]
     assert sum(regrets) / len(regrets) < 0.005
 
 
@@ -133,9 +141,6 @@ def test_the_promises_hold_with_several_workers(lattice: Lattice, size: int) -> 
         assert run.regret < WITHIN_TIES
         assert (run.opened, run.pool.closed) == (1, 1)
         check_counts(run)
-
-
-LATTICE = cpu_lattice(make_job())
 
 
 @settings(max_examples=15, deadline=None)
