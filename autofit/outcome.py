@@ -224,12 +224,11 @@ class StepWork:
     """Version of the estimator that counted the work; counts of different versions cannot be compared."""
     update: Mapping[str, float] = field(default_factory=dict, hash=False)
     """The part of it that the optimizer's update does."""
-    moved_bytes: float = 0.0
-    """Bytes moved between the device and the host; the time that this takes is part of `waiting_seconds`."""
-    beside_seconds: float = 0.0
-    """Seconds of transfers between ranks that overlap with the arithmetic, at the links' own speed."""
-    waiting_seconds: float = 0.0
-    """Seconds of transfers, and of an update on the host, that the device waits for, as guessed from data sheets."""
+    waits: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Bytes of transfers and of updates on the host that the device waits for, by kind
+    (`core.work_kinds.TRANSFERS`)."""
+    beside: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """The same of transfers that overlap with the arithmetic."""
 
     def times(self, ranks: int) -> StepWork:
         """The same work done `ranks` times by one processor; what the ranks wait for, they wait for together."""
@@ -255,8 +254,14 @@ class StepWork:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any] | None) -> StepWork | None:
-        """The inverse of `to_json`; None for work that an earlier version counted in other kinds."""
-        return None if data is None or "amounts" not in data else cls(**data)
+        """The inverse of `to_json`; None for work that an earlier version counted in other kinds, or with transfers in
+        seconds."""
+        if data is None or "amounts" not in data:
+            return None
+        in_seconds = {name: data[name] for name in ("moved_bytes", "beside_seconds", "waiting_seconds") if name in data}
+        if any(in_seconds.values()):
+            return None
+        return cls(**{name: value for name, value in data.items() if name not in in_seconds})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,20 @@ def transfer(way: str, *, pinned: bool) -> str:
     return f"transfers {way}, {'pinned' if pinned else 'not pinned'}, bytes per second"
 
 
+BETWEEN_RANKS = "between ranks"
+"""The part that only trials of several devices need."""
+COLLECTIVES = ("reduction", "gather")
+
+
+def collective(name: str) -> str:
+    """The figure of one of the `COLLECTIVES` between ranks: what each sends to others."""
+    return f"{name} between ranks, bytes per second"
+
+
+UPDATE_ON_HOST = "update on the host, bytes per second"
+"""The figure of an optimizer that runs there: what it reads and writes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbePart:
     """One part of a probe: what it has measured, or why it has not."""
@@ -94,11 +108,11 @@ class Probe:
         return tuple(part.name for part in self.parts if part.failure and OUT_OF_MEMORY.search(part.failure))
 
     def completed_by(self, later: Probe) -> Probe:
-        """This one with the parts of `later` in place of its own of the same names."""
-        anew = {part.name: part for part in later.parts}
+        """This one with the parts of `later` besides, or in place of its own of the same names."""
+        every = {part.name: part for part in (*self.parts, *later.parts)}
         return replace(
             self,
-            parts=tuple(anew.get(part.name, part) for part in self.parts),
+            parts=tuple(every.values()),
             steps=later.steps or self.steps,
             recorded_at=later.recorded_at,
             device_state=later.device_state,

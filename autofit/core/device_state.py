@@ -122,8 +122,8 @@ class CardState:
         the hardware that the trial is stored under; None for the card's default."""
         found = [f"throttled: {reason}" for reason in self.throttle_reasons]
         limit, usual = self.power_limit_watts, expected_watts or self.power_limit_default_watts
-        if limit is not None and usual is not None and limit < (1 - TOLERATED) * usual:
-            found.append(f"throttled: power limit of {limit:.0f} W in place of {usual:.0f} W")
+        if limit is not None and usual is not None and abs(limit / usual - 1.0) > TOLERATED:
+            found.append(f"power limit of {limit:.0f} W in place of {usual:.0f} W")
         if (self.others_share or 0.0) > TOLERATED:
             found.append(f"another process used {self.others_share:.0%} of the card")
         if self.others_share is None and (self.others_bytes or 0) > IDLE_BYTES:
@@ -147,11 +147,14 @@ class DeviceState:
 
     def doubts(self, hardware: Hardware) -> tuple[str, ...]:
         """Why a trial on `hardware` is not to be trusted in its speed, each reason in a few words; empty if it is. What
-        it shows of memory can be trusted anyway. A card's trial is not judged by its host's load: only launches, which
-        run ahead of the card, feel it."""
+        it shows of memory can be trusted anyway. A card's host needs one core, to launch operations."""
         if hardware.kind == "cpu":
             return () if self.processor is None else self.processor.doubts(self.seconds)
-        return tuple(dict.fromkeys(reason for card in self.cards for reason in card.doubts(hardware.power_limit_watts)))
+        found = [reason for card in self.cards for reason in card.doubts(hardware.power_limit_watts)]
+        if self.processor is not None:
+            launching = replace(self.processor, threads=1)
+            found += [f"the host launches late: {reason}" for reason in launching.doubts(self.seconds)]
+        return tuple(dict.fromkeys(found))
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -22,6 +22,16 @@ FRESH = "fresh"
 
 FLOP, BYTE, OPERATION = "FLOP", "byte", "operation"
 
+LINK, HOST_LINK, DISK_READ, DISK_WRITTEN, HOST_UPDATE = TRANSFERS = (
+    "between ranks",
+    "to and from the host",
+    "read from disk",
+    "written to disk",
+    "updated on the host",
+)
+"""Bytes that a rank sends to others, or that cross the link to its host, one way or the other; that the ranks of a host
+together read from its disk and write to it; and that an optimizer reads and writes there for all of them."""
+
 
 def product(number_format: str, layout: str) -> str:
     """FLOPs of products of two matrices."""

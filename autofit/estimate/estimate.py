@@ -239,11 +239,11 @@ class Estimate:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
         """The inverse of `to_json`, except for the advice, the hosts, which `timed` sets, and what trials have shown,
-        which `judged` sets; other keys are ignored."""
+        which `judged` sets; other keys are ignored. Raises `ValueError` for work as an earlier version counted it."""
         return cls(
             config=Config.from_json(data["config"]),
             assumptions=tuple(data["assumptions"]),
-            work=StepWork.from_json(data["work"]),
+            work=_work(data["work"]),
             **{name: data[name] for name in _AS_STORED},
         )
 
@@ -262,6 +262,15 @@ class Estimate:
 
 
 _SET_ELSEWHERE = ("devices", "ranks_per_host", "host_memory_bytes", "memory_deviation", "advice", "lightest")
+
+
+def _work(data: Mapping[str, Any] | None) -> StepWork | None:
+    work = StepWork.from_json(data)
+    if work is None and data is not None:
+        raise ValueError("its work was counted by an earlier version")
+    return work
+
+
 _AS_STORED = tuple(f.name for f in fields(Estimate) if f.name not in ("config", "assumptions", "work", *_SET_ELSEWHERE))
 """The fields whose values `to_json` leaves as they are."""
 

@@ -24,7 +24,7 @@ from autofit.estimate.speed import Rates, prior, step_work
 from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline, timeline
 from autofit.estimate.traces import Decoder, Loss, Traces, alone, common
-from autofit.estimate.transfers import seconds as transfer_seconds
+from autofit.estimate.transfers import amounts as transferred
 from autofit.estimate.work import Costs
 from autofit.lattice import Config
 from autofit.outcome import StepWork
@@ -141,10 +141,9 @@ class Estimator:
             traced.costs,
             traced.update_costs,
             sheet,
-            moved_bytes=traced.traffic.hosted,
             dispatched=traced.traffic.dispatched,
             operation=slower,
-            transfers=transfer_seconds(traced.traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
+            transfers=transferred(traced.traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
         )
         # The rates are those of all cores together, which the ranks on a CPU share.
         return work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work

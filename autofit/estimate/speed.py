@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from autofit.catalog.hardware import Card, cards, named
 from autofit.core.work_kinds import FLOP, FRESH, INDEX, KINDS, LAUNCH, OPERATION, QUANTISE_8BIT, format_of, unit
+from autofit.estimate.transfers import seconds_per_byte
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.hardware import Hardware
 from autofit.outcome import StepWork
@@ -83,9 +85,10 @@ class Rates:
     """Number of trials that the rates were fitted to; 0 for a guess."""
     relative_error: float = 0.5
     """Median relative error on held-out trials, or the uncertainty of the guess."""
+    transfers: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Seconds per byte of each kind of transfer (`core.work_kinds.TRANSFERS`)."""
     waiting: float = 1.0
-    """Seconds that the arithmetic waits for transfers and for the host, over those that are guessed
-    (`StepWork.waiting_seconds`)."""
+    """Seconds that the arithmetic waits for transfers and for the host, over those that `transfers` tells."""
     waiting_error: float | None = None
     """Median relative error of those seconds on held-out trials; None where no trial waited."""
     stand_in: str | None = None
@@ -107,7 +110,7 @@ class Rates:
 
     def waiting_share(self, work: StepWork) -> float:
         """The part of the predicted time of `work` in which the arithmetic waits."""
-        return self.waiting * work.waiting_seconds / seconds(work, self)
+        return self.waiting * _waits(work, self) / seconds(work, self)
 
     def error_of(self, work: StepWork) -> float:
         """Expected relative error of the predicted time of `work`."""
@@ -126,6 +129,11 @@ def prior(hardware: Hardware) -> Rates | None:
     An NVIDIA device that is not in the catalog, or whose entry lacks a figure, gets those of the cards of the nearest
     compute capability; None for any other such accelerator.
     """
+    found = _of_device(hardware)
+    return None if found is None else replace(found, transfers=seconds_per_byte(hardware))
+
+
+def _of_device(hardware: Hardware) -> Rates | None:
     if hardware.kind == "cpu":
         return _of_cores(max(hardware.cores, 1))
     found = named(hardware.name)
@@ -205,10 +213,9 @@ def step_work(
     update: Costs,
     prior: Rates,
     *,
-    moved_bytes: float = 0.0,
     operation: float = 1.0,
     dispatched: float = 0.0,
-    transfers: tuple[float, float] = (0.0, 0.0),
+    transfers: tuple[Mapping[str, float], Mapping[str, float]] = ({}, {}),
 ) -> StepWork:
     """The sum of the operations of the micro-steps and of the update. On an accelerator each counts by its arithmetic
     or by its bytes, whichever takes longer according to `prior`; on a CPU by both: a matrix product first packs its
@@ -217,7 +224,7 @@ def step_work(
 
     The guess decides that, never fitted rates, so that a step's work does not depend on what the trials show.
     `operation` is each operation's host time in units of a usual one's, `dispatched` is host time besides, in the same
-    units; `transfers` are the seconds that transfers take (overlapped with the arithmetic, while it waits).
+    units; `transfers` are bytes by kind (of transfers that overlap with the arithmetic, of those that it waits for).
     """
     steps = sum((_amounts(cost, prior, operation) for cost in costs), np.zeros(len(KINDS)))
     steps[INDEX[LAUNCH]] += dispatched
@@ -225,10 +232,9 @@ def step_work(
     return StepWork(
         amounts=_named(steps + of_update),
         update=_named(of_update),
-        moved_bytes=float(moved_bytes),
         estimator=ESTIMATOR_VERSION,
-        beside_seconds=transfers[0],
-        waiting_seconds=transfers[1],
+        beside=transfers[0],
+        waits=transfers[1],
     )
 
 
@@ -272,7 +278,7 @@ def features(work: StepWork) -> Features:
 def seconds(work: StepWork, rates: Rates) -> float:
     """Time of the work: an accelerator hides the host's part behind its own unless the host is slower; transfers that
     overlap with both count only where they take longer."""
-    return _without_waiting(work, rates) + rates.waiting * work.waiting_seconds
+    return _without_waiting(work, rates) + rates.waiting * _waits(work, rates)
 
 
 def micro_step_seconds(work: StepWork, rates: Rates, accumulation: int) -> float:
@@ -281,7 +287,16 @@ def micro_step_seconds(work: StepWork, rates: Rates, accumulation: int) -> float
 
 
 def _without_waiting(work: StepWork, rates: Rates) -> float:
-    return max(float(_parts(work, rates).sum()), work.beside_seconds)
+    return max(float(_parts(work, rates).sum()), _transferred(work.beside, rates))
+
+
+def _waits(work: StepWork, rates: Rates) -> float:
+    return _transferred(work.waits, rates)
+
+
+def _transferred(moved: Mapping[str, float], rates: Rates) -> float:
+    """Seconds of transfers, given in bytes by kind."""
+    return math.fsum(size * rates.transfers[kind] for kind, size in moved.items())
 
 
 def _parts(work: StepWork, rates: Rates) -> Features:
@@ -327,7 +342,7 @@ def calibrated(
     def held_out(missed: Callable[[StepWork, float, Rates], float], *, waiting: bool) -> list[float]:
         by_group: dict[str, list[float]] = {}
         for (work, taken), flag, group in told:
-            if work.waiting_seconds if waiting else not flag:
+            if work.waits if waiting else not flag:
                 by_group.setdefault(group, []).append(missed(work, taken, rates[group]))
         return [float(np.median(errors)) for errors in by_group.values()]
 
@@ -361,7 +376,7 @@ def _fitted(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]
     """The rates and the factor of waiting, each in turn while the other stands; with each trial comes whether it
     shows waiting alone."""
     computing = [shown for shown, only_waiting in measured if not only_waiting]
-    waiting = [(work, taken) for (work, taken), _ in measured if work.waiting_seconds]
+    waiting = [(work, taken) for (work, taken), _ in measured if work.waits]
     found = _computing(prior, computing)
     if waiting:
         found = _computing(replace(prior, waiting=_waiting(found, waiting, prior.waiting)), computing)
@@ -370,9 +385,9 @@ def _fitted(prior: Rates, measured: Sequence[tuple[tuple[StepWork, float], bool]
 
 
 def _waiting(rates: Rates, measured: Sequence[tuple[StepWork, float]], prior: float) -> float:
-    """Seconds of waiting over those guessed: least squares of relative errors, shrunk towards `prior` (ridge
-    regression)."""
-    shares = np.array([work.waiting_seconds / taken for work, taken in measured])
+    """Seconds of waiting over those that `rates.transfers` tells: least squares of relative errors, shrunk towards
+    `prior` (ridge regression)."""
+    shares = np.array([_waits(work, rates) / taken for work, taken in measured])
     left = np.array([1.0 - _without_waiting(work, rates) / taken for work, taken in measured])
     found = (shares @ left + WAITING_WEIGHT**2 * prior) / (shares @ shares + WAITING_WEIGHT**2)
     return max(float(found), LEAST_RATIO)
@@ -384,7 +399,7 @@ def _computing(prior: Rates, measured: Sequence[tuple[StepWork, float]]) -> Rate
     ratio to the scaled guess."""
     if not measured:
         return prior
-    taken = np.array([max(time - prior.waiting * work.waiting_seconds, LEAST_RATIO * time) for work, time in measured])
+    taken = np.array([max(time - prior.waiting * _waits(work, prior), LEAST_RATIO * time) for work, time in measured])
 
     def relative(rates: Rates) -> Features:
         shares: Features = np.array([_parts(work, rates) for work, _ in measured]) / taken[:, None]

@@ -1,10 +1,11 @@
-"""How long a rank's transfers take: between ranks, to and from host memory, to and from a disk."""
+"""What a rank transfers, and how fast: between ranks, to and from host memory, to and from a disk."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from autofit.catalog.hardware import named
+from autofit.core.work_kinds import DISK_READ, DISK_WRITTEN, HOST_LINK, HOST_UPDATE, LINK
 from autofit.hardware import Hardware
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ LINK_EFFICIENCY = 0.75
 PCIE_BYTES_PER_SECOND = 32e9
 """Of PCIe 4.0 x16 one way (PCI-SIG, PCI Express Base Specification 4.0: 16 GT/s times 16 lanes), for a device whose
 links are unknown."""
-DISK_READ, DISK_WRITE = 7.0e9, 5.0e9
+DISK_READ_BYTES_PER_SECOND, DISK_WRITTEN_BYTES_PER_SECOND = 7.0e9, 5.0e9
 """Bytes per second of one NVMe drive on PCIe 4.0 x4 (Samsung PM9A3 data sheet: 6.9 GB/s read, 4.1 to 4.0 GB/s written;
 Samsung 990 PRO: 7.45 and 6.9); round figures, as the drive is unknown. All ranks of a machine use the same drive."""
 DRAM_BYTES_PER_SECOND = 50e9
@@ -25,30 +26,39 @@ LOOPBACK_BYTES_PER_SECOND = 2e9
 """Between two processes on one CPU through gloo; an order of magnitude."""
 
 
-def seconds(traffic: Traffic, hardware: Hardware, *, ranks_per_host: int) -> tuple[float, float]:
-    """(seconds overlapped with the arithmetic, seconds that the arithmetic waits for), of a rank's `traffic`.
+def amounts(traffic: Traffic, hardware: Hardware, *, ranks_per_host: int) -> tuple[dict[str, float], dict[str, float]]:
+    """(bytes that move beside the arithmetic, bytes that it waits for) of a rank's `traffic`, by kind.
 
     The ranks on one host share its disk and its memory; a GPU has a link to the host of its own.
     """
-    link, host = bandwidths(hardware)
-    collectives = traffic.linked / link
-    beside = collectives if traffic.overlapped else 0.0
-    waits = collectives - beside
-    waits += traffic.hosted / host * (ranks_per_host if hardware.kind == "cpu" else 1)
-    waits += ranks_per_host * (traffic.disk_read / DISK_READ + traffic.disk_written / DISK_WRITE)
-    waits += ranks_per_host * traffic.updated_on_host / DRAM_BYTES_PER_SECOND
-    return beside, waits
+    linked = {LINK: traffic.linked} if traffic.linked else {}
+    waits = {
+        HOST_LINK: traffic.hosted * (ranks_per_host if hardware.kind == "cpu" else 1),
+        DISK_READ: traffic.disk_read * ranks_per_host,
+        DISK_WRITTEN: traffic.disk_written * ranks_per_host,
+        HOST_UPDATE: traffic.updated_on_host * ranks_per_host,
+    }
+    waits = {kind: float(size) for kind, size in waits.items() if size}
+    return (linked, waits) if traffic.overlapped else ({}, linked | waits)
 
 
-def bandwidths(hardware: Hardware) -> tuple[float, float]:
-    """Bytes per second one way (between ranks, between a device and its host): the data sheets' figures less losses. A
-    card without a link to others goes through its host."""
+def seconds_per_byte(hardware: Hardware) -> dict[str, float]:
+    """Of each kind of transfer: the data sheets' figures less losses. A card without a link to others goes through its
+    host."""
     if hardware.kind == "cpu":
-        return LOOPBACK_BYTES_PER_SECOND, DRAM_BYTES_PER_SECOND
-    card = named(hardware.name)
-    host = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
-    link = card.interconnect.bytes_per_second if card is not None and card.interconnect else host
-    return LINK_EFFICIENCY * link, LINK_EFFICIENCY * host
+        link, host = LOOPBACK_BYTES_PER_SECOND, DRAM_BYTES_PER_SECOND
+    else:
+        card = named(hardware.name)
+        host = card.host_link.bytes_per_second if card is not None and card.host_link else PCIE_BYTES_PER_SECOND
+        link = card.interconnect.bytes_per_second if card is not None and card.interconnect else host
+        link, host = LINK_EFFICIENCY * link, LINK_EFFICIENCY * host
+    return {
+        LINK: 1.0 / link,
+        HOST_LINK: 1.0 / host,
+        DISK_READ: 1.0 / DISK_READ_BYTES_PER_SECOND,
+        DISK_WRITTEN: 1.0 / DISK_WRITTEN_BYTES_PER_SECOND,
+        HOST_UPDATE: 1.0 / DRAM_BYTES_PER_SECOND,
+    }
 
 
 def why_no_host_link(hardware: Hardware) -> str | None:

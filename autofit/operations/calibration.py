@@ -63,7 +63,7 @@ def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial
     every = _latest(newest_first)
     alone = _alone(every)
     # How long transfers and the host take, the others show, too.
-    shown = {**alone, **{key: (work, taken) for key, (work, taken) in every.items() if work.waiting_seconds}}
+    shown = {**alone, **{key: (work, taken) for key, (work, taken) in every.items() if work.waits}}
     groups = [workload for workload, _ in shown]
     known = workload_key in {workload for workload, _ in alone}
     return calibrated(guess, list(shown.values()), () if known else groups, [key not in alone for key in shown])
@@ -86,10 +86,10 @@ def _latest(newest_first: Iterable[Trial]) -> Shown:
     """The latest measurement of each config and workload; a full one is preferred to one that was stopped early.
 
     Trials that were not predicted by this version of the estimator are skipped, as are compiled ones, whose work the
-    compiler has changed.
+    compiler has changed. Those whose time is in doubt count only where a config has no other.
     """
     found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
-    for trial in newest_first:
+    for trial in sorted(newest_first, key=lambda trial: bool(trial.doubts)):  # the newest first within each
         said = trial.prediction
         if said is None or said.work is None or not is_current(said) or trial.config.get("compile") is True:
             continue

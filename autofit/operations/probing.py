@@ -10,8 +10,18 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from autofit.catalog.models import Model, load
-from autofit.core.device_probe import WAYS, MeasuredStep, Probe, shapes_key, transfer
-from autofit.core.work_kinds import INDEX, KINDS
+from autofit.core.device_probe import (
+    BETWEEN_RANKS,
+    COLLECTIVES,
+    UPDATE_ON_HOST,
+    WAYS,
+    MeasuredStep,
+    Probe,
+    collective,
+    shapes_key,
+    transfer,
+)
+from autofit.core.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LINK, update
 from autofit.errors import StoreError
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.hardware import Hardware, Stack
@@ -67,32 +77,43 @@ def probe(
         return probed(load(named), hardware, stack, opened, fresh=fresh)
 
 
-def probed(model: Model, hardware: Hardware, stack: Stack, store: Store, *, fresh: bool = False) -> tuple[Probe, bool]:
+def probed(
+    model: Model, hardware: Hardware, stack: Stack, store: Store, *, fresh: bool = False, ranks: int = 1
+) -> tuple[Probe, bool]:
     """`probe` for a device that is known, in an open store. One that met a busy or throttled device is made once more,
     and again in the next search, as is one that trials have contradicted since; of one that ran out of memory, the
-    parts that did."""
+    parts that did. What happens between `ranks` is measured once there are several, whatever their number."""
     known = None if fresh else stored_probe(hardware, stack, store, model.digest)
     if known is not None and (known.shapes_key != shapes_key(model.digest) or known.doubts):
         known = None
     if known is not None and _contradicted(known, store):
         known = None
-    if known is not None and not known.out_of_memory:
+    if known is not None and not _lacking(known, ranks):
         return known, False
-    made = undisturbed_probe(model, hardware, stack, known)
+    made = undisturbed_probe(model, hardware, stack, known, ranks=ranks)
     store.keep_probe(made)
     return made, True
 
 
-def undisturbed_probe(model: Model, hardware: Hardware, stack: Stack, known: Probe | None = None) -> Probe:
+def _lacking(known: Probe, ranks: int) -> tuple[str, ...]:
+    """The parts of a stored probe that are to be measured now."""
+    between = () if ranks == 1 or any(part.name == BETWEEN_RANKS for part in known.parts) else (BETWEEN_RANKS,)
+    return (*known.out_of_memory, *between)
+
+
+def undisturbed_probe(
+    model: Model, hardware: Hardware, stack: Stack, known: Probe | None = None, *, ranks: int = 1
+) -> Probe:
     """A new probe, made while no trial runs on the device, and a second time if something else did; of one that is
-    `known`, only the parts that ran out of memory. Raises `EnvironmentLacks`."""
+    `known`, only the parts that it lacks. Raises `EnvironmentLacks`."""
     from autofit.probe.run import run
 
     with device_lock.held(device_lock.names(hardware.kind), waiting=tell_of_waiting):
         if known is not None:
-            return known.completed_by(run(model, hardware, stack, known=known, parts=known.out_of_memory))
-        made = run(model, hardware, stack)
-        return run(model, hardware, stack) if made.doubts else made
+            lacking = _lacking(known, ranks)
+            return known.completed_by(run(model, hardware, stack, known=known, parts=lacking, ranks=ranks))
+        made = run(model, hardware, stack, ranks=ranks)
+        return run(model, hardware, stack, ranks=ranks) if made.doubts else made
 
 
 def _contradicted(found: Probe, store: Store) -> bool:
@@ -135,8 +156,7 @@ def stored_probe(hardware: Hardware, stack: Stack, store: Store, model_digest: s
 
 def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
     """`guess` with the rates that a probe has measured in its place, scaled by what a few layers' real step took: the
-    rates of a decoder layer's operations by what two further layers add, the others by what is left. What is waited for
-    is scaled by what transfers took.
+    rates of a decoder layer's operations by what two further layers add, the others by what is left.
 
     `shapes` is the key of the shapes that the rates are wanted for.
     """
@@ -155,19 +175,25 @@ def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
         missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
         scaled = calibrated(rates, _apart(found.steps, shown))
         rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
-    rates = replace(rates, waiting=_waiting(found))
+    rates = replace(rates, transfers={**rates.transfers, **_transfers(found)})
     other = shapes is not None and shapes != found.shapes_key
     more = OTHER_SHAPES_ERROR * other + DOUBTED_ERROR * bool(found.doubts)
     return replace(rates, relative_error=rates.relative_error + more)
 
 
-def _waiting(found: Probe) -> float:
-    """Seconds of a transfer between the device and its host over those guessed, by the slower way."""
-    from autofit.estimate.transfers import bandwidths
-
-    measured = [found.figures.get(transfer(way, pinned=True)) for way in WAYS]
-    known = [rate for rate in measured if rate]
-    return bandwidths(found.hardware)[1] / min(known) if known else 1.0
+def _transfers(found: Probe) -> dict[str, float]:
+    """Seconds per byte of the transfers that were measured: to and from the host by the slower way of pinned memory,
+    between ranks by the slower collective. A processor updates what is offloaded as it updates everything else."""
+    figures = found.figures
+    ways = {
+        HOST_LINK: [figures.get(transfer(way, pinned=True)) for way in WAYS],
+        LINK: [figures.get(collective(name)) for name in COLLECTIVES],
+        HOST_UPDATE: [figures.get(UPDATE_ON_HOST)],
+    }
+    slowest = {kind: min((rate for rate in rates if rate), default=None) for kind, rates in ways.items()}
+    measured = {kind: 1.0 / rate for kind, rate in slowest.items() if rate}
+    own = found.seconds_per.get(update("fp32"))
+    return {HOST_UPDATE: own, **measured} if found.hardware.kind == "cpu" and own else measured
 
 
 def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:
@@ -196,11 +222,11 @@ def probed_guess(
     return rates_of(found, guess, shapes=None if model_digest is None else shapes_key(model_digest))
 
 
-def make_sure(model: Model, hardware: Hardware, stack: Stack, store: Store) -> None:
+def make_sure(model: Model, hardware: Hardware, stack: Stack, store: Store, *, ranks: int = 1) -> None:
     """Probe the device unless the store has it; a failure costs only what the probe would have shown."""
     from autofit.errors import AutofitError, in_one_line
 
     try:
-        probed(model, hardware, stack, store)
-    except (AutofitError, StoreError, OSError) as error:
+        probed(model, hardware, stack, store, ranks=ranks)
+    except (AutofitError, StoreError, OSError, ValueError) as error:
         _log.warning("autofit: continuing without a probe of the device, which failed: %s", in_one_line(error))

@@ -15,9 +15,9 @@ ACCELERATOR_POOL_BYTES = 512 * 1024**2
 """Operands are taken from a buffer this large in turn: several times the last level of cache."""
 REPEATS = 12
 """Most repeats of one measurement."""
-SLOW = 4.0
-"""A first call that takes so many times longer than the whole measurement should is not repeated: what it does only
-once is small beside that."""
+SLOW_SECONDS = 1.0
+"""A first call that takes as long is not repeated where the measurement should take less: kernels that are loaded or
+generated once take a fraction of that."""
 clock = time.perf_counter
 
 
@@ -58,9 +58,9 @@ class Bench:
 
     def seconds(self, call: Callable[[], Any], *, most: float) -> float:
         """Seconds of one call: the least of a few, which take about `most` seconds after a first one that does not
-        count. Only where that takes `SLOW` times as long does it count itself."""
+        count. Only where that takes `SLOW_SECONDS` does it count itself."""
         first = self._timed(call, 1)
-        if first >= SLOW * most:
+        if first >= max(SLOW_SECONDS, most):
             return first
         again = self._timed(call, 1)
         if self.accelerator:

@@ -12,13 +12,14 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.core.device_probe import MeasuredStep
+from autofit.core.device_probe import BETWEEN_RANKS, MeasuredStep
 from autofit.hardware import Hardware, Stack
 from autofit.probe.shapes import Shapes
 from autofit.techniques import Job
 from autofit.workload import Workload
 
-TRANSFERS, KERNELS = "transfers", "attention kernels"
+TRANSFERS, KERNELS, ON_HOST = "transfers", "attention kernels", "updates on the host"
+FIGURES = (TRANSFERS, KERNELS, ON_HOST, BETWEEN_RANKS)
 """The parts whose figures are no rates of a kind of work."""
 
 Found = Iterator[dict[str, float] | MeasuredStep]
@@ -37,6 +38,7 @@ class Prober:
         use_threads(threads_per_rank(hardware, None))
         torch.manual_seed(0)
         self._reports = reports
+        self._ranks = int(request["ranks"])
         self._seconds_per: dict[str, float] = dict(request["seconds_per"])
         self._bench = Bench(torch.device(hardware.kind))
         self._shapes = Shapes.from_json(request["shapes"])
@@ -56,7 +58,7 @@ class Prober:
         }
 
     def _others(self) -> dict[str, Callable[[], Found]]:
-        from autofit.probe import kernels, memory_bound, transfers, updates
+        from autofit.probe import kernels, memory_bound, ranks, transfers, updates
 
         pages: dict[str, Callable[[], Found]] = {
             "new pages": partial(memory_bound.measure_pages, self._bench, self._shapes)
@@ -64,11 +66,14 @@ class Prober:
         of_accelerators: dict[str, Callable[[], Found]] = {
             TRANSFERS: partial(transfers.measure, self._bench),
             KERNELS: partial(kernels.measure, self._bench, self._shapes),
+            ON_HOST: partial(updates.measure_on_host, self._bench),
         }
+        of_ranks: dict[str, Callable[[], Found]] = {BETWEEN_RANKS: partial(ranks.measure, self._bench, self._ranks)}
         return {
             **(of_accelerators if self._bench.accelerator else pages),
             "updates": partial(updates.measure, self._bench, self._shapes),
             "quantisation": partial(updates.measure_quantised, self._bench, self._shapes),
+            **(of_ranks if self._ranks > 1 else {}),
             "launches": self._launches,
             "real step": self._real_step,
         }
@@ -97,7 +102,7 @@ class Prober:
             for found in self._parts[name]():
                 if isinstance(found, MeasuredStep):
                     self.send({"step": asdict(found)})
-                elif name in (TRANSFERS, KERNELS):
+                elif name in FIGURES:
                     self.send({"figures": found})
                 else:
                     self._seconds_per |= found

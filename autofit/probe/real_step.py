@@ -42,6 +42,7 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | d
     The depths are run in turn, so that what slows the machine for a while slows all of them; the least of each counts.
     Nothing is yielded now and then as a sign of life: a slow device may take many seconds.
     """
+    bench.empty()  # the buffers of the other parts
     depths = sorted({min(layers, _depth(job)) for layers in LAYERS}, reverse=True)
     works = _works(config, job, depths)
     yield {}

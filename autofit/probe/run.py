@@ -23,7 +23,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.outcome import now
 from autofit.probe import child
 from autofit.probe.shapes import Shapes
-from autofit.trial.child_process import die_with_parent
+from autofit.trial.child_process import KILL_SECONDS, die_with_parent
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.runner import trial_environment
 
@@ -44,12 +44,13 @@ def run(
     *,
     parts: Sequence[str] = (),
     known: Probe | None = None,
+    ranks: int = 1,
     child: Child = child.probe,
     silent_seconds: float = SILENT_SECONDS,
     most_seconds: float = math.inf,
 ) -> Probe:
     """Probe `hardware`, which is this machine's device, at the shapes of `model`: all of it, or only these `parts`, the
-    others being `known`. `child` does it, in a process forked by the server from which estimating processes come.
+    others being `known`; what happens between `ranks` if these are several. `child` does it, in a process forked by the server from which estimating processes come.
 
     A part that fails, hangs or ends its process is reported as failed, and the others go on; after `most_seconds`, what
     is left counts as failed, too. Raises `EnvironmentLacks` if not even the first can begin.
@@ -63,6 +64,7 @@ def run(
             "stack": stack.to_json(),
             "shapes": Shapes.of(shape(model)).to_json(),
             "parts": progress.left,
+            "ranks": ranks,
             "seconds_per": {**(known.seconds_per if known is not None else {}), **progress.seconds_per},
         }
         progress.follow(request, hardware)
@@ -125,8 +127,13 @@ class _Progress:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 process.kill()
-                process.join()
+                process.join(KILL_SECONDS)
                 reading.close()
+            if process.is_alive():
+                raise EnvironmentLacks(
+                    "the device cannot be probed: its driver does not let a killed process end",
+                    remedy="check nvidia-smi, and dmesg for Xid errors; it may take a reset or a reboot",
+                )
             self._ended(why or _last_line(Path(output.name)), ended_before)
 
     def _listen(self, reading: Connection, request: dict[str, Any]) -> str | None:

@@ -7,12 +7,15 @@ from functools import partial
 
 import torch
 
+from autofit.core.device_probe import UPDATE_ON_HOST
 from autofit.core.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT, four_bit, update
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
 
 ELEMENTS = 4 * 1024**2
 """Of the weights that are updated: too many for the caches together with their gradients and states."""
+ELEMENTS_ON_HOST = 16 * 1024**2
+"""The same where the caches are those of a server's processors."""
 STATES = 1024**2
 """Elements that are packed into 8 bits."""
 MOST_SECONDS = 0.06
@@ -27,6 +30,18 @@ def measure(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
         optimizer.step()
         taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
         yield {update(name): taken / (4 * weights.nbytes)}
+
+
+def measure_on_host(bench: Bench) -> Iterator[dict[str, float]]:
+    """Bytes per second of torch's fused AdamW on an accelerator's host, as a figure: DeepSpeed's kernel, which trials
+    use, goes over the same bytes and has to be compiled first."""
+    weights = torch.nn.Parameter(torch.zeros(ELEMENTS_ON_HOST))
+    weights.grad = torch.zeros(ELEMENTS_ON_HOST)
+    optimizer = torch.optim.AdamW([weights], lr=1e-6, fused=True)
+    optimizer.step()
+    taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
+    passes = 7  # weights and two states both ways, gradients once: as `estimate.libraries.library.passes` counts them
+    yield {UPDATE_ON_HOST: passes * weights.nbytes / taken}
 
 
 def measure_quantised(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:

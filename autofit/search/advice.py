@@ -35,6 +35,9 @@ runs slow by chance, the recommendation would do work for nothing."""
 LUCK = 0.24
 """Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
+FEW, DOUBTFUL, LITTLE = 5, 0.1, 0.005
+"""While fewer configs of the method to recommend are measured, and more than this share of the best speed may be
+missed, this expected gain is worth a trial, too: a belief that rests on so little is no reason to stop."""
 MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more about the other work than about the next trial."""
 BOUND_DEVIATION = 0.5
@@ -223,7 +226,10 @@ class Advice:
 
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
-        worth = np.asarray((weighed.gain >= self.worthwhile_gain()) & ~weighed.cannot_fit & ~weighed.dear)
+        gains = weighed.gain >= self.worthwhile_gain()
+        if (doubtful := self._doubtful_method()) is not None:
+            gains |= (self._methods[weighed.rows] == doubtful) & (weighed.gain >= LITTLE)
+        worth = np.asarray(gains & ~weighed.cannot_fit & ~weighed.dear)
         if not self._knowledge.points():
             return worth
         likely = worth & ((weighed.probability >= LIKELY) | (weighed.gain >= MUCH))
@@ -249,6 +255,14 @@ class Advice:
         """The expected gain below which a config is not worth its trial, given how noisy the trials so far were. Until
         something fits, every config is: a claim that nothing does must rest on trials, not on what is unlikely."""
         return 0.0 if self._thorough or not self._knowledge.points() else self._noise_gain()
+
+    def _doubtful_method(self) -> str | None:
+        """The method to recommend, if too little of it is measured for the search to stop."""
+        fastest = self._knowledge.fastest(self._faithful)
+        chosen = practical({method: p.measurement.tokens_per_second for method, p in fastest.items()})
+        if chosen is None or sum(p.method == chosen for p in self._knowledge.points()) >= FEW:
+            return None
+        return chosen if self.regret_bound(fastest[chosen]) > DOUBTFUL else None
 
     def _noise_gain(self) -> float:
         """The gain that two equal configs may seem to have over each other, and at least what is worth a trial."""

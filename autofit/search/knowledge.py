@@ -171,7 +171,8 @@ class Knowledge:
         (`autofit.contradiction`).
         """
         config = trial.config
-        self.recall_bounds([trial])
+        if not trial.doubts:
+            self.recall_bounds([trial])
         if self._is_open_again(trial):
             self.give_back(config)
             return 0
@@ -255,6 +256,12 @@ class Knowledge:
     def points(self) -> list[Point]:
         """Every config that fits the limit, in the order learnt."""
         return [p for p in self.measured() if p.measurement.device_bytes <= self.memory_limit_bytes]
+
+    def fastest(self, methods: Iterable[str]) -> dict[str, Point]:
+        """The fastest config that fits of each of these methods that has one, in their order."""
+        ordered = sorted(self.points(), key=lambda p: p.measurement.tokens_per_second)
+        found = {p.method: p for p in ordered}
+        return {method: found[method] for method in methods if method in found}
 
     @property
     def out_of_memory(self) -> int:

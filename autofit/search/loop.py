@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autofit.catalog.models import shape
-from autofit.frontier import Point, choose
+from autofit.frontier import PRACTICAL, Point, choose
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Fits, Trial, now
 from autofit.search.advice import BESIDE, MUCH, Advice, Candidate
@@ -155,6 +155,7 @@ class Search:
                     allowance_seconds=self._budget.allowance_seconds(expected),
                     reserved_seconds=self._verification_seconds(),
                     rivals=self._rivals(config),
+                    least_tokens_per_second=self._practical_speed(config),
                 )
             if not self._runs.in_flight:
                 return
@@ -262,6 +263,16 @@ class Search:
             for p in self.knowledge.points()
             if p.method == config["method"]
         )
+
+    def _practical_speed(self, config: Config) -> float:
+        """Tokens per second without which the method of `config` is not practical beside the next less faithful one of
+        which something has fitted; 0 where there is none, or where the frontier of every method is wanted."""
+        method = config.text("method")
+        if self.thorough or method not in self.methods:
+            return 0.0
+        less_faithful = self.methods[self.methods.index(method) + 1 :]
+        fastest = next(iter(self.knowledge.fastest(less_faithful).values()), None)
+        return 0.0 if fastest is None else PRACTICAL * fastest.measurement.tokens_per_second
 
     def _keep(self, trial: Trial) -> Trial:
         """Check and commit a trial of this search, and count it."""

@@ -94,6 +94,7 @@ class Runs:
         allowance_seconds: float | None = None,
         reserved_seconds: float = 0.0,
         rivals: tuple[Rival, ...] = (),
+        least_tokens_per_second: float = 0.0,
         compares_gradient: bool = False,
     ) -> None:
         """Start the trial of `config` on an idle worker.
@@ -110,6 +111,7 @@ class Runs:
             allowance_seconds=allowance_seconds,
             timing_seconds=timing_seconds,
             rivals=rivals,
+            least_tokens_per_second=least_tokens_per_second,
             compares_gradient=compares_gradient,
         )
         self._submit(_Begun(request=request, reserved_seconds=reserved_seconds))

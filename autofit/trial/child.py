@@ -14,7 +14,7 @@ from autofit.outcome import Crashed, Outcome, Unsupported, outcome_to_json
 from autofit.trial import process_memory
 from autofit.trial.child_process import TIMED, TIMING
 from autofit.trial.classify import device_failure, memory_failure
-from autofit.trial.pace import EARNED, TooSlow
+from autofit.trial.pace import EARNED, SHOWN, TooSlow
 from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
@@ -31,9 +31,11 @@ class Events:
     def enter(self, phase: str, share: float | None = None, /) -> None:
         """Report that a phase begins, so that the parent knows which one a killed child was in, or work that is at
         least that `share` of an optimizer step's. What is none is reported in the same way: that the timed part begins
-        or has ended, and that the trial may take what it needs."""
+        or has ended, that the trial may take what it needs, and what an optimizer step takes at least."""
         if phase == EARNED:
             self._send({"earned": True})
+        elif phase == SHOWN:
+            self._send({"least": share})
         elif phase in (TIMING, TIMED):
             self._send({"timing": phase == TIMING})
         elif phase != self.phase:

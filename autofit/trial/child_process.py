@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from autofit.outcome import Outcome, outcome_from_json
-from autofit.trial.pace import BEATEN_FACTOR, ONCE_SECONDS
+from autofit.trial.pace import ONCE_SECONDS
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 TIMING, TIMED = "timing", "timed"
@@ -51,6 +51,8 @@ class ChildProcess:
     began: tuple[float, float] | None = None
     """When the present work began, monotonic seconds, and the share of an optimizer step that it is at least; None
     before any."""
+    shown_seconds: float = 0.0
+    """What its micro-steps have shown that an optimizer step takes at least."""
     is_stuck: bool = False
     """Whether it was killed and has not ended."""
     _pending: bytes = b""
@@ -71,6 +73,7 @@ class ChildProcess:
                 self.is_timing = event.get("timing", self.is_timing)
                 self.room = event.get("room", self.room)
                 self.earned = self.earned or "earned" in event
+                self.shown_seconds = max(self.shown_seconds, float(event.get("least", 0.0)))
                 if event.get("share") is not None:
                     self.began = time.monotonic(), float(event["share"])
                 if "result" in event:
@@ -88,18 +91,19 @@ class ChildProcess:
 
     @property
     def least_step_seconds(self) -> float | None:
-        """Lower bound on the seconds of an optimizer step, if the present work has not ended; None if none began."""
+        """Lower bound on the seconds of an optimizer step: what micro-steps have shown, or the present work if it has
+        not ended; None if there is none."""
         if self.began is None:
-            return None
+            return self.shown_seconds or None
         at, share = self.began
-        return max(0.0, time.monotonic() - at - ONCE_SECONDS) / share or None
+        return max(self.shown_seconds, (time.monotonic() - at - ONCE_SECONDS) / share) or None
 
-    def beaten_at(self, rival_step_seconds: float) -> float:
-        """When, in monotonic seconds, that bound has shown that a config whose step takes so long has surely won."""
+    def useless_at(self, step_seconds: float) -> float:
+        """When, in monotonic seconds, that bound has shown that an optimizer step takes longer than `step_seconds`."""
         if self.began is None:
             return math.inf
         at, share = self.began
-        return at + ONCE_SECONDS + BEATEN_FACTOR * share * rival_step_seconds
+        return at + ONCE_SECONDS + share * step_seconds
 
     def has_died(self) -> bool:
         """Whether it has ended; it is not reaped."""

@@ -39,6 +39,9 @@ _HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized"
 """Errors when creating a library's handle on a full device, though they have other causes too (lower case)."""
 _FAULT_SIGNS = (
     "no cuda-capable device is detected",
+    "no cuda gpus are available",
+    "cuda unknown error",
+    "cuda driver initialization failed",
     "cuda-capable device(s) is/are busy or unavailable",
     "all cuda-capable devices are busy or unavailable",
     "uncorrectable ecc error",

@@ -39,6 +39,7 @@ from autofit.trial.child_process import ChildProcess, adopt_orphans, die_with_pa
 from autofit.trial.commands import Commands, Stopped
 from autofit.trial.host_memory import WATCH_SECONDS, HostExhausted, HostWatch, host_shortage
 from autofit.trial.machine.watch import DeviceWatch
+from autofit.trial.pace import useful_speed
 from autofit.trial.request import seconds_since_asked
 from autofit.trial.swap_folder import explained, swap_folder
 from autofit.workload import Workload
@@ -63,6 +64,8 @@ class Host:
         self._entry = entry
         self._spawn = spawn
         self._preloaded: set[str] = set()
+        self._had_device = False
+        """Whether the driver has answered for an accelerator: if it does no longer, the device is gone."""
         self._listener: socket.socket | None = None
         """Where the ranks of the next trial meet, if they meet here."""
         adopt_orphans()
@@ -128,12 +131,12 @@ class Host:
         finally:
             self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
         deadline = float(data.get("deadline_seconds", 600.0))
-        allowance, rival = _allowance(data, deadline), _fastest_rival(data)
+        allowance, longest = _allowance(data, deadline), _longest_step(data)
         device = DeviceWatch(data, child.pid, held_before)
         try:
             ends = started + deadline, started + allowance
             finished = self._listen(
-                child, lambda: min(ends[not child.earned], child.beaten_at(rival)), commands, watch, device
+                child, lambda: min(ends[not child.earned], child.useless_at(longest)), commands, watch, device
             )
             device.end()
             if child.recording:
@@ -172,7 +175,8 @@ class Host:
             shared_memory.remove_orphans(segments)
             if held_before is not None:
                 _await_device(held_before)
-        if not isinstance(outcome, Fits) and (gone := _why_gone(child, had_device=held_before is not None)):
+        self._had_device |= held_before is not None
+        if not isinstance(outcome, Fits) and (gone := _why_gone(child, had_device=self._had_device and not on_cpu)):
             outcome = classify.device_gone(gone, outcome, child.phase)
         return Attempt(outcome=outcome, seconds=time.monotonic() - started, device_state=device.state())
 
@@ -280,13 +284,13 @@ def _judges(data: Mapping[str, Any]) -> bool:
     return int((data.get("rendezvous") or {"rank": 0})["rank"]) == 0
 
 
-def _fastest_rival(data: Mapping[str, Any]) -> float:
-    """Seconds that an optimizer step takes of the fastest config that the trial is compared with; infinite where there
-    is none."""
-    if not data.get("rivals") or not _judges(data):
+def _longest_step(data: Mapping[str, Any]) -> float:
+    """Seconds of an optimizer step beyond which the trial is of no use; infinite where any is."""
+    rivals = [float(rival["tokens_per_second"]) for rival in data.get("rivals") or ()]
+    useful = useful_speed(rivals, float(data.get("least_tokens_per_second", 0.0)))
+    if not useful or not _judges(data):
         return math.inf
-    tokens = Workload.from_json(data["workload"]).tokens_per_step
-    return float(tokens / max(rival["tokens_per_second"] for rival in data["rivals"]))
+    return Workload.from_json(data["workload"]).tokens_per_step / useful
 
 
 def device_is_touched() -> bool:

@@ -22,7 +22,17 @@ from autofit.trial.classify import memory_failure
 from autofit.trial.divergence import divergence, other_gradient
 from autofit.trial.leak import leak, may_leak
 from autofit.trial.meter import MemoryReading, Meter, meter_for
-from autofit.trial.pace import EARNED, ONCE_SECONDS, UNSTEADY, Pace, is_brief, least_repeats, micro_steps_run, warm_ups
+from autofit.trial.pace import (
+    EARNED,
+    ONCE_SECONDS,
+    SHOWN,
+    UNSTEADY,
+    Pace,
+    is_brief,
+    least_repeats,
+    micro_steps_run,
+    warm_ups,
+)
 from autofit.trial.recording import memory_snapshot, write_profile
 from autofit.trial.repeats import quantile, relative_spread
 from autofit.trial.request import TrialRequest
@@ -101,7 +111,8 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
         return Ended(outcome=problem, ranks=ranks)
     setup_seconds = time.monotonic() - asked_at
     progress(TIMING)
-    stopped_early = _repeat(steps, meter, request, ranks, least_repeats(step_seconds))
+    left_seconds = math.inf if pace.earned or pace.allowance_seconds is None else pace.allowance_seconds - setup_seconds
+    stopped_early = _repeat(steps, meter, request, ranks, least_repeats(step_seconds), left_seconds)
     progress(TIMED)
     steps.finish()
     problem = _problem(request, step, steps, reference)
@@ -253,22 +264,28 @@ def _watch(pace: Pace, request: TrialRequest, micro_steps: int, progress: Progre
         least = seconds - ONCE_SECONDS if number == 1 else UNSTEADY * seconds
         left = max(0, micro_steps - number) + micro_steps  # of the warm-up, and of one timed step
         earned = pace.earned
-        pace.judge(least, elapsed_seconds=time.monotonic() - asked_at, micro_steps_left=left)
+        pace.judge(seconds, least, elapsed_seconds=time.monotonic() - asked_at, micro_steps_left=left)
         if pace.earned and not earned:
             progress(EARNED)
+        if number > 1:
+            progress(SHOWN, pace.accumulation * least)
 
     return watch
 
 
-def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, least: int) -> bool:
+def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, least: int, left_seconds: float) -> bool:
     """Time steps until the spread is small or the budget is spent, at least so many, with a few more while memory grows
-    at every one, or until a rival has surely won; returns whether one has."""
+    at every one, or until a rival has surely won; returns whether one has. Once a step is timed, none begins that would
+    take the trial beyond the seconds that it has left: what it has measured is worth more than being killed."""
     started = time.monotonic()
     hasty = range(HOPELESS_REPEATS if least >= HOPELESS_REPEATS else 0)
     if hasty and all(_hopeless(request, meter, steps.timed(), ranks) for _ in hasty):
         return True
     while len(steps.seconds) < MAX_REPEATS:
         steps.timed()
+        (ahead,) = ranks.largest([time.monotonic() - started + steps.seconds[-1]])
+        if ahead > left_seconds:
+            break
         if len(steps.seconds) < least:
             continue
         spread = relative_spread(steps.seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from autofit.lattice import Config
@@ -63,6 +64,14 @@ def running_seconds(step_seconds: float, timing_seconds: float, micro_steps: int
     return warm_up_seconds(step_seconds, micro_steps) + repeats
 
 
+def useful_speed(rivals: Iterable[float], least_tokens_per_second: float) -> float:
+    """Tokens per second below which a trial is of no use: what is measured of its method are `rivals`, and below
+    `least_tokens_per_second` its method is not practical."""
+    return max([least_tokens_per_second, *(speed / BEATEN_FACTOR for speed in rivals)])
+
+
+SHOWN = "shown"
+"""Told to the parent in place of a phase, with the least seconds of an optimizer step that a micro-step has shown."""
 EARNED = "earned"
 """Told to the parent in place of a phase: the trial may beat every rival, and may take what it needs."""
 
@@ -94,6 +103,8 @@ class Pace:
     accumulation: int
     """Micro-steps of an optimizer step."""
     rivals: tuple[Rival, ...] = ()
+    least_tokens_per_second: float = 0.0
+    """What makes the trial's method practical."""
     allowance_seconds: float | None = None
     """What the trial may take in all, unless it earns more; None where it may take what it needs."""
     earned: bool = False
@@ -106,26 +117,37 @@ class Pace:
             tokens_per_step=request.job.workload.tokens_per_step,
             accumulation=accumulation,
             rivals=request.rivals,
+            least_tokens_per_second=request.least_tokens_per_second,
             allowance_seconds=request.allowance_seconds,
         )
 
-    def judge(self, least_micro_seconds: float, *, elapsed_seconds: float, micro_steps_left: float) -> None:
+    def judge(
+        self,
+        micro_seconds: float,
+        least_micro_seconds: float,
+        *,
+        elapsed_seconds: float,
+        micro_steps_left: float,
+    ) -> None:
         """Raise `TooSlow` where the trial is not worth its remaining seconds.
 
-        `least_micro_seconds`: what a micro-step takes at least; `micro_steps_left`: as many are still to be run.
+        `micro_seconds`: what a micro-step took; `least_micro_seconds`: what any takes at least; `micro_steps_left`: as
+        many are still to be run.
         """
+        fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
+        self.earned = self.earned or 0.0 < fastest * self.accumulation * micro_seconds < self.tokens_per_step
         step_seconds = self.accumulation * least_micro_seconds
         if step_seconds <= 0.0:
             return
         speed = self.tokens_per_step / step_seconds
-        fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
-        self.earned = self.earned or 0.0 < fastest < UNSTEADY * speed
         left_seconds = micro_steps_left * least_micro_seconds
         if left_seconds < SHORT_SECONDS:
             return
         takes = f"a step takes at least {format_duration(step_seconds)}"
         if fastest >= BEATEN_FACTOR * speed:
             raise TooSlow(f"{takes}, and another config is {fastest / speed:.0f} times as fast", step_seconds)
+        if self.least_tokens_per_second >= speed:
+            raise TooSlow(f"{takes}, which is not practical beside another method", step_seconds)
         projected = elapsed_seconds + left_seconds
         if self.allowance_seconds is not None and not self.earned and projected > self.allowance_seconds:
             raise TooSlow(

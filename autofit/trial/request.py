@@ -45,6 +45,8 @@ class TrialRequest:
     timing_seconds: float = TIMING_SECONDS
     rivals: tuple[Rival, ...] = ()
     """Configs that make this one hopeless if one of them is both no heavier and much faster."""
+    least_tokens_per_second: float = 0.0
+    """What makes the config's method practical beside what is measured: a slower trial need not be finished."""
     compares_gradient: bool = False
     """Whether to compare the gradient with plain training's, after the measurement."""
     snapshot: str | None = None
@@ -69,6 +71,7 @@ class TrialRequest:
             "allowance_seconds": self.allowance_seconds,
             "timing_seconds": self.timing_seconds,
             "rivals": [asdict(r) for r in self.rivals],
+            "least_tokens_per_second": self.least_tokens_per_second,
             "compares_gradient": self.compares_gradient,
             "snapshot": self.snapshot,
             "profile": self.profile,
@@ -96,6 +99,7 @@ class TrialRequest:
             allowance_seconds=data.get("allowance_seconds"),
             timing_seconds=data["timing_seconds"],
             rivals=tuple(Rival(**r) for r in data["rivals"]),
+            least_tokens_per_second=data.get("least_tokens_per_second", 0.0),
             compares_gradient=data["compares_gradient"],
             snapshot=data["snapshot"],
             profile=data["profile"],

@@ -35,7 +35,8 @@ def of_processor(**changed: object) -> DeviceState:
 
 
 def of_card(**changed: object) -> DeviceState:
-    return DeviceState(seconds=10.0, processor=replace(QUIET, own_seconds=1.0), cards=(replace(COOL, **changed),))  # type: ignore[arg-type]
+    launching = replace(QUIET, busy_seconds=25.0, own_seconds=1.0)  # others leave the host more than a core
+    return DeviceState(seconds=10.0, processor=launching, cards=(replace(COOL, **changed),))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,8 @@ def test_a_processor(state: DeviceState, word: str | None) -> None:
         (of_card(others_share=None, others_bytes=1 * GIB), None),
         (of_card(others_share=None, others_bytes=30 * GIB), "another process held 30.00 GiB"),
         (of_card(others_share=0.0, others_bytes=30 * GIB), None),
+        (of_card(power_limit_watts=800.0), "power limit of 800 W in place of 700 W"),
+        (replace(of_card(), processor=replace(QUIET, own_seconds=1.0)), "the host launches late: other processes took"),
     ],
 )
 def test_a_card(state: DeviceState, word: str | None) -> None:

@@ -30,6 +30,7 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
         least = line.micro_step_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * line.micro_step_seconds
         try:
             pace.judge(
+                line.micro_step_seconds,
                 least,
                 elapsed_seconds=elapsed,
                 micro_steps_left=max(0, line.micro_steps - number) + line.micro_steps,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -16,6 +16,10 @@ UNCORRECTED, SINCE_BOOT = 1, 0
 """nvmlMemoryErrorType_t and nvmlEccCounterType_t (nvml.h)."""
 SM, MEMORY = 1, 2
 """nvmlClockType_t."""
+
+
+GPU_IDLE = 0x1
+"""The reason for a lower clock that nothing runs (nvmlClocksEventReasonGpuIdle), which shows no card's worst."""
 
 
 @dataclass(slots=True)
@@ -73,7 +77,7 @@ class CardWatch:
                 mask = (mask or 0) | look.throttle_mask
         return replace(
             self._limits,
-            sm_clock_mhz=self._of("sm_clock_mhz", min),
+            sm_clock_mhz=self._of("sm_clock_mhz", min, [look for look in self._looks if _is_limited(look)] or None),
             memory_clock_mhz=self._of("memory_clock_mhz", min),
             power_watts=self._of("power_watts", max),
             temperature_celsius=self._of("temperature_celsius", max),
@@ -82,8 +86,9 @@ class CardWatch:
             memory_errors=self._of("memory_errors", max),
         )
 
-    def _of(self, name: str, condense: Callable[[list[Any]], T]) -> T | None:
-        values = [value for look in self._looks if (value := getattr(look, name)) is not None]
+    def _of(self, name: str, condense: Callable[[list[Any]], T], looks: Sequence[CardState] | None = None) -> T | None:
+        chosen = self._looks if looks is None else looks
+        values = [value for look in chosen if (value := getattr(look, name)) is not None]
         return condense(values) if values else None
 
     def _others_share(self, card: nvml.AskedCard) -> float | None:
@@ -114,3 +119,8 @@ def _said(ask: Callable[[], T]) -> T | None:
         return ask()
     except nvml.Unreachable:
         return None
+
+
+def _is_limited(look: CardState) -> bool:
+    """Whether something held the clock down at that moment while the card worked."""
+    return bool((look.throttle_mask or 0) & ~GPU_IDLE)

@@ -11,13 +11,14 @@ import torch
 from tiny import CUDA_HARDWARE, GEMMA2, LLAMA, STACK, model
 
 from autofit.catalog.models import Model, load
+from autofit.core.work_kinds import HOST_LINK
 from autofit.estimate.assumptions import COMPILE_ERROR
 from autofit.estimate.cuda_kernels import Attention, attention_kernel, cuda_scratch
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.liger import chunk_rows
 from autofit.estimate.speed import guess, seconds
-from autofit.estimate.transfers import bandwidths
+from autofit.estimate.transfers import seconds_per_byte
 from autofit.estimate.update import PAGED_FROM
 from autofit.lattice import Axis, Config, Lattice, Value
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
@@ -25,7 +26,7 @@ from autofit.training.build import make_plan, make_skeleton
 from autofit.units import GIB
 from autofit.workload import Workload
 
-RATES = guess(flops=1e15, wide_flops=5e13, bandwidth=3e12)
+RATES = replace(guess(flops=1e15, wide_flops=5e13, bandwidth=3e12), transfers=seconds_per_byte(CUDA_HARDWARE))
 DEVICE_STACK = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3")
 SMALL = load("smollm2-135m")
 BATCH = 8
@@ -127,11 +128,10 @@ def test_offloaded_activations_move_at_the_pace_of_the_cards_own_link(card: str)
     of = replace(job(), hardware=replace(CUDA_HARDWARE, name=card))
     work = predicted("method=full,precision=bf16,micro_batch=4,checkpointing=offload", of).work
     moved = 2 * (BATCH // 4) * 30 * 4 * MANY * 576 * 2  # the input of each layer, out and in at every micro-step
-    assert work is not None and work.moved_bytes == moved
-    assert work.waiting_seconds == pytest.approx(moved / bandwidths(of.hardware)[1])
-    assert seconds(work, RATES) == pytest.approx(
-        seconds(replace(work, waiting_seconds=0.0), RATES) + work.waiting_seconds
-    )
+    assert work is not None and work.waits == {HOST_LINK: moved}
+    per = seconds_per_byte(of.hardware)
+    at = replace(RATES, transfers=per)
+    assert seconds(work, at) == pytest.approx(seconds(replace(work, waits={}), at) + moved * per[HOST_LINK])
 
 
 @pytest.mark.parametrize("method", ["full", "lora"])

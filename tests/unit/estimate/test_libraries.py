@@ -8,13 +8,14 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.models import shape
+from autofit.core.work_kinds import HOST_LINK, LINK
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.floor import floor_bytes
 from autofit.estimate.libraries.library import Traffic
 from autofit.estimate.libraries.zero_third import PARAMETER_OPERATIONS
 from autofit.estimate.speed import prior
-from autofit.estimate.transfers import bandwidths, seconds
+from autofit.estimate.transfers import amounts, seconds_per_byte
 from autofit.hardware import Hardware
 from autofit.techniques import Job, complete, parse
 from autofit.training import nvme
@@ -203,13 +204,14 @@ def test_no_estimate_is_below_the_floor(method: str, placed: str) -> None:
 def test_links_take_time(sharding: str) -> None:
     found = estimated(f"sharding={sharding},micro_batch=2", 2)
     assert found.work is not None
-    assert found.work.beside_seconds + found.work.waiting_seconds > 0
+    assert found.work.beside.keys() | found.work.waits.keys() == {LINK}
     slow = replace(CUDA_HARDWARE, name="l4")
     other = Estimator(job(2, hardware=slow), prior(slow)).estimate(
         complete(parse(f"sharding={sharding},micro_batch=2")), memory_limit_bytes=80 * GIB
     )
     assert other.work is not None
-    assert other.work.beside_seconds > 5 * found.work.beside_seconds
+    assert (other.work.beside, other.work.waits) == (found.work.beside, found.work.waits)
+    assert seconds_per_byte(slow)[LINK] > 5 * seconds_per_byte(CUDA_HARDWARE)[LINK]
 
 
 def test_gathering_moves_what_a_ring_moves() -> None:
@@ -233,17 +235,21 @@ def test_the_code_around_each_parameter_takes_the_host_time_at_every_micro_step(
 
 
 def test_transfers_go_at_the_pace_of_the_links() -> None:
-    link, host = bandwidths(CUDA_HARDWARE)
+    per = seconds_per_byte(CUDA_HARDWARE)
+    link, host = 1 / per[LINK], 1 / per[HOST_LINK]
     assert link > host  # NVLink and PCIe
     assert waits(Traffic(linked=link, overlapped=True)) == pytest.approx((1.0, 0.0))
     assert waits(Traffic(linked=link, hosted=host)) == pytest.approx((0.0, 2.0))
-    unknown = bandwidths(replace(CUDA_HARDWARE, name="a card of tomorrow"))
-    assert unknown[0] == unknown[1] > 0
+    unknown = seconds_per_byte(replace(CUDA_HARDWARE, name="a card of tomorrow"))
+    assert unknown[LINK] == unknown[HOST_LINK] > 0
     assert waits(Traffic(disk_read=1e9, disk_written=1e9))[1] > 0
 
 
 def waits(traffic: Traffic, ranks_per_host: int = 1, hardware: Hardware = CUDA_HARDWARE) -> tuple[float, float]:
-    return seconds(traffic, hardware, ranks_per_host=ranks_per_host)
+    """Seconds of what is transferred beside the arithmetic, and of what it waits for."""
+    per = seconds_per_byte(hardware)
+    beside, waited = amounts(traffic, hardware, ranks_per_host=ranks_per_host)
+    return sum(size * per[kind] for kind, size in beside.items()), sum(s * per[kind] for kind, s in waited.items())
 
 
 def test_ranks_of_one_machine_share_its_disk_and_its_memory_but_not_their_links() -> None:
@@ -268,13 +274,14 @@ def test_more_ranks_on_one_machine_do_not_write_or_update_faster(offload: str, s
         assert any(shared in said for said in found.assumptions) is (hardware is together)
         traffic = estimator.trace(complete(parse(text))).traffic
         assert found.work is not None
-        assert found.work.waiting_seconds == pytest.approx(waits(traffic, 2 if hardware is together else 1)[1])
-        return found.work.waiting_seconds
+        waited = sum(size * seconds_per_byte(hardware)[kind] for kind, size in found.work.waits.items())
+        assert waited == pytest.approx(waits(traffic, 2 if hardware is together else 1)[1])
+        return waited
 
     assert waiting(together) > 1.2 * waiting(apart)
 
 
 def test_an_estimate_of_one_device_is_as_it_was() -> None:
     found = estimated("micro_batch=2", 1)
-    assert found.work is not None and found.work.beside_seconds == found.work.waiting_seconds == 0
+    assert found.work is not None and found.work.beside == found.work.waits == {}
     assert found.ranks_per_host == 1 and found.host_bytes == 0

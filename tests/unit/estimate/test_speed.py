@@ -11,7 +11,7 @@ from jobs import tiny_model
 from tiny import CPU_HARDWARE, STACK
 
 from autofit.catalog.hardware import cards
-from autofit.core.work_kinds import KINDS, LAUNCH
+from autofit.core.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK
 from autofit.estimate.amounts import MICRO_BATCH, RANK
 from autofit.estimate.speed import (
     FAR_BYTES,
@@ -34,7 +34,8 @@ from autofit.outcome import StepWork
 from autofit.techniques import Job, complete, parse
 from autofit.workload import Workload
 
-PRIOR = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12)
+PRIOR = replace(guess(flops=1e15, wide_flops=1e14, bandwidth=3e12), transfers={HOST_LINK: 1.0})
+"""A byte to the host takes a second, so that a test's bytes are seconds."""
 NARROW, WIDE, FAR = "product/bf16/nt", "product/fp32/nt", "elementwise/bf16/far"
 
 
@@ -62,11 +63,11 @@ def test_on_an_accelerator_an_operation_counts_by_what_bounds_it() -> None:
     wide = costs(one(WIDE, flops=10**12, moved=10**6))
     copies = costs(one(FAR, moved=10**9), times=2)
     thin = costs(one(NARROW, flops=10**6, moved=10**9))
-    found = step_work([thrice, wide, copies], thin, PRIOR, moved_bytes=5)
+    found = step_work([thrice, wide, copies], thin, PRIOR, transfers=({LINK: 3.0}, {HOST_LINK: 5.0}))
     bytes_ = {"elementwise/bf16/far": 2e9, "operands/bf16/nt": 1e9}
     assert found.amounts == {NARROW: 3e12, WIDE: 1e12, **bytes_, LAUNCH: 7.0}
     assert found.update == {"operands/bf16/nt": 1e9, LAUNCH: 1.0}
-    assert (found.moved_bytes, found.estimator) == (5, ESTIMATOR_VERSION)
+    assert (found.beside, found.waits, found.estimator) == ({LINK: 3.0}, {HOST_LINK: 5.0}, ESTIMATOR_VERSION)
 
 
 def test_a_processors_operation_takes_its_arithmetic_its_bytes_and_its_new_pages() -> None:
@@ -159,7 +160,7 @@ def test_without_trials_the_guess_stands_and_says_so() -> None:
 
 def work(flops: float, operations: float = 0.0, *, bytes_: float = 0.0, waiting: float = 0.0) -> StepWork:
     amounts = {NARROW: flops, FAR: bytes_, LAUNCH: operations}
-    return StepWork(amounts=amounts, estimator=ESTIMATOR_VERSION, waiting_seconds=waiting)
+    return StepWork(amounts=amounts, estimator=ESTIMATOR_VERSION, waits={HOST_LINK: waiting} if waiting else {})
 
 
 def test_one_trial_moves_every_rate_and_claims_nothing() -> None:

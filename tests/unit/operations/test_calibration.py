@@ -11,7 +11,10 @@ import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, STACK, WORK, crashed, fits, make_job, make_trial
 from unit.store.test_store_failures import sql
 
+from autofit.core.device_state import CardState, DeviceState
+from autofit.core.work_kinds import HOST_LINK
 from autofit.estimate.speed import Rates, prior, seconds
+from autofit.estimate.transfers import seconds_per_byte
 from autofit.hardware import Hardware
 from autofit.operations.calibration import rates_for
 from autofit.outcome import Outcome, Prediction, StepWork, Trial
@@ -139,11 +142,12 @@ def test_a_card_outside_the_catalog_is_as_fast_as_its_own_trials(store: Store) -
 
 def test_trials_with_offload_correct_the_guess_of_what_they_wait_for(store: Store) -> None:
     """Other trials alone show the device's own speed."""
-    waiting = replace(WORK, waiting_seconds=4 * seconds(WORK, guess()))
+    waited = 4 * seconds(WORK, guess())
+    waiting = replace(WORK, waits={HOST_LINK: waited / seconds_per_byte(HARDWARE)[HOST_LINK]})
     for rank in (8, 16, 32):
         store.add(predicted(slower(2), rank=rank))
     before = rates_for(HARDWARE, STACK, store, OWN)
-    taken = 2 * seconds(WORK, guess()) + 3 * waiting.waiting_seconds
+    taken = 2 * seconds(WORK, guess()) + 3 * waited
     for offload in ("optimizer", "params"):
         store.add(predicted(fits(10, 512 / taken), work=waiting, offload=offload))
     store.add(predicted(slower(9), sharding="ddp"))
@@ -152,6 +156,13 @@ def test_trials_with_offload_correct_the_guess_of_what_they_wait_for(store: Stor
     assert (before.waiting, after.calibrated_on) == (1.0, 5), "what only communicates shows nothing here"
     assert after.as_array() == pytest.approx(before.as_array())
     assert seconds(waiting, after) == pytest.approx(taken, rel=0.15)
+
+
+def test_a_trial_of_a_throttled_card_teaches_nothing_where_its_config_has_another(store: Store) -> None:
+    hot = CardState(uuid="GPU-a", throttle_mask=0x20)
+    store.add(predicted(slower(2)))
+    store.add(replace(predicted(slower(9)), device_state=DeviceState(seconds=1.0, cards=(hot,))))
+    assert factor(rates_for(HARDWARE, STACK, store, OWN)) == pytest.approx(2.0)
 
 
 def test_a_store_that_fails_costs_the_calibration_alone(

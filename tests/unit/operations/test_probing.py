@@ -10,11 +10,22 @@ import pytest
 from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_trial
 
 from autofit.catalog.models import load
-from autofit.core.device_probe import PROBE_VERSION, WAYS, MeasuredStep, Probe, ProbePart, shapes_key, transfer
+from autofit.core.device_probe import (
+    BETWEEN_RANKS,
+    PROBE_VERSION,
+    UPDATE_ON_HOST,
+    WAYS,
+    MeasuredStep,
+    Probe,
+    ProbePart,
+    collective,
+    shapes_key,
+    transfer,
+)
 from autofit.core.device_state import DeviceState, ProcessorState
-from autofit.core.work_kinds import KINDS, LAYOUTS, product
+from autofit.core.work_kinds import DISK_READ, HOST_LINK, HOST_UPDATE, KINDS, LAYOUTS, LINK, product
 from autofit.estimate.speed import Rates, calibrated, prior, seconds
-from autofit.estimate.transfers import bandwidths
+from autofit.estimate.transfers import seconds_per_byte
 from autofit.operations.calibration import rates_for
 from autofit.operations.probe_findings import findings
 from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rates_of, stored_probe
@@ -96,15 +107,20 @@ def test_layers_and_the_rest_are_scaled_apart() -> None:
 
 
 def test_what_is_waited_for_takes_as_long_as_transfers_were_measured_to(store: Store) -> None:
-    """A card behind a link with a quarter of its data sheet's bandwidth, one way."""
-    (_, host) = bandwidths(HARDWARE)
+    """A card behind a link with a quarter of its data sheet's bandwidth, one way; links between cards, and updates on
+    the host, are as fast as they were measured, and disks as guessed."""
+    sheet = seconds_per_byte(HARDWARE)
+    host = 1.0 / sheet[HOST_LINK]
     figures = {transfer(WAYS[0], pinned=True): host / 4, transfer(WAYS[1], pinned=True): host}
+    figures |= {collective("reduction"): 5e9, collective("gather"): 4e9, UPDATE_ON_HOST: 20e9}
     found = made_probe(parts=(ProbePart(name="transfers", seconds=1.0, figures=figures),))
-    waiting = replace(WORK, waiting_seconds=2.0)
+    waiting = replace(WORK, waits={HOST_LINK: 2.0 * host})
     rates = rates_of(found, guess())
     assert seconds(waiting, rates) == pytest.approx(seconds(WORK, guess()) + 8.0)
     trial = seconds(WORK, guess()) + 8.0
-    assert calibrated(rates, [(waiting, trial)]).waiting == pytest.approx(4.0, rel=0.01), "a trial confirms it"
+    assert calibrated(rates, [(waiting, trial)]).waiting == pytest.approx(1.0, rel=0.01), "a trial confirms it"
+    assert (rates.transfers[LINK], rates.transfers[HOST_UPDATE]) == (1 / 4e9, 1 / 20e9)
+    assert rates.transfers[DISK_READ] == sheet[DISK_READ]
     said = [sentence for sentence in findings(found) if sentence.startswith("Transfers")]
     assert said[0] == f"Transfers to the device, pinned: {host / 4e9:.3g} GB/s."
 
@@ -132,7 +148,7 @@ def test_rates_at_other_shapes_are_less_sure(store: Store) -> None:
 def test_a_stored_probe_is_not_measured_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[float] = []
 
-    def run(*asked: object) -> Probe:
+    def run(*asked: object, ranks: int) -> Probe:
         runs.append(1.0)
         return made_probe(slower=2.0 + len(runs))
 
@@ -153,7 +169,7 @@ def test_a_probe_of_a_busy_device_is_made_again_now_and_by_the_next_search(
     disturbed = replace(quiet, device_state=DeviceState(seconds=10.0, processor=busy))
     assert disturbed.doubts == ("other processes took 50% of its cores",)
     made = [disturbed, disturbed, quiet]
-    monkeypatch.setattr("autofit.probe.run.run", lambda *asked: made.pop(0))
+    monkeypatch.setattr("autofit.probe.run.run", lambda *asked, ranks: made.pop(0))
     model = load(MODEL)
     first, measured = probed(model, here, STACK, store)
     assert measured and first.doubts and len(made) == 1
@@ -179,7 +195,7 @@ def test_a_probe_that_trials_contradict_is_made_again_once(
         trial = make_trial({"micro_batch": micro_batch}, fitting)
         store.add(replace(trial, prediction=said, recorded_at=f"2026-01-02T00:0{minute}:00+00:00"))
     anew = made_probe(recorded_at="2026-01-03T00:00:00+00:00")
-    monkeypatch.setattr("autofit.probe.run.run", lambda *asked: anew)
+    monkeypatch.setattr("autofit.probe.run.run", lambda *asked, ranks: anew)
     assert probed(model, HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
     assert not probed(model, HARDWARE, STACK, store)[1], "trials before it say nothing of it"
 
@@ -204,7 +220,7 @@ def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
     ):
         trial = make_trial({"micro_batch": number}, outcome)
         store.add(replace(trial, prediction=said, recorded_at="2026-01-02T00:00:00+00:00"))
-    monkeypatch.setattr("autofit.probe.run.run", lambda *asked: anew)
+    monkeypatch.setattr("autofit.probe.run.run", lambda *asked, ranks: anew)
     assert probed(load(MODEL), HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
 
 
@@ -227,7 +243,7 @@ def test_what_ran_out_of_memory_is_measured_again_by_the_next_search(
     anew = ProbePart(name="real step", seconds=2.0)
     asked: list[object] = []
 
-    def run(*given: object, known: Probe, parts: tuple[str, ...]) -> Probe:
+    def run(*given: object, known: Probe, parts: tuple[str, ...], ranks: int) -> Probe:
         asked.append((known, parts))
         return made_probe(parts=(anew,), steps=(measured_step(3.0),), recorded_at="2026-01-02T00:00:00+00:00")
 
@@ -239,6 +255,25 @@ def test_what_ran_out_of_memory_is_measured_again_by_the_next_search(
     assert measured and asked == [(short, ("real step",))]
     assert found.parts == (*parts, anew) and [step.seconds for step in found.steps] == [3.0]
     assert probed(model, HARDWARE, STACK, store) == (found, False)
+
+
+def test_what_happens_between_ranks_is_measured_once_there_are_several(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    between = ProbePart(name=BETWEEN_RANKS, seconds=2.0, figures={collective("reduction"): 1e9})
+    asked: list[tuple[str, ...]] = []
+
+    def run(*given: object, known: Probe, parts: tuple[str, ...], ranks: int) -> Probe:
+        asked.append(parts)
+        return made_probe(parts=(between,))
+
+    monkeypatch.setattr("autofit.probe.run.run", run)
+    store.keep_probe(made_probe())
+    model = load(MODEL)
+    assert not probed(model, HARDWARE, STACK, store)[1]
+    found, measured = probed(model, HARDWARE, STACK, store, ranks=2)
+    assert measured and asked == [(BETWEEN_RANKS,)] and found.parts == (*made_probe().parts, between)
+    assert not probed(model, HARDWARE, STACK, store, ranks=4)[1]
 
 
 @pytest.mark.parametrize(

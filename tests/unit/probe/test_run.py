@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from jobs import tiny_model
 from tiny import STACK
 from unit.probe import children
 
-from autofit.core.device_probe import Probe
+from autofit.core.device_probe import COLLECTIVES, UPDATE_ON_HOST, Probe, collective
 from autofit.core.work_kinds import KINDS
 from autofit.errors import EnvironmentLacks
 from autofit.estimate.speed import prior, seconds
 from autofit.operations.probing import rates_of
-from autofit.probe import kernels
+from autofit.probe import kernels, ranks, updates
 from autofit.probe.bench import Bench
 from autofit.probe.products import fitted
 from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, SLOW_SECONDS, _enough
@@ -96,3 +98,23 @@ def test_each_attention_kernel_that_runs_here_is_measured() -> None:
     assert {"flash attention in fp32, FLOP per second", "unfused attention in fp32, FLOP per second"} <= set(found)
     assert not any("cuDNN" in name for name in found), "one that does not run is left out"
     assert min(found.values()) > 0
+
+
+def test_ranks_reduce_and_gather_and_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(torch.device("cpu"))
+    found = {name: rate for one in ranks.measure(bench, 2) for name, rate in one.items()}
+    assert set(found) == {collective(name) for name in COLLECTIVES} and min(found.values()) > 0
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "there-is-no-such-interface")
+    with pytest.raises(RuntimeError, match=r"rank [01]: "):
+        list(ranks.measure(bench, 2))
+
+
+def test_the_hosts_update_is_measured() -> None:
+    [(name, rate)] = next(updates.measure_on_host(Bench(torch.device("cpu")))).items()
+    assert name == UPDATE_ON_HOST and rate > 0
+
+
+def test_a_call_that_is_slow_once_is_as_fast_as_it_is_later() -> None:
+    calls = iter([0.3])
+    bench = Bench(torch.device("cpu"))
+    assert bench.seconds(lambda: time.sleep(next(calls, 0.0)), most=0.01) < 0.3

@@ -17,6 +17,7 @@ from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, prepare
 
 from autofit.catalog.models import Model
 from autofit.errors import EnvironmentLacks
+from autofit.frontier import PRACTICAL
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
 from autofit.search import budget
@@ -24,6 +25,7 @@ from autofit.search.budget import GRACE_SECONDS, Limits
 from autofit.search.knowledge import answers
 from autofit.search.runs import MACHINERY_FAILURES
 from autofit.trial.request import TrialRequest
+from autofit.workload import METHODS
 
 NO_GAIN = "no untried config is expected to gain enough on average: "
 LATTICE = cpu_lattice(make_job())
@@ -477,6 +479,22 @@ def test_rivals_are_what_was_measured_of_the_method(truth: Truth) -> None:
     for request in with_rivals:
         of = {fitted[rival.device_bytes, rival.tokens_per_second] for rival in request.rivals}
         assert of == {request.config["method"]}
+
+
+def test_a_trial_is_asked_for_the_speed_that_makes_its_method_practical() -> None:
+    asked = 0
+    for seed, share in itertools.product(SEEDS, SHARES):
+        run = of_world(seed, share)
+        for request in run.pool.submitted:
+            following = METHODS[METHODS.index(request.config.text("method")) + 1 :]
+            speeds = [
+                t.outcome.measurement.tokens_per_second
+                for t in run.saved
+                if isinstance(t.outcome, Fits) and t.config["method"] in following
+            ]
+            assert request.least_tokens_per_second in (0.0, *(PRACTICAL * speed for speed in speeds))
+            asked += request.least_tokens_per_second > 0.0
+    assert asked
 
 
 def test_a_second_search_runs_nothing(truth: Truth) -> None:

@@ -129,6 +129,23 @@ def test_a_card_is_seen_at_its_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     assert state.others_share is None, "it was not told"
 
 
+def test_a_card_that_idles_between_launches_is_not_at_its_power_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    clocks, masks = iter([1800, 300]), iter([0x4, 0x1])
+    install(
+        monkeypatch,
+        card(
+            ClockInfo=lambda kind: next(clocks) if kind == 1 else 2619,
+            MaxClockInfo=1980,
+            CurrentClocksThrottleReasons=lambda: next(masks),
+        ),
+    )
+    seen = CardWatch(os.getpid(), 0)
+    for _ in range(2):
+        seen.look()
+    state = seen.state()
+    assert state is not None and (state.sm_clock_mhz, state.throttle_reasons) == (1800, ())
+
+
 def sample(pid: int, at: int, share: int) -> SimpleNamespace:
     return SimpleNamespace(pid=pid, timeStamp=at, smUtil=share)
 

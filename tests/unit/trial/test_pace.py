@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from autofit.trial.pace import Pace, TooSlow, least_repeats, running_seconds, warm_ups
+from autofit.trial.pace import UNSTEADY, Pace, TooSlow, least_repeats, running_seconds, useful_speed, warm_ups
 from autofit.trial.request import Rival
 
 
-def pace(*rivals: float, allowance: float | None = None) -> Pace:
+def pace(*rivals: float, allowance: float | None = None, least: float = 0.0) -> Pace:
     """Of a trial with 1,000 tokens and 10 micro-steps a step, beside rivals of so many tokens per second."""
     return Pace(
         tokens_per_step=1000,
         accumulation=10,
         rivals=tuple(Rival(device_bytes=1, tokens_per_second=speed) for speed in rivals),
         allowance_seconds=allowance,
+        least_tokens_per_second=least,
     )
 
 
 def ends(trial: Pace, micro_seconds: float, *, elapsed: float = 20.0, left: float = 4.0) -> TooSlow | None:
     """Why it ends after a micro-step of so many seconds; None if it goes on."""
     try:
-        trial.judge(micro_seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+        trial.judge(micro_seconds / UNSTEADY, micro_seconds, elapsed_seconds=elapsed, micro_steps_left=left)
     except TooSlow as found:
         return found
     return None
@@ -37,6 +38,15 @@ def test_a_trial_that_is_beaten_many_times_over_ends() -> None:
     assert "another config is 4 times as fast" in outcome.reason
 
 
+def test_a_trial_whose_method_would_not_be_practical_ends() -> None:
+    """At 1 s a micro-step it trains 100 tokens/s at most."""
+    assert ends(pace(least=99.0), 1.0) is None
+    found = ends(pace(50.0, least=101.0), 1.0)
+    assert found is not None and found.least_step_seconds == 10.0
+    assert "not practical" in str(found)
+    assert useful_speed([], 0.0) == 0.0 and useful_speed([400.0, 40.0], 50.0) == 100.0
+
+
 def test_a_trial_that_would_cost_more_than_it_is_worth_ends_also_as_the_first_of_all() -> None:
     assert ends(pace(allowance=60.0), 9.9) is None
     found = ends(pace(allowance=60.0), 10.1)
@@ -50,6 +60,15 @@ def test_a_trial_that_may_beat_every_rival_has_earned_what_it_needs() -> None:
     assert ends(trial, 2.0, left=1000.0) is None, "what is earned stays so"
     assert ends(pace(50.0, 81.0, allowance=60.0), 1.0, left=1000.0) is not None, "single steps scatter"
     assert ends(trial, 10.0) is not None, "but not once it is beaten"
+
+
+def test_a_first_micro_step_earns_by_what_it_took_and_ends_by_what_it_must_take() -> None:
+    """Of 6 s it may have spent 5 on what happens once: that it is the fastest is not shown by what is left."""
+    trial = pace(50.0, allowance=60.0)
+    trial.judge(6.0, 1.0, elapsed_seconds=20.0, micro_steps_left=4.0)
+    assert not trial.earned
+    trial.judge(1.5, 1.2, elapsed_seconds=20.0, micro_steps_left=4.0)
+    assert trial.earned
 
 
 def test_a_micro_step_that_shows_nothing_ends_no_trial() -> None:

@@ -224,9 +224,13 @@ def test_a_killed_trial_bounds_its_step_by_the_work_that_it_had_begun(warm: Tria
     assert 0.0 < outcome.least_step_seconds < 20.0 * tiny_job().workload.global_batch
 
 
-def test_a_trial_that_is_beaten_before_its_first_micro_step_has_ended_is_killed(warm: TrialRunner) -> None:
-    fast = Rival(device_bytes=10**15, tokens_per_second=1e12)
-    outcome, seconds = warm.run(misbehaving("stuck", complete({"micro_batch": 1}), rivals=(fast,)))
+@pytest.mark.parametrize(
+    "asked", [{"rivals": (Rival(device_bytes=10**15, tokens_per_second=1e12),)}, {"least_tokens_per_second": 1e12}]
+)
+def test_a_trial_that_is_of_no_use_is_killed_within_its_first_micro_step(
+    warm: TrialRunner, asked: dict[str, Any]
+) -> None:
+    outcome, seconds = warm.run(misbehaving("stuck", complete({"micro_batch": 1}), **asked))
     assert isinstance(outcome, TimedOut) and outcome.phase == "forward"
     assert outcome.deadline_seconds <= seconds < 600.0
     assert outcome.least_step_seconds is not None

@@ -1,0 +1,106 @@
+"""How fast bytes go between ranks: a reduction and a gather among as many processes as a trial has.
+
+    python -m autofit.probe.ranks FOLDER RANK RANKS KIND
+
+is one of them; they meet through a file in the folder, and the first prints what it has measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import torch
+
+from autofit.core.device_probe import collective
+from autofit.probe.bench import Bench
+
+SENT_BYTES = {"cpu": 16 * 1024**2}
+SENT_BYTES_OF_ACCELERATORS = 256 * 1024**2
+"""Of the tensor that is reduced, and of all that is gathered."""
+REPEATS = 5
+MOST_SECONDS = 120.0
+"""How long the processes may take; most of it is loading torch."""
+
+
+def measure(bench: Bench, ranks: int) -> Iterator[dict[str, float]]:
+    """Bytes per second that each rank sends to others, as figures. Raises `RuntimeError` if a rank fails."""
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
+        logs = [opened.enter_context((Path(folder) / f"{rank}.log").open("w+")) for rank in range(ranks)]
+        words = [sys.executable, "-m", "autofit.probe.ranks", folder]
+        every = [
+            opened.enter_context(
+                subprocess.Popen(
+                    [*words, str(rank), str(ranks), bench.device.type], stdout=subprocess.PIPE, stderr=log, text=True
+                )
+            )
+            for rank, log in enumerate(logs)
+        ]
+        for process in every:
+            opened.callback(process.kill)
+        until = time.monotonic() + MOST_SECONDS
+        while any(process.poll() is None for process in every) and time.monotonic() < until:
+            time.sleep(0.1)
+            yield {}
+        for rank, (process, log) in enumerate(zip(every, logs, strict=True)):
+            if process.poll() != 0:
+                log.seek(0)
+                said = log.read().strip().splitlines() or [f"no end within {MOST_SECONDS:.0f} s"]
+                raise RuntimeError(f"rank {rank}: {said[-1][:200]}")
+        told = every[0].communicate()[0]
+    yield {collective(name): rate for name, rate in json.loads(told).items()}
+
+
+def rates(rank: int, ranks: int, kind: str) -> dict[str, float]:
+    """What this rank has measured, together with the others: bytes per second that it sends, by collective."""
+    from torch import distributed
+
+    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
+    size = SENT_BYTES.get(kind, SENT_BYTES_OF_ACCELERATORS) // 4 // ranks * ranks
+    whole = torch.ones(size, device=device)
+    parts = list(torch.empty_like(whole).chunk(ranks))
+    share = (ranks - 1) / ranks
+    # A ring sends each share once to gather, and twice to reduce (Patarasuk and Yuan 2009).
+    calls: dict[str, tuple[Callable[[], object], float]] = {
+        "reduction": (lambda: distributed.all_reduce(whole), 2.0 * share * whole.nbytes),
+        "gather": (lambda: distributed.all_gather(parts, whole[: size // ranks]), share * whole.nbytes),
+    }
+    return {name: sent / _seconds(call, device) for name, (call, sent) in calls.items()}
+
+
+def _seconds(call: Callable[[], object], device: torch.device) -> float:
+    """Of one call: the least of a few after a first one, in which the ranks connect."""
+    taken = []
+    for _ in range(1 + REPEATS):
+        started = time.perf_counter()
+        call()
+        if device.type != "cpu":
+            torch.accelerator.synchronize()
+        taken.append(time.perf_counter() - started)
+    return min(taken[1:])
+
+
+def main(folder: str, rank: int, ranks: int, kind: str) -> None:
+    """Meet the others, measure, and print it as JSON if this is the first rank."""
+    from torch import distributed
+
+    torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    backend = "nccl" if kind == "cuda" else "gloo"
+    distributed.init_process_group(backend, init_method=f"file://{folder}/met", rank=rank, world_size=ranks)
+    found = rates(rank, ranks, kind)
+    if rank == 0:
+        print(json.dumps(found), flush=True)
+    with suppress(RuntimeError):
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
