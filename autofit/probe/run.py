@@ -50,7 +50,8 @@ def run(
     most_seconds: float = math.inf,
 ) -> Probe:
     """Probe `hardware`, which is this machine's device, at the shapes of `model`: all of it, or only these `parts`, the
-    others being `known`; what happens between `ranks` if these are several. `child` does it, in a process forked by the server from which estimating processes come.
+    others being `known`; and what happens between `ranks`, if these are several. `child` does it, in a process forked
+    by the server from which estimating processes come.
 
     A part that fails, hangs or ends its process is reported as failed, and the others go on; after `most_seconds`, what
     is left counts as failed, too. Raises `EnvironmentLacks` if not even the first can begin.

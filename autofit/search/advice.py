@@ -37,7 +37,7 @@ LUCK = 0.24
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
 FEW, DOUBTFUL, LITTLE = 5, 0.1, 0.005
 """While fewer configs of the method to recommend are measured, and more than this share of the best speed may be
-missed, this expected gain is worth a trial, too: a belief that rests on so little is no reason to stop."""
+missed, this expected gain is worth a short trial, too: a belief that rests on so little is no reason to stop."""
 MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more about the other work than about the next trial."""
 BOUND_DEVIATION = 0.5
@@ -228,7 +228,8 @@ class Advice:
         weighed = self._weighed()
         gains = weighed.gain >= self.worthwhile_gain()
         if (doubtful := self._doubtful_method()) is not None:
-            gains |= (self._methods[weighed.rows] == doubtful) & (weighed.gain >= LITTLE)
+            short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
+            gains |= (self._methods[weighed.rows] == doubtful) & (weighed.gain >= LITTLE) & short
         worth = np.asarray(gains & ~weighed.cannot_fit & ~weighed.dear)
         if not self._knowledge.points():
             return worth
