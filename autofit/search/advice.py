@@ -230,9 +230,10 @@ class Advice:
         if (doubtful := self._doubtful_method()) is not None:
             short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
             gains |= (self._methods[weighed.rows] == doubtful) & (weighed.gain >= LITTLE) & short
-        worth = np.asarray(gains & ~weighed.cannot_fit & ~weighed.dear)
+        possible = np.asarray(gains & ~weighed.cannot_fit)
+        worth = possible & ~weighed.dear
         if not self._knowledge.points():
-            return worth
+            return worth if worth.any() else possible  # an answer that is dear is better than none
         likely = worth & ((weighed.probability >= LIKELY) | (weighed.gain >= MUCH))
         return worth if self._thorough and not likely.any() else likely
 

@@ -32,7 +32,9 @@ class World:
         """The world in which searches run for the rest of a test."""
         made = cls()
         monkeypatch.setattr(searching, "open_pool", made.open_pool)
-        monkeypatch.setattr(foreseeing, "make_sure", lambda *asked: None)  # a probe takes longer than everything else
+        monkeypatch.setattr(
+            foreseeing, "make_sure", lambda *asked, ranks: None
+        )  # a probe takes longer than everything else
         monkeypatch.setattr(recording, "_probed", lambda *asked: {})
         monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
         return made
