@@ -49,8 +49,8 @@ OTHER_SHAPES_ERROR = 0.15
 DOUBTED_ERROR = 0.5
 """What it adds that the device was busy with something else."""
 CONTRADICTION = 2.0
-"""How far trials may be off before a probe is not believed: probes of one machine in different minutes gave rates up to
-1.6 times apart (benchmarks/README.md, other processors)."""
+"""How far trials may be off before a probe is not believed: the memory of one shared machine was twice as fast half a
+minute later (benchmarks/README.md, other processors)."""
 BOUND_CONTRADICTION = 5.0
 """The same for a trial that was cut: the lower bound comes from a first micro-step, which is the slowest."""
 HELD_AGAINST = 50

@@ -771,5 +771,6 @@ def test_the_spaces_of_one_method(name: str) -> None:
 def test_every_method_is_searched_on_several_devices_and_with_offload(name: str) -> None:
     assert axis_values(name, "method") == {"full", "lora", "qlora"}
     adapters = [c for c in load(name, REGISTRY).configs(REGISTRY, batch=8) if c["method"] == "qlora"]
-    assert {c["precision"] for c in adapters} <= {"bf16", "bf16-mixed"}
+    wide = {"fp32"} if name == "multi-cpu" else set()  # a processor may emulate all 16-bit formats
+    assert {c["precision"] for c in adapters} <= {"bf16", "bf16-mixed"} | wide
     assert {c["offload"] for c in adapters} == ({"none"} if name == "multi-cpu" else {"params", "none"})

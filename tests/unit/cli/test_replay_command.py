@@ -46,7 +46,7 @@ def test_a_table_of_methods_for_each_problem(autofit: Autofit) -> None:
     assert said.endswith("% slower, which held for 2 of the seeds")
     assert all(len(line) <= 160 for line in done.out.splitlines())
     assert ": made/qlora: checklist, seed 2: " in done.err
-    assert "\nmade/any: 176 configs, " in done.out and "; best of full " in done.out
+    assert "\nmade/any: 192 configs, " in done.out and "; best of full " in done.out
 
 
 @pytest.mark.usefixtures("table")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from tiny import CUDA_HARDWARE, STACK, model
 from autofit.estimate.estimate import Change, Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.speed import guess
+from autofit.estimate.transfers import seconds_per_byte
 from autofit.hardware import Hardware
 from autofit.lattice import Config, Lattice, Value
 from autofit.operations import Estimation
@@ -27,7 +29,7 @@ from autofit.units import GIB, MIB
 from autofit.workload import Effect, Workload
 
 BATCH = 8
-RATES = guess(flops=1e13, wide_flops=1e12, bandwidth=1e11)
+RATES = replace(guess(flops=1e13, wide_flops=1e12, bandwidth=1e11), transfers=seconds_per_byte(CUDA_HARDWARE))
 """Of a card so slow that this model's operations take longer than their start."""
 EXACT: dict[str, tuple[Value, ...]] = {
     "micro_batch": (1, 2, 4, 8),

@@ -319,7 +319,7 @@ def test_progress_is_reported(world: World, request_: SearchRequest) -> None:
     result = operations.search(request_, lambda p: seen.append((p.done, p.candidates)))
     assert seen[0][0] == 0
     assert seen[-1][0] == result.trials
-    assert {candidates for _, candidates in seen} == {176}
+    assert {candidates for _, candidates in seen} == {192}
 
 
 def test_a_cluster_is_asked_for_its_site_and_left(world: World, request_: SearchRequest) -> None:
@@ -502,8 +502,8 @@ def test_an_outline_runs_nothing(world: World, request_: SearchRequest) -> None:
         *("hardware", "workload", "space", "memory_limit_bytes", "configs", "ruled_out_by_floor", "beyond_goal"),
         "unsupported",
     }
-    assert (plan["space"], plan["configs"], plan["memory_limit_bytes"]) == ("cpu", 176, 2 * GIB)
-    assert 0 < plan["ruled_out_by_floor"] < 176
+    assert (plan["space"], plan["configs"], plan["memory_limit_bytes"]) == ("cpu", 192, 2 * GIB)
+    assert 0 < plan["ruled_out_by_floor"] < 192
     assert plan["workload"]["model"] == MODEL
     assert operations.search(request_).ruled_out >= plan["ruled_out_by_floor"]
 
