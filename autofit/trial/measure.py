@@ -111,7 +111,9 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
         return Ended(outcome=problem, ranks=ranks)
     setup_seconds = time.monotonic() - asked_at
     progress(TIMING)
-    left_seconds = math.inf if pace.earned or pace.allowance_seconds is None else pace.allowance_seconds - setup_seconds
+    # The first rank judges, as it does in the warm-up: others do not know what the trial has earned.
+    limited = ranks.rank == 0 and not pace.earned and pace.allowance_seconds is not None
+    left_seconds = (pace.allowance_seconds or 0.0) - setup_seconds if limited else math.inf
     stopped_early = _repeat(steps, meter, request, ranks, least_repeats(step_seconds), left_seconds)
     progress(TIMED)
     steps.finish()
@@ -283,8 +285,8 @@ def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, lea
         return True
     while len(steps.seconds) < MAX_REPEATS:
         steps.timed()
-        (ahead,) = ranks.largest([time.monotonic() - started + steps.seconds[-1]])
-        if ahead > left_seconds:
+        (is_over,) = ranks.largest([float(time.monotonic() - started + steps.seconds[-1] > left_seconds)])
+        if is_over:
             break
         if len(steps.seconds) < least:
             continue
