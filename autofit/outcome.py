@@ -146,6 +146,9 @@ class TimedOut:
     least_step_seconds: float | None = None
     """Lower bound on the seconds of one optimizer step of the whole global batch, from the micro-steps that the trial
     began; None where it ended before the first one, of which it says nothing."""
+    is_proven: bool = False
+    """Whether a micro-step after the first has shown that bound: the first also does what is done only once, which may
+    take minutes where kernels must be generated for a new device."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,6 +343,11 @@ class Trial:
     def least_step_seconds(self) -> float | None:
         """What a trial that ended before it could measure its step shows that it takes at least; None for any other."""
         return self.outcome.least_step_seconds if isinstance(self.outcome, TimedOut) else None
+
+    @property
+    def proven_step_seconds(self) -> float | None:
+        """The same, where it is beyond doubt."""
+        return self.least_step_seconds if isinstance(self.outcome, TimedOut) and self.outcome.is_proven else None
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object with the keys of `autofit trial --json` first."""

@@ -15,7 +15,8 @@ from autofit.workload import digest
 PROBE_VERSION = 3
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
 
-OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory", re.IGNORECASE)
+OUT_OF_TIME = "no time was left for it"
+CUT_SHORT = re.compile(rf"out of memory|can't allocate memory|{OUT_OF_TIME}", re.IGNORECASE)
 """How torch's errors for accelerators and for processors say so."""
 
 WAYS = ("to the device", "to the host")
@@ -103,9 +104,9 @@ class Probe:
         return () if self.device_state is None else self.device_state.doubts(self.hardware)
 
     @property
-    def out_of_memory(self) -> tuple[str, ...]:
-        """The names of the parts that ran out of memory, which the device may have now."""
-        return tuple(part.name for part in self.parts if part.failure and OUT_OF_MEMORY.search(part.failure))
+    def cut_short(self) -> tuple[str, ...]:
+        """The names of the parts that ran out of memory or time, which the device may have now."""
+        return tuple(part.name for part in self.parts if part.failure and CUT_SHORT.search(part.failure))
 
     def completed_by(self, later: Probe) -> Probe:
         """This one with the parts of `later` besides, or in place of its own of the same names."""

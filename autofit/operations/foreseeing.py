@@ -121,7 +121,14 @@ class Foreseeing:
 
     def _probe(self) -> None:
         if self.probes and is_detected(self.job.hardware):
-            make_sure(self.job.model, self.job.hardware, self.job.stack, self.store, ranks=self.job.workload.devices)
+            make_sure(
+                self.job.model,
+                self.job.hardware,
+                self.job.stack,
+                self.store,
+                ranks=self.job.workload.devices,
+                budget_seconds=self.seconds,
+            )
         self.probes = False
 
     def _by_formula(self, configs: Sequence[Config]) -> Foresight:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model, load
 from autofit.core.device_probe import (
@@ -35,9 +35,12 @@ from autofit.trial.site import detect
 if TYPE_CHECKING:
     from autofit.estimate.speed import Rates
 
-DEFAULT_MODEL = {"cpu": "smollm2-135m"}
-DEFAULT_MODEL_OF_ACCELERATORS = "llama-3.1-8b"
+USUAL_MODEL = {"cpu": "smollm2-135m"}
+USUAL_MODEL_OF_ACCELERATORS = "llama-3.1-8b"
 """At whose shapes a device is probed if nobody names a model."""
+TIME_SHARE, LEAST_SECONDS = 0.1, 30.0
+"""Of a search's time budget that its probe may take, and what it may take anyway: a slow device measures less of itself
+rather than take the trials' time."""
 UNCHECKED_ERROR = 0.3
 """Relative error of a time that only the rates of single operations tell."""
 LEAST_ERROR = 0.1
@@ -72,25 +75,38 @@ def probe(
     model, and `StoreError`.
     """
     hardware, stack = detect(device)
-    named = model or DEFAULT_MODEL.get(hardware.kind, DEFAULT_MODEL_OF_ACCELERATORS)
     with Store.open(store) as opened:
-        return probed(load(named), hardware, stack, opened, fresh=fresh)
+        return probed(load(model or usual_model(hardware.kind)), hardware, stack, opened, fresh=fresh)
+
+
+def usual_model(kind: str) -> str:
+    """The model at whose shapes a kind of device is probed if nobody names another."""
+    return USUAL_MODEL.get(kind, USUAL_MODEL_OF_ACCELERATORS)
 
 
 def probed(
-    model: Model, hardware: Hardware, stack: Stack, store: Store, *, fresh: bool = False, ranks: int = 1
+    model: Model,
+    hardware: Hardware,
+    stack: Stack,
+    store: Store,
+    *,
+    fresh: bool = False,
+    ranks: int = 1,
+    most_seconds: float = math.inf,
 ) -> tuple[Probe, bool]:
     """`probe` for a device that is known, in an open store. One that met a busy or throttled device is made once more,
-    and again in the next search, as is one that trials have contradicted since; of one that ran out of memory, the
-    parts that did. What happens between `ranks` is measured once there are several, whatever their number."""
-    known = None if fresh else stored_probe(hardware, stack, store, model.digest)
-    if known is not None and (known.shapes_key != shapes_key(model.digest) or known.doubts):
-        known = None
-    if known is not None and _contradicted(known, store):
+    and again in the next search, as is one that trials have contradicted since; of one that ran out of memory or time,
+    the parts that did. What happens between `ranks` is measured once there are several, whatever their number."""
+    stored = None if fresh else stored_probe(hardware, stack, store, model.digest)
+    known = None if stored is None or stored.shapes_key != shapes_key(model.digest) else stored
+    was_doubted = known is not None and bool(known.doubts)
+    if known is not None and (was_doubted or _contradicted(known, store)):
         known = None
     if known is not None and not _lacking(known, ranks):
         return known, False
-    made = undisturbed_probe(model, hardware, stack, known, ranks=ranks)
+    # A device that was busy then, too, may always be: one more probe is enough.
+    attempts = 1 if was_doubted else 2
+    made = undisturbed_probe(model, hardware, stack, known, ranks=ranks, attempts=attempts, most_seconds=most_seconds)
     store.keep_probe(made)
     return made, True
 
@@ -98,22 +114,35 @@ def probed(
 def _lacking(known: Probe, ranks: int) -> tuple[str, ...]:
     """The parts of a stored probe that are to be measured now."""
     between = () if ranks == 1 or any(part.name == BETWEEN_RANKS for part in known.parts) else (BETWEEN_RANKS,)
-    return (*known.out_of_memory, *between)
+    return (*known.cut_short, *between)
 
 
 def undisturbed_probe(
-    model: Model, hardware: Hardware, stack: Stack, known: Probe | None = None, *, ranks: int = 1
+    model: Model,
+    hardware: Hardware,
+    stack: Stack,
+    known: Probe | None = None,
+    *,
+    ranks: int = 1,
+    attempts: int = 2,
+    most_seconds: float = math.inf,
 ) -> Probe:
-    """A new probe, made while no trial runs on the device, and a second time if something else did; of one that is
-    `known`, only the parts that it lacks. Raises `EnvironmentLacks`."""
+    """A new probe, made while no trial runs on the device, and again, up to so many `attempts`, if something else did;
+    of one that is `known`, only the parts that it lacks. Raises `EnvironmentLacks`, and `GivenUp` where the device is
+    not free within `most_seconds`, which each attempt may take."""
     from autofit.probe.run import run
 
-    with device_lock.held(device_lock.names(hardware.kind), waiting=tell_of_waiting):
+    def measured(**asked: Any) -> Probe:
+        return run(model, hardware, stack, ranks=ranks, most_seconds=most_seconds, **asked)
+
+    devices = device_lock.names(hardware.kind)
+    with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=most_seconds):
         if known is not None:
-            lacking = _lacking(known, ranks)
-            return known.completed_by(run(model, hardware, stack, known=known, parts=lacking, ranks=ranks))
-        made = run(model, hardware, stack, ranks=ranks)
-        return run(model, hardware, stack, ranks=ranks) if made.doubts else made
+            return known.completed_by(measured(known=known, parts=_lacking(known, ranks)))
+        made = measured()
+        for _ in range(attempts - 1):
+            made = measured() if made.doubts else made
+        return made
 
 
 def _contradicted(found: Probe, store: Store) -> bool:
@@ -222,11 +251,21 @@ def probed_guess(
     return rates_of(found, guess, shapes=None if model_digest is None else shapes_key(model_digest))
 
 
-def make_sure(model: Model, hardware: Hardware, stack: Stack, store: Store, *, ranks: int = 1) -> None:
-    """Probe the device unless the store has it; a failure costs only what the probe would have shown."""
+def make_sure(
+    model: Model,
+    hardware: Hardware,
+    stack: Stack,
+    store: Store,
+    *,
+    ranks: int = 1,
+    budget_seconds: float | None = None,
+) -> None:
+    """Probe the device unless the store has it, within a share of a search's time budget; a failure costs only what the
+    probe would have shown."""
     from autofit.errors import AutofitError, in_one_line
 
+    most_seconds = math.inf if budget_seconds is None else max(TIME_SHARE * budget_seconds, LEAST_SECONDS)
     try:
-        probed(model, hardware, stack, store, ranks=ranks)
-    except (AutofitError, StoreError, OSError, ValueError) as error:
+        probed(model, hardware, stack, store, ranks=ranks, most_seconds=most_seconds)
+    except (AutofitError, StoreError, device_lock.GivenUp, OSError, ValueError) as error:
         _log.warning("autofit: continuing without a probe of the device, which failed: %s", in_one_line(error))

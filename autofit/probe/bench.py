@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from autofit.trial.process_memory import host_available
+
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 POOL_BYTES = {"cpu": 96 * 1024**2}
 ACCELERATOR_POOL_BYTES = 512 * 1024**2
@@ -85,6 +87,13 @@ class Bench:
         """Until the device has done all that it was asked."""
         if self.accelerator:
             torch.accelerator.synchronize()
+
+    def room(self) -> float:
+        """Bytes that the device has left; infinite where nobody says."""
+        if self.device.type == "cuda":
+            return float(torch.cuda.mem_get_info()[0])
+        available = None if self.accelerator else host_available()
+        return math.inf if available is None else float(available)
 
     def empty(self) -> None:
         """Give back what the device's allocator keeps."""

@@ -6,17 +6,22 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from autofit.catalog.models import ModelShape, shape
 from autofit.core.device_probe import MeasuredStep
 from autofit.core.work_kinds import product
 from autofit.lattice import Config
 from autofit.outcome import StepWork
-from autofit.probe.bench import Bench
+from autofit.probe.bench import FORMATS, Bench
 from autofit.techniques import Job, complete
 from autofit.training.build import build
 from autofit.training.decoder import decoder_layers, replace_layers
 from autofit.training.weights import unwrap
+from autofit.units import format_bytes
 
-LAYERS = (8, 2)
+DEPTHS = ((8, 2), (4, 1), (2, 1))
+"""Decoder layers, the deepest that has room."""
+LOGITS = 12
+"""Bytes for each logit: of it in fp32, of what the loss makes of it, and of its gradient."""
 TOKENS = {"cpu": 128}
 TOKENS_OF_ACCELERATORS = 1024
 """Too few would show nothing but launches."""
@@ -42,8 +47,8 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | d
     The depths are run in turn, so that what slows the machine for a while slows all of them; the least of each counts.
     Nothing is yielded now and then as a sign of life: a slow device may take many seconds.
     """
-    bench.empty()  # the buffers of the other parts
-    depths = sorted({min(layers, _depth(job)) for layers in LAYERS}, reverse=True)
+    bench.empty()  # of the buffers of the other parts
+    depths = depths_for(shape(job.model), job.workload.seq_len, config, bench.room())
     works = _works(config, job, depths)
     yield {}
     step = build(config, job, bench.device, layers=range(depths[0]))
@@ -87,7 +92,18 @@ def _works(config: Config, job: Job, depths: list[int]) -> dict[int, StepWork]:
         return {}
 
 
-def _depth(job: Job) -> int:
-    from autofit.catalog.models import shape
+def depths_for(model: ModelShape, tokens: int, config: Config, room_bytes: float) -> list[int]:
+    """The depths of a model that can be run in so many bytes, the deepest first. Raises `MemoryError` if none can."""
+    for depths in DEPTHS:
+        possible = sorted({min(layers, model.layers) for layers in depths}, reverse=True)
+        needed = bytes_of(model, tokens, config, possible[0])
+        if needed <= room_bytes:
+            return possible
+    raise MemoryError(f"out of memory: it takes {format_bytes(needed)}, and {format_bytes(int(room_bytes))} are left")
 
-    return shape(job.model).layers
+
+def bytes_of(model: ModelShape, tokens: int, config: Config, layers: int) -> int:
+    """What a step of the model cut to so many layers takes at least: its weights, and logits with their gradients."""
+    beside = model.embedding_parameters * (1 if model.tied_embeddings else 2)
+    weights = beside + (model.parameters - beside) * layers // model.layers
+    return FORMATS[config.text("precision")].itemsize * weights + LOGITS * tokens * model.vocabulary_size

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model, shape
-from autofit.core.device_probe import MeasuredStep, Probe, ProbePart, shapes_key
+from autofit.core.device_probe import OUT_OF_TIME, MeasuredStep, Probe, ProbePart, shapes_key
 from autofit.errors import EnvironmentLacks
 from autofit.estimate.warm import context
 from autofit.hardware import Hardware, Stack
@@ -25,13 +25,13 @@ from autofit.probe import child
 from autofit.probe.shapes import Shapes
 from autofit.trial.child_process import KILL_SECONDS, die_with_parent
 from autofit.trial.machine.watch import DeviceWatch
+from autofit.trial.process_memory import prefer_as_oom_victim
 from autofit.trial.runner import trial_environment
 
 START_SECONDS = 180.0
 """How long the process may take until its first part: the imports of a busy machine."""
 SILENT_SECONDS = 30.0
 """How long it may then report nothing. A single measurement takes a fraction of a second."""
-OUT_OF_TIME = "no time was left for it"
 
 Child = Callable[[dict[str, Any], Connection], None]
 """Does what a request asks for, and reports it."""
@@ -205,6 +205,7 @@ def _run(child: Child, request: dict[str, Any], reports: Connection, output: str
     for stream in (1, 2):
         os.dup2(descriptor, stream)
     os.environ.update(environment)
+    prefer_as_oom_victim()
     child(request, reports)
 
 

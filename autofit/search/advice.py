@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from autofit.frontier import MAX_TIE, Point, practical
 from autofit.lattice import Config
+from autofit.outcome import Fits
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
 from autofit.search.foresight import Foresight, time_error
 from autofit.search.gains import Front, expected_gain, gain_over
@@ -144,6 +145,8 @@ class Advice:
         self._costs = TrialCosts(knowledge.lattice, batch or max(c.number("micro_batch") for c in configs))
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
         """The version of the knowledge that was weighed, and the result."""
+        self._doubtful_at: tuple[int, str | None] = (-1, None)
+        """The same of `_doubtful_method`."""
 
     def foresee(self, foresight: Foresight) -> None:
         """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
@@ -161,7 +164,7 @@ class Advice:
             times = completed(lattice, seconds, TIME)
             self._time = StepTimes(lattice.axes, lattice.configs, time_error(float(stated)), times)
             self._costs.foresee(known)
-        self._weighed_at = (-1, None)
+        self._weighed_at, self._doubtful_at = (-1, None), (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
         """The candidate to run next; None if none is worth its trial, or none can end within `seconds_left`."""
@@ -211,13 +214,29 @@ class Advice:
         rows = self._weighed().rows
         own = self._methods[rows] == winner.method
         untried = self._step_time(rows[own])
-        tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
-        rivals = untried.with_known(
-            [math.log(p.measurement.step_seconds.median) for p in tried], [timing_deviation(p) for p in tried]
-        )
+        tried = [
+            (math.log(p.measurement.step_seconds.median), timing_deviation(p))
+            for p in self._knowledge.points()
+            if p.method == winner.method and p.config != winner.config
+        ]
+        tried += [(math.log(bound), BOUND_DEVIATION) for bound in self._given_up_unproven(winner.method)]
+        rivals = untried.with_known([time for time, _ in tried], [deviation for _, deviation in tried])
         probability = np.append(self._weighed().probability[own], np.ones(len(tried)))
         least = np.append(self._least_times(rows[own], unlucky=UNLUCKY), np.full(len(tried), -math.inf))
         return regret_bound(winner, rivals, probability, least)
+
+    def _given_up_unproven(self, method: str) -> list[float]:
+        """Seconds that a step of each config takes by what its first micro-step alone has shown, where the search gave
+        it up for that: it may still be the fastest."""
+        knowledge = self._knowledge
+        return [
+            bound
+            for config, bound in knowledge.least_step_seconds.items()
+            if config.text("method") == method
+            and config in knowledge.trials
+            and config not in knowledge.proven_step_seconds
+            and not isinstance(knowledge.trials[config].outcome, Fits)
+        ]
 
     def expected_seconds(self, config: Config) -> float:
         """Expected duration of the trial of a config of the lattice, set-up included."""
@@ -227,7 +246,9 @@ class Advice:
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
         gains = weighed.gain >= self.worthwhile_gain()
-        if (doubtful := self._doubtful_method()) is not None:
+        if self._doubtful_at[0] != self._knowledge.version:
+            self._doubtful_at = (self._knowledge.version, self._doubtful_method())
+        if (doubtful := self._doubtful_at[1]) is not None:
             short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
             gains |= (self._methods[weighed.rows] == doubtful) & (weighed.gain >= LITTLE) & short
         possible = np.asarray(gains & ~weighed.cannot_fit)
@@ -386,11 +407,12 @@ class Advice:
         return self._time.predict(measured, rows)
 
     def _least_times(self, rows: Rows, *, unlucky: float = 0.0) -> Array:
-        """The logarithm of the seconds that a step of each config takes at least, because a trial of it did not get
-        further, or because a measured one does part of its work and nothing else; minus infinity where there is none.
-        By so many deviations of its timing the measured one may have been `unlucky`, and seemed slower than it is."""
+        """The logarithm of the seconds that a step of each config takes at least, because a trial of it has proven that
+        without getting further, or because a measured one does part of its work and nothing else; minus infinity where
+        there is none. By so many deviations of its timing the measured one may have been `unlucky`, and seemed slower
+        than it is."""
         least = np.full(len(self._knowledge.lattice.configs), -math.inf)
-        for config, bound in self._knowledge.least_step_seconds.items():
+        for config, bound in self._knowledge.proven_step_seconds.items():
             least[self._row_of[config]] = math.log(bound)
         for point in self._knowledge.points():
             m = point.measurement  # one that was stopped early is too uncertain to bound others

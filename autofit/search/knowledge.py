@@ -117,6 +117,8 @@ class Knowledge:
         """Configs that were taken and whose outcome has not been learnt yet."""
         self.least_step_seconds: dict[Config, float] = {}
         """Lower bounds on the step of configs whose trials ended before they could measure it."""
+        self.proven_step_seconds: dict[Config, float] = {}
+        """Those of them that are beyond doubt (`TimedOut.is_proven`)."""
         self.between = 0.0
         """`repeatability.between_executions` of the hardware."""
         self.version = 0
@@ -188,10 +190,13 @@ class Knowledge:
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
         """Learn what trials that ended early show of their configs' steps, whatever else they show."""
         for trial in trials:
-            least = trial.least_step_seconds
-            if least is not None and trial.config in self._members:
-                self.least_step_seconds[trial.config] = max(least, self.least_step_seconds.get(trial.config, 0.0))
-                self.version += 1
+            for known, bound in (
+                (self.least_step_seconds, trial.least_step_seconds),
+                (self.proven_step_seconds, trial.proven_step_seconds),
+            ):
+                if bound is not None and trial.config in self._members:
+                    known[trial.config] = max(bound, known.get(trial.config, 0.0))
+                    self.version += 1
 
     def _is_open_again(self, trial: Trial) -> bool:
         """Whether a trial that ended early leaves its config open: nothing is known to be as fast as it may yet be."""

@@ -141,7 +141,7 @@ class Runs:
         pool = self._checked_pool()
         left = self.budget.left_for_trial(begun.reserved_seconds)
         patience = begun.request.deadline_seconds
-        pool.submit(replace(begun.request, deadline_seconds=min(patience, left)))
+        pool.submit(replace(begun.request, deadline_seconds=min(patience, left), wait_seconds=left))
         self._begun[begun.request.config] = replace(begun, ends_with_budget=left < patience)
 
     def _checked_pool(self) -> Pool:

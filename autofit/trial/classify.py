@@ -228,7 +228,12 @@ def _held(short_bytes: int, siblings_bytes: int) -> str:
 
 
 def timed_out(
-    *, deadline_seconds: float, phase: str, phases_entered: int, least_step_seconds: float | None = None
+    *,
+    deadline_seconds: float,
+    phase: str,
+    phases_entered: int,
+    least_step_seconds: float | None = None,
+    is_proven: bool = False,
 ) -> TimedOut:
     """The outcome of a child that the parent killed at its deadline."""
     return TimedOut(
@@ -237,6 +242,7 @@ def timed_out(
         phase=phase,
         phases_entered=phases_entered,
         least_step_seconds=least_step_seconds,
+        is_proven=is_proven,
     )
 
 

@@ -27,6 +27,11 @@ def tell_of_waiting(holder: int | None) -> bool:
     return True
 
 
+def not_begun(error: device_lock.GivenUp) -> Attempt:
+    """The attempt of a trial that waited in vain for its device."""
+    return Attempt(outcome=Crashed(reason=f"not begun: {error}", transient=True), seconds=0.0)
+
+
 class GroupRunner:
     """Runs trials one after another, each on the same `ranks` devices. Used from one thread, except for `close`."""
 
@@ -51,12 +56,12 @@ class GroupRunner:
         """`run`, with the state of the devices. Waits until no other process runs a trial on any of them."""
         devices = device_lock.names(self._kind, len(self._runners))
         try:
-            with device_lock.held(devices, waiting=tell_of_waiting, unwanted=self._closed.is_set):
+            with device_lock.held(
+                devices, waiting=tell_of_waiting, unwanted=self._closed.is_set, most_seconds=request.wait_seconds
+            ):
                 return self._attempt(request)
-        except device_lock.GivenUp:
-            return Attempt(
-                outcome=Crashed(reason="stopped while it waited for its device", transient=True), seconds=0.0
-            )
+        except device_lock.GivenUp as error:
+            return not_begun(error)
 
     def _attempt(self, request: TrialRequest) -> Attempt:
         if len(self._runners) == 1:

@@ -152,6 +152,7 @@ class Host:
                     phase=child.phase,
                     phases_entered=child.phases_entered,
                     least_step_seconds=child.least_step_seconds,
+                    is_proven=child.shown_seconds > 0.0,
                 )
             if outcome is None:
                 outcome = classify.ended_without_result(

@@ -24,12 +24,11 @@ from autofit.trial.leak import leak, may_leak
 from autofit.trial.meter import MemoryReading, Meter, meter_for
 from autofit.trial.pace import (
     EARNED,
-    ONCE_SECONDS,
     SHOWN,
-    UNSTEADY,
     Pace,
     is_brief,
     least_repeats,
+    least_seconds,
     micro_steps_run,
     warm_ups,
 )
@@ -263,14 +262,13 @@ def _watch(pace: Pace, request: TrialRequest, micro_steps: int, progress: Progre
     def watch(number: int, seconds: float) -> None:
         if compiled and number <= micro_steps:
             return
-        least = seconds - ONCE_SECONDS if number == 1 else UNSTEADY * seconds
         left = max(0, micro_steps - number) + micro_steps  # of the warm-up, and of one timed step
         earned = pace.earned
-        pace.judge(seconds, least, elapsed_seconds=time.monotonic() - asked_at, micro_steps_left=left)
+        pace.judge(number, seconds, elapsed_seconds=time.monotonic() - asked_at, micro_steps_left=left)
         if pace.earned and not earned:
             progress(EARNED)
         if number > 1:
-            progress(SHOWN, pace.accumulation * least)
+            progress(SHOWN, pace.accumulation * least_seconds(number, seconds))
 
     return watch
 

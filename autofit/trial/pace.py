@@ -76,13 +76,20 @@ EARNED = "earned"
 """Told to the parent in place of a phase: the trial may beat every rival, and may take what it needs."""
 
 
+def least_seconds(number: int, micro_seconds: float) -> float:
+    """What any micro-step takes at least, if the one of that `number` took so long; it may be negative."""
+    return micro_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * micro_seconds
+
+
 class TooSlow(Exception):
     """The trial need not go on: what it would still show is not worth its seconds."""
 
-    def __init__(self, reason: str, least_step_seconds: float) -> None:
+    def __init__(self, reason: str, least_step_seconds: float, *, is_proven: bool) -> None:
         super().__init__(reason)
         self.least_step_seconds = least_step_seconds
         """Lower bound on an optimizer step of the whole global batch."""
+        self.is_proven = is_proven
+        """Whether another micro-step than the first has shown it."""
 
     def outcome(self, *, after_seconds: float, phase: str | None = None) -> TimedOut:
         """The outcome of a trial that ended so, `after_seconds`."""
@@ -91,6 +98,7 @@ class TooSlow(Exception):
             deadline_seconds=after_seconds,
             phase=phase,
             least_step_seconds=self.least_step_seconds,
+            is_proven=self.is_proven,
         )
 
 
@@ -123,17 +131,18 @@ class Pace:
 
     def judge(
         self,
+        number: int,
         micro_seconds: float,
-        least_micro_seconds: float,
         *,
         elapsed_seconds: float,
         micro_steps_left: float,
     ) -> None:
         """Raise `TooSlow` where the trial is not worth its remaining seconds.
 
-        `micro_seconds`: what a micro-step took; `least_micro_seconds`: what any takes at least; `micro_steps_left`: as
-        many are still to be run.
+        `micro_seconds`: what the micro-step of that `number` took, the first being 1; `micro_steps_left`: as many are
+        still to be run.
         """
+        least_micro_seconds = least_seconds(number, micro_seconds)
         fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
         self.earned = self.earned or 0.0 < fastest * self.accumulation * micro_seconds < self.tokens_per_step
         step_seconds = self.accumulation * least_micro_seconds
@@ -144,14 +153,14 @@ class Pace:
         if left_seconds < SHORT_SECONDS:
             return
         takes = f"a step takes at least {format_duration(step_seconds)}"
-        if fastest >= BEATEN_FACTOR * speed:
-            raise TooSlow(f"{takes}, and another config is {fastest / speed:.0f} times as fast", step_seconds)
-        if self.least_tokens_per_second >= speed:
-            raise TooSlow(f"{takes}, which is not practical beside another method", step_seconds)
         projected = elapsed_seconds + left_seconds
-        if self.allowance_seconds is not None and not self.earned and projected > self.allowance_seconds:
-            raise TooSlow(
-                f"{takes}, so that the trial would take {format_duration(projected)} and not the "
-                f"{format_duration(self.allowance_seconds)} that it is worth",
-                step_seconds,
-            )
+        why = None
+        if fastest >= BEATEN_FACTOR * speed:
+            why = f"and another config is {fastest / speed:.0f} times as fast"
+        elif self.least_tokens_per_second >= speed:
+            why = "which is not practical beside another method"
+        elif self.allowance_seconds is not None and not self.earned and projected > self.allowance_seconds:
+            worth = format_duration(self.allowance_seconds)
+            why = f"so that the trial would take {format_duration(projected)} and not the {worth} that it is worth"
+        if why is not None:
+            raise TooSlow(f"{takes}, {why}", step_seconds, is_proven=number > 1)

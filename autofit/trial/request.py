@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -42,6 +43,8 @@ class TrialRequest:
     """After which the trial is taken to hang, and killed."""
     allowance_seconds: float | None = None
     """What the trial may take unless its micro-steps show that it may beat every rival; None for the whole deadline."""
+    wait_seconds: float = math.inf
+    """How long it may wait for its device, where other processes' trials use that."""
     timing_seconds: float = TIMING_SECONDS
     rivals: tuple[Rival, ...] = ()
     """Configs that make this one hopeless if one of them is both no heavier and much faster."""
@@ -69,6 +72,7 @@ class TrialRequest:
             "memory_limit_bytes": self.memory_limit_bytes,
             "deadline_seconds": self.deadline_seconds,
             "allowance_seconds": self.allowance_seconds,
+            "wait_seconds": None if math.isinf(self.wait_seconds) else self.wait_seconds,
             "timing_seconds": self.timing_seconds,
             "rivals": [asdict(r) for r in self.rivals],
             "least_tokens_per_second": self.least_tokens_per_second,
@@ -97,6 +101,7 @@ class TrialRequest:
             memory_limit_bytes=data["memory_limit_bytes"],
             deadline_seconds=data["deadline_seconds"],
             allowance_seconds=data.get("allowance_seconds"),
+            wait_seconds=math.inf if data.get("wait_seconds") is None else data["wait_seconds"],
             timing_seconds=data["timing_seconds"],
             rivals=tuple(Rival(**r) for r in data["rivals"]),
             least_tokens_per_second=data.get("least_tokens_per_second", 0.0),

@@ -275,7 +275,8 @@ def _slug(name: str) -> str:
 
 def _processor_name() -> str:
     """The processor's name; family and model are added where it has no number, as under a hypervisor that reports only
-    the brand ("AMD EPYC"), which processors of very different speed share."""
+    the brand ("AMD EPYC"), which processors of very different speed share; of ARM's, which have no name, their numbers
+    of implementer and part."""
     facts: dict[str, str] = {}
     with suppress(OSError):
         for line in PROCESSORS.read_text().splitlines():
@@ -284,4 +285,6 @@ def _processor_name() -> str:
     name = facts.get("model name") or platform.processor() or platform.machine()
     if "cpu family" in facts and not any(character.isdigit() for character in name):
         return f"{name} (family {facts['cpu family']}, model {facts.get('model', 'unknown')})"
+    if "CPU part" in facts:
+        return f"{name} (implementer {facts.get('CPU implementer', 'unknown')}, part {facts['CPU part']})"
     return name

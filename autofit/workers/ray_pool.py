@@ -236,7 +236,7 @@ class RayPool:
         asked, ranks, place = request.to_json(), len(actors), None
         if ranks > 1:
             # Nothing blocks here: Ray passes each answer on as the next call's argument.
-            place = actors[0].listen.remote(*[actor.where.remote() for actor in actors])
+            place = actors[0].listen.remote(request.wait_seconds, *[actor.where.remote() for actor in actors])
         answers = {actor.run.remote(asked, place, rank): rank for rank, actor in enumerate(actors)}
         self._running.append(
             _Running(

@@ -11,6 +11,7 @@ from typing import Any
 from autofit.lattice import Config
 from autofit.rendezvous import LOOPBACK, Rendezvous
 from autofit.techniques import Job
+from autofit.trial.group_runner import not_begun
 from autofit.trial.machine import device_lock
 from autofit.trial.request import TrialRequest
 
@@ -70,13 +71,14 @@ class TrialActor:
         lacking = lacking_here(config, job)
         return None if lacking is None else f"on {self.address()}: {lacking}"
 
-    def listen(self, *ranks: tuple[str, list[str]]) -> dict[str, Any]:
+    def listen(self, wait_seconds: float, *ranks: tuple[str, list[str]]) -> dict[str, Any]:
         """Open the place on this machine where the next trial's ranks meet, once the devices of those that are on it
-        are free; `ranks` are where all of them are, in their order. Other machines' devices are Ray's to share out."""
+        are free; `ranks` are where all of them are, in their order. Other machines' devices are Ray's to share out.
+        Raises `GivenUp` after `wait_seconds`."""
         addresses = [address for address, _ in ranks]
         here = [device for address, devices in ranks if address == addresses[0] for device in devices]
         self._held.close()
-        self._held.enter_context(device_lock.held(here, waiting=self._wait))
+        self._held.enter_context(device_lock.held(here, waiting=self._wait, most_seconds=wait_seconds))
         self._waits_for = None
         host = LOOPBACK if len(set(addresses)) == 1 else self.address()
         return {"host": host, "port": self._runner.listen(host), "addresses": list(addresses)}
@@ -85,9 +87,12 @@ class TrialActor:
         """Run one request (in a trial of several ranks, one of them), given as JSON; its attempt, as JSON too."""
         asked = TrialRequest.from_json(request)
         if place is None:
-            with device_lock.held(self._devices, waiting=self._wait) as waited:
-                self._waits_for = None
-                return self._runner.attempt(asked.asked_later(waited)).to_json()
+            try:
+                with device_lock.held(self._devices, waiting=self._wait, most_seconds=asked.wait_seconds) as waited:
+                    self._waits_for = None
+                    return self._runner.attempt(asked.asked_later(waited)).to_json()
+            except device_lock.GivenUp as error:
+                return not_begun(error).to_json()
         asked = replace(asked, rendezvous=rendezvous_at(place, rank))
         with self._speaking:
             self._place = place

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.catalog.models import Model
+from autofit.core.attempt import Attempt
 from autofit.errors import AutofitError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.requests import left_by_others, memory_limit
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooLate
-from autofit.outcome import Fits, Outcome, Trial, Unsupported, now
+from autofit.outcome import Fits, Trial, Unsupported, now
 from autofit.techniques import Job, complete
 from autofit.training.requirements import cannot_here
 from autofit.trial.group_runner import GroupRunner
@@ -138,23 +139,23 @@ class Bench:
         self._jobs[job.workload.key] = job
         limit = self.limit if limit is None else limit
         reason = cannot_here(config, job)
-        outcome: Outcome
         if reason is not None:
-            outcome, taken = Unsupported(reason=reason), 0.0
+            attempt = Attempt(outcome=Unsupported(reason=reason), seconds=0.0)
         elif seconds < LEAST_SECONDS:
             raise NoTimeLeft("the time limit was reached")
         else:
             request = self._request(job, config, limit, seconds)
-            outcome, taken = self._runner(job.workload.devices).run(request)
+            attempt = self._runner(job.workload.devices).attempt(request)
         return Trial(
             config=config,
             workload=job.workload,
             hardware=self.hardware,
             stack=self.stack,
             memory_limit_bytes=limit,
-            outcome=outcome,
-            seconds=taken,
+            outcome=attempt.outcome,
+            seconds=attempt.seconds,
             recorded_at=now(),
+            device_state=attempt.device_state,
         )
 
     def _request(self, job: Job, config: Config, limit: int, seconds: float) -> TrialRequest:

@@ -14,6 +14,7 @@ from autofit.catalog.models import load
 from autofit.errors import EnvironmentLacks, in_one_line
 from autofit.operations.diagnosis import libraries
 from autofit.operations.probe_findings import emulated, findings
+from autofit.operations.probing import usual_model
 from autofit.operations.self_test import size_checks, technique_checks
 from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
 from autofit.operations.self_test.check import Check
@@ -25,8 +26,6 @@ from autofit.trial.machine import device_lock
 from autofit.trial.site import version
 from autofit.units import format_duration
 
-PROBED_MODEL = "smollm2-135m"
-"""At whose shapes the device is probed: small enough for any."""
 LEAST_PROBE_SECONDS, MOST_PROBE_SECONDS = 15.0, 300.0
 """A probe takes some twelve seconds, and several times that on a busy machine."""
 TIME_LIMIT_SECONDS = 120.0
@@ -66,10 +65,11 @@ def _probe(bench: Bench, seconds: float) -> Finding:
     until = time.monotonic() + seconds
     devices = device_lock.names(bench.hardware.kind)
     try:
-        with device_lock.held(devices, waiting=tell_of_waiting, unwanted=lambda: time.monotonic() >= until):
-            found = run(load(PROBED_MODEL), bench.hardware, bench.stack, most_seconds=until - time.monotonic())
-    except device_lock.GivenUp:
-        raise NoTimeLeft("another process used the device all the time") from None
+        with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=seconds):
+            model = load(usual_model(bench.hardware.kind))
+            found = run(model, bench.hardware, bench.stack, most_seconds=until - time.monotonic())
+    except device_lock.GivenUp as error:
+        raise NoTimeLeft(str(error)) from None
     failed = [part for part in found.parts if part.failure is not None]
     return Finding(
         verdict=Verdict.FAILED if len(failed) == len(found.parts) else Verdict.WORKS,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autofit.outcome import Fits, TimedOut, Trial
 from autofit.search.replay.timeline import Timeline
-from autofit.trial.pace import ONCE_SECONDS, UNSTEADY, Pace, TooSlow
+from autofit.trial.pace import ONCE_SECONDS, Pace, TooSlow, least_seconds
 from autofit.trial.request import TrialRequest
 
 
@@ -17,27 +17,28 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
     cost the seconds until then.
     """
     if not isinstance(trial.outcome, Fits):
-        return _killed(trial, request.deadline_seconds, None)
+        return _killed(trial, request.deadline_seconds)
     line = Timeline.of(trial)
     pace = Pace.of(request, line.accumulation)
-    elapsed, watched = line.before_seconds, line.warm_ups * line.micro_steps
+    elapsed, watched, shown = line.before_seconds, line.warm_ups * line.micro_steps, 0.0
     for number in range(1, watched + 1):
         ends = _ends(pace, request)
         if elapsed + line.micro_step_seconds > ends:
-            least = line.accumulation * max(0.0, ends - elapsed - ONCE_SECONDS)
-            return _killed(trial, ends, least or None)
+            begun = line.accumulation * max(0.0, ends - elapsed - ONCE_SECONDS)
+            return _killed(trial, ends, max(shown, begun) or None, is_proven=shown > 0.0)
         elapsed += line.micro_step_seconds
-        least = line.micro_step_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * line.micro_step_seconds
         try:
             pace.judge(
+                number,
                 line.micro_step_seconds,
-                least,
                 elapsed_seconds=elapsed,
                 micro_steps_left=max(0, line.micro_steps - number) + line.micro_steps,
             )
         except TooSlow as found:
             return replace(trial, outcome=found.outcome(after_seconds=elapsed), seconds=elapsed)
-    return _killed(trial, _ends(pace, request), line.accumulation * line.micro_step_seconds * UNSTEADY)
+        if number > 1:
+            shown = line.accumulation * least_seconds(number, line.micro_step_seconds)
+    return _killed(trial, _ends(pace, request), shown or None, is_proven=shown > 0.0)
 
 
 def _ends(pace: Pace, request: TrialRequest) -> float:
@@ -47,12 +48,15 @@ def _ends(pace: Pace, request: TrialRequest) -> float:
     return min(request.deadline_seconds, pace.allowance_seconds)
 
 
-def _killed(trial: Trial, after_seconds: float, least_step_seconds: float | None) -> Trial:
+def _killed(
+    trial: Trial, after_seconds: float, least_step_seconds: float | None = None, *, is_proven: bool = False
+) -> Trial:
     if trial.seconds <= after_seconds:
         return trial
     outcome = TimedOut(
         reason=f"not done after its {after_seconds:.0f} s",
         deadline_seconds=after_seconds,
         least_step_seconds=least_step_seconds,
+        is_proven=is_proven,
     )
     return replace(trial, outcome=outcome, seconds=after_seconds)

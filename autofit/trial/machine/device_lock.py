@@ -7,14 +7,18 @@ Containers with folders of their own do not see each other's.
 from __future__ import annotations
 
 import fcntl
+import logging
+import math
 import os
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 from autofit.trial import nvml
+from autofit.units import format_duration
 
 FOLDER_VARIABLE = "AUTOFIT_LOCKS"
 """The environment variable that names the folder of the locks."""
@@ -26,8 +30,11 @@ Waiting = Callable[[int | None], object]
 """Called once when a lock is held by another process, with that process's number if it is known."""
 
 
+_log = logging.getLogger(__name__)
+
+
 class GivenUp(Exception):
-    """Nobody wants the lock any more."""
+    """The lock was waited for as long as anybody wants it."""
 
 
 def names(kind: str, ranks: int = 1) -> list[str]:
@@ -41,13 +48,17 @@ def names(kind: str, ranks: int = 1) -> list[str]:
 
 @contextmanager
 def held(
-    devices: Sequence[str], *, waiting: Waiting = lambda holder: None, unwanted: Callable[[], bool] = lambda: False
+    devices: Sequence[str],
+    *,
+    waiting: Waiting = lambda holder: None,
+    unwanted: Callable[[], bool] = lambda: False,
+    most_seconds: float = math.inf,
 ) -> Iterator[float]:
     """Hold the locks of `devices`; gives the seconds that it had to wait for them. Ends when its process ends, at the
     latest.
 
     They are taken in the order of their names, so that no two processes wait for each other. Not for a thread that
-    holds one of them already. Raises `GivenUp` once `unwanted` says so while it waits.
+    holds one of them already. Raises `GivenUp` once `unwanted` says so while it waits, or after `most_seconds`.
     """
     started = time.monotonic()
     with ExitStack() as stack:
@@ -55,19 +66,20 @@ def held(
             lock = _opened(device)
             if lock is not None:
                 stack.callback(_release, lock)
-                _take(lock, waiting, unwanted)
+                _take(lock, waiting, unwanted, started + most_seconds)
         yield time.monotonic() - started
 
 
-def _take(lock: int, waiting: Waiting, unwanted: Callable[[], bool]) -> None:
-    told = False
+def _take(lock: int, waiting: Waiting, unwanted: Callable[[], bool], until: float) -> None:
+    started, told = time.monotonic(), False
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if unwanted():
-                raise GivenUp from None
+            if unwanted() or time.monotonic() >= until:
+                waited = format_duration(time.monotonic() - started)
+                raise GivenUp(f"another autofit process used the device for all of {waited}") from None
             if not told:
                 told = True
                 waiting(_holder(lock))
@@ -89,24 +101,30 @@ def _holder(lock: int) -> int | None:
 
 def _opened(device: str) -> int | None:
     """A descriptor of the device's lock file, which every user may write; None where there is no place for one: that is
-    no reason not to run trials."""
+    no reason not to run trials, and is said."""
     folder = Path(os.environ.get(FOLDER_VARIABLE) or DEFAULT_FOLDER)
     file = folder / f"autofit-{re.sub(r'[^A-Za-z0-9.-]', '_', device)}.lock"
+    try:
+        return _opened_file(file)
+    except OSError as error:
+        _tell_of_no_lock(folder, error.strerror or str(error))
+        return None
+
+
+@cache
+def _tell_of_no_lock(folder: Path, why: str) -> None:
+    """Once in a process."""
+    _log.warning("autofit: trials of other processes may run at the same time: no lock in %s (%s)", folder, why)
+
+
+def _opened_file(file: Path) -> int:
+    """A descriptor of a lock file, which is made where there is none. Raises `OSError`."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
-    for _ in range(2):
-        try:
-            # Without O_CREAT: Linux refuses that for another user's file in a sticky folder (fs.protected_regular).
+    while True:
+        # First without O_CREAT: Linux refuses that for another user's file in a sticky folder (fs.protected_regular).
+        with suppress(FileNotFoundError):
             return os.open(file, flags)
-        except FileNotFoundError:
-            pass
-        except OSError:
-            return None
-        try:
+        with suppress(FileExistsError):  # another process was faster
             made = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
             os.fchmod(made, 0o666)  # whatever the umask
             return made
-        except FileExistsError:
-            continue  # another process was faster
-        except OSError:
-            return None
-    return None

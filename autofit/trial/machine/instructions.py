@@ -22,6 +22,8 @@ _LEVELS: tuple[tuple[str, str], ...] = (
 )
 """Levels that change arithmetic on floats, each with what it adds to the flags of /proc/cpuinfo: those of oneDNN's
 `dnnl_cpu_isa_t`, without the ones that add integer products alone (VNNI)."""
+_OF_ARM = ("asimd", "sve", "sve2", "bf16")
+"""Those of ARM that change arithmetic on floats (elf_hwcaps(7) of Linux for arm64)."""
 _CAPS = {
     "SSE41": "sse41",
     "AVX": "avx",
@@ -47,10 +49,12 @@ _NAMES = tuple(name for name, _ in _LEVELS)
 
 def instructions(environment: Mapping[str, str] = os.environ) -> str | None:
     """The highest level that oneDNN uses, such as `avx512-bf16`; where ATen's own kernels are held to less than that
-    implies, followed by their level, such as `avx512-bf16-aten-avx2`. None for a processor other than x86."""
-    own = _own_level()
+    implies, followed by their level, such as `avx512-bf16-aten-avx2`. Of an ARM processor, what it has of `_OF_ARM`,
+    which nothing caps, such as `asimd-sve-bf16`. None for any other."""
+    flags = _flags()
+    own = _own_level(flags)
     if own is None:
-        return None
+        return "-".join(name for name in _OF_ARM if name in flags) or None
     cap = _CAPS.get((environment.get("ONEDNN_MAX_CPU_ISA") or environment.get("DNNL_MAX_CPU_ISA") or "").upper())
     capped = own if cap is None else _lower(own, cap)
     implied = _lower(own, "avx512")
@@ -65,12 +69,17 @@ def are_capped() -> bool:
     return instructions() != instructions({})
 
 
-def _own_level() -> str | None:
+def _flags() -> set[str]:
+    """What the first processor has, in the kernel's words; its line is `flags` on x86 and `Features` on ARM."""
     try:
         lines = PROCESSORS.read_text().splitlines()
     except OSError:
-        return None
-    flags = next((set(line.partition(":")[2].split()) for line in lines if line.startswith("flags")), set())
+        return set()
+    listed = (line.partition(":")[2] for line in lines if line.startswith(("flags", "Features")))
+    return set(next(listed, "").split())
+
+
+def _own_level(flags: set[str]) -> str | None:
     level = None
     for name, needed in _LEVELS:
         if not flags.issuperset(needed.split()):

@@ -33,7 +33,7 @@ class World:
         made = cls()
         monkeypatch.setattr(searching, "open_pool", made.open_pool)
         monkeypatch.setattr(
-            foreseeing, "make_sure", lambda *asked, ranks: None
+            foreseeing, "make_sure", lambda *given, **asked: None
         )  # a probe takes longer than everything else
         monkeypatch.setattr(recording, "_probed", lambda *asked: {})
         monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make
 from autofit.catalog.models import load
 from autofit.core.device_probe import (
     BETWEEN_RANKS,
+    OUT_OF_TIME,
     PROBE_VERSION,
     UPDATE_ON_HOST,
     WAYS,
@@ -28,9 +31,11 @@ from autofit.estimate.speed import Rates, calibrated, prior, seconds
 from autofit.estimate.transfers import seconds_per_byte
 from autofit.operations.calibration import rates_for
 from autofit.operations.probe_findings import findings
-from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, probed, rates_of, stored_probe
+from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, make_sure, probed, rates_of, stored_probe
 from autofit.outcome import Prediction, StepWork, TimedOut
 from autofit.store import Store
+from autofit.trial.machine import device_lock
+from autofit.trial.machine.device_lock import GivenUp
 from autofit.units import GIB
 
 DIGEST = load(MODEL).digest
@@ -148,7 +153,7 @@ def test_rates_at_other_shapes_are_less_sure(store: Store) -> None:
 def test_a_stored_probe_is_not_measured_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[float] = []
 
-    def run(*asked: object, ranks: int) -> Probe:
+    def run(*given: object, **asked: object) -> Probe:
         runs.append(1.0)
         return made_probe(slower=2.0 + len(runs))
 
@@ -169,7 +174,7 @@ def test_a_probe_of_a_busy_device_is_made_again_now_and_by_the_next_search(
     disturbed = replace(quiet, device_state=DeviceState(seconds=10.0, processor=busy))
     assert disturbed.doubts == ("other processes took 50% of its cores",)
     made = [disturbed, disturbed, quiet]
-    monkeypatch.setattr("autofit.probe.run.run", lambda *asked, ranks: made.pop(0))
+    monkeypatch.setattr("autofit.probe.run.run", lambda *given, **asked: made.pop(0))
     model = load(MODEL)
     first, measured = probed(model, here, STACK, store)
     assert measured and first.doubts and len(made) == 1
@@ -178,6 +183,11 @@ def test_a_probe_of_a_busy_device_is_made_again_now_and_by_the_next_search(
     second, measured = probed(model, here, STACK, store)
     assert measured and not second.doubts and not made
     assert probed(model, here, STACK, store) == (second, False)
+    made += [disturbed] * 3
+    probed(model, here, STACK, store, fresh=True)
+    assert len(made) == 1, "two attempts"
+    probed(model, here, STACK, store)
+    assert not made, "of a machine that may always be busy there is one more"
 
 
 @pytest.mark.parametrize(("slower", "believed"), [(1.0, True), (1.6, True), (3.0, False), (0.3, False)])
@@ -195,7 +205,7 @@ def test_a_probe_that_trials_contradict_is_made_again_once(
         trial = make_trial({"micro_batch": micro_batch}, fitting)
         store.add(replace(trial, prediction=said, recorded_at=f"2026-01-02T00:0{minute}:00+00:00"))
     anew = made_probe(recorded_at="2026-01-03T00:00:00+00:00")
-    monkeypatch.setattr("autofit.probe.run.run", lambda *asked, ranks: anew)
+    monkeypatch.setattr("autofit.probe.run.run", lambda *given, **asked: anew)
     assert probed(model, HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
     assert not probed(model, HARDWARE, STACK, store)[1], "trials before it say nothing of it"
 
@@ -220,8 +230,54 @@ def test_a_cut_trial_contradicts_a_probe_by_the_least_that_it_takes(
     ):
         trial = make_trial({"micro_batch": number}, outcome)
         store.add(replace(trial, prediction=said, recorded_at="2026-01-02T00:00:00+00:00"))
-    monkeypatch.setattr("autofit.probe.run.run", lambda *asked, ranks: anew)
+    monkeypatch.setattr("autofit.probe.run.run", lambda *given, **asked: anew)
     assert probed(load(MODEL), HARDWARE, STACK, store) == ((old, False) if believed else (anew, True))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"power_limit_watts": 300.0},
+        {"name": "h100-80g-1g.10gb", "mig_profile": "1g.10gb"},
+        {"instructions": "avx2", "kind": "cpu"},
+    ],
+)
+def test_a_probe_under_another_power_limit_or_of_another_part_of_a_card_is_not_used(
+    store: Store, other: dict[str, object]
+) -> None:
+    here = replace(HARDWARE, **other)  # type: ignore[arg-type]
+    store.keep_probe(made_probe())
+    assert stored_probe(here, STACK, store, DIGEST) is None
+    assert stored_probe(HARDWARE, replace(STACK, torch="2.99.0"), store, DIGEST) is None
+    store.keep_probe(made_probe(hardware=here))
+    found = stored_probe(here, STACK, store, DIGEST)
+    assert found is not None and found.hardware == here
+
+
+def test_a_probe_waits_for_its_device_and_takes_of_it_no_longer_than_a_search_can_spare(
+    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    granted: list[object] = []
+
+    def run(*given: object, most_seconds: float, **asked: object) -> Probe:
+        granted.append(most_seconds)
+        return made_probe()
+
+    @contextmanager
+    def taken(devices: object, *, waiting: object, most_seconds: float) -> Iterator[float]:
+        granted.append(most_seconds)
+        raise GivenUp("another autofit process used the device for all of 60 s")
+        yield
+
+    monkeypatch.setattr("autofit.probe.run.run", run)
+    model = load(MODEL)
+    for budget, most in ((900.0, 90.0), (60.0, 30.0), (None, math.inf)):
+        with Store.open("sqlite://") as fresh:
+            make_sure(model, HARDWARE, STACK, fresh, budget_seconds=budget)
+        assert granted.pop() == most
+    monkeypatch.setattr(device_lock, "held", taken)
+    make_sure(model, HARDWARE, STACK, store, budget_seconds=600.0)
+    assert granted == [60.0] and "another autofit process used the device" in caplog.text
 
 
 def test_a_probe_of_another_version_is_not_used(store: Store) -> None:
@@ -233,17 +289,17 @@ def test_a_probe_of_another_version_is_not_used(store: Store) -> None:
     assert Probe.from_json(without).version == 0, "those before versions were kept"
 
 
-def test_what_ran_out_of_memory_is_measured_again_by_the_next_search(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("full", ["OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", OUT_OF_TIME])
+def test_what_ran_out_of_memory_or_time_is_measured_again_by_the_next_search(
+    store: Store, monkeypatch: pytest.MonkeyPatch, full: str
 ) -> None:
-    """Another process may have held the device's memory for a while; what a kernel lacks, it will lack again."""
-    full = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    """Another process may have held the device for a while; what a kernel lacks, it will lack again."""
     lacking = ProbePart(name="attention in fp16", seconds=1.0, failure="RuntimeError: not implemented")
     parts = (*made_probe().parts, lacking)
     anew = ProbePart(name="real step", seconds=2.0)
     asked: list[object] = []
 
-    def run(*given: object, known: Probe, parts: tuple[str, ...], ranks: int) -> Probe:
+    def run(*given: object, known: Probe, parts: tuple[str, ...], **asked_for: object) -> Probe:
         asked.append((known, parts))
         return made_probe(parts=(anew,), steps=(measured_step(3.0),), recorded_at="2026-01-02T00:00:00+00:00")
 
@@ -263,7 +319,7 @@ def test_what_happens_between_ranks_is_measured_once_there_are_several(
     between = ProbePart(name=BETWEEN_RANKS, seconds=2.0, figures={collective("reduction"): 1e9})
     asked: list[tuple[str, ...]] = []
 
-    def run(*given: object, known: Probe, parts: tuple[str, ...], ranks: int) -> Probe:
+    def run(*given: object, known: Probe, parts: tuple[str, ...], **asked_for: object) -> Probe:
         asked.append(parts)
         return made_probe(parts=(between,))
 

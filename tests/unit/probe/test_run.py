@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,16 +12,19 @@ from jobs import tiny_model
 from tiny import STACK
 from unit.probe import children
 
-from autofit.core.device_probe import COLLECTIVES, UPDATE_ON_HOST, Probe, collective
+from autofit.catalog.models import load, shape
+from autofit.core.device_probe import COLLECTIVES, OUT_OF_TIME, UPDATE_ON_HOST, Probe, collective
 from autofit.core.work_kinds import KINDS
 from autofit.errors import EnvironmentLacks
 from autofit.estimate.speed import prior, seconds
 from autofit.operations.probing import rates_of
-from autofit.probe import kernels, ranks, updates
+from autofit.probe import bench as bench_module
+from autofit.probe import kernels, ranks, real_step, updates
+from autofit.probe import run as run_module
 from autofit.probe.bench import Bench
 from autofit.probe.products import fitted
 from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, SLOW_SECONDS, _enough
-from autofit.probe.run import OUT_OF_TIME, run
+from autofit.probe.run import run
 from autofit.probe.shapes import Shapes
 from autofit.trial.site import cpu
 
@@ -60,9 +65,17 @@ def test_a_process_that_ends_between_two_parts_costs_none() -> None:
     assert [(part.name, part.failure) for part in found.parts] == [(name, None) for name in children.NAMES]
 
 
-def test_what_is_left_when_the_time_is_over_counts_as_failed() -> None:
-    usual = run(tiny_model(), HERE, STACK, child=children.between).seconds
-    found = run(tiny_model(), HERE, STACK, child=children.endless, most_seconds=5.0 + 3.0 * usual)
+def test_what_is_left_when_the_time_is_over_counts_as_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that leaps a day ahead in the second part."""
+    leapt, noted = [0.0], run_module._Progress._note
+
+    def note(progress: run_module._Progress, event: dict[str, object]) -> None:
+        noted(progress, event)
+        leapt[0] = 86400.0 if event.get("begin") == children.NAMES[1] else leapt[0]
+
+    monkeypatch.setattr(run_module, "time", SimpleNamespace(monotonic=lambda: time.monotonic() + leapt[0]))
+    monkeypatch.setattr(run_module._Progress, "_note", note)
+    found = run(tiny_model(), HERE, STACK, child=children.endless, most_seconds=3600.0)
     first, second, *others = found.parts
     assert first.failure is None and second.failure == f"its process ended: {OUT_OF_TIME}"
     assert {part.failure for part in others} == {OUT_OF_TIME}
@@ -72,6 +85,19 @@ def test_what_is_left_when_the_time_is_over_counts_as_failed() -> None:
 def test_a_device_on_which_nothing_can_begin_is_an_error() -> None:
     with pytest.raises(EnvironmentLacks, match=r"cannot be probed: .*No module named"):
         run(tiny_model(), HERE, STACK, child=children.absent)
+
+
+def test_a_real_step_has_as_many_layers_as_there_is_room_for() -> None:
+    model = shape(load("llama-3.1-8b"))
+    config = real_step.config_for({})
+    whole, fewer, least = (real_step.bytes_of(model, 1024, config, layers) for layers in (8, 4, 2))
+    # 0.218 billion weights in a layer and 1.05 billion beside them, in 16 bits, and 1.5 GiB of logits.
+    assert whole == pytest.approx(2 * (8 * 0.218e9 + 1.05e9) + 12 * 1024 * 128256, rel=0.01)
+    for room, depths in ((1e12, [8, 2]), (whole - 1, [4, 1]), (fewer - 1, [2, 1])):
+        assert real_step.depths_for(model, 1024, config, room) == depths
+    with pytest.raises(MemoryError, match="out of memory: it takes"):
+        real_step.depths_for(model, 1024, config, least - 1)
+    assert real_step.depths_for(replace(model, layers=1), 1024, config, 1e12) == [1]
 
 
 def test_a_slow_step_is_run_once_and_a_fast_one_until_its_time_is_known() -> None:
@@ -114,7 +140,11 @@ def test_the_hosts_update_is_measured() -> None:
     assert name == UPDATE_ON_HOST and rate > 0
 
 
-def test_a_call_that_is_slow_once_is_as_fast_as_it_is_later() -> None:
-    calls = iter([0.3])
-    bench = Bench(torch.device("cpu"))
-    assert bench.seconds(lambda: time.sleep(next(calls, 0.0)), most=0.01) < 0.3
+def test_a_call_that_is_slow_once_is_as_fast_as_it_is_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench, calls, now = Bench(torch.device("cpu")), iter([0.3]), [0.0]
+
+    def call() -> None:
+        now[0] += next(calls, 0.001)
+
+    monkeypatch.setattr(bench_module, "clock", lambda: now[0])
+    assert bench.seconds(call, most=0.01) == pytest.approx(0.001)

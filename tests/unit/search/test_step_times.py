@@ -108,6 +108,30 @@ def test_a_bound_moves_the_belief_only_above_what_was_expected() -> None:
     assert above["bf16"] > 3 * without["bf16"] and above["fp32"] < 1.5 * without["fp32"]
 
 
+def test_a_bound_that_only_a_first_micro_step_has_shown_is_doubted() -> None:
+    """Kernels may have been generated in it: the config may still be the fastest, which the regret bound counts."""
+    cut = PLAIN.replace(precision="bf16")
+
+    def found(*, is_proven: bool) -> tuple[float, Knowledge]:
+        knowledge = Knowledge(LATTICE, 4 * GIB)
+        advice = Advice(knowledge, lambda config: 0)
+        knowledge.learn(make_trial(PLAIN, fits(1.0, 512.0)))
+        knowledge.take(cut)
+        outcome = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=2.0, is_proven=is_proven)
+        knowledge.learn(make_trial(cut, outcome))
+        for config in knowledge.open:
+            knowledge.rule_out(config, "of no interest here")
+        (winner,) = knowledge.points()
+        return advice.regret_bound(winner), knowledge
+
+    (proven, sure), (doubted, unsure) = found(is_proven=True), found(is_proven=False)
+    assert cut in sure.trials and cut in unsure.trials, "neither is tried again in this search"
+    assert proven == 0.0 < doubted < 0.5
+    again = Knowledge(LATTICE, 4 * GIB)
+    again.recall_bounds([unsure.trials[cut]])
+    assert again.least_step_seconds == {cut: 2.0} and not again.proven_step_seconds
+
+
 @pytest.mark.parametrize("size", [0, 1, 10])
 def test_explanations_share_one_belief(size: int) -> None:
     choose = random.Random(size)

@@ -15,6 +15,7 @@ from typing import Any
 
 from autofit.outcome import Crashed
 from autofit.trial import child
+from autofit.trial.pace import EARNED, SHOWN
 
 RECORDING_SECONDS = 4.0
 """How long a slow recording takes."""
@@ -200,38 +201,43 @@ def greedy_in_a_group(data: Mapping[str, Any], descriptor: int, asked_at: float)
         taken.append(bytearray(os.urandom(1024**2)))
 
 
+CRAWLING_SECONDS = 1000.0
+"""What each micro-step takes of a trial that crawls."""
+LATE_SECONDS = 12.0
+"""When a trial ends that has earned it."""
+
+
 def crawling(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """Every micro-step takes two seconds longer than it should."""
+    """Every micro-step seems to take as long."""
     crawl()
     child.run(data, descriptor, asked_at)
 
 
 def crawl() -> None:
     """Have every micro-step of this process do so."""
-    from autofit.training.step import TrainingStep
+    from autofit.trial.meter import CpuMeter
 
-    measured = TrainingStep.micro_step
-
-    def slow(self: TrainingStep, *args: Any, **kwargs: Any) -> Any:
-        time.sleep(2.0)
-        return measured(self, *args, **kwargs)
-
-    TrainingStep.micro_step = slow  # type: ignore[method-assign]
+    CpuMeter.seconds = lambda self, start, end: CRAWLING_SECONDS  # type: ignore[method-assign]
 
 
 def stuck(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """The first micro-step of the warm-up never ends."""
-    from autofit.training.loss_module import LossModule
+    """A micro-step begins that never ends."""
+    child.Events(descriptor).enter("forward", 0.25)
+    time.sleep(3600.0)
 
-    measured = LossModule.forward
 
-    def endless(self: LossModule, *args: Any, **kwargs: Any) -> Any:
-        if self.training:
-            time.sleep(600.0)
-        return measured(self, *args, **kwargs)
+def stuck_later(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """The same once others have shown what a step takes."""
+    child.Events(descriptor).enter(SHOWN, 7.0)
+    stuck(data, descriptor, asked_at)
 
-    LossModule.forward = endless  # type: ignore[method-assign]
-    child.run(data, descriptor, asked_at)
+
+def earns(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Takes longer than its allowance, which it has earned."""
+    events = child.Events(descriptor)
+    events.enter(EARNED)
+    time.sleep(LATE_SECONDS)
+    events.result(Crashed(reason="late"))
 
 
 def takes_long(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:

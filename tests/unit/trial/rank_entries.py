@@ -138,7 +138,7 @@ def greedy_on_rank_1(data: Mapping[str, Any]) -> None:
 
 
 def crawling(data: Mapping[str, Any]) -> None:
-    """Every micro-step of every rank takes two seconds longer than it should."""
+    """Every micro-step of every rank seems to take very long."""
     entries.crawl()
 
 

@@ -20,6 +20,7 @@ from autofit.trial.machine import processor, watch
 from autofit.trial.machine.card import CardWatch
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.runner import TrialRunner
+from autofit.units import GIB
 
 ON_CPU = {"hardware": {"kind": "cpu", "cores": 1}}
 SPIN = "import sys; print(flush=True)\nwhile True: pass"
@@ -162,6 +163,24 @@ def test_the_work_of_others_is_told_where_processes_can_be_told_apart(
     seen.look()
     state = seen.state()
     assert state is not None and state.others_share == share
+
+
+def test_of_an_instance_the_card_shows_its_heat_and_nobody_who_else_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML counts processes' work for whole cards without MIG alone; the clock is that of all instances."""
+    whole = card(
+        ClockInfo=lambda kind: 900,
+        MaxClockInfo=1980,
+        CurrentClocksThrottleReasons=lambda: 0x40,
+        ComputeRunningProcesses=[SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=7)],
+    )
+    whole.divided, whole.instances = True, [FakeCard("MIG-a"), FakeCard("MIG-b")]
+    install(monkeypatch, whole)
+    seen = CardWatch(os.getpid(), 4 * GIB)
+    seen.look()
+    state = seen.state()
+    assert state is not None and (state.uuid, state.sm_clock_mhz, state.others_share) == ("MIG-a", 900, None)
+    said = state.doubts(None)
+    assert said[0] == "throttled: heat (hardware)" and "another process held 4.00 GiB" in said[1]
 
 
 def test_a_card_that_goes_away_leaves_what_was_seen(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,7 +99,7 @@ def test_the_first_rank_ends_a_trial_that_is_not_worth_its_seconds(pair: GroupRu
     assert outcome.least_step_seconds is not None and outcome.least_step_seconds > 0.0
     outcome, seconds = pair.run(fated("crawling", allowance_seconds=1.0))
     assert isinstance(outcome, TimedOut) and seconds < NEVER, outcome
-    outcome, _ = pair.run(fated("crawling", allowance_seconds=60.0, rivals=(slow,), timing_seconds=0.0))
+    outcome, _ = pair.run(fated("crawling", allowance_seconds=900.0, rivals=(slow,), timing_seconds=0.0))
     assert isinstance(outcome, Fits), outcome
 
 

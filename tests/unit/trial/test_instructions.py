@@ -28,7 +28,9 @@ SAPPHIRE = f"{ZEN_3} avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 
         (SAPPHIRE, {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}, "avx2"),
         (SAPPHIRE, {"ATEN_CPU_CAPABILITY": "avx2"}, "amx-aten-avx2"),
         (SAPPHIRE, {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "avx2-aten-avx512"),
-        ("Features : asimd bf16", {}, None),
+        ("Features : fp asimd sve asimddp i8mm bf16", {}, "asimd-sve-bf16"),
+        ("Features : fp asimd", {"ONEDNN_MAX_CPU_ISA": "AVX2"}, "asimd"),
+        ("isa : rv64imafdc", {}, None),
     ],
 )
 def test_the_level_is_that_of_the_flags_and_the_caps(

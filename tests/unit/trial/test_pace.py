@@ -22,7 +22,7 @@ def pace(*rivals: float, allowance: float | None = None, least: float = 0.0) -> 
 def ends(trial: Pace, micro_seconds: float, *, elapsed: float = 20.0, left: float = 4.0) -> TooSlow | None:
     """Why it ends after a micro-step of so many seconds; None if it goes on."""
     try:
-        trial.judge(micro_seconds / UNSTEADY, micro_seconds, elapsed_seconds=elapsed, micro_steps_left=left)
+        trial.judge(2, micro_seconds / UNSTEADY, elapsed_seconds=elapsed, micro_steps_left=left)
     except TooSlow as found:
         return found
     return None
@@ -36,6 +36,16 @@ def test_a_trial_that_is_beaten_many_times_over_ends() -> None:
     outcome = found.outcome(after_seconds=21.0, phase="warm-up")
     assert (outcome.least_step_seconds, outcome.deadline_seconds, outcome.phase) == (10.0, 21.0, "warm-up")
     assert "another config is 4 times as fast" in outcome.reason
+
+
+def test_only_a_later_micro_step_proves_a_bound() -> None:
+    """The first one may have generated kernels for minutes."""
+    with pytest.raises(TooSlow) as first:
+        pace(10.0**9).judge(1, 100.0, elapsed_seconds=120.0, micro_steps_left=4.0)
+    later = ends(pace(10.0**9), 100.0)
+    assert later is not None
+    proven = [found.outcome(after_seconds=120.0).is_proven for found in (first.value, later)]
+    assert proven == [False, True]
 
 
 def test_a_trial_whose_method_would_not_be_practical_ends() -> None:
@@ -65,9 +75,9 @@ def test_a_trial_that_may_beat_every_rival_has_earned_what_it_needs() -> None:
 def test_a_first_micro_step_earns_by_what_it_took_and_ends_by_what_it_must_take() -> None:
     """Of 6 s it may have spent 5 on what happens once: that it is the fastest is not shown by what is left."""
     trial = pace(50.0, allowance=60.0)
-    trial.judge(6.0, 1.0, elapsed_seconds=20.0, micro_steps_left=4.0)
+    trial.judge(1, 6.0, elapsed_seconds=20.0, micro_steps_left=4.0)
     assert not trial.earned
-    trial.judge(1.5, 1.2, elapsed_seconds=20.0, micro_steps_left=4.0)
+    trial.judge(2, 1.5, elapsed_seconds=20.0, micro_steps_left=4.0)
     assert trial.earned
 
 

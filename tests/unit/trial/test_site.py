@@ -193,6 +193,15 @@ def test_a_brand_alone_does_not_name_a_processor(
     assert site.cpu().name.startswith(name)
 
 
+def test_arm_processors_have_numbers_for_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor : 0\nCPU implementer : 0x41\nCPU part : 0xd40\n")
+    monkeypatch.setattr(site, "PROCESSORS", file)
+    monkeypatch.setattr(site.platform, "processor", lambda: "")
+    monkeypatch.setattr(site.platform, "machine", lambda: "aarch64")
+    assert site.cpu().name.startswith("cpu-aarch64-implementer-0x41-part-0xd40-")
+
+
 def test_one_thread_is_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
     code += "from autofit.trial.site import cpu; print(cpu().name, cpu().cores)"
