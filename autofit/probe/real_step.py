@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping
 
 import torch
@@ -44,8 +45,7 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | d
     """The micro-step at each depth, the deepest first, with the work that a trace counts. The update, whose time is
     that of its bytes, is not part of it.
 
-    The depths are run in turn, so that what slows the machine for a while slows all of them; the least of each counts.
-    Nothing is yielded now and then as a sign of life: a slow device may take many seconds.
+    The depths are run in turn, so that what slows the machine for a while slows all of them. Nothing is yielded now and then as a sign of life: a slow device may take many seconds.
     """
     bench.empty()  # of the buffers of the other parts
     depths = depths_for(shape(job.model), job.workload.seq_len, config, bench.room())
@@ -70,8 +70,9 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | d
             rounds[-1].append(at(depth))
             yield {}
     for place, depth in enumerate(depths):
-        least = min(taken[place] for taken in rounds[1:] or rounds)  # the first loads kernels and fills caches
-        yield MeasuredStep(config=config.to_json(), layers=depth, seconds=least, work=works.get(depth))
+        # The first round loads kernels and fills caches. The median, because trials report theirs.
+        usual = statistics.median(taken[place] for taken in rounds[1:] or rounds)
+        yield MeasuredStep(config=config.to_json(), layers=depth, seconds=usual, work=works.get(depth))
 
 
 def _enough(rounds: list[list[float]]) -> bool:

@@ -255,7 +255,7 @@ def test_a_probe_under_another_power_limit_or_of_another_part_of_a_card_is_not_u
 
 
 def test_a_probe_waits_for_its_device_and_takes_of_it_no_longer_than_a_search_can_spare(
-    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     granted: list[object] = []
 
@@ -272,7 +272,7 @@ def test_a_probe_waits_for_its_device_and_takes_of_it_no_longer_than_a_search_ca
     monkeypatch.setattr("autofit.probe.run.run", run)
     model = load(MODEL)
     for budget, most in ((900.0, 90.0), (60.0, 30.0), (None, math.inf)):
-        with Store.open("sqlite://") as fresh:
+        with Store.open(str(tmp_path / f"{budget}.db")) as fresh:
             make_sure(model, HARDWARE, STACK, fresh, budget_seconds=budget)
         assert granted.pop() == most
     monkeypatch.setattr(device_lock, "held", taken)
