@@ -45,7 +45,8 @@ def measure(bench: Bench, job: Job, config: Config) -> Iterator[MeasuredStep | d
     """The micro-step at each depth, the deepest first, with the work that a trace counts. The update, whose time is
     that of its bytes, is not part of it.
 
-    The depths are run in turn, so that what slows the machine for a while slows all of them. Nothing is yielded now and then as a sign of life: a slow device may take many seconds.
+    The depths are run in turn, so that what slows the machine for a while slows all of them. Nothing is yielded now and
+    then as a sign of life: a slow device may take many seconds.
     """
     bench.empty()  # of the buffers of the other parts
     depths = depths_for(shape(job.model), job.workload.seq_len, config, bench.room())
