@@ -68,6 +68,10 @@ one of its configs, whose gain is at least that probability as long as nothing o
 ROOM = 0.05
 """Share of the limit that a config must leave free for its speed to be a bound on others': closer to the limit, an
 allocator may spend time on making room."""
+ORDER_DOUBT = 0.05
+"""Chance that what does all of another config's work and more is faster for all that, as far as no trial has shown it:
+on a device that hands out memory slowly, recomputing activations may cost less than keeping them. The same chance as
+that of the figures that a search states."""
 UNLUCKY = 2.0
 """Deviations of its timing by which a measured config may have seemed slower than it is: the regret bound allows for
 that, although it is so rare that a trial for it would seldom pay."""
@@ -197,10 +201,10 @@ class Advice:
         method after all, as it must be if the winner does all of its work and more; such a one may run a third time.
         None if that is not worth the run."""
         own = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
-        room = (1.0 - ROOM) * self._knowledge.memory_limit_bytes
+        bounding = {p.config for p in self._bounding()} if self._order_doubt() < 1.0 else set()
         gains = {}
         for number, rival in enumerate(own):
-            is_faster = winner.config in only_slower(rival.config) and rival.measurement.device_bytes <= room
+            is_faster = winner.config in only_slower(rival.config) and rival.config in bounding
             if not rival.measurement.stopped_early and rival.runs < (MOST_RUNS if is_faster else 2):
                 gains[number] = gain_over(winner, rival, is_faster=is_faster)
         most = max(gains, key=gains.__getitem__, default=None)
@@ -222,8 +226,11 @@ class Advice:
         tried += [(math.log(bound), BOUND_DEVIATION) for bound in self._given_up_unproven(winner.method)]
         rivals = untried.with_known([time for time, _ in tried], [deviation for _, deviation in tried])
         probability = np.append(self._weighed().probability[own], np.ones(len(tried)))
-        least = np.append(self._least_times(rows[own], unlucky=UNLUCKY), np.full(len(tried), -math.inf))
-        return regret_bound(winner, rivals, probability, least)
+        claims = [
+            (chance, np.append(least, np.full(len(tried), -math.inf)))
+            for chance, least in self._claims(rows[own], unlucky=UNLUCKY)
+        ]
+        return regret_bound(winner, rivals, probability, claims)
 
     def _given_up_unproven(self, method: str) -> list[float]:
         """Seconds that a step of each config takes by what its first micro-step alone has shown, where the search gave
@@ -316,14 +323,18 @@ class Advice:
         time, (memory, probability) = self._step_time(rows), self._memory.fit(rows)
         seconds, expected = self._seconds(time, rows), time.together
         methods = self._methods[rows]
-        fronts, least, bounds = self._fronts(), self._least_times(rows), self._knowledge.least_step_seconds
+        fronts, bounds, claims = self._fronts(), self._knowledge.least_step_seconds, self._claims(rows)
+        least = _likeliest(claims)
         gain, paid, finishing = np.zeros(len(rows)), seconds.copy(), np.zeros(len(rows), dtype=bool)
         limit = float(self._knowledge.memory_limit_bytes)
         for method in np.unique(methods).tolist():
             own = np.flatnonzero(methods == method)
             part, front = time.part(own), fronts.get(method)
             if front is not None:
-                gain[own] = expected_gain(front, part, least[own], memory[own], limit, area_weight=self._area_weight)
+                for chance, claimed in claims:
+                    gain[own] += chance * expected_gain(
+                        front, part, claimed[own], memory[own], limit, area_weight=self._area_weight
+                    )
                 continue
             # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
             speed = np.exp(-np.maximum(expected.mean, least)[own])
@@ -406,23 +417,45 @@ class Advice:
             measured += [b for b, mean in zip(bounds, expected, strict=True) if b.logarithm > mean]
         return self._time.predict(measured, rows)
 
-    def _least_times(self, rows: Rows, *, unlucky: float = 0.0) -> Array:
-        """The logarithm of the seconds that a step of each config takes at least, because a trial of it has proven that
-        without getting further, or because a measured one does part of its work and nothing else; minus infinity where
-        there is none. By so many deviations of its timing the measured one may have been `unlucky`, and seemed slower
-        than it is."""
-        least = np.full(len(self._knowledge.lattice.configs), -math.inf)
+    def _claims(self, rows: Rows, *, unlucky: float = 0.0) -> list[tuple[float, Array]]:
+        """What is claimed of the seconds that a step of each config takes at least, each with its chance: their
+        logarithms, minus infinity where there is no claim. A trial of the config has proven it without getting further;
+        or, if the time order holds here, a measured config does part of its work and nothing else. By so many
+        deviations of its timing the measured one may have been `unlucky`, and seemed slower than it is."""
+        proven = np.full(len(self._knowledge.lattice.configs), -math.inf)
         for config, bound in self._knowledge.proven_step_seconds.items():
-            least[self._row_of[config]] = math.log(bound)
-        for point in self._knowledge.points():
-            m = point.measurement  # one that was stopped early is too uncertain to bound others
-            if not m.stopped_early and m.device_bytes <= (1.0 - ROOM) * self._knowledge.memory_limit_bytes:
-                slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
-                luckier = math.log(m.step_seconds.median) - unlucky * timing_deviation(point)
-                least[slower] = np.maximum(least[slower], luckier)
-        return least[rows]
+            proven[self._row_of[config]] = math.log(bound)
+        ordered = proven.copy()
+        for point in self._bounding():
+            slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
+            luckier = math.log(point.measurement.step_seconds.median) - unlucky * timing_deviation(point)
+            ordered[slower] = np.maximum(ordered[slower], luckier)
+        doubt = self._order_doubt()
+        return [(1.0 - doubt, ordered[rows]), (doubt, proven[rows])]
+
+    def _bounding(self) -> list[Point]:
+        """The measured configs that bound those which do their work and more: with room for it, and not stopped early,
+        which is too uncertain."""
+        room = (1.0 - ROOM) * self._knowledge.memory_limit_bytes
+        points = (p for p in self._knowledge.points() if not p.measurement.stopped_early)
+        return [p for p in points if p.measurement.device_bytes <= room]
+
+    def _order_doubt(self) -> float:
+        """The chance that the time order does not hold here: certainty, once a trial has contradicted it by more than
+        chance would."""
+        measured = {p.config: p for p in self._bounding()}
+        for point in measured.values():
+            for slower in filter(None, map(measured.get, only_slower(point.config))):
+                lead = math.log(point.measurement.step_seconds.median / slower.measurement.step_seconds.median)
+                if lead > UNLUCKY * math.hypot(timing_deviation(point), timing_deviation(slower)):
+                    return 1.0
+        return ORDER_DOUBT
 
     def _seconds(self, time: Mixture, rows: Rows) -> Array:
         """Expected seconds of the configs' trials."""
-        step_seconds = np.exp(np.maximum(time.together.mean, self._least_times(rows)))
+        step_seconds = np.exp(np.maximum(time.together.mean, _likeliest(self._claims(rows))))
         return self._costs.seconds(self._knowledge.trials, rows, step_seconds)
+
+
+def _likeliest(claims: Sequence[tuple[float, Array]]) -> Array:
+    return max(claims, key=lambda claim: claim[0])[1]

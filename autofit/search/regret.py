@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,8 @@ from autofit.search.step_times import Mixture
 from autofit.search.surrogate import TIME
 
 Array = NDArray[np.float64]
+Claim = tuple[float, Array | float]
+"""A chance, and the logarithms of the seconds that steps take at least if it comes true."""
 
 CONFIDENCE = 0.95
 """Share of searches whose regret should be within the bound that they state."""
@@ -37,23 +40,25 @@ def regret_bound(
     winner: Point,
     rivals: Mixture,
     probability: Array,
-    least: Array | float = -math.inf,
+    claims: Sequence[Claim] = ((1.0, -math.inf),),
     confidence: float = CONFIDENCE,
 ) -> float:
     """Upper bound on how much slower the winner is than the best of its rivals, as a share of the best speed.
 
-    `rivals`: the logarithms of their step times, seconds, which are no less than `least`; `probability`: that each
-    fits, one entry per rival. Under one explanation of what was measured, the chance that any rival exceeds a bound is
-    at most the sum of their individual chances (Boole's inequality, which holds however they depend on each other), and
-    at most 1; over all explanations it is the mean of these. This is the least bound at which it is at most
-    1 - `confidence`.
+    `rivals`: the logarithms of their step times, seconds; `probability`: that each fits, one entry per rival; `claims`:
+    what is claimed of their step times, with chances that add up to 1. Under one explanation of what was measured, the
+    chance that any rival exceeds a bound is at most the sum of their individual chances (Boole's inequality, which
+    holds however they depend on each other), and at most 1; over all explanations and claims it is the mean of these.
+    This is the least bound at which it is at most 1 - `confidence`.
     """
     own, deviation = math.log(winner.measurement.step_seconds.median), timing_deviation(winner)
-    lead, most = own - rivals.mean, np.broadcast_to(own - least, rivals.mean.shape[1:])
-    spread = np.hypot(rivals.deviation, deviation)
+    lead, spread = own - rivals.mean, np.hypot(rivals.deviation, deviation)
+    claimed = [(weight, np.broadcast_to(own - least, rivals.mean.shape[1:])) for weight, least in claims if weight]
 
     def chance(gain: float) -> float:
-        possible = gain < most
+        return math.fsum(weight * chance_if(gain, gain < most) for weight, most in claimed)
+
+    def chance_if(gain: float, possible: NDArray[np.bool_]) -> float:
         shares = normal_share_below((lead[:, possible] - gain) / spread[:, possible])
         return float(rivals.weights @ np.minimum(shares @ probability[possible], 1.0))
 

@@ -71,7 +71,9 @@ def test_what_would_make_rivals_much_faster_counts_as_likely_as_it_is() -> None:
 
 def test_a_rival_is_no_faster_than_the_work_that_it_shares() -> None:
     one, sure = rivals((math.log(0.5), 0.1)), np.ones(1)
-    free, held = (regret_bound(timed(1.0, 0.02), one, sure, least) for least in (-math.inf, np.array([math.log(0.97)])))
+    free, held = (
+        regret_bound(timed(1.0, 0.02), one, sure, [(1.0, least)]) for least in (-math.inf, np.array([math.log(0.97)]))
+    )
     assert free > 0.5
     assert held == pytest.approx(0.03)
 
