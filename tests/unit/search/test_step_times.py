@@ -132,6 +132,30 @@ def test_a_bound_that_only_a_first_micro_step_has_shown_is_doubted() -> None:
     assert again.least_step_seconds == {cut: 2.0} and not again.proven_step_seconds
 
 
+def test_the_order_in_time_gives_way_to_what_trials_show() -> None:
+    """Keeping activations takes three times as long as was foretold, and longer than recomputing them should. That
+    these can only be slower holds almost everywhere: a trial is worth it, and shows that it does not hold here."""
+    plain = [PLAIN.replace(checkpointing="none", micro_batch=size) for size in (1, 2, 4)]
+
+    def said(config: Config) -> Prediction:
+        seconds = 1.0 if config["checkpointing"] == "none" else 1.3
+        return Prediction(
+            peak_allocated_bytes=1, device_bytes=GIB, step_seconds=seconds, calibrated_on=0, relative_error=0.1
+        )
+
+    same_work = tuple(c for c in LATTICE.configs if c.replace(checkpointing="none") in plain)
+    knowledge = Knowledge(Lattice(axes=LATTICE.axes, configs=same_work), 4 * GIB)
+    advice = Advice(knowledge, lambda config: 0, ("full",))
+    advice.foresee(Foresight(predictions={config: said(config) for config in same_work}))
+    for config in plain:
+        knowledge.learn(make_trial(config, fits(1.0, 512.0 / 3.0)))
+    tried, other, *_ = advice.worthwhile()
+    assert tried.expected_gain < 0.1, "it is hardly believed"
+    knowledge.learn(make_trial(tried.config, fits(1.0, 512.0 / 2.0)))
+    later = next(c for c in advice.candidates() if c.config == other.config)
+    assert later.expected_gain > 2.0 * other.expected_gain
+
+
 @pytest.mark.parametrize("size", [0, 1, 10])
 def test_explanations_share_one_belief(size: int) -> None:
     choose = random.Random(size)
