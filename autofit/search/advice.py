@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from autofit.frontier import MAX_TIE, Point, practical
 from autofit.lattice import Config
-from autofit.outcome import Fits
+from autofit.outcome import TimedOut
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
 from autofit.search.foresight import Foresight, time_error
 from autofit.search.gains import Front, expected_gain, gain_over
@@ -215,35 +215,24 @@ class Advice:
     def regret_bound(self, winner: Point) -> float:
         """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
-        rows = self._weighed().rows
-        own = self._methods[rows] == winner.method
-        untried = self._step_time(rows[own])
-        tried = [
-            (math.log(p.measurement.step_seconds.median), timing_deviation(p))
-            for p in self._knowledge.points()
-            if p.method == winner.method and p.config != winner.config
-        ]
-        tried += [(math.log(bound), BOUND_DEVIATION) for bound in self._given_up_unproven(winner.method)]
-        rivals = untried.with_known([time for time, _ in tried], [deviation for _, deviation in tried])
-        probability = np.append(self._weighed().probability[own], np.ones(len(tried)))
+        unknown = self._rows(c for c in self._may_be_faster() if c["method"] == winner.method)
+        tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
+        rivals = self._step_time(unknown).with_known(
+            [math.log(p.measurement.step_seconds.median) for p in tried], [timing_deviation(p) for p in tried]
+        )
+        probability = np.append(self._memory.fit(unknown)[1], np.ones(len(tried)))
         claims = [
             (chance, np.append(least, np.full(len(tried), -math.inf)))
-            for chance, least in self._claims(rows[own], unlucky=UNLUCKY)
+            for chance, least in self._claims(unknown, unlucky=UNLUCKY)
         ]
         return regret_bound(winner, rivals, probability, claims)
 
-    def _given_up_unproven(self, method: str) -> list[float]:
-        """Seconds that a step of each config takes by what its first micro-step alone has shown, where the search gave
-        it up for that: it may still be the fastest."""
-        knowledge = self._knowledge
-        return [
-            bound
-            for config, bound in knowledge.least_step_seconds.items()
-            if config.text("method") == method
-            and config in knowledge.trials
-            and config not in knowledge.proven_step_seconds
-            and not isinstance(knowledge.trials[config].outcome, Fits)
-        ]
+    def _may_be_faster(self) -> list[Config]:
+        """The open configs, and those that were given up because trials of them ended early: these show no more than
+        that a step takes long, and the first micro-step alone not even that for certain."""
+        known = self._knowledge.trials
+        given_up = (c for c in self._knowledge.least_step_seconds if c in known)
+        return [*self._knowledge.open, *(c for c in given_up if isinstance(known[c].outcome, TimedOut))]
 
     def expected_seconds(self, config: Config) -> float:
         """Expected duration of the trial of a config of the lattice, set-up included."""

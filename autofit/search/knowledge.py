@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,6 +11,9 @@ from autofit.frontier import Point, dominates
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, Unsupported
 from autofit.trial.request import DEADLINE_SECONDS
+
+MOST_EARLY_ENDS = 2
+"""Trials of a config that end early before the search gives it up."""
 
 
 def answers(
@@ -129,6 +133,8 @@ class Knowledge:
         """For each config that a trial has ruled out: the config of that trial."""
         self._attempts: defaultdict[Config, list[Trial]] = defaultdict(list)
         """All trials of each config, oldest first."""
+        self._ended_early: Counter[Config] = Counter()
+        """How many trials of each config have ended early."""
         self._open = dict.fromkeys(lattice.configs)
         self._members = frozenset(lattice.configs)
 
@@ -175,6 +181,7 @@ class Knowledge:
         config = trial.config
         if not trial.doubts:
             self.recall_bounds([trial])
+        self._ended_early[config] += trial.least_step_seconds is not None
         if self._is_open_again(trial):
             self.give_back(config)
             return 0
@@ -199,13 +206,18 @@ class Knowledge:
                     self.version += 1
 
     def _is_open_again(self, trial: Trial) -> bool:
-        """Whether a trial that ended early leaves its config open: nothing is known to be as fast as it may yet be."""
-        least = trial.least_step_seconds
-        return least is not None and trial.config in self.under_way and not self._is_beaten(trial.config, least)
+        """Whether a trial that ended early leaves its config open: nothing is known to be as fast as it may yet be, and
+        it is the first such trial of the config, as a second would end early for the same reason. One whose later
+        micro-steps have not earned it more time beside a measured rival is slower than that."""
+        least, config = trial.least_step_seconds, trial.config
+        if least is None or config not in self.under_way or self._ended_early[config] >= MOST_EARLY_ENDS:
+            return False
+        best = self._best_seconds(config.text("method"))
+        return least < best if trial.proven_step_seconds is None else math.isinf(best)
 
-    def _is_beaten(self, config: Config, least: float) -> bool:
-        own = (p for p in self.points() if p.method == config.text("method"))
-        return any(p.measurement.step_seconds.median <= least for p in own)
+    def _best_seconds(self, method: str) -> float:
+        """Seconds of the fastest step of a method that fits; infinite if none does."""
+        return min((p.measurement.step_seconds.median for p in self.points() if p.method == method), default=math.inf)
 
     def _count_as(self, trial: Trial) -> int:
         """Make `trial` the one that settles its config; returns how many other configs that rules out.
@@ -332,7 +344,7 @@ class Knowledge:
 
         def lost(config: Config, trial: Trial) -> bool:
             least = trial.least_step_seconds
-            return _lost_its_rival(trial, full) if least is None else not self._is_beaten(config, least)
+            return _lost_its_rival(trial, full) if least is None else least < self._best_seconds(config.text("method"))
 
         for config in [c for c, t in self.trials.items() if c in self._members and lost(c, t)]:
             del self.trials[config]
