@@ -68,6 +68,14 @@ def _nothing_under_way(device: MadeDevice) -> Sequence[Patch]:
     return ((advice.Advice, "_under_way", lambda self: np.array([], dtype=np.intp)),)
 
 
+def _certain_order(device: MadeDevice) -> Sequence[Patch]:
+    return ((advice.Advice, "_order_doubt", lambda self: 0.0),)
+
+
+def _never_doubtful(device: MadeDevice) -> Sequence[Patch]:
+    return ((advice, "FEW", 0),)
+
+
 def _no_area(device: MadeDevice) -> Sequence[Patch]:
     return ((advice, "AREA_BESIDE", 0.0),)
 
@@ -116,6 +124,8 @@ LAYERS: Mapping[str, Layer] = {
     "widths": Layer(what="the mixture of prior widths", absent=_one_width),
     "causes": Layer(what="causes of unforeseen slowness", absent=_no_causes),
     "bounds": Layer(what="what trials that ended early show of steps", absent=_no_bounds),
+    "order-doubt": Layer(what="the chance that the time order does not hold", absent=_certain_order),
+    "few": Layer(what="going on while few configs are measured and much may be missed", absent=_never_doubtful),
     "under-way": Layer(
         what="what is expected of trials under way, with four workers", absent=_nothing_under_way, workers=4
     ),

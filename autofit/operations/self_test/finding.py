@@ -73,6 +73,8 @@ def _trial_json(trial: Trial) -> dict[str, Any]:
         "workload": trial.workload.to_json(),
         "memory_limit_bytes": trial.memory_limit_bytes,
         "seconds": trial.seconds,
+        "device_state": None if trial.device_state is None else trial.device_state.to_json(),
+        "doubts": list(trial.doubts),
         **outcome_to_json(trial.outcome),
     }
 
@@ -136,8 +138,13 @@ class Report:
             parts.append(f"emulated: {', '.join(emulated)}")
         for verdict, said in ((Verdict.DIFFERS, "computes something else"), (Verdict.FAILED, "failed")):
             parts += [f"{one.name} {said}" for one in self.shown if one.finding.verdict is verdict]
+        trials = [trial for one in self.shown for trial in one.finding.trials]
+        doubted = [trial.doubts[0] for trial in trials if trial.doubts]
+        disturbed = ""
+        if doubted:
+            disturbed = f" Speeds may be off in {len(doubted)} of {len(trials)} trials ({doubted[-1]})."
         unfinished = f" Cut off with {len(self.pending)} checks to go." if self.pending else ""
-        return "; ".join(parts) + "." + unfinished
+        return "; ".join(parts) + "." + disturbed + unfinished
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from jobs import tiny_model
 
+from autofit.core.device_state import DeviceState, ProcessorState
 from autofit.operations.self_test import running, size_checks
 from autofit.operations.self_test.bench import EMULATED, Bench
 from autofit.operations.self_test.check import Check
@@ -112,6 +113,20 @@ def test_the_report_is_for_a_bug_report(kept: list[Report]) -> None:
     assert trial["config"]["checkpointing"] == "full" and trial["measurement"]["plain_gradient_norm"] > 0
     real = by_name["full at a real size"]
     assert real["predicted"]["device_bytes"] > 0 and real["trials"][0]["measurement"]["device_bytes"] > 0
+
+
+def test_a_trial_that_was_disturbed_is_told(kept: list[Report]) -> None:
+    report = kept[-1]
+    document = report.to_json()
+    ran = [trial for check in document["checks"] for trial in check["trials"] if trial["outcome"] == "fits"]
+    assert ran and all(trial["device_state"]["seconds"] > 0.0 for trial in ran)
+    hot = ProcessorState(cores=2, threads=2, busy_seconds=1.0, own_seconds=1.0, stolen_seconds=0.0, heat_events=1)
+    one = next(one for one in report.shown if one.finding.trials)
+    (trial, *_) = one.finding.trials
+    disturbed = replace(trial, device_state=DeviceState(seconds=1.0, processor=hot))
+    told = replace(report, shown=(replace(one, finding=replace(one.finding, trials=(disturbed,))),))
+    assert told.summary.endswith("Speeds may be off in 1 of 1 trials (the processor throttled: heat).")
+    assert told.to_json()["checks"][0]["trials"][0]["doubts"] == ["the processor throttled: heat"]
 
 
 def test_the_memory_limit_is_shown_on_both_sides(found: dict[str, Finding]) -> None:
