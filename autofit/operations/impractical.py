@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from autofit.frontier import PRACTICAL
 from autofit.lattice import Config
 from autofit.operations.probe_findings import emulated
 from autofit.operations.probing import stored_probe
@@ -20,8 +21,8 @@ def begun_in_vain(
     knowledge: Knowledge, *, recommended: str, tokens_per_step: int, emulated_formats: Mapping[str, str]
 ) -> tuple[str, ...]:
     """A sentence for each more faithful method than the `recommended` one of which nothing has fitted, because its
-    trials were ended as too slow: the most that the fastest of them can make."""
-    measured = {p.method for p in knowledge.points()}
+    trials were ended as too slow: the most that the fastest of them can make, as far as they went."""
+    measured = knowledge.fastest(METHODS)
     bounds = knowledge.least_step_seconds
     fastest: dict[str, Config] = {}
     for config in sorted(bounds, key=bounds.__getitem__):
@@ -32,7 +33,10 @@ def begun_in_vain(
             config = fastest[method]
             why = f", because {_format(config)} is emulated here" if _format(config) in emulated_formats else ""
             most = tokens_per_step / bounds[config]
-            said.append(f"{method} is too slow to be practical: at most {most:,.3g} tokens/s{why} ({config})")
+            beside = next(measured[other] for other in METHODS[METHODS.index(method) + 1 :] if other in measured)
+            practical = PRACTICAL * beside.measurement.tokens_per_second
+            what = "is too slow to be practical" if most < practical else "was begun and not finished in its time"
+            said.append(f"{method} {what}: at most {most:,.3g} tokens/s{why} ({config})")
     return tuple(said)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
@@ -113,7 +114,8 @@ def probed(
 
 def _lacking(known: Probe, ranks: int) -> tuple[str, ...]:
     """The parts of a stored probe that are to be measured now."""
-    between = () if ranks == 1 or any(part.name == BETWEEN_RANKS for part in known.parts) else (BETWEEN_RANKS,)
+    measured = all(collective(name) in known.figures for name in COLLECTIVES)
+    between = () if ranks == 1 or measured else (BETWEEN_RANKS,)
     return (*known.cut_short, *between)
 
 
@@ -128,20 +130,23 @@ def undisturbed_probe(
     most_seconds: float = math.inf,
 ) -> Probe:
     """A new probe, made while no trial runs on the device, and again, up to so many `attempts`, if something else did;
-    of one that is `known`, only the parts that it lacks. Raises `EnvironmentLacks`, and `GivenUp` where the device is
-    not free within `most_seconds`, which each attempt may take."""
+    of one that is `known`, only the parts that it lacks. All of it, waiting for the device included, takes about
+    `most_seconds` at most. Raises `EnvironmentLacks`, and `GivenUp` where the device is not free in time."""
     from autofit.probe.run import run
 
-    def measured(**asked: Any) -> Probe:
-        return run(model, hardware, stack, ranks=ranks, most_seconds=most_seconds, **asked)
+    until = time.monotonic() + most_seconds
 
-    devices = device_lock.names(hardware.kind)
+    def measured(**asked: Any) -> Probe:
+        return run(model, hardware, stack, ranks=ranks, most_seconds=until - time.monotonic(), **asked)
+
+    devices = device_lock.names(hardware.kind, ranks)
     with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=most_seconds):
         if known is not None:
             return known.completed_by(measured(known=known, parts=_lacking(known, ranks)))
         made = measured()
         for _ in range(attempts - 1):
-            made = measured() if made.doubts else made
+            if made.doubts and time.monotonic() + made.seconds < until:
+                made = measured()
         return made
 
 
@@ -163,9 +168,12 @@ def _contradicted(found: Probe, store: Store) -> bool:
             continue
         if trial.doubts or needs_process_group(trial.config) or trial.config.get("compile") is True:
             continue
-        if said is None or said.work is None or not is_current(said):
+        if said is None or not is_current(said):
             continue
-        foretold = seconds(said.work, rates)
+        # What was foretold without counting its work, of an emulated format, is held against the figure itself.
+        foretold = said.step_seconds if said.work is None else seconds(said.work, rates)
+        if not foretold:
+            continue
         if isinstance(outcome, Fits):
             missed.append(abs(math.log(outcome.measurement.step_seconds.median / foretold)))
         least = max(least, (trial.least_step_seconds or 0.0) / foretold)

@@ -245,8 +245,9 @@ def _result(
 
 def _check_any_is_measured(search_run: Search, prepared: Prepared) -> None:
     """Raise an error if trials were too slow to be finished, and nothing else has shown a config that fits."""
-    bounds = search_run.knowledge.least_step_seconds
-    if not bounds or search_run.knowledge.points():
+    known = search_run.knowledge
+    bounds = known.least_step_seconds
+    if not bounds or known.points() or known.out_of_memory:
         return
     config, least = min(bounds.items(), key=lambda item: item[1])
     said = f"a step takes at least {format_duration(least)} with {config}"

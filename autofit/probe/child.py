@@ -38,7 +38,8 @@ class Prober:
         use_threads(threads_per_rank(hardware, None))
         torch.manual_seed(0)
         self._reports = reports
-        self._ranks = int(request["ranks"])
+        self._environments: list[dict[str, str]] = request["environments"]
+        """Of each rank of a trial of several: which device is its own."""
         self._seconds_per: dict[str, float] = dict(request["seconds_per"])
         self._bench = Bench(torch.device(hardware.kind))
         self._shapes = Shapes.from_json(request["shapes"])
@@ -68,12 +69,14 @@ class Prober:
             KERNELS: partial(kernels.measure, self._bench, self._shapes),
             ON_HOST: partial(updates.measure_on_host, self._bench),
         }
-        of_ranks: dict[str, Callable[[], Found]] = {BETWEEN_RANKS: partial(ranks.measure, self._bench, self._ranks)}
+        of_ranks: dict[str, Callable[[], Found]] = {
+            BETWEEN_RANKS: partial(ranks.measure, self._bench, self._environments)
+        }
         return {
             **(of_accelerators if self._bench.accelerator else pages),
             "updates": partial(updates.measure, self._bench, self._shapes),
             "quantisation": partial(updates.measure_quantised, self._bench, self._shapes),
-            **(of_ranks if self._ranks > 1 else {}),
+            **(of_ranks if self._environments else {}),
             "launches": self._launches,
             "real step": self._real_step,
         }

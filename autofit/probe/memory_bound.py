@@ -14,9 +14,11 @@ from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.products import Sample, fitted
 from autofit.probe.shapes import Shapes
 
-MOVED = {"near": 1024**2, "far": 24 * 1024**2}
+MOVED = {"cpu": {"near": 1024**2, "far": 24 * 1024**2}}
+MOVED_BY_ACCELERATORS = {"near": 24 * 1024**2, "far": 192 * 1024**2}
 """Bytes that an operation reads and writes: those of a small micro-batch's activations, and of a large one's."""
-AMONG = {"near": 16 * 1024**2, "far": None}
+AMONG = {"cpu": {"near": 16 * 1024**2, "far": None}}
+AMONG_OF_ACCELERATORS = {"near": 32 * 1024**2, "far": None}
 """Of how many bytes its operands are the ones that were read the longest ago: what a layer's activations take, which
 the last level of cache holds; and more than any cache holds."""
 NEW_BYTES = 64 * 1024**2
@@ -37,12 +39,14 @@ Calls = list[tuple[Callable[[], Any], float]]
 def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[str, float]]:
     """Seconds per byte of each class of operations."""
     dtype = FORMATS[number_format]
+    all_moved = MOVED.get(bench.device.type, MOVED_BY_ACCELERATORS)
+    among = AMONG.get(bench.device.type, AMONG_OF_ACCELERATORS)
     for place in PLACES:
         for operation, made in _OPERATIONS.items():
 
             def take(width: int, dtype: torch.dtype = dtype, place: str = place) -> torch.Tensor:
-                rows = max(MOVED[place] // (3 * dtype.itemsize * width), 1)
-                return bench.take(dtype, rows, width, among=AMONG[place])
+                rows = max(all_moved[place] // (3 * dtype.itemsize * width), 1)
+                return bench.take(dtype, rows, width, among=among[place])
 
             calls = made(take, shapes, dtype)
             size = take(_width(operation, shapes)).nbytes

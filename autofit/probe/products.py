@@ -10,11 +10,15 @@ from autofit.core.work_kinds import LAYOUTS, batched, called, operands, product,
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
 
-ROWS, FEW_ROWS, TRIED_ROWS = 512, 64, 8
-"""Tokens in a product; and in the one that shows how many of them a slow format can afford."""
+ROWS = {"cpu": 512}
+ROWS_OF_ACCELERATORS = 4096
+"""Tokens in a product: as many as a micro-batch has that keeps the device at work."""
+FEW_ROWS, TRIED_ROWS = 64, 8
+"""The fewest; and those in the one that shows how many of them a slow format can afford."""
 ADAPTER_RANK = 16
-HEAD_FLOPS = 6e9
-"""The head's product is made with as many tokens as this allows."""
+HEAD_FLOPS = {"cpu": 6e9}
+HEAD_FLOPS_OF_ACCELERATORS = 2e12
+"""The head's product is made with as many tokens as this allows: with few, it takes as long as reading its weights."""
 LAYOUT_SECONDS = 0.2
 """Of all products of one layout in one format."""
 WIDE_SECONDS = 0.02
@@ -50,7 +54,7 @@ def _samples(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str) -> I
     hidden, inner = shapes.hidden, shapes.feed_forward
     tried = _sample(bench, dtype, layout, TRIED_ROWS, hidden, inner, LAYOUT_SECONDS / 8)
     affordable = int(TRIED_ROWS * LAYOUT_SECONDS / 3 / tried[2])
-    rows = max(min(ROWS, affordable), FEW_ROWS)
+    rows = max(min(ROWS.get(bench.device.type, ROWS_OF_ACCELERATORS), affordable), FEW_ROWS)
     yield _sample(bench, dtype, layout, rows, hidden, inner, LAYOUT_SECONDS / 4)
     yield _sample(bench, dtype, layout, max(rows // 8, TRIED_ROWS), hidden, inner, LAYOUT_SECONDS / 8)
     yield _sample(bench, dtype, layout, rows, hidden, ADAPTER_RANK, LAYOUT_SECONDS / 8)
@@ -60,8 +64,9 @@ def _wide(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str, per_flo
     """Seconds per FLOP of the head's product, or those of the others where it would take too long."""
     hidden, vocabulary = shapes.hidden, shapes.vocabulary
     of_token = 2.0 * hidden * vocabulary
-    affordable = min(HEAD_FLOPS, LAYOUT_SECONDS / 4 / per_flop) / of_token
-    rows = int(max(min(affordable, ROWS), TRIED_ROWS))
+    most_flops = HEAD_FLOPS.get(bench.device.type, HEAD_FLOPS_OF_ACCELERATORS)
+    affordable = min(most_flops, LAYOUT_SECONDS / 4 / per_flop) / of_token
+    rows = int(max(min(affordable, ROWS.get(bench.device.type, ROWS_OF_ACCELERATORS)), TRIED_ROWS))
     if rows * of_token * per_flop > HEAD_SECONDS:
         return per_flop
     # Into a result that is there: new pages are measured apart.

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -29,18 +29,24 @@ MOST_SECONDS = 120.0
 """How long the processes may take; most of it is loading torch."""
 
 
-def measure(bench: Bench, ranks: int) -> Iterator[dict[str, float]]:
-    """Bytes per second that each rank sends to others, as figures. Raises `RuntimeError` if a rank fails."""
+def measure(bench: Bench, environments: Sequence[Mapping[str, str]]) -> Iterator[dict[str, float]]:
+    """Bytes per second that each rank sends to others, as figures; each rank's environment shows it one device, its
+    own. Raises `RuntimeError` if a rank fails."""
+    ranks = len(environments)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as opened:
         logs = [opened.enter_context((Path(folder) / f"{rank}.log").open("w+")) for rank in range(ranks)]
         words = [sys.executable, "-m", "autofit.probe.ranks", folder]
         every = [
             opened.enter_context(
                 subprocess.Popen(
-                    [*words, str(rank), str(ranks), bench.device.type], stdout=subprocess.PIPE, stderr=log, text=True
+                    [*words, str(rank), str(ranks), bench.device.type],
+                    env=dict(environment),
+                    stdout=subprocess.PIPE,
+                    stderr=log,
+                    text=True,
                 )
             )
-            for rank, log in enumerate(logs)
+            for rank, (log, environment) in enumerate(zip(logs, environments, strict=True))
         ]
         for process in every:
             opened.callback(process.kill)
@@ -57,12 +63,11 @@ def measure(bench: Bench, ranks: int) -> Iterator[dict[str, float]]:
     yield {collective(name): rate for name, rate in json.loads(told).items()}
 
 
-def rates(rank: int, ranks: int, kind: str) -> dict[str, float]:
+def rates(rank: int, ranks: int, device: torch.device) -> dict[str, float]:
     """What this rank has measured, together with the others: bytes per second that it sends, by collective."""
     from torch import distributed
 
-    device = torch.device(kind, rank) if kind == "cuda" else torch.device(kind)
-    size = SENT_BYTES.get(kind, SENT_BYTES_OF_ACCELERATORS) // 4 // ranks * ranks
+    size = SENT_BYTES.get(device.type, SENT_BYTES_OF_ACCELERATORS) // 4 // ranks * ranks
     whole = torch.ones(size, device=device)
     parts = list(torch.empty_like(whole).chunk(ranks))
     share = (ranks - 1) / ranks
@@ -91,11 +96,9 @@ def main(folder: str, rank: int, ranks: int, kind: str) -> None:
     from torch import distributed
 
     torch.set_num_threads(max(1, torch.get_num_threads() // ranks))
-    if kind == "cuda":
-        torch.cuda.set_device(rank)
     backend = "nccl" if kind == "cuda" else "gloo"
     distributed.init_process_group(backend, init_method=f"file://{folder}/met", rank=rank, world_size=ranks)
-    found = rates(rank, ranks, kind)
+    found = rates(rank, ranks, torch.device(kind))
     if rank == 0:
         print(json.dumps(found), flush=True)
     with suppress(RuntimeError):

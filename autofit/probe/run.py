@@ -23,6 +23,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.outcome import now
 from autofit.probe import child
 from autofit.probe.shapes import Shapes
+from autofit.trial import nvml
 from autofit.trial.child_process import KILL_SECONDS, die_with_parent
 from autofit.trial.machine.watch import DeviceWatch
 from autofit.trial.process_memory import prefer_as_oom_victim
@@ -65,7 +66,7 @@ def run(
             "stack": stack.to_json(),
             "shapes": Shapes.of(shape(model)).to_json(),
             "parts": progress.left,
-            "ranks": ranks,
+            "environments": [trial_environment(hardware.kind, rank) for rank in range(ranks)] if ranks > 1 else [],
             "seconds_per": {**(known.seconds_per if known is not None else {}), **progress.seconds_per},
         }
         progress.follow(request, hardware)
@@ -97,6 +98,8 @@ class _Progress:
     watch: DeviceWatch | None = None
     """Observes the device from the first part to the last, or until the process ends."""
     _process: int = 0
+    _held_bytes: int | None = None
+    """What others held of the device's memory before the process began."""
     _now: str | None = None
     """The part under way."""
     _began: float = 0.0
@@ -115,6 +118,8 @@ class _Progress:
         reading, writing = context().Pipe(duplex=False)
         with tempfile.NamedTemporaryFile() as output:
             asked = (self.child, request, writing, output.name, trial_environment(hardware.kind))
+            held = nvml.visible(0) if hardware.kind != "cpu" else None
+            self._held_bytes = None if held is None else held.held_bytes
             process = context().Process(target=_run, args=asked)
             process.start()
             assert process.pid is not None
@@ -147,7 +152,7 @@ class _Progress:
                 return None
             if self._now is not None:
                 limit = self.silent_seconds
-            self.watch = self.watch or DeviceWatch(request, self._process, None)
+            self.watch = self.watch or DeviceWatch(request, self._process, self._held_bytes)
             if self.left:
                 self.watch.follow(False)
             else:

@@ -12,20 +12,24 @@ from autofit.core.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT,
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
 
-ELEMENTS = 4 * 1024**2
-"""Of the weights that are updated: too many for the caches together with their gradients and states."""
+ELEMENTS = {"cpu": 4 * 1024**2}
+ELEMENTS_OF_ACCELERATORS = 64 * 1024**2
+"""Of the weights that are updated: too many for the caches together with their gradients and states, and for an
+accelerator's launches to matter."""
 ELEMENTS_ON_HOST = 16 * 1024**2
 """The same where the caches are those of a server's processors."""
-STATES = 1024**2
+STATES = {"cpu": 1024**2}
+STATES_OF_ACCELERATORS = 64 * 1024**2
 """Elements that are packed into 8 bits."""
 MOST_SECONDS = 0.06
 
 
 def measure(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
     """Seconds per byte of torch's fused AdamW, whose update reads and writes weights, gradients and two states."""
+    elements = ELEMENTS.get(bench.device.type, ELEMENTS_OF_ACCELERATORS)
     for name, dtype in FORMATS.items():
-        weights = torch.nn.Parameter(bench.take(dtype, ELEMENTS).clone())
-        weights.grad = bench.take(dtype, ELEMENTS)
+        weights = torch.nn.Parameter(bench.take(dtype, elements).clone())
+        weights.grad = bench.take(dtype, elements)
         optimizer = torch.optim.AdamW([weights], lr=1e-6, fused=True)
         optimizer.step()
         taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
@@ -53,7 +57,7 @@ def measure_quantised(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]
         packed, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=False)
         taken = bench.seconds(partial(functional.dequantize_4bit, packed, state), most=MOST_SECONDS)
         yield {four_bit(name): taken / (packed.nbytes + state.absmax.nbytes + weights.nbytes)}
-    values = bench.take(torch.float32, STATES)
+    values = bench.take(torch.float32, STATES.get(bench.device.type, STATES_OF_ACCELERATORS))
     codes, state = functional.quantize_blockwise(values, blocksize=256)
     moved = values.nbytes + codes.nbytes + state.absmax.nbytes
     yield {
@@ -70,9 +74,9 @@ def _update_8bit(bench: Bench) -> float:
     """Seconds per byte of an update in one kernel, of weights in fp32."""
     from bitsandbytes.optim import AdamW8bit
 
-    weights = torch.nn.Parameter(bench.take(torch.float32, ELEMENTS).clone())
-    weights.grad = bench.take(torch.float32, ELEMENTS)
+    weights = torch.nn.Parameter(bench.take(torch.float32, ELEMENTS_OF_ACCELERATORS).clone())
+    weights.grad = bench.take(torch.float32, ELEMENTS_OF_ACCELERATORS)
     optimizer = AdamW8bit([weights], lr=1e-6)
     optimizer.step()
     taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
-    return taken / (2 * weights.nbytes + 2 * ELEMENTS)
+    return taken / (2 * weights.nbytes + 2 * ELEMENTS_OF_ACCELERATORS)

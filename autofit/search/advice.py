@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.frontier import MAX_TIE, Point, practical
+from autofit.frontier import MAX_TIE, PRACTICAL, Point, practical
 from autofit.lattice import Config
 from autofit.outcome import TimedOut
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
@@ -318,7 +318,7 @@ class Advice:
         limit = float(self._knowledge.memory_limit_bytes)
         for method in np.unique(methods).tolist():
             own = np.flatnonzero(methods == method)
-            part, front = time.part(own), fronts.get(method)
+            part, front = time.part(own), self._front_to_beat(method, fronts)
             if front is not None:
                 for chance, claimed in claims:
                     gain[own] += chance * expected_gain(
@@ -377,6 +377,18 @@ class Advice:
             speeds[method] = max([*known, *(1.0 / seconds[possible & (methods == method)]).tolist()], default=0.0)
         return practical({method: speed for method, speed in speeds.items() if speed})
 
+    def _front_to_beat(self, method: str, fronts: Mapping[str, Front]) -> Front | None:
+        """What a config of a method must beat: its frontier or, where nothing of that is practical beside the next less
+        faithful method, what would be; None before anything of the method is measured."""
+        own = fronts.get(method)
+        if own is None or method not in self._faithful:
+            return own
+        less_faithful = self._faithful[self._faithful.index(method) + 1 :]
+        beside = next((fronts[other] for other in less_faithful if other in fronts), None)
+        if beside is None or own.best_seconds <= beside.best_seconds / PRACTICAL:
+            return own
+        return Front.of([(0.0, beside.best_seconds / PRACTICAL)])
+
     def _fronts(self) -> dict[str, Front]:
         """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
         is expected of it: what is asked for meanwhile should be worth its trial beside that."""
@@ -431,12 +443,12 @@ class Advice:
 
     def _order_doubt(self) -> float:
         """The chance that the time order does not hold here: certainty, once a trial has contradicted it by more than
-        chance would."""
+        chance would, and by more than executions of one config differ."""
         measured = {p.config: p for p in self._bounding()}
         for point in measured.values():
             for slower in filter(None, map(measured.get, only_slower(point.config))):
                 lead = math.log(point.measurement.step_seconds.median / slower.measurement.step_seconds.median)
-                if lead > UNLUCKY * math.hypot(timing_deviation(point), timing_deviation(slower)):
+                if lead > max(UNLUCKY * math.hypot(timing_deviation(point), timing_deviation(slower)), MAX_TIE):
                     return 1.0
         return ORDER_DOUBT
 

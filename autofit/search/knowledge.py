@@ -179,8 +179,7 @@ class Knowledge:
         (`autofit.contradiction`).
         """
         config = trial.config
-        if not trial.doubts:
-            self.recall_bounds([trial])
+        self.recall_bounds([trial])
         self._ended_early[config] += trial.least_step_seconds is not None
         if self._is_open_again(trial):
             self.give_back(config)
@@ -195,11 +194,12 @@ class Knowledge:
         return self._count_as(earlier if clean and earlier is not None and trial.doubts else trial)
 
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
-        """Learn what trials that ended early show of their configs' steps, whatever else they show."""
+        """Learn what trials that ended early show of their configs' steps, whatever else they show. One whose time is
+        in doubt proves nothing; but what it shows counts where it is all that a busy machine lets anybody see."""
         for trial in trials:
             for known, bound in (
                 (self.least_step_seconds, trial.least_step_seconds),
-                (self.proven_step_seconds, trial.proven_step_seconds),
+                (self.proven_step_seconds, None if trial.doubts else trial.proven_step_seconds),
             ):
                 if bound is not None and trial.config in self._members:
                     known[trial.config] = max(bound, known.get(trial.config, 0.0))
@@ -213,7 +213,7 @@ class Knowledge:
         if least is None or config not in self.under_way or self._ended_early[config] >= MOST_EARLY_ENDS:
             return False
         best = self._best_seconds(config.text("method"))
-        return least < best if trial.proven_step_seconds is None else math.isinf(best)
+        return math.isinf(best) if trial.proven_step_seconds is not None and not trial.doubts else least < best
 
     def _best_seconds(self, method: str) -> float:
         """Seconds of the fastest step of a method that fits; infinite if none does."""

@@ -19,7 +19,7 @@ from autofit.search.progress import Progress
 from autofit.search.runs import Runs, machinery_failed
 from autofit.techniques import Job, changes
 from autofit.trial.request import Rival
-from autofit.units import format_bytes, format_duration
+from autofit.units import format_bytes
 from autofit.workers.pool import Pool
 from autofit.workload import Goal
 
@@ -164,16 +164,8 @@ class Search:
                 self._adviser.give_up(config)
             for trial in shown:
                 self._adviser.tell(trial)
-                self._rule_out_impractical(trial)
             self._refute()
             self._show()
-
-    def _rule_out_impractical(self, trial: Trial) -> None:
-        """Do not begin a config again whose trial has shown that it is not practical."""
-        least, tokens = trial.least_step_seconds, self.job.workload.tokens_per_step
-        if least is not None and not trial.doubts and tokens <= least * self._practical_speed(trial.config):
-            takes = format_duration(least)
-            self.knowledge.rule_out(trial.config, f"a step takes at least {takes}: not practical beside another method")
 
     def _may_begin(self) -> bool:
         """Whether to start another trial now; if there is a reason to stop, notes it in `progress`."""

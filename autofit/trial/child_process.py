@@ -172,4 +172,9 @@ def _reap_orphans(others: frozenset[int]) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                until = time.monotonic() + KILL_SECONDS
+                while os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    time.sleep(0.002)
+                    if time.monotonic() > until:
+                        _STUCK.add(pid)
+                        break

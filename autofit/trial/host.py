@@ -147,12 +147,13 @@ class Host:
             status = child.end(kill=not finished)
             outcome = child.result
             if not finished and outcome is None:
+                least = child.least_step_seconds
                 outcome = classify.timed_out(
                     deadline_seconds=min(deadline if child.earned else allowance, time.monotonic() - started),
                     phase=child.phase,
                     phases_entered=child.phases_entered,
-                    least_step_seconds=child.least_step_seconds,
-                    is_proven=child.shown_seconds > 0.0,
+                    least_step_seconds=least,
+                    is_proven=least is not None and least == child.shown_seconds,
                 )
             if outcome is None:
                 outcome = classify.ended_without_result(

@@ -20,6 +20,8 @@ from autofit.workload import Workload
 
 DEADLINE_SECONDS = 600.0
 """A trial that has not ended by then is killed; the slowest thing it must allow for is compiling a large model."""
+LEAST_SECONDS = 1.0
+"""What is left to a trial at least that had to wait for its device."""
 TIMING_SECONDS = 20.0
 """Seconds spent on repeats, beyond the minimum number, until they agree."""
 
@@ -83,9 +85,12 @@ class TrialRequest:
             "asked": self.asked or (_clock(), time.monotonic()),
         }
 
-    def asked_later(self, seconds: float) -> TrialRequest:
-        """The same request, as if it had been made so much later: what it waited for is not part of its trial."""
-        return self if self.asked is None else replace(self, asked=(self.asked[0], self.asked[1] + seconds))
+    def after_waiting(self, seconds: float) -> TrialRequest:
+        """The same request, as if it had been made so much later: what it waited for is not part of its trial, but of
+        the time that there is for it."""
+        asked = None if self.asked is None else (self.asked[0], self.asked[1] + seconds)
+        left = max(self.wait_seconds - seconds, LEAST_SECONDS)
+        return replace(self, asked=asked, deadline_seconds=min(self.deadline_seconds, left))
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TrialRequest:

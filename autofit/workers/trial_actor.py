@@ -90,7 +90,7 @@ class TrialActor:
             try:
                 with device_lock.held(self._devices, waiting=self._wait, most_seconds=asked.wait_seconds) as waited:
                     self._waits_for = None
-                    return self._runner.attempt(asked.asked_later(waited)).to_json()
+                    return self._runner.attempt(asked.after_waiting(waited)).to_json()
             except device_lock.GivenUp as error:
                 return not_begun(error).to_json()
         asked = replace(asked, rendezvous=rendezvous_at(place, rank))

@@ -14,10 +14,10 @@ from autofit.lattice import Config
 from autofit.operations.requests import left_by_others, memory_limit
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooLate
-from autofit.outcome import Fits, Trial, Unsupported, now
+from autofit.outcome import Crashed, Fits, Trial, Unsupported, now
 from autofit.techniques import Job, complete
 from autofit.training.requirements import cannot_here
-from autofit.trial.group_runner import GroupRunner
+from autofit.trial.group_runner import NOT_BEGUN, GroupRunner
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_devices, detect
 from autofit.workload import Workload
@@ -146,6 +146,8 @@ class Bench:
         else:
             request = self._request(job, config, limit, seconds)
             attempt = self._runner(job.workload.devices).attempt(request)
+            if isinstance(attempt.outcome, Crashed) and attempt.outcome.reason.startswith(NOT_BEGUN):
+                raise NoTimeLeft(attempt.outcome.reason)
         return Trial(
             config=config,
             workload=job.workload,
@@ -164,6 +166,7 @@ class Bench:
             config=config,
             memory_limit_bytes=limit,
             deadline_seconds=seconds,
+            wait_seconds=seconds,
             timing_seconds=TIMING_SECONDS,
             compares_gradient=True,
         )

@@ -87,10 +87,10 @@ def _of_method(method: str) -> Callable[[Bench, float], Finding]:
 
 
 def _too_slow(*trials: Trial) -> Finding | None:
-    """The finding where the last trial met the check's deadline, which is no defect at a size that is chosen for all
-    devices; None where it did not."""
+    """The finding where the last trial was at work at the check's deadline, which is no defect at a size that is chosen
+    for all devices; None where it was not: what has not begun to train by then hangs."""
     outcome = trials[-1].outcome
-    if not isinstance(outcome, TimedOut):
+    if not isinstance(outcome, TimedOut) or outcome.least_step_seconds is None:
         return None
     return Finding(verdict=Verdict.NOT_RUN, reason=f"too slow here: {outcome.reason}", trials=trials)
 

@@ -25,7 +25,7 @@ def cut(trial: Trial, request: TrialRequest) -> Trial:
         ends = _ends(pace, request)
         if elapsed + line.micro_step_seconds > ends:
             begun = line.accumulation * max(0.0, ends - elapsed - ONCE_SECONDS)
-            return _killed(trial, ends, max(shown, begun) or None, is_proven=shown > 0.0)
+            return _killed(trial, ends, max(shown, begun) or None, is_proven=shown > begun)
         elapsed += line.micro_step_seconds
         try:
             pace.judge(

@@ -14,6 +14,7 @@ from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make
 from autofit.catalog.models import load
 from autofit.core.device_probe import (
     BETWEEN_RANKS,
+    COLLECTIVES,
     OUT_OF_TIME,
     PROBE_VERSION,
     UPDATE_ON_HOST,
@@ -274,7 +275,7 @@ def test_a_probe_waits_for_its_device_and_takes_of_it_no_longer_than_a_search_ca
     for budget, most in ((900.0, 90.0), (60.0, 30.0), (None, math.inf)):
         with Store.open(str(tmp_path / f"{budget}.db")) as fresh:
             make_sure(model, HARDWARE, STACK, fresh, budget_seconds=budget)
-        assert granted.pop() == most
+        assert granted.pop() == pytest.approx(most, rel=0.1)
     monkeypatch.setattr(device_lock, "held", taken)
     make_sure(model, HARDWARE, STACK, store, budget_seconds=600.0)
     assert granted == [60.0] and "another autofit process used the device" in caplog.text
@@ -316,7 +317,7 @@ def test_what_ran_out_of_memory_or_time_is_measured_again_by_the_next_search(
 def test_what_happens_between_ranks_is_measured_once_there_are_several(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    between = ProbePart(name=BETWEEN_RANKS, seconds=2.0, figures={collective("reduction"): 1e9})
+    between = ProbePart(name=BETWEEN_RANKS, seconds=2.0, figures={collective(name): 1e9 for name in COLLECTIVES})
     asked: list[tuple[str, ...]] = []
 
     def run(*given: object, known: Probe, parts: tuple[str, ...], **asked_for: object) -> Probe:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -128,11 +129,11 @@ def test_each_attention_kernel_that_runs_here_is_measured() -> None:
 
 def test_ranks_reduce_and_gather_and_one_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(torch.device("cpu"))
-    found = {name: rate for one in ranks.measure(bench, 2) for name, rate in one.items()}
+    found = {name: rate for one in ranks.measure(bench, [dict(os.environ)] * 2) for name, rate in one.items()}
     assert set(found) == {collective(name) for name in COLLECTIVES} and min(found.values()) > 0
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "there-is-no-such-interface")
     with pytest.raises(RuntimeError, match=r"rank [01]: "):
-        list(ranks.measure(bench, 2))
+        list(ranks.measure(bench, [dict(os.environ)] * 2))
 
 
 def test_the_hosts_update_is_measured() -> None:

@@ -721,6 +721,21 @@ def test_no_method_takes_precedence_in_a_thorough_search() -> None:
     assert gains(Advice(knowledge, floor, METHODS, thorough=True)) == gains(Advice(knowledge, floor, thorough=True))
 
 
+def test_what_is_only_faster_than_its_own_impractical_method_gains_nothing() -> None:
+    """Full fine-tuning is recommended from a fifth of LoRA's speed on, and not before."""
+    full, *others = (c for c in LATTICE.configs if c["method"] == "full")
+    lora = next(c for c in LATTICE.configs if c["method"] == "lora")
+    found = []
+    for speed in (20, 1000):
+        knowledge = Knowledge(LATTICE, LIMIT)
+        for config, measured in ((full, 10), (lora, speed)):
+            knowledge.learn(make_trial(config, fits(2, measured), limit=LIMIT))
+        gained = gains(Advice(knowledge, floor, METHODS))
+        found.append(max(gained[config] for config in others))
+    beside_a_slow_one, beside_a_fast_one = found
+    assert beside_a_fast_one < 0.2 * beside_a_slow_one
+
+
 def test_the_method_that_will_be_recommended_comes_first() -> None:
     """By its predicted memory before anything has fitted; the others get the fewer trials, since their gains count
     less."""

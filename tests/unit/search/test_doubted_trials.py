@@ -127,13 +127,14 @@ def test_a_search_does_not_unlearn_a_clean_time(truth: Truth) -> None:
     assert [p.measurement.tokens_per_second for p in knowledge.measured()] == [90.0]
 
 
-def test_what_a_doubted_trial_shows_of_its_step_is_not_believed(truth: Truth) -> None:
+def test_what_a_doubted_trial_shows_of_its_step_is_no_proof(truth: Truth) -> None:
+    """It counts for all that: a machine that is always busy would show nothing else."""
     config = truth.lattice.configs[0]
-    cut = replace(LATE, least_step_seconds=100.0)
-    for state, bounds in ((BUSY, {}), (CLEAN, {config: 100.0})):
+    cut = replace(LATE, least_step_seconds=100.0, is_proven=True)
+    for state, proven in ((BUSY, {}), (CLEAN, {config: 100.0})):
         knowledge = Knowledge(truth.lattice, 32 * GIB)
         knowledge.take(config)
         trial = replace(make_trial(config, cut, job=truth.job), device_state=state)
         assert bool(trial.doubts) is (state is BUSY)
         knowledge.learn(trial)
-        assert knowledge.least_step_seconds == bounds
+        assert knowledge.least_step_seconds == {config: 100.0} and knowledge.proven_step_seconds == proven

@@ -616,6 +616,32 @@ def test_time_outs_that_nothing_survives_end_the_search_soon(truth: Truth, least
     assert "none fitted" in run.progress.stopped_because
 
 
+@pytest.mark.parametrize(("is_proven", "times"), [(False, 2), (True, 1)])
+def test_a_config_whose_trials_end_early_is_not_begun_for_ever(truth: Truth, is_proven: bool, times: int) -> None:
+    """Its bound leaves open whether it is the fastest. Where later micro-steps have not earned it more time beside a
+    rival, or a second trial has ended in the same way, that is for the regret bound to count."""
+    limit = limit_for(truth, 0.5)
+    best = truth.best(limit)
+    assert best is not None
+    fastest = truth.seconds(best)
+
+    def cut(request: TrialRequest) -> Outcome | None:
+        if request.config != best or not request.rivals:
+            return None
+        return TimedOut(reason="cut", deadline_seconds=60.0, least_step_seconds=0.5 * fastest, is_proven=is_proven)
+
+    run = prepare(truth, limit, special=cut)
+    run.pool.checks.clear()  # which let no config run twice
+    run.search.run()
+    assert [request.config for request in run.pool.submitted].count(best) == times
+    winner = run.search.winner()
+    assert winner is not None and winner.config != best
+    others = prepare(truth, limit, lattice=replace(truth.lattice, configs=tuple(set(truth.lattice.configs) - {best})))
+    others.search.run()
+    assert run.progress.regret_bound is not None and others.progress.regret_bound is not None
+    assert run.progress.regret_bound > others.progress.regret_bound
+
+
 @pytest.mark.parametrize("differs", ["hardware", "stack"])
 def test_workers_of_another_kind_are_refused_before_a_trial(truth: Truth, differs: str) -> None:
     run = prepare(truth, limit_for(truth, 0.5))

@@ -15,9 +15,9 @@ from typing import Any
 
 from autofit.outcome import Crashed
 from autofit.trial import child
-from autofit.trial.pace import EARNED, SHOWN
+from autofit.trial.pace import EARNED
 
-RECORDING_SECONDS = 4.0
+RECORDING_SECONDS = 14.0
 """How long a slow recording takes."""
 
 
@@ -203,7 +203,7 @@ def greedy_in_a_group(data: Mapping[str, Any], descriptor: int, asked_at: float)
 
 CRAWLING_SECONDS = 1000.0
 """What each micro-step takes of a trial that crawls."""
-LATE_SECONDS = 12.0
+LATE_SECONDS = 22.0
 """When a trial ends that has earned it."""
 
 
@@ -224,12 +224,6 @@ def stuck(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """A micro-step begins that never ends."""
     child.Events(descriptor).enter("forward", 0.25)
     time.sleep(3600.0)
-
-
-def stuck_later(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
-    """The same once others have shown what a step takes."""
-    child.Events(descriptor).enter(SHOWN, 7.0)
-    stuck(data, descriptor, asked_at)
 
 
 def earns(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:

@@ -57,9 +57,9 @@ def test_a_killed_rank_ends_the_trial_with_its_own_reason(pair: GroupRunner) -> 
 
 
 def test_a_rank_that_hangs_is_named_at_the_deadline(pair: GroupRunner) -> None:
-    outcome, _ = pair.run(fated("rank_1_hangs", deadline=6.0))
+    outcome, _ = pair.run(fated("rank_1_hangs", deadline=30.0))
     assert isinstance(outcome, TimedOut), outcome
-    assert outcome.reason == "rank 1: not finished after 6 s, in phase forward (rank 0 waiting in phase backward)"
+    assert outcome.reason == "rank 1: not finished after 30 s, in phase forward (rank 0 waiting in phase backward)"
     assert outcome.phase == "forward"
 
 
