@@ -6,6 +6,7 @@ functions of the search's modules in the process that runs a benchmark.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -76,6 +77,10 @@ def _never_doubtful(device: MadeDevice) -> Sequence[Patch]:
     return ((advice, "FEW", 0),)
 
 
+def _no_suspects(device: MadeDevice) -> Sequence[Patch]:
+    return ((advice, "SUSPICIOUS", math.inf),)
+
+
 def _no_area(device: MadeDevice) -> Sequence[Patch]:
     return ((advice, "AREA_BESIDE", 0.0),)
 
@@ -126,6 +131,7 @@ LAYERS: Mapping[str, Layer] = {
     "bounds": Layer(what="what trials that ended early show of steps", absent=_no_bounds),
     "order-doubt": Layer(what="the chance that the time order does not hold", absent=_certain_order),
     "few": Layer(what="going on while few configs are measured and much may be missed", absent=_never_doubtful),
+    "suspects": Layer(what="a trial without what all slow ones share", absent=_no_suspects),
     "under-way": Layer(
         what="what is expected of trials under way, with four workers", absent=_nothing_under_way, workers=4
     ),

@@ -39,6 +39,9 @@ LUCK = 0.24
 FEW, DOUBTFUL, LITTLE = 5, 0.1, 0.005
 """While fewer configs of the method to recommend are measured, and more than this share of the best speed may be
 missed, this expected gain is worth a short trial, too: a belief that rests on so little is no reason to stop."""
+SUSPICIOUS = 1.5
+"""How many times slower than foretold the measured configs of a method are, in the median, where what they share is
+suspected: a value that all of them have may be slow here, and only another one can tell."""
 MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more about the other work than about the next trial."""
 BOUND_DEVIATION = 0.5
@@ -245,8 +248,12 @@ class Advice:
         if self._doubtful_at[0] != self._knowledge.version:
             self._doubtful_at = (self._knowledge.version, self._doubtful_method())
         if (doubtful := self._doubtful_at[1]) is not None:
+            own = [p for p in self._knowledge.points() if p.method == doubtful]
+            telling = self._without_suspects(weighed.rows, own)
+            if len(own) < FEW:
+                telling |= weighed.gain >= LITTLE
             short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
-            gains |= (self._methods[weighed.rows] == doubtful) & (weighed.gain >= LITTLE) & short
+            gains |= (self._methods[weighed.rows] == doubtful) & telling & short
         possible = np.asarray(gains & ~weighed.cannot_fit)
         worth = possible & ~weighed.dear
         if not self._knowledge.points():
@@ -276,12 +283,21 @@ class Advice:
         return 0.0 if self._thorough or not self._knowledge.points() else self._noise_gain()
 
     def _doubtful_method(self) -> str | None:
-        """The method to recommend, if too little of it is measured for the search to stop."""
+        """The method to recommend, if much of it may be missed."""
         fastest = self._knowledge.fastest(self._faithful)
         chosen = practical({method: p.measurement.tokens_per_second for method, p in fastest.items()})
-        if chosen is None or sum(p.method == chosen for p in self._knowledge.points()) >= FEW:
-            return None
-        return chosen if self.regret_bound(fastest[chosen]) > DOUBTFUL else None
+        return chosen if chosen is not None and self.regret_bound(fastest[chosen]) > DOUBTFUL else None
+
+    def _without_suspects(self, rows: Rows, own: Sequence[Point]) -> NDArray[np.bool_]:
+        """Which configs lack a value that all `own` share, the measured ones of their method, where these are slower
+        than foretold: that value may be why, and no trial so far could tell."""
+        known = self._rows(p.config for p in own)
+        taken = np.log([p.measurement.step_seconds.median for p in own])
+        if not len(known) or np.median(taken - self._time.foretold(known)) < math.log(SUSPICIOUS):
+            return np.zeros(len(rows), dtype=bool)
+        shared = set.intersection(*(set(p.config.items) for p in own))
+        configs = self._knowledge.lattice.configs
+        return np.array([not shared.issubset(configs[row].items) for row in rows], dtype=bool)
 
     def _noise_gain(self) -> float:
         """The gain that two equal configs may seem to have over each other, and at least what is worth a trial."""

@@ -131,6 +131,10 @@ class StepTimes:
             axis: np.array([axis in config for config in configs]) for axis in dict.fromkeys(axis for axis, _ in found)
         }
 
+    def foretold(self, rows: Rows) -> Array:
+        """The logarithms of the seconds that were expected before any trial."""
+        return np.asarray(self._features.expected[rows])
+
     def predict(self, shown: Sequence[Shown], rows: Rows) -> Mixture:
         """Predict configs of the lattice, given by their positions in it, from what trials have shown."""
         seen = _Seen.of(self._features, shown, self._causes([s.config for s in shown]))
