@@ -42,6 +42,20 @@ def test_the_rows_of_the_page_are_its_figures(results: ModuleType) -> None:
     assert rows and not [row for row in rows if row not in page]
 
 
+def test_the_made_devices_in_the_readme_are_their_record() -> None:
+    found = figures("made-devices.json")["all"]
+    within = found["searches"] - found["greedy"]
+    text = (BENCHMARKS / "README.md").read_text()
+    for said in (
+        f"{found['searches']:,} searches, of every problem on every made device",
+        f"| slower by, median | 2 % | {100 * found['regret']['median']:.0f} % |",
+        f"| slower by, 90th percentile | 10 % | {100 * found['regret']['p90']:.1f} % |",
+        f"({found['bounds_held']:,} of {found['bounds']:,}; ",
+        f"60 s in {within:,} searches; **more** in {found['greedy']}, up to {found['longest_seconds']:.0f} s",
+    ):
+        assert said in text
+
+
 @pytest.mark.parametrize(
     ("name", "module", "words"),
     [
