@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -336,9 +336,14 @@ class Advice:
             own = np.flatnonzero(methods == method)
             part, front = time.part(own), self._front_to_beat(method, fronts)
             if front is not None:
-                for chance, claimed in claims:
-                    gain[own] += chance * expected_gain(
-                        front, part, claimed[own], memory[own], limit, area_weight=self._area_weight
+                for rows_of, chance, claimed in _apart(claims, own):
+                    gain[rows_of] += chance * expected_gain(
+                        front,
+                        time.part(rows_of),
+                        claimed[rows_of],
+                        memory[rows_of],
+                        limit,
+                        area_weight=self._area_weight,
                     )
                 continue
             # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
@@ -410,9 +415,11 @@ class Advice:
         is expected of it: what is asked for meanwhile should be worth its trial beside that."""
         points, rows = self._knowledge.points(), self._under_way()
         shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
-        memory, probability = self._memory.fit(rows)
-        seconds, likely = np.exp(self._step_time(rows).together.mean), probability >= LIKELY
-        shown += zip(*(expected[likely].tolist() for expected in (self._methods[rows], memory, seconds)), strict=True)
+        if len(rows):
+            memory, probability = self._memory.fit(rows)
+            seconds, likely = np.exp(self._step_time(rows).together.mean), probability >= LIKELY
+            found = (expected[likely].tolist() for expected in (self._methods[rows], memory, seconds))
+            shown += zip(*found, strict=True)
         methods = {method for method, _, _ in shown}
         return {m: Front.of((memory, seconds) for method, memory, seconds in shown if method == m) for m in methods}
 
@@ -476,3 +483,16 @@ class Advice:
 
 def _likeliest(claims: Sequence[tuple[float, Array]]) -> Array:
     return max(claims, key=lambda claim: claim[0])[1]
+
+
+def _apart(
+    claims: Sequence[tuple[float, Array]], own: NDArray[np.intp]
+) -> Iterator[tuple[NDArray[np.intp], float, Array]]:
+    """The claims about `own` positions, each with its chance and where it counts: one claim with certainty where both
+    say the same, which is almost everywhere."""
+    (chance, one), (rest, other) = claims
+    same = one[own] == other[own]
+    yield own[same], 1.0, one
+    if not same.all():
+        yield own[~same], chance, one
+        yield own[~same], rest, other

@@ -120,6 +120,9 @@ class StepTimes:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
         self._features = Features(axes, configs, prior, predicted)
         self._configs = configs
+        self._of_causes: set[Config] = set()
+        """The measured configs whose causes were `_found` already: those of one more are few."""
+        self._found: dict[bytes, _Cause] = {}
         self._prior = prior
         first, effects = self._features.spreads[:1], self._features.spreads[1:]
         least = np.minimum(effects, LEAST_EFFECT)
@@ -197,8 +200,12 @@ class StepTimes:
         """The causes that may have slowed a measured config and not all configs of the lattice: its values, all values
         of an axis but another one, and pairs of its values. Of causes that the same configs share, the first stands
         for all."""
-        found: dict[bytes, _Cause] = {}
-        for config in dict.fromkeys(measured):
+        measured = dict.fromkeys(measured)
+        if not measured.keys() >= self._of_causes:
+            self._of_causes, self._found = set(), {}
+        found = self._found
+        for config in (config for config in measured if config not in self._of_causes):
+            self._of_causes.add(config)
             values = [item for item in config.items if not self._having[item].all()]
             others = [item for item in self._having if item[0] in dict(values) and item not in values]
             single = [self._having[item] for item in values]
