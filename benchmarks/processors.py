@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -87,6 +89,12 @@ def _short(trial: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def missed(trials: list[dict[str, Any]]) -> float:
+    """The median relative error of the step times that were predicted before the first trial."""
+    pairs = [(trial["predicted_step_seconds"], trial["step_seconds"]) for trial in trials]
+    return statistics.median([abs(said / taken - 1.0) for said, taken in pairs if said and taken] or [math.nan])
+
+
 def _autofit(*words: str, store: str, processor: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "autofit.cli.main", *words, "--store", store]
     return subprocess.run(command, env={**os.environ, **PROCESSORS[processor]}, capture_output=True, text=True)
@@ -110,7 +118,9 @@ def main() -> None:
             speed = f"{found['tokens_per_second']:,.0f} tokens/s" if "recommended" in found else "no answer"
             begins = f"the first after {found.get('first_trial_after')} s"
             print(
-                f"{job} {processor}: {found['seconds']} s, {len(found['trials'])} trials, {begins}, {speed}", flush=True
+                f"{job} {processor}: {found['seconds']} s, {len(found['trials'])} trials, {begins}, {speed}, "
+                f"predictions off by {missed(found['trials']):.0%}",
+                flush=True,
             )
 
 
