@@ -12,12 +12,12 @@ from autofit.hardware import Hardware, Stack
 from autofit.outcome import StepWork
 from autofit.workload import digest
 
-PROBE_VERSION = 3
+PROBE_VERSION = 4
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
 
 OUT_OF_TIME = "no time was left for it"
 CUT_SHORT = re.compile(rf"out of memory|can't allocate memory|{OUT_OF_TIME}", re.IGNORECASE)
-"""How torch's errors for accelerators and for processors say so."""
+"""How torch's errors for accelerators and for processors, and our own, say that a part could not be finished."""
 
 WAYS = ("to the device", "to the host")
 
@@ -110,13 +110,16 @@ class Probe:
 
     def completed_by(self, later: Probe) -> Probe:
         """This one with the parts of `later` besides, or in place of its own of the same names."""
-        every = {part.name: part for part in (*self.parts, *later.parts)}
+        known = {part.name: part for part in self.parts}
+        # What was cut short now is still known from before.
+        lost = {name for name in later.cut_short if name in known}
+        every = known | {part.name: part for part in later.parts if part.name not in lost}
         return replace(
             self,
             parts=tuple(every.values()),
             steps=later.steps or self.steps,
             recorded_at=later.recorded_at,
-            device_state=later.device_state,
+            device_state=later.device_state or self.device_state,
         )
 
     @property

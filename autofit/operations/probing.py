@@ -108,15 +108,16 @@ def probed(
     # A device that was busy then, too, may always be: one more probe is enough.
     attempts = 1 if was_doubted else 2
     made = undisturbed_probe(model, hardware, stack, known, ranks=ranks, attempts=attempts, most_seconds=most_seconds)
+    if stored is not None and stored.shapes_key == made.shapes_key:
+        made = replace(stored.completed_by(made), device_state=made.device_state)
     store.keep_probe(made)
     return made, True
 
 
 def _lacking(known: Probe, ranks: int) -> tuple[str, ...]:
     """The parts of a stored probe that are to be measured now."""
-    measured = all(collective(name) in known.figures for name in COLLECTIVES)
-    between = () if ranks == 1 or measured else (BETWEEN_RANKS,)
-    return (*known.cut_short, *between)
+    between = () if any(part.name == BETWEEN_RANKS for part in known.parts) else (BETWEEN_RANKS,)
+    return tuple(name for name in (*known.cut_short, *between) if ranks > 1 or name != BETWEEN_RANKS)
 
 
 def undisturbed_probe(

@@ -247,10 +247,12 @@ def _check_any_is_measured(search_run: Search, prepared: Prepared) -> None:
     """Raise an error if trials were too slow to be finished, and nothing else has shown a config that fits."""
     known = search_run.knowledge
     bounds = known.least_step_seconds
-    if not bounds or known.points() or known.out_of_memory:
+    if not bounds or known.points():
         return
     config, least = min(bounds.items(), key=lambda item: item[1])
     said = f"a step takes at least {format_duration(least)} with {config}"
+    if known.out_of_memory:
+        said += f"; {known.out_of_memory} configs ran out of memory"
     raise Shortfall(
         f"no trial could be finished in the time, because steps are too slow: {said}; {SOONER}",
         memory_limit_bytes=prepared.memory_limit_bytes,

@@ -148,6 +148,8 @@ class Advice:
         self._row_of = {c: row for row, c in enumerate(configs)}
         self._methods = np.array([c.text("method") for c in configs])
         self._time = StepTimes(axes, configs, TIME)
+        self._is_foretold = False
+        """Whether times are predicted, and not only steered."""
         self._memory = MemoryFit(knowledge, floor)
         self._costs = TrialCosts(knowledge.lattice, batch or max(c.number("micro_batch") for c in configs))
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
@@ -170,6 +172,7 @@ class Advice:
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
             times = completed(lattice, seconds, TIME)
             self._time = StepTimes(lattice.axes, lattice.configs, time_error(float(stated)), times)
+            self._is_foretold = True
             self._costs.foresee(known)
         self._weighed_at, self._doubtful_at = (-1, None), (-1, None)
 
@@ -293,7 +296,8 @@ class Advice:
         than foretold: that value may be why, and no trial so far could tell."""
         known = self._rows(p.config for p in own)
         taken = np.log([p.measurement.step_seconds.median for p in own])
-        if not len(known) or np.median(taken - self._time.foretold(known)) < math.log(SUSPICIOUS):
+        slow = bool(own) and np.median(taken - self._time.foretold(known)) >= math.log(SUSPICIOUS)
+        if not slow or not self._is_foretold:
             return np.zeros(len(rows), dtype=bool)
         shared = set.intersection(*(set(p.config.items) for p in own))
         configs = self._knowledge.lattice.configs

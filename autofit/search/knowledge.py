@@ -10,6 +10,7 @@ from autofit.contradiction import contradiction, ran_out
 from autofit.frontier import Point, dominates
 from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, Unsupported
+from autofit.trial.pace import UNSTEADY
 from autofit.trial.request import DEADLINE_SECONDS
 
 MOST_EARLY_ENDS = 2
@@ -212,8 +213,9 @@ class Knowledge:
         least, config = trial.least_step_seconds, trial.config
         if least is None or config not in self.under_way or self._ended_early[config] >= MOST_EARLY_ENDS:
             return False
-        best = self._best_seconds(config.text("method"))
-        return math.isinf(best) if trial.proven_step_seconds is not None and not trial.doubts else least < best
+        if trial.proven_step_seconds is not None and not trial.doubts:
+            least /= UNSTEADY  # what the micro-steps really took
+        return least < self._best_seconds(config.text("method"))
 
     def _best_seconds(self, method: str) -> float:
         """Seconds of the fastest step of a method that fits; infinite if none does."""
@@ -344,7 +346,10 @@ class Knowledge:
 
         def lost(config: Config, trial: Trial) -> bool:
             least = trial.least_step_seconds
-            return _lost_its_rival(trial, full) if least is None else least < self._best_seconds(config.text("method"))
+            if least is None:
+                return _lost_its_rival(trial, full)
+            again = self._ended_early[config] < MOST_EARLY_ENDS
+            return again and least < self._best_seconds(config.text("method"))
 
         for config in [c for c, t in self.trials.items() if c in self._members and lost(c, t)]:
             del self.trials[config]

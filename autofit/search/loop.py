@@ -134,7 +134,7 @@ class Search:
     def _recall(self) -> None:
         """Tell the adviser what the store knows."""
         every = (trial for attempts in self.known.values() for trial in attempts)
-        self.knowledge.recall_bounds(trial for trial in every if not trial.doubts)
+        self.knowledge.recall_bounds(every)
         stored = answers(self.known, self.lattice, self.limits.memory_bytes, self.limits.deadline_seconds)
         for config, trial in stored.items():
             checked = self._checked(trial)

@@ -12,6 +12,7 @@ from autofit.outcome import Crashed, Fits, Prediction, TimedOut, Trial, now
 from autofit.search.budget import Budget
 from autofit.techniques import Job
 from autofit.trial.classify import DEVICE_GONE
+from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
 
@@ -31,8 +32,6 @@ class _Begun:
     """With the deadline after which the trial is taken to hang."""
     reserved_seconds: float
     """What of the search's time the trial must leave for later."""
-    ends_with_budget: bool = False
-    """Whether it will be killed because the search's time is over, before it counts as hanging."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -129,9 +128,14 @@ class Runs:
         shown, cut = [], []
         for done in completed:
             begun = self._begun.pop(done.request.config)
+            if NOT_BEGUN in getattr(done.outcome, "reason", ""):
+                cut.append(done.request.config)
+                continue
             trial = self.keep(self._trial(done))
             self.ended += 1
-            if begun.ends_with_budget and _killed_at(trial, done.request.deadline_seconds):
+            ran = done.request.after_waiting(done.waited_seconds) if done.waited_seconds else done.request
+            patience = begun.request.deadline_seconds
+            if ran.deadline_seconds < patience and _killed_at(trial, ran.deadline_seconds):
                 cut.append(trial.config)
             else:
                 shown.append((begun, trial))
@@ -140,9 +144,9 @@ class Runs:
     def _submit(self, begun: _Begun) -> None:
         pool = self._checked_pool()
         left = self.budget.left_for_trial(begun.reserved_seconds)
-        patience = begun.request.deadline_seconds
-        pool.submit(replace(begun.request, deadline_seconds=min(patience, left), wait_seconds=left))
-        self._begun[begun.request.config] = replace(begun, ends_with_budget=left < patience)
+        deadline = min(begun.request.deadline_seconds, left)
+        pool.submit(replace(begun.request, deadline_seconds=deadline, wait_seconds=left))
+        self._begun[begun.request.config] = begun
 
     def _checked_pool(self) -> Pool:
         """The workers; raises `EnvironmentLacks` if their trials would be stored under another device or stack."""

@@ -120,9 +120,8 @@ class StepTimes:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
         self._features = Features(axes, configs, prior, predicted)
         self._configs = configs
-        self._of_causes: set[Config] = set()
-        """The measured configs whose causes were `_found` already: those of one more are few."""
-        self._found: dict[bytes, _Cause] = {}
+        self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
+        """Of each config that was measured, each with which configs share it."""
         self._prior = prior
         first, effects = self._features.spreads[:1], self._features.spreads[1:]
         least = np.minimum(effects, LEAST_EFFECT)
@@ -200,22 +199,23 @@ class StepTimes:
         """The causes that may have slowed a measured config and not all configs of the lattice: its values, all values
         of an axis but another one, and pairs of its values. Of causes that the same configs share, the first stands
         for all."""
-        measured = dict.fromkeys(measured)
-        if not measured.keys() >= self._of_causes:
-            self._of_causes, self._found = set(), {}
-        found = self._found
-        for config in (config for config in measured if config not in self._of_causes):
-            self._of_causes.add(config)
-            values = [item for item in config.items if not self._having[item].all()]
-            others = [item for item in self._having if item[0] in dict(values) and item not in values]
-            single = [self._having[item] for item in values]
-            spared = [self._having_axis[item[0]] & ~self._having[item] for item in others]
-            paired = [self._having[one] & self._having[other] for one, other in combinations(values, 2)]
-            for member in [*single, *spared]:
-                found.setdefault(member.tobytes(), _Cause(member, SLOW_VALUE))
-            for member in paired:
-                found.setdefault(member.tobytes(), _Cause(member, SLOW_PAIR))
+        found: dict[bytes, _Cause] = {}
+        for config in dict.fromkeys(measured):
+            if config not in self._causes_of:
+                self._causes_of[config] = [(cause.members.tobytes(), cause) for cause in self._of_one(config)]
+            for key, cause in self._causes_of[config]:
+                found.setdefault(key, cause)
         return [cause for cause in found.values() if not cause.members.all()]
+
+    def _of_one(self, config: Config) -> Iterable[_Cause]:
+        values = [item for item in config.items if not self._having[item].all()]
+        others = [item for item in self._having if item[0] in dict(values) and item not in values]
+        for item in values:
+            yield _Cause(self._having[item], SLOW_VALUE)
+        for item in others:
+            yield _Cause(self._having_axis[item[0]] & ~self._having[item], SLOW_VALUE)
+        for one, other in combinations(values, 2):
+            yield _Cause(self._having[one] & self._having[other], SLOW_PAIR)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,6 @@ from autofit.trial.machine import device_lock
 from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
 
-NOT_BEGUN = "not begun"
-"""How the reason begins why a trial waited in vain for its device."""
 _log = logging.getLogger(__name__)
 
 
@@ -31,7 +29,7 @@ def tell_of_waiting(holder: int | None) -> bool:
 
 def not_begun(error: device_lock.GivenUp) -> Attempt:
     """The attempt of a trial that waited in vain for its device."""
-    return Attempt(outcome=Crashed(reason=f"{NOT_BEGUN}: {error}", transient=True), seconds=0.0)
+    return Attempt(outcome=Crashed(reason=str(error), transient=True), seconds=0.0)
 
 
 class GroupRunner:
@@ -61,7 +59,7 @@ class GroupRunner:
             with device_lock.held(
                 devices, waiting=tell_of_waiting, unwanted=self._closed.is_set, most_seconds=request.wait_seconds
             ) as waited:
-                return self._attempt(request.after_waiting(waited))
+                return replace(self._attempt(request.after_waiting(waited)), waited_seconds=waited)
         except device_lock.GivenUp as error:
             return not_begun(error)
 

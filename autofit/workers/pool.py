@@ -24,6 +24,8 @@ class Completed:
     """Wall time of the trial, including its share of the machinery."""
     device_state: DeviceState | None = None
     """What else went on with the device; None where it was not observed."""
+    waited_seconds: float = 0.0
+    """How long the trial waited for its device before that."""
 
     @property
     def is_doubted(self) -> bool:
@@ -36,7 +38,11 @@ class Completed:
 def completed_by(attempt: Attempt, request: TrialRequest) -> Completed:
     """`request`, run by `attempt`."""
     return Completed(
-        request=request, outcome=attempt.outcome, seconds=attempt.seconds, device_state=attempt.device_state
+        request=request,
+        outcome=attempt.outcome,
+        seconds=attempt.seconds,
+        device_state=attempt.device_state,
+        waited_seconds=attempt.waited_seconds,
     )
 
 

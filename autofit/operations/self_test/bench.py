@@ -17,7 +17,8 @@ from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooL
 from autofit.outcome import Crashed, Fits, Trial, Unsupported, now
 from autofit.techniques import Job, complete
 from autofit.training.requirements import cannot_here
-from autofit.trial.group_runner import NOT_BEGUN, GroupRunner
+from autofit.trial.group_runner import GroupRunner
+from autofit.trial.machine import device_lock
 from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_devices, detect
 from autofit.workload import Workload
@@ -146,7 +147,7 @@ class Bench:
         else:
             request = self._request(job, config, limit, seconds)
             attempt = self._runner(job.workload.devices).attempt(request)
-            if isinstance(attempt.outcome, Crashed) and attempt.outcome.reason.startswith(NOT_BEGUN):
+            if isinstance(attempt.outcome, Crashed) and device_lock.NOT_BEGUN in attempt.outcome.reason:
                 raise NoTimeLeft(attempt.outcome.reason)
         return Trial(
             config=config,

@@ -27,6 +27,8 @@ REAL_BATCH = 2
 """Sequences per step, one at a time, so that the second meets the first one's gradients."""
 ROOM = 0.85
 """Share of the limit that a model may be predicted to take: the self-test shows what works, not what just fits."""
+HANGING_PHASES = (None, "start", "setup", "meet")
+"""Phases in which a trial has nothing to do that takes a slow device long."""
 BELOW, ABOVE = 0.8, 1.15
 """Limits as multiples of what a config was measured to need. Below it by more than any cache or fragment that the
 allocator can give back, above it by more than runs differ."""
@@ -90,7 +92,7 @@ def _too_slow(*trials: Trial) -> Finding | None:
     """The finding where the last trial was at work at the check's deadline, which is no defect at a size that is chosen
     for all devices; None where it was not: what has not begun to train by then hangs."""
     outcome = trials[-1].outcome
-    if not isinstance(outcome, TimedOut) or outcome.least_step_seconds is None:
+    if not isinstance(outcome, TimedOut) or outcome.phase in HANGING_PHASES:
         return None
     return Finding(verdict=Verdict.NOT_RUN, reason=f"too slow here: {outcome.reason}", trials=trials)
 

@@ -33,6 +33,10 @@ Waiting = Callable[[int | None], object]
 _log = logging.getLogger(__name__)
 
 
+NOT_BEGUN = "not begun"
+"""How the reason begins why somebody has waited in vain."""
+
+
 class GivenUp(Exception):
     """The lock was waited for as long as anybody wants it."""
 
@@ -77,9 +81,11 @@ def _take(lock: int, waiting: Waiting, unwanted: Callable[[], bool], until: floa
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except BlockingIOError:
-            if unwanted() or time.monotonic() >= until:
+            if unwanted():
+                raise GivenUp(f"{NOT_BEGUN}: stopped while it waited for its device") from None
+            if time.monotonic() >= until:
                 waited = format_duration(time.monotonic() - started)
-                raise GivenUp(f"another autofit process used the device for all of {waited}") from None
+                raise GivenUp(f"{NOT_BEGUN}: another autofit process used the device for all of {waited}") from None
             if not told:
                 told = True
                 waiting(_holder(lock))

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
-from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, prepare
+from unit.search.made_truth import WITHIN_TIES, FakePool, Run, Truth, cpu_lattice, prepare
 
 from autofit.catalog.models import Model
 from autofit.errors import EnvironmentLacks
@@ -22,9 +22,12 @@ from autofit.lattice import Config, Lattice
 from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
 from autofit.search import budget
 from autofit.search.budget import GRACE_SECONDS, Limits
-from autofit.search.knowledge import answers
-from autofit.search.runs import MACHINERY_FAILURES
+from autofit.search.knowledge import MOST_EARLY_ENDS, answers
+from autofit.search.runs import MACHINERY_FAILURES, Runs
+from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.request import TrialRequest
+from autofit.units import GIB
+from autofit.workers.pool import Completed
 from autofit.workload import METHODS
 
 NO_GAIN = "no untried config is expected to gain enough on average: "
@@ -32,6 +35,21 @@ LATTICE = cpu_lattice(make_job())
 SEEDS = range(6)
 SHARES = (0.15, 0.5, 0.9)
 """Of the configs, how many fit: few full fine-tunings, about half of all, nearly all."""
+
+
+class WaitingPool(FakePool):
+    """Trials that wait for their device, and are killed at what is then left of their deadline."""
+
+    waited = 0.0
+
+    def wait(self, timeout: float) -> list[Completed]:
+        """As workers do."""
+        found = []
+        for done in super().wait(timeout):
+            ran = done.request.after_waiting(self.waited)
+            late = TimedOut(reason="killed", deadline_seconds=ran.deadline_seconds)
+            found.append(replace(done, outcome=late, waited_seconds=self.waited))
+        return found
 
 
 def limit_for(truth: Truth, share: float) -> int:
@@ -616,10 +634,37 @@ def test_time_outs_that_nothing_survives_end_the_search_soon(truth: Truth, least
     assert "none fitted" in run.progress.stopped_because
 
 
-@pytest.mark.parametrize(("is_proven", "times"), [(False, 2), (True, 1)])
-def test_a_config_whose_trials_end_early_is_not_begun_for_ever(truth: Truth, is_proven: bool, times: int) -> None:
-    """Its bound leaves open whether it is the fastest. Where later micro-steps have not earned it more time beside a
-    rival, or a second trial has ended in the same way, that is for the regret bound to count."""
+@pytest.mark.parametrize("waited", [0.0, 1e-6, 100.0])
+def test_a_trial_that_the_search_s_end_cut_off_says_nothing_of_its_config(truth: Truth, waited: float) -> None:
+    """However long it waited for its device, which shortens what it may take."""
+    limits = Limits(memory_bytes=32 * GIB, seconds=200.0)
+    pool = WaitingPool(truth)
+    pool.waited = waited
+    made = budget.Budget(limits=limits, clock=lambda: 0.0)
+    runs = Runs(job=truth.job, budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
+    config = truth.lattice.configs[0]
+    for patience, cut in ((600.0, True), (50.0, False)):
+        runs.begin(config, timing_seconds=1.0, patience_seconds=patience)
+        shown, ended = runs.collect()
+        assert (ended, [trial.config for trial in shown]) == (([config], []) if cut else ([], [config]))
+
+
+def test_a_trial_that_waited_in_vain_is_no_failure(truth: Truth) -> None:
+    waited = Crashed(reason=f"{NOT_BEGUN}: another autofit process used the device for all of 60 s", transient=True)
+    run = prepare(truth, limit_for(truth, 0.5), seconds=600.0, special=lambda request: waited)
+    clock = [0.0]
+    run.search.clock = lambda: clock[0]
+    run.pool.checks.clear()
+    run.pool.on_wait = lambda: clock.__setitem__(0, clock[0] + 250.0)
+    run.search.run()
+    assert (run.progress.done, run.progress.failed, run.saved) == (0, 0, [])
+    assert run.progress.stopped_because == "the time budget is spent"
+
+
+@pytest.mark.parametrize("is_proven", [False, True])
+def test_a_config_whose_trials_end_early_is_not_begun_for_ever(truth: Truth, is_proven: bool) -> None:
+    """Its bound leaves open whether it is the fastest. Once a second trial has ended in the same way, that is for the
+    regret bound to count."""
     limit = limit_for(truth, 0.5)
     best = truth.best(limit)
     assert best is not None
@@ -633,7 +678,7 @@ def test_a_config_whose_trials_end_early_is_not_begun_for_ever(truth: Truth, is_
     run = prepare(truth, limit, special=cut)
     run.pool.checks.clear()  # which let no config run twice
     run.search.run()
-    assert [request.config for request in run.pool.submitted].count(best) == times
+    assert [request.config for request in run.pool.submitted].count(best) == MOST_EARLY_ENDS
     winner = run.search.winner()
     assert winner is not None and winner.config != best
     others = prepare(truth, limit, lattice=replace(truth.lattice, configs=tuple(set(truth.lattice.configs) - {best})))
