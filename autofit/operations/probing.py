@@ -27,6 +27,7 @@ from autofit.errors import StoreError
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
 from autofit.hardware import Hardware, Stack
 from autofit.outcome import Fits, StepWork
+from autofit.probe.shapes import usual_model
 from autofit.store import Store
 from autofit.techniques import needs_process_group
 from autofit.trial.group_runner import tell_of_waiting
@@ -36,9 +37,6 @@ from autofit.trial.site import detect
 if TYPE_CHECKING:
     from autofit.estimate.speed import Rates
 
-USUAL_MODEL = {"cpu": "smollm2-135m"}
-USUAL_MODEL_OF_ACCELERATORS = "llama-3.1-8b"
-"""At whose shapes a device is probed if nobody names a model."""
 TIME_SHARE, LEAST_SECONDS = 0.1, 30.0
 """Of a search's time budget that its probe may take, and what it may take anyway: a slow device measures less of itself
 rather than take the trials' time."""
@@ -78,11 +76,6 @@ def probe(
     hardware, stack = detect(device)
     with Store.open(store) as opened:
         return probed(load(model or usual_model(hardware.kind)), hardware, stack, opened, fresh=fresh)
-
-
-def usual_model(kind: str) -> str:
-    """The model at whose shapes a kind of device is probed if nobody names another."""
-    return USUAL_MODEL.get(kind, USUAL_MODEL_OF_ACCELERATORS)
 
 
 def probed(

@@ -14,13 +14,13 @@ from autofit.catalog.models import load
 from autofit.errors import EnvironmentLacks, in_one_line
 from autofit.operations.diagnosis import libraries
 from autofit.operations.probe_findings import emulated, findings
-from autofit.operations.probing import usual_model
 from autofit.operations.self_test import size_checks, technique_checks
 from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
 from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Shown, Verdict
 from autofit.operations.self_test.judging import cut
 from autofit.outcome import TimedOut, now
+from autofit.probe.shapes import usual_model
 from autofit.trial.group_runner import tell_of_waiting
 from autofit.trial.machine import device_lock
 from autofit.trial.site import version
