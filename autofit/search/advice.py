@@ -338,7 +338,7 @@ class Advice:
         limit = float(self._knowledge.memory_limit_bytes)
         for method in np.unique(methods).tolist():
             own = np.flatnonzero(methods == method)
-            part, front = time.part(own), self._front_to_beat(method, fronts)
+            front = self._front_to_beat(method, fronts)
             if front is not None:
                 for rows_of, chance, claimed in _apart(claims, own):
                     gain[rows_of] += chance * expected_gain(
@@ -358,7 +358,7 @@ class Advice:
             if begun:
                 # One has been begun, and would take long: what may be much faster comes before it is finished.
                 front = Front.of([(0.0, min(begun))])
-                faster = expected_gain(front, part, least[own], memory[own], limit, area_weight=0.0)
+                faster = expected_gain(front, time.part(own), least[own], memory[own], limit, area_weight=0.0)
                 gain[own] = np.maximum(faster, UNFINISHED * speed / speed.max())
                 finishing[own[speed.argmax()]] = True
         gain *= probability

@@ -133,7 +133,7 @@ class Runs:
                 continue
             trial = self.keep(self._trial(done))
             self.ended += 1
-            ran = done.request.after_waiting(done.waited_seconds) if done.waited_seconds else done.request
+            ran = done.request.after_waiting(done.waited_seconds)
             patience = begun.request.deadline_seconds
             if ran.deadline_seconds < patience and _killed_at(trial, ran.deadline_seconds):
                 cut.append(trial.config)
