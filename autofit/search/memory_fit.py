@@ -13,7 +13,7 @@ from autofit.outcome import Prediction
 from autofit.search.foresight import Foresight, ran_out_on_device
 from autofit.search.knowledge import Knowledge
 from autofit.search.regret import normal_share_below
-from autofit.search.surrogate import ACTIVATIONS, Array, LogLinear, LogNormal, Prior, Rows, mean_above
+from autofit.search.surrogate import ACTIVATIONS, Array, LogLinear, LogNormal, Prior, Rows
 
 ENOUGH = 500
 """Known configs that determine the axes' effects as well as thousands would, in a regression of cubic cost."""
@@ -69,7 +69,7 @@ class MemoryFit:
 
     def _memory_above_floor(self, rows: Rows) -> LogNormal:
         """The logarithm of the bytes above the floor. A config that ran out needed more than its limit left above the
-        floor; how much more is the expectation from everything else that is known."""
+        floor."""
         known = [
             (p.config, self._above_floor(p.config, p.measurement.device_bytes)) for p in self._knowledge.measured()
         ]
@@ -78,15 +78,7 @@ class MemoryFit:
             for config, trial in self._knowledge.trials.items()
             if config in self._row_of and ran_out_on_device(trial)
         ]
-        expected = self._above_floors.predict(known, [c for c, _ in ran_out]) if ran_out else None
-        if expected is not None:
-            beyond = zip(ran_out, expected.mean, expected.deviation, strict=True)
-            known += [
-                (c, mean_above(least, mean, deviation))
-                for (c, least), mean, deviation in beyond
-                if not self.predicted.any() or least > mean - deviation  # else it was foreseen and shows nothing
-            ]
-        return self._above_floors.predict_rows(known, rows)
+        return self._above_floors.predict_rows(known, rows, ran_out)
 
     def _above_floor(self, config: Config, total: int) -> float:
         return math.log(max(total - self._floors[self._row_of[config]], 1.0))

@@ -189,9 +189,11 @@ class LogLinear:
         """Predict the log figure of `wanted` from `known` (config, log figure), all of them configs of the lattice."""
         return self.predict_rows(known, self._features.rows(wanted))
 
-    def predict_rows(self, known: Sequence[tuple[Config, float]], rows: Rows) -> LogNormal:
-        """`predict` for configs given by their positions. The prediction is of the figure itself, not of another
-        measurement of it."""
+    def predict_rows(
+        self, known: Sequence[tuple[Config, float]], rows: Rows, exceeded: Sequence[tuple[Config, float]] = ()
+    ) -> LogNormal:
+        """`predict` for configs given by their positions, where of others it is known what they have `exceeded`. The
+        prediction is of the figure itself, not of another measurement of it."""
         seen, features = self._features.rows(c for c, _ in known), self._features
         surprise = np.array([y for _, y in known]) - features.expected[seen]
         weights = 1 / (self._noise**2 + self._own[seen] ** 2)
@@ -201,15 +203,32 @@ class LogLinear:
             # The common scale of all deviations is learnt, too (Murphy 2012, section 7.6.3: the predictive's scale).
             misfit = max(float((weights * surprise) @ (surprise - features.matrix[seen] @ shift)), 0.0)
             scale = (self._weight + misfit) / (self._weight + len(seen))
+        covariance, noise = scale * covariance, scale * self._noise**2 + self._own**2
+        beyond = features.rows(c for c, _ in exceeded)
+        for row, least in zip(beyond, [least for _, least in exceeded], strict=True):
+            # The normal distribution that has the moments of the one cut off at `least` (assumed-density filtering,
+            # Minka 2001, section 3.1).
+            reach = covariance @ features.matrix[row]
+            mean = float(features.expected[row] + features.matrix[row] @ shift)
+            variance = float(features.matrix[row] @ reach + noise[row])
+            mean_beyond, variance_beyond = moments_above(least, mean, math.sqrt(variance))
+            shift = shift + reach * (mean_beyond - mean) / variance
+            covariance = covariance - np.outer(reach, reach) * (variance - variance_beyond) / variance**2
         wanted = features.matrix[rows]
-        variance = scale * (((wanted @ covariance) * wanted).sum(axis=1) + self._noise**2) + self._own[rows] ** 2
-        return LogNormal(mean=features.expected[rows] + wanted @ shift, deviation=np.sqrt(variance))
+        deviation = np.sqrt(((wanted @ covariance) * wanted).sum(axis=1) + noise[rows])
+        return LogNormal(mean=features.expected[rows] + wanted @ shift, deviation=deviation)
 
 
 def mean_above(least: float, mean: float, deviation: float) -> float:
-    """The mean of a normal variable that is known to lie above `least` (Greene 2012, theorem 19.2)."""
+    """The mean of a normal variable that is known to lie above `least`."""
+    return moments_above(least, mean, deviation)[0]
+
+
+def moments_above(least: float, mean: float, deviation: float) -> tuple[float, float]:
+    """Mean and variance of a normal variable that is known to lie above `least` (Greene 2012, theorem 19.2)."""
     standard = (least - mean) / deviation
     if standard > FAR:
-        return least + deviation / standard
+        return least + deviation / standard, (deviation / standard) ** 2
     density = math.exp(-(standard**2) / 2) / math.sqrt(2 * math.pi)
-    return mean + deviation * density / (math.erfc(standard / math.sqrt(2)) / 2)
+    hazard = density / (math.erfc(standard / math.sqrt(2)) / 2)
+    return mean + deviation * hazard, deviation**2 * (1.0 - hazard * (hazard - standard))

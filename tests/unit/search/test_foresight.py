@@ -322,7 +322,7 @@ def test_what_was_to_run_out_and_did_says_nothing_of_the_error(truth: Truth) -> 
         return [found[c] for c in truth.lattice.configs if c in found and truth.memory(c) < 1.5 * limit]
 
     before, after = chances([]), chances(sure)
-    assert after == pytest.approx(before)
+    assert after == pytest.approx(before, abs=1e-3)
 
 
 def test_the_lightest_is_tried_though_a_heavier_one_ran_out(truth: Truth) -> None:

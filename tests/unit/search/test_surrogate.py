@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from autofit.lattice import Config, Lattice
-from autofit.search.surrogate import ACTIVATIONS, TIME, LogLinear, LogNormal, Prior
+from autofit.search.surrogate import ACTIVATIONS, TIME, Features, LogLinear, LogNormal, Prior
 
 FIGURES = (TIME, ACTIVATIONS)
 OF_FIGURES = pytest.mark.parametrize("figure", FIGURES, ids=["time", "activations"])
@@ -126,3 +126,19 @@ def test_deviations_grow_where_trials_contradict_them(lattice: Lattice, off: flo
         for weight in (math.inf, 3.0)
     )
     assert (learnt > 5 * fixed).all() if wider else (learnt < 2 * fixed).all()
+
+
+@pytest.mark.parametrize("least", [-0.3, 0.0, 0.2])
+def test_what_exceeded_a_bound_says_as_much_of_the_others_as_draws_do(lattice: Lattice, least: float) -> None:
+    """Of draws from the prior, those are kept in which one config exceeds the bound."""
+    prior = Prior(intercept_spread=0.1, spread=0.1, noise=0.05)
+    one, *others = sample(lattice, 4)
+    every, draws = Features(lattice.axes, lattice.configs, prior), np.random.default_rng(0)
+    model, rows = LogLinear(lattice.axes, lattice.configs, prior), every.rows([one, *others])
+    found = model.predict_rows([], rows[1:], [(one, least)])
+    effects = draws.normal(size=(400_000, len(every.spreads))) * every.spreads
+    figures = effects @ every.matrix[rows].T + every.expected[rows]
+    figures += prior.noise * draws.normal(size=figures.shape)
+    kept = figures[figures[:, 0] > least, 1:]
+    assert found.mean == pytest.approx(kept.mean(axis=0), abs=0.005)
+    assert found.deviation == pytest.approx(kept.std(axis=0), rel=0.02)
