@@ -64,6 +64,8 @@ def _judged(table: RecordedTable) -> dict[str, Any]:
             continue
         stated.append(said.relative_error or 0.0)
         pairs.append((dict(trial.config.items), said.step_seconds, trial.outcome.measurement.step_seconds.median))
+    if not pairs:
+        raise SystemExit(f"{table.name}: nothing that fits was timed in full, so there is nothing to compare")
     errors = [abs(predicted / measured - 1.0) for _, predicted, measured in pairs]
     return {
         "table": table.name,

@@ -135,12 +135,12 @@ class MadeDevice:
 
 def _with(made: MadeDevice, what: str, amount: str) -> MadeDevice:
     """`made` with one more term; raises `ValueError` for an amount that is none."""
+    if not float(amount.removesuffix("s") if what == "drift" else amount) > 0:
+        raise ValueError(amount)
     if what == "drift":
         is_time = amount.endswith("s")
         drift = Drift(seconds=float(amount[:-1])) if is_time else Drift(trials=int(amount))
         return replace(made, drift=drift)
-    if not float(amount) > 0:
-        raise ValueError(amount)
     if what == "memory":
         return replace(made, memory=float(amount))
     if what == "noise":

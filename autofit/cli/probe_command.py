@@ -12,7 +12,7 @@ from autofit.cli.output import columns, print_json
 if TYPE_CHECKING:
     from autofit.core.device_probe import Probe
 
-PROBE_HELP = """Measure this machine's device, some ten seconds: what it is fast at, and what it only emulates.
+PROBE_HELP = """Measure this machine's device for 10 to 20 seconds: what it is fast at, and what it only emulates.
 
 The result is kept in the store, and predictions use it in place of the device's data sheet.
 

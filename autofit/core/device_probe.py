@@ -16,8 +16,12 @@ PROBE_VERSION = 4
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
 
 OUT_OF_TIME = "no time was left for it"
-CUT_SHORT = re.compile(rf"out of memory|can't allocate memory|{OUT_OF_TIME}", re.IGNORECASE)
-"""How torch's errors for accelerators and for processors, and our own, say that a part could not be finished."""
+CUT_SHORT = re.compile(
+    "out of memory|can't allocate|cannot allocate|failed to allocate|not enough memory|bad_alloc|MemoryError"
+    rf"|could not create a memory object|ALLOC_FAILED|{OUT_OF_TIME}",
+    re.IGNORECASE,
+)
+"""How errors of torch, of the libraries below it, and our own say that a part could not be finished."""
 
 WAYS = ("to the device", "to the host")
 

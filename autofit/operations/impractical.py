@@ -21,9 +21,11 @@ def begun_in_vain(
     knowledge: Knowledge, *, recommended: str, tokens_per_step: int, emulated_formats: Mapping[str, str]
 ) -> tuple[str, ...]:
     """A sentence for each more faithful method than the `recommended` one of which nothing has fitted, because its
-    trials were ended as too slow: the most that the fastest of them can make, as far as they went."""
+    trials were ended as too slow: the most that the fastest of them can make, as far as they went. What is not proven
+    is said to be so: the first micro-step may have generated kernels."""
     measured = knowledge.fastest(METHODS)
-    bounds = knowledge.least_step_seconds
+    proven = knowledge.proven_step_seconds
+    bounds = knowledge.least_step_seconds | proven
     fastest: dict[str, Config] = {}
     for config in sorted(bounds, key=bounds.__getitem__):
         fastest.setdefault(config.text("method"), config)
@@ -35,8 +37,10 @@ def begun_in_vain(
             most = tokens_per_step / bounds[config]
             beside = next(measured[other] for other in METHODS[METHODS.index(method) + 1 :] if other in measured)
             practical = PRACTICAL * beside.measurement.tokens_per_second
-            what = "is too slow to be practical" if most < practical else "was begun and not finished in its time"
-            said.append(f"{method} {what}: at most {most:,.3g} tokens/s{why} ({config})")
+            too_slow = "is too slow to be practical" if config in proven else "seems too slow to be practical"
+            what = too_slow if most < practical else "was begun and not finished in its time"
+            judged = "" if config in proven else ", by its first micro-step alone"
+            said.append(f"{method} {what}: at most {most:,.3g} tokens/s{judged}{why} ({config})")
     return tuple(said)
 
 

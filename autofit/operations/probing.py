@@ -69,7 +69,7 @@ def probe(
 ) -> tuple[Probe, bool]:
     """The rates of this machine's device at the shapes of `model`, and whether they were measured just now.
 
-    Looked up in the store for the same hardware and stack, unless `fresh`; else measured, some ten seconds, and kept.
+    Looked up in the store for the same hardware and stack, unless `fresh`; else measured, in 10 to 20 seconds, and kept.
     Raises `EnvironmentLacks` if there is no such device or nothing can be measured on it, `UsageError` for an unknown
     model, and `StoreError`.
     """
@@ -102,7 +102,7 @@ def probed(
     attempts = 1 if was_doubted else 2
     made = undisturbed_probe(model, hardware, stack, known, ranks=ranks, attempts=attempts, most_seconds=most_seconds)
     if stored is not None and stored.shapes_key == made.shapes_key:
-        made = replace(stored.completed_by(made), device_state=made.device_state)
+        made = replace(stored.completed_by(made), device_state=made.device_state, seconds=made.seconds)
     store.keep_probe(made)
     return made, True
 

@@ -10,7 +10,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -157,7 +157,7 @@ def _record(
         ]
         total = len(known) + len(wanted)
         report(len(known), total, None)
-        for number, done in _measured(request, prepared, pool, wanted, budget, known.values()):
+        for number, done in _measured(request, prepared, pool, wanted, budget, known):
             _append(file, _line(number, done))
             known[number, done.request.config] = done.outcome
             run += 1
@@ -237,14 +237,14 @@ def _measured(
     pool: Pool | None,
     wanted: list[tuple[int, Config]],
     budget: _Budget,
-    known: Iterable[Outcome],
+    known: Mapping[tuple[int, Config], Outcome],
 ) -> Iterator[tuple[int, Completed]]:
     """Run the configs of each pass, timed as in a search, so that each trial's cost is recorded with its outcome. None
     begins once the budget is spent."""
     if not wanted or budget.spent:
         return
     job = prepared.job
-    fastest = _fastest(known, prepared.memory_limit_bytes)
+    fastest = _Fastest(prepared.memory_limit_bytes, known)
     pool = pool or open_pool(request)
     try:
         _check_site(pool, job.hardware, job.stack)
@@ -257,23 +257,38 @@ def _measured(
                     deadline_seconds=budget.deadline_seconds,
                     allowance_seconds=budget.trial_seconds,
                     timing_seconds=TIMING_SECONDS,
-                    rivals=fastest if budget.trial_seconds is not None else (),
+                    rivals=fastest.of(config) if budget.trial_seconds is not None else (),
                 )
                 for _, config in itertools.takewhile(lambda _: not budget.spent, part)
             )
             for done in _run_all(pool, requests):
-                fastest = _fastest([done.outcome], prepared.memory_limit_bytes, *fastest)
+                fastest.add(done.request.config, done.outcome)
                 yield number, done
     finally:
         pool.close()
 
 
-def _fastest(outcomes: Iterable[Outcome], limit: int, *rivals: Rival) -> tuple[Rival, ...]:
-    """The fastest of the rivals and of those that fit, as heavy as any may be: so that it ends no trial's timing before
-    that is as sure as the others'."""
-    speeds = [outcome.measurement.tokens_per_second for outcome in outcomes if isinstance(outcome, Fits)]
-    every = [*rivals, *(Rival(device_bytes=limit, tokens_per_second=speed) for speed in speeds)]
-    return tuple(sorted(every, key=lambda rival: rival.tokens_per_second)[-1:])
+class _Fastest:
+    """The fastest that has fitted of each method, as heavy as any may be: so that it ends no trial's timing before that
+    is as sure as the others'."""
+
+    def __init__(self, limit: int, known: Mapping[tuple[int, Config], Outcome]) -> None:
+        self._limit = limit
+        self._of: dict[str, Rival] = {}
+        for (_, config), outcome in known.items():
+            self.add(config, outcome)
+
+    def add(self, config: Config, outcome: Outcome) -> None:
+        """Take note of a trial."""
+        if isinstance(outcome, Fits):
+            speed = outcome.measurement.tokens_per_second
+            rival = Rival(device_bytes=self._limit, tokens_per_second=speed)
+            known = self._of.get(config.text("method"), rival)
+            self._of[config.text("method")] = max(known, rival, key=lambda one: one.tokens_per_second)
+
+    def of(self, config: Config) -> tuple[Rival, ...]:
+        """What a trial of `config` has to beat."""
+        return tuple(rival for method, rival in self._of.items() if method == config["method"])
 
 
 def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:

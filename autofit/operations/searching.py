@@ -267,6 +267,11 @@ def _check_any_could_run(search_run: Search, prepared: Prepared, request: Search
         if search_run.beyond_host:
             raise _host_too_small(search_run.beyond_host, prepared)
         return
+    if search_run.kept_waiting is not None:
+        raise EnvironmentLacks(
+            f"no trial was run: {search_run.kept_waiting}",
+            remedy="let the other trial or search end first, or give this one a longer --time-budget",
+        )
     budget, quickest = request.time_budget_seconds, search_run.quickest()
     if budget is not None and quickest is not None:
         takes = format_duration(quickest.expected_seconds)

@@ -9,12 +9,17 @@ from typing import Any
 
 import torch
 
+from autofit.trial.machine.processor import cache_bytes
 from autofit.trial.process_memory import host_available
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 POOL_BYTES = {"cpu": 96 * 1024**2}
 ACCELERATOR_POOL_BYTES = 512 * 1024**2
-"""Operands are taken from a buffer this large in turn: several times the last level of cache."""
+"""Operands are taken from a buffer at least this large in turn: several times the last level of cache."""
+CACHES = 3
+"""How many times a processor's last level of cache, where the system says how large that is."""
+MOST_SHARE = 1 / 16
+"""Of the memory that is left, for the buffer of one format."""
 REPEATS = 12
 """Most repeats of one measurement."""
 SLOW_SECONDS = 1.0
@@ -29,6 +34,8 @@ class Bench:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.size = POOL_BYTES.get(device.type, ACCELERATOR_POOL_BYTES)
+        if device.type == "cpu":
+            self.size = max(self.size, int(min(CACHES * cache_bytes(), MOST_SHARE * self.room())))
         self._pools: dict[torch.dtype, torch.Tensor] = {}
         self._place = 0
         # The first product and the first backward pass start threads and load kernels.

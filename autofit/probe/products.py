@@ -103,17 +103,18 @@ def _call(
 ) -> Callable[[], torch.Tensor]:
     """A product of a linear layer; its weight is another one in each call, as that of the next layer is."""
     inputs, gradients = bench.take(dtype, rows, width_in), bench.take(dtype, rows, width_out)
-
-    one = bench.take(dtype, width_out, width_in)
-
-    def weight() -> torch.Tensor:
-        return one if one.nbytes > bench.size / 4 else bench.take(dtype, width_out, width_in)
-
+    weight = _another(bench, bench.take(dtype, width_out, width_in))
+    another_gradient = _another(bench, gradients)
     return {
         "nt": lambda: torch.mm(inputs, weight().t(), out=result),
         "nn": lambda: torch.mm(gradients, weight(), out=result),
-        "tn": lambda: torch.mm(bench.take(dtype, rows, width_out).t(), inputs, out=result),
+        "tn": lambda: torch.mm(another_gradient().t(), inputs, out=result),
     }[layout]
+
+
+def _another(bench: Bench, one: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Tensors like this one; always this one where it is too large for the caches: none is made meanwhile."""
+    return lambda: one if one.nbytes > bench.size / 4 else bench.take(one.dtype, *one.shape)
 
 
 def fitted(samples: Sequence[Sample]) -> tuple[float, float]:

@@ -33,6 +33,8 @@ START_SECONDS = 180.0
 """How long the process may take until its first part: the imports of a busy machine."""
 SILENT_SECONDS = 30.0
 """How long it may then report nothing. A single measurement takes a fraction of a second."""
+ENDING_SECONDS = 2.0
+"""How long it may take to end once it has said all."""
 
 Child = Callable[[dict[str, Any], Connection], None]
 """Does what a request asks for, and reports it."""
@@ -127,6 +129,10 @@ class _Progress:
             writing.close()
             try:
                 why = self._listen(reading, request)
+                if why is None:
+                    process.join(ENDING_SECONDS)
+                    if process.exitcode == -signal.SIGKILL:
+                        why = "it was killed, as the kernel does where the host is out of memory"
             finally:
                 if self.left:
                     self._give_up_watching(process)

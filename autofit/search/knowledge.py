@@ -195,9 +195,13 @@ class Knowledge:
         return self._count_as(earlier if clean and earlier is not None and trial.doubts else trial)
 
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
-        """Learn what trials that ended early show of their configs' steps, whatever else they show. One whose time is
-        in doubt proves nothing; but what it shows counts where it is all that a busy machine lets anybody see."""
+        """Learn what trials that ended early show of their configs' steps, whatever else they show, unless these have
+        been measured. One whose time is in doubt proves nothing; but what it shows counts where it is all that a busy
+        machine lets anybody see."""
         for trial in trials:
+            settled = self.trials.get(trial.config)
+            if settled is not None and self._fits(settled):
+                continue
             for known, bound in (
                 (self.least_step_seconds, trial.least_step_seconds),
                 (self.proven_step_seconds, None if trial.doubts else trial.proven_step_seconds),
@@ -239,6 +243,8 @@ class Knowledge:
             self._reopen_without_rival()
         self._infer_fits(trial, earlier)
         if self._fits(trial):
+            self.least_step_seconds.pop(config, None)  # what was measured counts, and no longer a bound
+            self.proven_step_seconds.pop(config, None)
             self._reopen(config)
             return 0
         if not self._rules_out(trial) or self._refuted(config):

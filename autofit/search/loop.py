@@ -121,6 +121,11 @@ class Search:
         return min(self._adviser.advice.worthwhile(), key=lambda c: c.expected_seconds, default=None)
 
     @property
+    def kept_waiting(self) -> str | None:
+        """Why a trial was not even begun, if one was not: the device was another process's."""
+        return self._runs.kept_waiting
+
+    @property
     def beyond_host(self) -> Mapping[Config, int]:
         """The configs left out because host memory is predicted not to suffice, with the bytes that are missing."""
         return {} if self._foresight is None else self._foresight.beyond_host

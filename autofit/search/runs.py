@@ -62,6 +62,8 @@ class Runs:
     """How often each config's trial was run again in a row because its time was in doubt."""
     _always_busy: bool = field(init=False, default=False)
     """Whether the last repeats found the device busy every time: until a trial does not, none is repeated for it."""
+    kept_waiting: str | None = field(init=False, default=None)
+    """Why the last trial that could not be begun was not: another process had the device."""
 
     @property
     def in_flight(self) -> tuple[Config, ...]:
@@ -128,7 +130,8 @@ class Runs:
         shown, cut = [], []
         for done in completed:
             begun = self._begun.pop(done.request.config)
-            if NOT_BEGUN in getattr(done.outcome, "reason", ""):
+            if NOT_BEGUN in (reason := getattr(done.outcome, "reason", "")):
+                self.kept_waiting = reason
                 cut.append(done.request.config)
                 continue
             trial = self.keep(self._trial(done))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.catalog.models import Model
 from autofit.core.attempt import Attempt
-from autofit.errors import AutofitError
+from autofit.errors import AutofitError, EnvironmentLacks
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.requests import left_by_others, memory_limit
@@ -81,9 +82,11 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.hardware, self.stack = detect(self.device)
-        if self.hardware.is_nvidia:
-            self.ranks = max(self.ranks, min(2, self.hardware.count))
         check_devices(self.hardware, self.ranks)
+        if self.hardware.is_nvidia and self.ranks == 1:
+            with suppress(EnvironmentLacks):  # one card, or cards that differ: sharding is not checked
+                check_devices(self.hardware, 2)
+                self.ranks = 2
         self.limit = left_by_others(memory_limit(None, self.hardware), self.hardware)
 
     def start(self) -> None:

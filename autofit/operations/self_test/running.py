@@ -75,7 +75,7 @@ def _probe(bench: Bench, seconds: float) -> Finding:
         verdict=Verdict.FAILED if len(failed) == len(found.parts) else Verdict.WORKS,
         reason="; ".join(f"{part.name}: {part.failure}" for part in failed),
         figure=" ".join(findings(found)),
-        measured={EMULATED: emulated(found), "seconds_per": found.seconds_per, "figures": found.figures},
+        measured={EMULATED: emulated(found), "probe": found.to_json()},
     )
 
 

@@ -12,8 +12,8 @@ import ast
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 
 import autofit
 from autofit.lattice import Config
-from autofit.outcome import Fits
+from autofit.outcome import Fits, Trial, outcome_from_json, outcome_to_json
 from autofit.search.replay.method import SearchMethod
 from autofit.search.replay.oracle import Answer, Cut, Enough, Oracle
 from autofit.search.replay.problem import Problem, place
@@ -54,6 +54,12 @@ class Asked:
     config: Config
     again: bool = False
     """Whether it asked for a second run."""
+    cut: Answer | None = None
+    """How the trial ended where it was not let run to its end."""
+
+    def end(self, trial: Trial) -> Trial:
+        """The trial as it ended."""
+        return trial if self.cut is None else replace(trial, outcome=self.cut.outcome, seconds=self.cut.seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,18 +85,27 @@ class _Noting(Oracle):
         self._said: list[list[Any]] = []
 
     def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Answer:
-        return self._noted(Asked(config=config), super().ask(config, cut))
+        return self._noted(config, False, cut, super().ask)
 
     def run_again(self, config: Config, cut: Cut = lambda trial: trial) -> Answer:
-        return self._noted(Asked(config=config, again=True), super().run_again(config, cut))
+        return self._noted(config, True, cut, super().run_again)
 
     def kept(self, seed: int, *, stopped: bool) -> Kept:
         """What was noted."""
         stated = self.trace(stopped=stopped).stated
         return Kept(seed=seed, asked=tuple(self._asked), answers=digest(self._said), stopped=stopped, stated=stated)
 
-    def _noted(self, asked: Asked, answer: Answer) -> Answer:
-        self._asked.append(asked)
+    def _noted(self, config: Config, again: bool, cut: Cut, run: Callable[[Config, Cut], Answer]) -> Answer:
+        ended: list[Answer] = []
+
+        def watched(trial: Trial) -> Trial:
+            shown = cut(trial)
+            if shown != trial:
+                ended.append(Answer(shown.outcome, shown.seconds))
+            return shown
+
+        answer = run(config, watched)
+        self._asked.append(Asked(config=config, again=again, cut=ended[0] if ended else None))
         said = [answer.outcome.kind, answer.seconds]
         if isinstance(answer.outcome, Fits):
             measured = answer.outcome.measurement
@@ -110,12 +125,11 @@ def searched(recorded: Recorded, method: SearchMethod, seed: int) -> tuple[Kept,
 
 
 def once_more(recorded: Recorded, kept: Kept) -> Trace | None:
-    """The trace of a search that was kept; None if it would go differently today, or if a trial of it was cut: what cut
-    it is not kept."""
+    """The trace of a search that was kept; None if it would go differently today."""
     oracle = _Noting(recorded, kept.seed)
     try:
         for asked in kept.asked:
-            oracle.run_again(asked.config) if asked.again else oracle.ask(asked.config)
+            (oracle.run_again if asked.again else oracle.ask)(asked.config, asked.end)
     except Enough:
         return None
     if kept.stated is not None:
@@ -269,6 +283,11 @@ def _to_json(kept: Kept, problem: Problem) -> dict[str, Any]:
         "seed": kept.seed,
         "asked": [entry(asked.config) for asked in kept.asked],
         "again": [place for place, asked in enumerate(kept.asked) if asked.again],
+        "cut": {
+            str(place): [outcome_to_json(asked.cut.outcome), asked.cut.seconds]
+            for place, asked in enumerate(kept.asked)
+            if asked.cut is not None
+        },
         "answers": kept.answers,
         "stopped": kept.stopped,
         "stated": None if stated is None else [entry(stated.config), stated.regret_bound],
@@ -277,6 +296,7 @@ def _to_json(kept: Kept, problem: Problem) -> dict[str, Any]:
 
 def _from_json(data: Mapping[str, Any], problem: Problem) -> Kept:
     again: Sequence[int] = data["again"]
+    cut = {int(n): Answer(outcome_from_json(outcome), seconds) for n, (outcome, seconds) in data.get("cut", {}).items()}
     stated = data["stated"]
 
     def config(entry: Any) -> Config:
@@ -286,7 +306,7 @@ def _from_json(data: Mapping[str, Any], problem: Problem) -> Kept:
 
     return Kept(
         seed=data["seed"],
-        asked=tuple(Asked(config=config(e), again=n in again) for n, e in enumerate(data["asked"])),
+        asked=tuple(Asked(config=config(e), again=n in again, cut=cut.get(n)) for n, e in enumerate(data["asked"])),
         answers=data["answers"],
         stopped=data["stopped"],
         stated=None if stated is None else Stated(config=config(stated[0]), regret_bound=stated[1]),

@@ -41,7 +41,7 @@ class CardWatch:
                 uuid=card.uuid,
                 sm_clock_max_mhz=_said(lambda: card.ask("nvmlDeviceGetMaxClockInfo", SM)),
                 memory_clock_max_mhz=_said(lambda: card.ask("nvmlDeviceGetMaxClockInfo", MEMORY)),
-                power_limit_watts=_said(lambda: card.ask("nvmlDeviceGetEnforcedPowerLimit") / 1000),
+                power_limit_watts=_said(lambda: card.ask("nvmlDeviceGetPowerManagementLimit") / 1000),
                 power_limit_default_watts=_said(lambda: card.ask("nvmlDeviceGetPowerManagementDefaultLimit") / 1000),
                 others_bytes=self.others_bytes,
             )

@@ -55,6 +55,18 @@ def read(session: int) -> Counters | None:
     )
 
 
+def cache_bytes() -> int:
+    """Of the last level of cache of all processors that this process may use; 0 where the system does not say."""
+    found: dict[tuple[int, str], int] = {}
+    for core in os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else ():
+        for index in (CORES / f"cpu{core}" / "cache").glob("index*"):
+            with suppress(OSError, ValueError):
+                level, shared = int((index / "level").read_text()), (index / "shared_cpu_list").read_text()
+                found[level, shared] = 1024 * int((index / "size").read_text().strip().removesuffix("K"))
+    last = max((level for level, _ in found), default=0)
+    return sum(size for (level, _), size in found.items() if level == last)
+
+
 def between(before: Counters, after: Counters, threads: int) -> ProcessorState:
     """What happened from one reading to the other, to a trial that computes with so many threads."""
     held = None

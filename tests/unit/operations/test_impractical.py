@@ -19,7 +19,7 @@ def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_caus
     cut = [
         make_trial(
             complete({"method": "full", "precision": precision}),
-            TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=least),
+            TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=least, is_proven=True),
         )
         for precision, least in slow.items()
     ]
@@ -37,3 +37,15 @@ def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_caus
     assert said("full", {}) == ()
     knowledge.learn(make_trial(complete({"method": "full", "precision": "fp32"}), fits(8, 50), limit=10 * GIB))
     assert said("lora", {}) == (), "its own line says how fast it is"
+
+
+def test_what_only_a_first_micro_step_shows_is_said_to_be_so() -> None:
+    knowledge = Knowledge(cpu_lattice(make_job()), 10 * GIB)
+    knowledge.learn(make_trial(complete({"method": "lora", "precision": "fp32"}), fits(2, 160), limit=10 * GIB))
+    slow = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=128.0, is_proven=False)
+    config = complete({"method": "full", "precision": "fp32"})
+    knowledge.recall_bounds([make_trial(config, slow)])
+    said = begun_in_vain(knowledge, recommended="lora", tokens_per_step=512, emulated_formats={})
+    assert said == (
+        f"full seems too slow to be practical: at most 4 tokens/s, by its first micro-step alone ({config})",
+    )

@@ -237,12 +237,17 @@ def test_trials_that_take_too_long_are_cut_if_that_is_asked(world: World, file: 
     asked: list[TrialRequest] = []
     world.special = lambda request: asked.append(request)
     record(REQUEST, file, trial_seconds=60.0)
-    speeds = [t.outcome.measurement.tokens_per_second for t in read_table(file) if isinstance(t.outcome, Fits)]
-    assert len(speeds) == len(asked) > 1
+    fitted = [
+        (t.config["method"], t.outcome.measurement.tokens_per_second)
+        for t in read_table(file)
+        if isinstance(t.outcome, Fits)
+    ]
+    assert len(fitted) == len(asked) > 1 and len({method for method, _ in fitted}) > 1
     assert {request.allowance_seconds for request in asked} == {60.0}
-    # Each is compared with the fastest before it, as if that were as heavy as the limit allows.
+    # Each is compared with the fastest of its method before it, as if that were as heavy as the limit allows.
     for place, request in enumerate(asked):
-        assert [rival.tokens_per_second for rival in request.rivals] == sorted(speeds[:place])[-1:]
+        before = sorted(speed for method, speed in fitted[:place] if method == request.config["method"])
+        assert [rival.tokens_per_second for rival in request.rivals] == before[-1:]
         assert all(rival.device_bytes == request.memory_limit_bytes for rival in request.rivals)
     again = file.with_name("whole.jsonl")
     asked.clear()

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from jobs import tiny_model
+from unit.trial.fake_nvml import FakeCard, install
 
+from autofit.core.device_probe import Probe
 from autofit.core.device_state import DeviceState, ProcessorState
 from autofit.operations.self_test import running, size_checks
 from autofit.operations.self_test.bench import EMULATED, Bench
@@ -21,6 +23,7 @@ from autofit.operations.self_test.predictor import NotPredicted, Predictor
 from autofit.operations.self_test.running import checks, self_test
 from autofit.outcome import Fits, OutOfMemory, Trial
 from autofit.techniques import AXES, complete
+from autofit.trial import site
 from autofit.trial.request import TrialRequest
 
 PATIENCE_SECONDS = 600.0
@@ -204,3 +207,20 @@ def test_the_file_is_replaced_whole_and_a_bad_place_is_refused_at_once(kept: lis
         keeper(str(tmp_path / "absent" / "report.json"))(kept[0])
     with pytest.raises(UsageError, match="needs a file"):
         keeper("-")
+
+
+def test_cards_that_differ_do_not_keep_a_self_test_from_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = site._TorchBuild(version="2.13.0", cuda="13.0", hip=None)
+    monkeypatch.setattr(site, "_torch_build", lambda: built)
+    h100, a100 = FakeCard("GPU-a"), FakeCard("GPU-c", name="NVIDIA A100-SXM4-40GB", total=40960 * 1024**2)
+    for cards, ranks in (((h100, a100), 1), ((h100, FakeCard("GPU-b")), 2), ((h100,), 1)):
+        install(monkeypatch, *cards)
+        assert Bench(device="cuda").ranks == ranks
+
+
+def test_the_probe_of_a_self_test_is_a_real_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "load", lambda name: tiny_model())
+    found = running._probe(Bench(device="cpu"), PATIENCE_SECONDS)
+    assert found.verdict is Verdict.WORKS and found.reason == ""
+    probe = Probe.from_json(found.measured["probe"])
+    assert probe.seconds_per and probe.steps and probe.device_state is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -47,3 +48,10 @@ def endless(request: dict[str, Any], reports: Connection) -> None:
     while True:
         reports.send({"seconds_per": {}})
         time.sleep(0.1)
+
+
+def killed(request: dict[str, Any], reports: Connection) -> None:
+    """Is killed within its first part."""
+    reports.send({"parts": request["parts"] or NAMES})
+    reports.send({"begin": NAMES[0]})
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -14,7 +14,7 @@ from tiny import STACK
 from unit.probe import children
 
 from autofit.catalog.models import load, shape
-from autofit.core.device_probe import COLLECTIVES, OUT_OF_TIME, UPDATE_ON_HOST, Probe, collective
+from autofit.core.device_probe import COLLECTIVES, OUT_OF_TIME, UPDATE_ON_HOST, Probe, ProbePart, collective
 from autofit.core.work_kinds import KINDS
 from autofit.errors import EnvironmentLacks
 from autofit.estimate.speed import prior, seconds
@@ -23,7 +23,7 @@ from autofit.probe import bench as bench_module
 from autofit.probe import kernels, ranks, real_step, updates
 from autofit.probe import run as run_module
 from autofit.probe.bench import Bench
-from autofit.probe.products import fitted
+from autofit.probe.products import _another, fitted
 from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, SLOW_SECONDS, _enough
 from autofit.probe.run import run
 from autofit.probe.shapes import Shapes
@@ -59,6 +59,40 @@ def test_a_part_that_fails_hangs_or_ends_the_process_is_reported_and_the_rest_go
         "last": None,
     }
     assert found.seconds_per["launch/hangs"] == 1.0, "what it had measured counts"
+
+
+def test_a_part_in_which_the_process_is_killed_may_be_measured_again() -> None:
+    found = run(tiny_model(), HERE, STACK, parts=["first"], child=children.killed)
+    (part,) = found.parts
+    assert part.failure is not None and "it was killed" in part.failure
+    assert found.cut_short == ("first",)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    ["MemoryError: ", "RuntimeError: could not create a memory object", "CUBLAS_STATUS_ALLOC_FAILED", "std::bad_alloc"],
+)
+def test_parts_that_ran_out_of_memory_may_be_measured_again(failure: str) -> None:
+    part = ProbePart(name="first", seconds=1.0, failure=failure)
+    made = replace(run(tiny_model(), HERE, STACK, parts=["first"], child=children.probe), parts=(part,))
+    assert made.cut_short == ("first",)
+    assert replace(made, parts=(replace(part, failure="RuntimeError: no such kernel"),)).cut_short == ()
+
+
+def test_operands_are_those_of_another_layer_and_none_is_made_meanwhile() -> None:
+    bench = Bench(torch.device("cpu"))
+    small, large = bench.take(torch.float32, 64), bench.take(torch.float32, bench.size // 4)
+    another, same = _another(bench, small), _another(bench, large)
+    assert another().data_ptr() != another().data_ptr() and another().shape == small.shape
+    assert same() is large
+
+
+def test_the_buffer_is_larger_than_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_module, "cache_bytes", lambda: 100 * 1024**2)
+    monkeypatch.setattr(Bench, "room", lambda self: 1e12)
+    assert Bench(torch.device("cpu")).size == 300 * 1024**2
+    monkeypatch.setattr(Bench, "room", lambda self: 1e9)
+    assert Bench(torch.device("cpu")).size == 96 * 1024**2, "no more memory than there is"
 
 
 def test_a_process_that_ends_between_two_parts_costs_none() -> None:

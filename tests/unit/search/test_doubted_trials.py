@@ -138,3 +138,20 @@ def test_what_a_doubted_trial_shows_of_its_step_is_no_proof(truth: Truth) -> Non
         assert bool(trial.doubts) is (state is BUSY)
         knowledge.learn(trial)
         assert knowledge.least_step_seconds == {config: 100.0} and knowledge.proven_step_seconds == proven
+
+
+def test_a_measured_time_refutes_every_bound_on_it(truth: Truth) -> None:
+    """Also one that the store has, from before or after."""
+    config = truth.lattice.configs[0]
+    slow = make_trial(config, replace(LATE, least_step_seconds=100.0, is_proven=True), job=truth.job)
+    measured = make_trial(config, fits(4, 90), job=truth.job)
+    for order in ((slow, measured), (measured, slow), (slow, measured, slow)):
+        knowledge = Knowledge(truth.lattice, 32 * GIB)
+        for trial in order:
+            knowledge.learn(trial)
+        assert (knowledge.least_step_seconds, knowledge.proven_step_seconds) == ({}, {})
+    knowledge = Knowledge(truth.lattice, 32 * GIB)
+    knowledge.recall_bounds([slow, measured])
+    assert knowledge.least_step_seconds == {config: 100.0}
+    knowledge.recall(measured, [slow, measured])
+    assert knowledge.least_step_seconds == {}

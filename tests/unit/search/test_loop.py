@@ -659,6 +659,7 @@ def test_a_trial_that_waited_in_vain_is_no_failure(truth: Truth) -> None:
     run.search.run()
     assert (run.progress.done, run.progress.failed, run.saved) == (0, 0, [])
     assert run.progress.stopped_because == "the time budget is spent"
+    assert run.search.kept_waiting == waited.reason
 
 
 @pytest.mark.parametrize("is_proven", [False, True])

@@ -12,6 +12,7 @@ from unit.search.made_tables import recorded, run
 from unit.search.made_truth import Truth
 
 from autofit.lattice import Config
+from autofit.outcome import TimedOut
 from autofit.search.replay import kept as module
 from autofit.search.replay.kept import KeptSearches, identity, once_more, searched
 from autofit.search.replay.methods import METHODS
@@ -61,6 +62,19 @@ def test_a_second_run_and_a_stated_regret_are_kept(table: Recorded, tmp_path: Pa
     assert len(trace.runs) == 2 and trace.stopped and trace.stated is not None
     shelves.add(search)
     assert shelves.traces() == {1: trace}
+
+
+def test_a_trial_that_was_cut_is_kept_as_it_ended(table: Recorded, tmp_path: Path) -> None:
+    ended = TimedOut(reason="a step takes long", deadline_seconds=3.0, least_step_seconds=9.0, is_proven=True)
+
+    def impatient(problem: Problem, oracle: Oracle, seed: int) -> None:
+        oracle.ask(problem.configs[0], lambda trial: replace(trial, outcome=ended, seconds=3.0))
+        oracle.ask(problem.configs[1])
+
+    shelves = KeptSearches.of(tmp_path, table, "impatient", impatient)
+    search, trace = searched(table, impatient, 0)
+    shelves.add(search)
+    assert trace.runs[0].outcome == ended and shelves.traces() == {0: trace}
 
 
 def test_a_value_that_the_problem_does_not_know_is_kept_in_full(table: Recorded, tmp_path: Path) -> None:

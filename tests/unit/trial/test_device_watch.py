@@ -112,7 +112,7 @@ def test_a_card_is_seen_at_its_worst(monkeypatch: pytest.MonkeyPatch) -> None:
     made = card(
         ClockInfo=lambda kind: next(clocks) if kind == 1 else 2619,
         MaxClockInfo=1980,
-        EnforcedPowerLimit=700_000,
+        PowerManagementLimit=700_000,
         PowerUsage=650_000,
         Temperature=lambda sensor: 61,
         CurrentClocksThrottleReasons=lambda: next(masks),

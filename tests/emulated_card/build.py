@@ -1,0 +1,146 @@
+"""Build the emulated machine's libraries for an unpacked CUDA wheel of torch.
+
+    python build.py --site FOLDER --headers FOLDER --out FOLDER [--compiler cc]
+
+Every function that the libraries under `--site` ask of CUDA's gets one: those of the C files beside this one; those of
+`nothing.txt`, which succeed without doing anything; and for the rest one that says its name and fails. A library is
+built under CUDA's own name for it, so that nothing has to be told of it but the path to look in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SHARED = "libemulated.so"
+SHARED_SOURCES = ("machine", "memory", "kernels")
+SOURCES = {
+    "libcudart": "runtime",
+    "libcuda": "driver",
+    "libnvidia-ml": "nvml",
+    "libcublas": "products",
+    "libcublasLt": "products_lt",
+}
+"""The C file that a library has, beside what is made here."""
+UNVERSIONED = {
+    r"nccl\w+": "libnccl.so.2",
+    r"nvshmem\w+": "libnvshmem_host.so.3",
+    r"cusparseLt\w+": "libcusparseLt.so.0",
+    r"cuFile\w+": "libcufile.so.0",
+    r"nvtx\w+": "libnvToolsExt.so.1",
+    r"cu[A-Z]\w+": "libcuda.so.1",
+}
+"""Whose function it is that a library asks for by its name alone."""
+MADE = re.compile(r"cu\w+Create\w*(?<!Plan)")
+"""What makes a handle, which its caller may look into."""
+ALWAYS = {"libcuda.so.1": (), "libnvidia-ml.so.1": (), "libcurand.so.10": (), "libnccl.so.2": ()}
+"""Libraries that are looked for by name, whether or not one asks for a function of theirs."""
+
+
+def main() -> None:
+    """Build everything, and print what was built."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--site", type=Path, required=True, help="where torch is unpacked, and other libraries lie")
+    parser.add_argument("--headers", type=Path, required=True, help="CUDA's include folder")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--compiler", default="cc")
+    asked = parser.parse_args()
+    asked.out.mkdir(parents=True, exist_ok=True)
+    flags = [asked.compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{asked.headers}", f"-I{HERE}"]
+    shared = asked.out / SHARED
+    run([*flags, *(f"{HERE / name}.c" for name in SHARED_SOURCES), f"-Wl,-soname,{SHARED}", "-o", shared])
+    for library, (names, is_versioned) in sorted(wanted(asked.site).items()):
+        build(library, names, is_versioned, flags, asked.out)
+        print(f"{library}: {len(names)} functions asked for")
+
+
+def wanted(site: Path) -> dict[str, tuple[set[str], bool]]:
+    """By library of CUDA's, the functions that are asked for, and whether with the library's name as their version."""
+    names: dict[str, set[str]] = defaultdict(set, {library: set(few) for library, few in ALWAYS.items()})
+    versioned = set()
+    for asking in libraries(site):
+        for symbol in undefined(asking):
+            name, _, version = symbol.partition("@")
+            version = version.lstrip("@")
+            if version.startswith(("libcu", "libnv")):
+                names[version].add(name)
+                versioned.add(version)
+            elif (owner := next((o for p, o in UNVERSIONED.items() if re.fullmatch(p, name)), None)) is not None:
+                names[owner].add(name)
+    return {library: (found, library in versioned) for library, found in names.items()}
+
+
+def libraries(site: Path) -> Iterable[Path]:
+    """Those that may ask for something."""
+    return [
+        path for path in site.rglob("*.so*") if path.is_file() and "rocm" not in path.name and "xpu" not in path.name
+    ]
+
+
+def undefined(library: Path) -> list[str]:
+    """The functions that a library leaves to others."""
+    shown = run(["nm", "-D", "--undefined-only", library])
+    return [line.split()[-1] for line in shown.splitlines()]
+
+
+def build(library: str, names: set[str], is_versioned: bool, flags: list[str], out: Path) -> None:
+    """One library, linked to the shared one."""
+    stem = library.split(".so")[0]
+    source = HERE / f"{SOURCES[stem]}.c" if stem in SOURCES else None
+    own = set(re.findall(r"^[\w* ]+?\b\**(\w+)\(", source.read_text(), re.M)) if source else set()
+    names = names | {name for name in patterns()[stem] if name.isidentifier()}  # some are looked for by name alone
+    made, versions = out / f"{library}.c", out / f"{library}.map"
+    made.write_text(
+        "#include <stdlib.h>\nvoid lacking(const char *);\n" + "".join(map(text(stem), sorted(names - own)))
+    )
+    node = {"libnvshmem_host": "NVSHMEM"}.get(stem, library if is_versioned else "")
+    versions.write_text(f"{node} {{ global: *; }};\n")
+    linked = [
+        f"-L{out}",
+        "-lemulated",
+        "-Wl,-rpath,$ORIGIN",
+        f"-Wl,-soname,{library}",
+        f"-Wl,--version-script={versions}",
+    ]
+    run([*flags, made, *([source] if source else []), *linked, "-ldl", "-o", out / library])
+
+
+def text(stem: str):  # type: ignore[no-untyped-def]
+    """What makes the C text of a function of a library."""
+    nothing = patterns()[stem]
+
+    def of(name: str) -> str:
+        if any(re.fullmatch(pattern, name) for pattern in nothing):
+            if MADE.fullmatch(name):
+                return f"int {name}(void **made) {{ *made = calloc(1, 4096); return 0; }}\n"
+            return f"int {name}(void) {{ return 0; }}\n"
+        return f'int {name}(void) {{ lacking("{name}"); return 801; }}\n'
+
+    return of
+
+
+def patterns() -> Mapping[str, list[str]]:
+    """`nothing.txt`, by library."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for line in (HERE / "nothing.txt").read_text().splitlines():
+        if not line.startswith("#"):
+            stem, _, names = line.partition(":")
+            found[stem] += names.split()
+    return found
+
+
+def run(command: list[object]) -> str:
+    """What a program prints; its errors end this one."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, command))}\n{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    main()
