@@ -9,6 +9,9 @@ from typing import Any
 
 from autofit.workload import digest
 
+EMULATED = "emulated-"
+"""What the name of a card begins with that is not there (tests/emulated_card): it never stands for the real one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
@@ -53,6 +56,11 @@ class Hardware:
         later = {"instructions": self.instructions, "power_limit_watts": self.power_limit_watts}
         known = {name: value for name, value in later.items() if value is not None}
         return digest([self.name, self.kind, self.device_name, self.cores, *([known] if known else [])])
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether it is a driver's emulation of a card, which takes memory as the card would and computes nothing."""
+        return self.name.startswith(EMULATED)
 
     @property
     def is_nvidia(self) -> bool:

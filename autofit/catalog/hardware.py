@@ -10,6 +10,7 @@ from importlib import resources
 from typing import Any
 
 from autofit.errors import unknown
+from autofit.hardware import EMULATED
 
 TOLERANCE = 0.12
 """Relative difference up to which reported memory still counts as a card's: drivers reserve up to 9 % for error
@@ -109,9 +110,10 @@ def card(name: str) -> Card:
 
 
 def named(hardware_name: str) -> Card | None:
-    """The card that a machine's hardware of this name has, at whatever power limit (`h100-80g-500w`); None if it is not
-    in the catalog."""
-    return next((known for known in cards() if known.name == _POWER_LIMIT.sub("", hardware_name)), None)
+    """The card that a machine's hardware of this name has or emulates, at whatever power limit (`h100-80g-500w`,
+    `emulated-h100-80g`); None if it is not in the catalog."""
+    name = _POWER_LIMIT.sub("", hardware_name.removeprefix(EMULATED))
+    return next((known for known in cards() if known.name == name), None)
 
 
 def match(device_name: str, memory_bytes: int) -> Card | None:

@@ -69,7 +69,7 @@ def probe(
 ) -> tuple[Probe, bool]:
     """The rates of this machine's device at the shapes of `model`, and whether they were measured just now.
 
-    Looked up in the store for the same hardware and stack, unless `fresh`; else measured, in 10 to 20 seconds, and kept.
+    Looked up in the store for the same hardware and stack, unless `fresh`; else measured in 10 to 20 s, and kept.
     Raises `EnvironmentLacks` if there is no such device or nothing can be measured on it, `UsageError` for an unknown
     model, and `StoreError`.
     """

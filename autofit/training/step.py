@@ -118,7 +118,7 @@ class TrainingStep:
         Logits are computed a few rows at a time, so that the reference never needs more memory than training does.
         Runs through the engine, which gathers sharded parameters: all ranks must call this.
         """
-        total, targets = 0.0, 0
+        total, targets = 0.0, tokens.shape[0] * (tokens.shape[1] - 1)
         training = self.module.training
         self.module.eval()  # checkpointing and dropout act in training mode only
         try:
@@ -126,7 +126,6 @@ class TrainingStep:
                 ((inputs, labels),) = self.split(row)
                 with self.precision():
                     total += float(self.engine.root(inputs, labels, chunked_cross_entropy))
-                targets += int((labels != IGNORE_INDEX).sum())
         finally:
             self.module.train(training)
         return total / targets

@@ -153,6 +153,8 @@ def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> 
 
 
 def _problem(request: TrialRequest, step: TrainingStep, steps: Steps, reference: float | None) -> Diverged | None:
+    if request.job.hardware.is_emulated:
+        return None  # it computes nothing
     return divergence(
         request.config,
         steps.losses,
@@ -222,10 +224,10 @@ def _compared(
 ) -> Fits | Diverged:
     """`measurement` with the gradient norm of plain training, or `Diverged` if the step's own is another; where a
     micro-step takes long, both on the beginning of the sequences. Nothing is compared where dropout or other ranks take
-    part, where plain training does not fit, or where it overflows."""
+    part, where plain training does not fit, where it overflows, or where nothing is computed."""
     job = request.job
     shared = request.rendezvous is not None or needs_process_group(request.config)
-    if shared or step.dropout or job.workload.lora_dropout > 0:
+    if shared or step.dropout or job.workload.lora_dropout > 0 or job.hardware.is_emulated:
         return Fits(measurement=measurement)
     # Any sequence shows whether the gradients agree, but compiled code is compiled anew for another length.
     seconds = measurement.step_seconds.median * step.micro_batch / job.workload.batch_per_device

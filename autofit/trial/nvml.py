@@ -50,6 +50,11 @@ class NvidiaDevices:
     """In the order of CUDA_VISIBLE_DEVICES, or else in that of their slots (PCI), which is CUDA's own order only if
     CUDA_DEVICE_ORDER is PCI_BUS_ID: by default CUDA begins with the fastest card."""
 
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the driver says of itself that its cards are not there."""
+        return "emulated" in self.driver
+
 
 def devices() -> NvidiaDevices | None:
     """The machine's devices; None without an NVIDIA driver. Raises `EnvironmentLacks` if the driver does not answer."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from autofit.catalog.hardware import Card, match
 from autofit.errors import EnvironmentLacks, unknown
-from autofit.hardware import Hardware, Stack
+from autofit.hardware import EMULATED, Hardware, Stack
 from autofit.trial import control_groups, nvml, process_memory
 from autofit.trial.machine.instructions import are_capped, instructions
 from autofit.units import GIB
@@ -212,6 +212,7 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         capability=first.capability,
         power_limit_watts=first.power_limit_watts,
         mig_profile=first.mig_profile,
+        prefix=EMULATED if found.is_emulated else "",
     )
     return hardware, found.driver
 
@@ -247,9 +248,10 @@ def _accelerator(
     capability: str,
     power_limit_watts: int | None = None,
     mig_profile: str | None = None,
+    prefix: str = "",
 ) -> Hardware:
     card: Card | None = match(device_name, memory)
-    name = card.name if card else f"{_slug(device_name)}-{round(marketed / GIB)}g"
+    name = prefix + (card.name if card else f"{_slug(device_name)}-{round(marketed / GIB)}g")
     if mig_profile is not None and _slug(mig_profile) not in name:
         name += f"-{_slug(mig_profile)}"
     if power_limit_watts is not None:

@@ -13,7 +13,7 @@ import argparse
 import re
 import subprocess
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -77,9 +77,8 @@ def wanted(site: Path) -> dict[str, tuple[set[str], bool]]:
 
 def libraries(site: Path) -> Iterable[Path]:
     """Those that may ask for something."""
-    return [
-        path for path in site.rglob("*.so*") if path.is_file() and "rocm" not in path.name and "xpu" not in path.name
-    ]
+    others = ("rocm", "xpu")
+    return [path for path in site.rglob("*.so*") if path.is_file() and not any(word in path.name for word in others)]
 
 
 def undefined(library: Path) -> list[str]:
@@ -95,22 +94,16 @@ def build(library: str, names: set[str], is_versioned: bool, flags: list[str], o
     own = set(re.findall(r"^[\w* ]+?\b\**(\w+)\(", source.read_text(), re.M)) if source else set()
     names = names | {name for name in patterns()[stem] if name.isidentifier()}  # some are looked for by name alone
     made, versions = out / f"{library}.c", out / f"{library}.map"
-    made.write_text(
-        "#include <stdlib.h>\nvoid lacking(const char *);\n" + "".join(map(text(stem), sorted(names - own)))
-    )
+    functions = "".join(map(text(stem), sorted(names - own)))
+    made.write_text(f"#include <stdlib.h>\nvoid lacking(const char *);\n{functions}")
     node = {"libnvshmem_host": "NVSHMEM"}.get(stem, library if is_versioned else "")
     versions.write_text(f"{node} {{ global: *; }};\n")
-    linked = [
-        f"-L{out}",
-        "-lemulated",
-        "-Wl,-rpath,$ORIGIN",
-        f"-Wl,-soname,{library}",
-        f"-Wl,--version-script={versions}",
-    ]
+    named = [f"-Wl,-soname,{library}", f"-Wl,--version-script={versions}"]
+    linked = [f"-L{out}", "-lemulated", "-Wl,-rpath,$ORIGIN", *named]
     run([*flags, made, *([source] if source else []), *linked, "-ldl", "-o", out / library])
 
 
-def text(stem: str):  # type: ignore[no-untyped-def]
+def text(stem: str) -> Callable[[str], str]:
     """What makes the C text of a function of a library."""
     nothing = patterns()[stem]
 

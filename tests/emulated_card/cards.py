@@ -11,12 +11,12 @@ from pathlib import Path
 
 from autofit.catalog.hardware import card as catalog_card
 
-DRIVER, CUDA = "580.95.05", 13000
+DRIVER, CUDA = "580.95.05 (emulated)", 13000
 """Of the driver that is emulated."""
 CONTEXT_BYTES = 500 * 1024**2
 """What a process takes of an H100 before it allocates anything; between 300 and 600 MiB on real ones, by driver."""
 FACTS: dict[str, tuple[int, int, int, int]] = {
-    # streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz: NVIDIA's data sheets and white papers
+    # streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz, from NVIDIA's data sheets
     "t4": (40, 4, 70, 1590),
     "v100-16g": (80, 6, 300, 1530),
     "v100-32g": (80, 6, 300, 1530),
