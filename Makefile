@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
 
-.PHONY: install search test estimates replay results test-rivals lint types clean anew
+.PHONY: install search test estimates replay results emulated-card test-rivals lint types clean anew
 
 # Names the extras that are installed, so that others asked for later are added.
 INSTALLED := $(VENV)/.installed
@@ -70,6 +70,10 @@ results: $(RIVALS)
 	$(BIN)/python benchmarks/replay_workers.py --out $(RECORDED)/replay-workers.json
 	$(BIN)/python benchmarks/replay_drift.py --out $(RECORDED)/replay-drift.json
 	$(BIN)/python benchmarks/picture_of_a_search.py
+
+# An NVIDIA card that is not there: the CUDA build of torch on an emulated driver (tests/emulated_card/README.md).
+emulated-card: install
+	$(BIN)/python tests/emulated_card/build.py --home $(VENV)/emulated-card
 
 test-rivals: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/python -m pytest tests/unit/search/test_replay_rivals.py

@@ -1,22 +1,28 @@
-"""Build the emulated machine's libraries for an unpacked CUDA wheel of torch.
+"""Bring what the emulated machine needs, and build its libraries.
 
-    python build.py --site FOLDER --headers FOLDER --out FOLDER [--compiler cc]
+    python build.py --home FOLDER [--compiler cc]
 
-Every function that the libraries under `--site` ask of CUDA's gets one: those of the C files beside this one; those of
-`nothing.txt`, which succeed without doing anything; and for the rest one that says its name and fails. A library is
-built under CUDA's own name for it, so that nothing has to be told of it but the path to look in.
+`pins.txt` says which wheels: a CUDA build of torch, and headers. They come from the package index; none of NVIDIA's own
+libraries does. Every function that torch and bitsandbytes ask of those gets one: those of the C files beside this one;
+those of `nothing.txt`, which succeed without doing anything; and for the rest one that says its name and fails. Each
+library is built under the name that CUDA has for it, so that nothing need be told of it but the path to look in.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
+import shutil
 import subprocess
+import sys
+import zipfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 HERE = Path(__file__).parent
+INCLUDE = Path("nvidia", "cu13", "include")
 SHARED = "libemulated.so"
 SHARED_SOURCES = ("machine", "memory", "kernels")
 SOURCES = {
@@ -43,28 +49,53 @@ ALWAYS = {"libcuda.so.1": (), "libnvidia-ml.so.1": (), "libcurand.so.10": (), "l
 
 
 def main() -> None:
-    """Build everything, and print what was built."""
+    """Bring and build everything, and print what was built."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--site", type=Path, required=True, help="where torch is unpacked, and other libraries lie")
-    parser.add_argument("--headers", type=Path, required=True, help="CUDA's include folder")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--home", type=Path, required=True, help="the folder for all of it")
     parser.add_argument("--compiler", default="cc")
     asked = parser.parse_args()
-    asked.out.mkdir(parents=True, exist_ok=True)
-    flags = [asked.compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{asked.headers}", f"-I{HERE}"]
-    shared = asked.out / SHARED
-    run([*flags, *(f"{HERE / name}.c" for name in SHARED_SOURCES), f"-Wl,-soname,{SHARED}", "-o", shared])
-    for library, (names, is_versioned) in sorted(wanted(asked.site).items()):
-        build(library, names, is_versioned, flags, asked.out)
+    site, headers, out = asked.home / "site", asked.home / "headers", asked.home / "lib"
+    bring(asked.home)
+    out.mkdir(parents=True, exist_ok=True)
+    flags = [asked.compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{headers / INCLUDE}", f"-I{HERE}"]
+    run([*flags, *(f"{HERE / name}.c" for name in SHARED_SOURCES), f"-Wl,-soname,{SHARED}", "-o", out / SHARED])
+    for library, (names, is_versioned) in sorted(wanted([*libraries(site), *of_bitsandbytes()]).items()):
+        build(library, names, is_versioned, flags, out)
         print(f"{library}: {len(names)} functions asked for")
 
 
-def wanted(site: Path) -> dict[str, tuple[set[str], bool]]:
+def bring(home: Path) -> None:
+    """Unpack the wheels of `pins.txt` that are not there yet: torch into `site`, of the others the headers alone."""
+    for pin in (HERE / "pins.txt").read_text().split():
+        done = home / "done" / pin
+        if done.exists():
+            continue
+        wheels = home / "wheels" / pin
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        run([*pip, "--dest", wheels, pin])
+        (wheel,) = wheels.glob("*.whl")
+        is_header = pin.startswith("nvidia")
+        with zipfile.ZipFile(wheel) as packed:
+            names = [name for name in packed.namelist() if not is_header or "/include/" in name]
+            packed.extractall(home / ("headers" if is_header else "site"), names)
+        shutil.rmtree(wheels)
+        done.parent.mkdir(parents=True, exist_ok=True)
+        done.touch()
+
+
+def of_bitsandbytes() -> list[Path]:
+    """Its library for the CUDA version that is emulated; none where it is not installed."""
+    spec = importlib.util.find_spec("bitsandbytes")
+    folder = Path(spec.origin).parent if spec is not None and spec.origin is not None else None
+    return [] if folder is None else sorted(folder.glob("libbitsandbytes_cuda130.so"))
+
+
+def wanted(asking: Iterable[Path]) -> dict[str, tuple[set[str], bool]]:
     """By library of CUDA's, the functions that are asked for, and whether with the library's name as their version."""
     names: dict[str, set[str]] = defaultdict(set, {library: set(few) for library, few in ALWAYS.items()})
     versioned = set()
-    for asking in libraries(site):
-        for symbol in undefined(asking):
+    for library in asking:
+        for symbol in undefined(library):
             name, _, version = symbol.partition("@")
             version = version.lstrip("@")
             if version.startswith(("libcu", "libnv")):
@@ -75,10 +106,9 @@ def wanted(site: Path) -> dict[str, tuple[set[str], bool]]:
     return {library: (found, library in versioned) for library, found in names.items()}
 
 
-def libraries(site: Path) -> Iterable[Path]:
+def libraries(site: Path) -> list[Path]:
     """Those that may ask for something."""
-    others = ("rocm", "xpu")
-    return [path for path in site.rglob("*.so*") if path.is_file() and not any(word in path.name for word in others)]
+    return [path for path in site.rglob("*.so*") if path.is_file()]
 
 
 def undefined(library: Path) -> list[str]:
