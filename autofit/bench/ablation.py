@@ -73,6 +73,10 @@ def _certain_order(device: MadeDevice) -> Sequence[Patch]:
     return ((advice.Advice, "_order_doubt", lambda self: 0.0),)
 
 
+def _never_doubtful(device: MadeDevice) -> Sequence[Patch]:
+    return ((advice, "FEW", 0),)
+
+
 def _no_suspects(device: MadeDevice) -> Sequence[Patch]:
     return ((advice, "SUSPICIOUS", math.inf),)
 
@@ -126,6 +130,7 @@ LAYERS: Mapping[str, Layer] = {
     "causes": Layer(what="causes of unforeseen slowness", absent=_no_causes),
     "bounds": Layer(what="what trials that ended early show of steps", absent=_no_bounds),
     "order-doubt": Layer(what="the chance that the time order does not hold", absent=_certain_order),
+    "few": Layer(what="going on while few configs are measured and much may be missed", absent=_never_doubtful),
     "suspects": Layer(what="a trial without what all slow ones share", absent=_no_suspects),
     "under-way": Layer(
         what="what is expected of trials under way, with four workers", absent=_nothing_under_way, workers=4

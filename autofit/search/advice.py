@@ -36,10 +36,12 @@ runs slow by chance, the recommendation would do work for nothing."""
 LUCK = 0.24
 """Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
 0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
-SUSPICIOUS, DOUBTFUL = 1.5, 0.1
-"""How many times slower than foretold the measured configs of the method to recommend are, in the median, where what
-they share is suspected, as long as more than this share of the best speed may be missed: a value that all of them have
-may be slow here, and only a short trial of another one can tell."""
+FEW, DOUBTFUL, LITTLE = 5, 0.1, 0.005
+"""While fewer configs of the method to recommend are measured, and more than this share of the best speed may be
+missed, this expected gain is worth a short trial, too: a belief that rests on so little is no reason to stop."""
+SUSPICIOUS = 1.5
+"""How many times slower than foretold the measured configs of a method are, in the median, where what they share is
+suspected: a value that all of them have may be slow here, and only another one can tell."""
 MAX_HALF_WIDTH = 0.10
 """Above this a machine is so busy that its spread says more about the other work than about the next trial."""
 BOUND_DEVIATION = 0.5
@@ -250,8 +252,11 @@ class Advice:
             self._doubtful_at = (self._knowledge.version, self._doubtful_method())
         if (doubtful := self._doubtful_at[1]) is not None:
             own = [p for p in self._knowledge.points() if p.method == doubtful]
+            telling = self._without_suspects(weighed.rows, own)
+            if len(own) < FEW:
+                telling |= weighed.gain >= LITTLE
             short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
-            gains |= (self._methods[weighed.rows] == doubtful) & self._without_suspects(weighed.rows, own) & short
+            gains |= (self._methods[weighed.rows] == doubtful) & telling & short
         possible = np.asarray(gains & ~weighed.cannot_fit)
         worth = possible & ~weighed.dear
         if not self._knowledge.points():

@@ -76,8 +76,12 @@ def bring(home: Path) -> None:
         (wheel,) = wheels.glob("*.whl")
         is_header = pin.startswith("nvidia")
         with zipfile.ZipFile(wheel) as packed:
-            names = [name for name in packed.namelist() if not is_header or "/include/" in name]
-            packed.extractall(home / ("headers" if is_header else "site"), names)
+            folder = home / ("headers" if is_header else "site")
+            for entry in packed.infolist():
+                if not is_header or "/include/" in entry.filename:
+                    packed.extract(entry, folder)
+                    if entry.external_attr >> 16 & 0o100:  # Triton's assembler is a program
+                        (folder / entry.filename).chmod(0o755)
         shutil.rmtree(wheels)
         done.parent.mkdir(parents=True, exist_ok=True)
         done.touch()
