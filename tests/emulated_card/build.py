@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 INCLUDE = Path("nvidia", "cu13", "include")
 SHARED = "libemulated.so"
-SHARED_SOURCES = ("machine", "memory", "kernels")
+SHARED_SOURCES = ("machine", "memory", "kernels", "facts")
 SOURCES = {
     "libcudart": "runtime",
     "libcuda": "driver",

@@ -67,6 +67,11 @@ int error_of_call(int device);
 int error_of_launch(int device);
 void wait_for_card(int device);
 
+/* What runtime and driver answer alike: their attributes and errors have the same numbers. */
+int attribute_of(const struct card *card, int attribute);
+const char *words_of(int error);
+const char *name_of(int error);
+
 /* Seconds of the virtual clock, and what moves it on. */
 double clock_seconds(void);
 void work(int device, double flops, double flops_per_second, double bytes);

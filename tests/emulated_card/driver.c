@@ -35,25 +35,7 @@ CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
     return CUDA_SUCCESS;
 }
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-    const struct card *card = card_of(device);
-    switch (attribute) {
-        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR: *value = card->major; break;
-        case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR: *value = card->minor; break;
-        case CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT: *value = card->multiprocessors; break;
-        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK: *value = 48 * 1024; break;
-        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN: *value = card->shared_per_block; break;
-        case CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR: *value = card->shared_per_multiprocessor; break;
-        case CU_DEVICE_ATTRIBUTE_MAX_REGISTERS_PER_BLOCK: *value = 65536; break;
-        case CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = 1024; break;
-        case CU_DEVICE_ATTRIBUTE_WARP_SIZE: *value = 32; break;
-        case CU_DEVICE_ATTRIBUTE_CLOCK_RATE: *value = card->most_clock_mhz * 1000; break;
-        case CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE: *value = card->memory_clock_mhz * 1000; break;
-        case CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH: *value = card->bus_bits; break;
-        case CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE: *value = card->l2_bytes; break;
-        case CU_DEVICE_ATTRIBUTE_MULTICAST_SUPPORTED: case CU_DEVICE_ATTRIBUTE_INTEGRATED:
-        case CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_FABRIC_SUPPORTED: *value = 0; break;
-        default: *value = 1;
-    }
+    *value = attribute_of(card_of(device), attribute);
     return now();
 }
 CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
@@ -222,13 +204,10 @@ CUresult cuOccupancyMaxActiveClusters(int *count, CUfunction function, const CUl
 /* Errors. */
 
 CUresult cuGetErrorString(CUresult error, const char **words) {
-    *words = error == CUDA_ERROR_OUT_OF_MEMORY      ? "out of memory"
-             : error == CUDA_ERROR_NO_DEVICE        ? "no CUDA-capable device is detected"
-             : error == CUDA_ERROR_ILLEGAL_ADDRESS  ? "an illegal memory access was encountered"
-             : error == CUDA_ERROR_ECC_UNCORRECTABLE ? "uncorrectable ECC error encountered"
-             : error == CUDA_ERROR_NOT_SUPPORTED    ? "operation not supported"
-             : error                                ? "unknown error"
-                                                    : "no error";
+    *words = words_of(error);
     return CUDA_SUCCESS;
 }
-CUresult cuGetErrorName(CUresult error, const char **name) { return cuGetErrorString(error, name); }
+CUresult cuGetErrorName(CUresult error, const char **name) {
+    *name = name_of(error);
+    return CUDA_SUCCESS;
+}

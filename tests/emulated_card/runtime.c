@@ -77,7 +77,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *shown, int device) {
         .unifiedAddressing = 1,
         .memoryBusWidth = card->bus_bits,
         .l2CacheSize = card->l2_bytes,
-        .maxThreadsPerMultiProcessor = card->major == 7 && card->minor == 5 ? 1024 : card->major == 8 && card->minor ? 1536 : 2048,
+        .maxThreadsPerMultiProcessor = attribute_of(card, cudaDevAttrMaxThreadsPerMultiProcessor),
         .streamPrioritiesSupported = 1,
         .globalL1CacheSupported = 1,
         .localL1CacheSupported = 1,
@@ -101,38 +101,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *shown, int device) {
     return result(cudaSuccess);
 }
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr attribute, int device) {
-    struct cudaDeviceProp of;
-    cudaError_t error = cudaGetDeviceProperties(&of, device);
-    if (error != cudaSuccess) return error;
-    switch (attribute) {
-        case cudaDevAttrMaxThreadsPerBlock: *value = of.maxThreadsPerBlock; break;
-        case cudaDevAttrMaxBlockDimX: case cudaDevAttrMaxBlockDimY: *value = 1024; break;
-        case cudaDevAttrMaxBlockDimZ: *value = 64; break;
-        case cudaDevAttrMaxGridDimX: *value = 2147483647; break;
-        case cudaDevAttrMaxGridDimY: case cudaDevAttrMaxGridDimZ: *value = 65535; break;
-        case cudaDevAttrMaxSharedMemoryPerBlock: *value = (int)of.sharedMemPerBlock; break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)of.sharedMemPerBlockOptin; break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = (int)of.sharedMemPerMultiprocessor; break;
-        case cudaDevAttrReservedSharedMemoryPerBlock: *value = 1024; break;
-        case cudaDevAttrWarpSize: *value = 32; break;
-        case cudaDevAttrMaxRegistersPerBlock: case cudaDevAttrMaxRegistersPerMultiprocessor: *value = 65536; break;
-        case cudaDevAttrMultiProcessorCount: *value = of.multiProcessorCount; break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor: *value = of.maxThreadsPerMultiProcessor; break;
-        case cudaDevAttrMaxBlocksPerMultiprocessor: *value = 32; break;
-        case cudaDevAttrL2CacheSize: *value = of.l2CacheSize; break;
-        case cudaDevAttrGlobalMemoryBusWidth: *value = of.memoryBusWidth; break;
-        case cudaDevAttrClockRate: *value = card_of(device)->most_clock_mhz * 1000; break;
-        case cudaDevAttrMemoryClockRate: *value = card_of(device)->memory_clock_mhz * 1000; break;
-        case cudaDevAttrComputeCapabilityMajor: *value = of.major; break;
-        case cudaDevAttrComputeCapabilityMinor: *value = of.minor; break;
-        case cudaDevAttrClusterLaunch: *value = of.clusterLaunch; break;
-        case cudaDevAttrIntegrated: case cudaDevAttrKernelExecTimeout: case cudaDevAttrComputeMode:
-        case cudaDevAttrTccDriver: case cudaDevAttrPageableMemoryAccess: case cudaDevAttrIsMultiGpuBoard:
-        case cudaDevAttrPciDomainId: case cudaDevAttrPciDeviceId: case cudaDevAttrMpsEnabled:
-        case cudaDevAttrMemoryPoolSupportedHandleTypes: *value = 0; break;
-        case cudaDevAttrPciBusId: *value = of.pciBusID; break;
-        default: *value = 1;
-    }
+    if (!exists(device)) return last = cudaErrorInvalidDevice;
+    *value = attribute_of(card_of(device), attribute);
     return cudaSuccess;
 }
 cudaError_t cudaDeviceGetPCIBusId(char *text, int room, int device) {
@@ -151,40 +121,8 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
 
 /* Errors, in the runtime's words. */
 
-static const struct {
-    cudaError_t error;
-    const char *name, *words;
-} errors[] = {
-    {cudaSuccess, "cudaSuccess", "no error"},
-    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
-    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
-    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
-    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
-     "no kernel image is available for execution on the device"},
-    {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
-    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
-    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
-    {cudaErrorLaunchTimeout, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},
-    {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
-     "part or all of the requested memory range is already mapped"},
-    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
-    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
-};
-#define EACH(list) (sizeof(list) / sizeof *(list))
-
-const char *cudaGetErrorString(cudaError_t error) {
-    for (size_t i = 0; i < EACH(errors); i++)
-        if (errors[i].error == error) return errors[i].words;
-    return "unrecognized error code";
-}
-const char *cudaGetErrorName(cudaError_t error) {
-    for (size_t i = 0; i < EACH(errors); i++)
-        if (errors[i].error == error) return errors[i].name;
-    return "unrecognized error code";
-}
+const char *cudaGetErrorString(cudaError_t error) { return words_of(error); }
+const char *cudaGetErrorName(cudaError_t error) { return name_of(error); }
 cudaError_t cudaGetLastError(void) {
     cudaError_t found = last;
     last = cudaSuccess;
