@@ -1,13 +1,13 @@
-"""Our search and Optuna's TPE on devices that do not exist: recorded tables, with some configs slower or heavier.
+"""Our search and Optuna's samplers on devices that do not exist: recorded tables, with some configs slower or heavier.
 
     python benchmarks/replay_devices.py [--table FILE ...] [--method M ...] [--device NAME ...] [--sample N --seed S]
-                                        [--seeds 1] [--search autofit --search optuna-tpe] [--ablate LAYER ...]
+                                        [--seeds 1] [--search NAME ...] [--ablate LAYER ...]
                                         [--budget 600] [--jobs N] [--store URL] [--keep FILE] [--out FILE]
     python benchmarks/replay_devices.py --only CASE [--search NAME] [--budget 600] [--store URL]
 
 The search is told the predictions of the honest device. For each made device and over all, the worst first: how much
 slower than that device's best the recommended config is (median and 90th percentile), in how many searches the stated
-bound on that holds, the median seconds of trials to within 5 % of the best beside TPE's, and the longest trial. Our
+bound on that holds, the median seconds of trials to within 5 % of the best beside Optuna's, and the longest trial. Our
 search has the command's time budget, used up by the seconds of trials (`--budget 0` for none).
 
 Without `--device`, a problem is searched on every device of `autofit.bench.catalogue`; `--sample` draws so many cases.
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import sys
 from collections.abc import Iterable, Sequence
@@ -37,14 +38,17 @@ from autofit.bench.cases import Case, Row, run_lacking
 from autofit.bench.catalogue import devices
 from autofit.bench.made_device import RECORDED as AS_RECORDED
 from autofit.bench.made_device import MadeDevice
-from autofit.bench.made_search import BUDGET_SECONDS, OURS, TPE, searched
+from autofit.bench.made_search import BUDGET_SECONDS, OURS, searched
 from autofit.bench.summary import Summary, by_device, least_bounds_held, summary
 from autofit.operations.replay_at_once import problems_of
 from autofit.operations.replay_problems import RECORDED, Tables
 from autofit.outcome import Fits
+from autofit.search.replay.rivals_optuna import RIVALS
 from autofit.search.replay.score import Spread
 from autofit.trial.site import cores
 
+QUICK = tuple(name for name in RIVALS if not name.startswith("optuna-gp"))
+"""Optuna's samplers that run if none is named: its Gaussian process computes for minutes."""
 SHOWN = 25
 """Devices in the printed table."""
 
@@ -85,7 +89,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--sample", type=int, metavar="N")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seeds", type=int, default=1)
-    parser.add_argument("--search", action="append", choices=(OURS, TPE))
+    parser.add_argument("--search", action="append", choices=(OURS, *RIVALS))
     parser.add_argument("--ablate", action="append", choices=(*LAYERS, "all"))
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, metavar="SECONDS")
     parser.add_argument("--jobs", type=int, default=cores())
@@ -115,27 +119,38 @@ def cases_of(tables: Tables, asked: argparse.Namespace) -> list[Case]:
     if asked.ablate:
         drawn += [case for recorded in problems for case in on(recorded, [MadeDevice()])]
         return [replace(c, layer=name, present=p) for name in asked.ablate for p in (True, False) for c in drawn]
-    return [replace(case, search=search) for search in asked.search or (OURS, TPE) for case in drawn]
+    return [replace(case, search=search) for search in asked.search or (OURS, *QUICK) for case in drawn]
 
 
 def compared(rows: Sequence[Row]) -> dict[str, Any]:
-    """Print ours beside TPE's, and return the figures."""
+    """Print ours beside Optuna's, and return the figures."""
     if not any(row["search"] == OURS for row in rows):
         return {"rows": rows}
     every, found = summary("all", rows), by_device(rows)
-    title = ("device", "searches", "slower by", "bound held", "s to 5 %", "TPE's", "longest, s", "failed", "worst case")
+    title = (
+        "device",
+        "searches",
+        "slower by",
+        "bound held",
+        "s to 5 %",
+        "others",
+        "longest, s",
+        "failed",
+        "worst case",
+    )
     print(table(title, [_line(one) for one in (every, *found[:SHOWN])]))
     least = least_bounds_held(found)
     worst = "too few searches of each" if least is None else percent(least)
-    print(f"{len(found)} devices; bound held on the worst: {worst}; seconds to 5 % over TPE's: {every.over_tpe}")
+    print(f"{len(found)} devices; bound held on the worst: {worst}; our seconds to 5 % over others': {every.over}")
     return {"all": every.to_json(), "least_bound_held": least, "devices": [one.to_json() for one in found]}
 
 
 def _line(one: Summary) -> tuple[str, ...]:
-    tpe = "-" if one.seconds_to_near_tpe is None else _figure(one.seconds_to_near_tpe)
+    spreads = one.seconds_to_near_of.values()
+    other = _figure(min(spreads, key=lambda spread: spread.median or math.inf)) if spreads else "-"
     own, held = _figure(one.seconds_to_near), f"{one.bounds_held} of {one.bounds}"
     longest = f"{one.longest_seconds:.0f} ({one.greedy} over 60)"
-    return one.name, str(one.searches), _percents(one.regret), held, own, tpe, longest, str(one.failed), one.worst
+    return one.name, str(one.searches), _percents(one.regret), held, own, other, longest, str(one.failed), one.worst
 
 
 def ablated(rows: Sequence[Row], layers: Sequence[str]) -> dict[str, Any]:

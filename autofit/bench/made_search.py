@@ -18,7 +18,7 @@ from autofit.search.replay.rivals_optuna import RIVALS
 from autofit.search.replay.trace import Run, Trace
 from autofit.trial.request import DEADLINE_SECONDS
 
-OURS, TPE = "autofit", "optuna-tpe"
+OURS = "autofit"
 BUDGET_SECONDS = 600.0
 """The time budget of our search: the command's default. Optuna's has none, and is ended by the oracle."""
 UNDECIDED = 1.25

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from autofit.bench.cases import Row
-from autofit.bench.made_search import BUDGET_SECONDS, OURS, TPE
+from autofit.bench.made_search import BUDGET_SECONDS, OURS
 from autofit.search.replay.score import Spread
 
 ENOUGH = 10
 """Searches that must have stated a bound on a device before it is judged by itself."""
+NEAR = "seconds_to_near"
 MOST_OF_BUDGET = 0.1
 """Share of the time budget that no single trial should take."""
 
@@ -33,10 +34,11 @@ class Summary:
     bounds_held: int
     seconds_to_near: Spread
     """Seconds of trials until one was within 5 % of the best."""
-    seconds_to_near_tpe: Spread | None
-    """The same of Optuna's TPE, where it ran."""
-    over_tpe: float | None
-    """Median of our seconds over TPE's for the same case, where either came there; None where it is infinite."""
+    seconds_to_near_of: Mapping[str, Spread]
+    """The same of each of Optuna's samplers that ran."""
+    over: Mapping[str, float | None]
+    """By sampler: the median of our seconds over its own for the same case, where either came there; None where that is
+    infinite, or where neither ever came there."""
     trials_to_best: Spread
     seconds_to_best: Spread
     """The same to within 1 %."""
@@ -73,20 +75,19 @@ def by_device(rows: Iterable[Row]) -> list[Summary]:
 
 def summary(name: str, rows: Sequence[Row]) -> Summary:
     """The summary of these rows, of which at least one is of our search."""
-    ours, tpe = ({_case(row): row for row in rows if row["search"] == search} for search in (OURS, TPE))
+    ours = {_case(row): row for row in rows if row["search"] == OURS}
+    others = {name: [row for row in rows if row["search"] == name] for name in {row["search"] for row in rows} - {OURS}}
     done = [row for row in ours.values() if "error" not in row]
     stating = [row for row in done if row["bound_holds"] is not None]
-    pairs = [(_to(row, "seconds_to_near"), _to(tpe[c], "seconds_to_near")) for c, row in ours.items() if c in tpe]
-    ratios = [own / other for own, other in pairs if math.isfinite(min(own, other))]
     return Summary(
         name=name,
         searches=len(ours),
         regret=Spread.of([_regret(row) for row in ours.values()]),
         bounds=len(stating),
         bounds_held=sum(row["bound_holds"] for row in stating),
-        seconds_to_near=_spread(ours.values(), "seconds_to_near"),
-        seconds_to_near_tpe=_spread(tpe.values(), "seconds_to_near") if tpe else None,
-        over_tpe=_finite(statistics.median(ratios)) if ratios else None,
+        seconds_to_near=_spread(ours.values(), NEAR),
+        seconds_to_near_of={name: _spread(own, NEAR) for name, own in sorted(others.items())},
+        over={name: _over(ours, own) for name, own in sorted(others.items())},
         trials_to_best=_spread(ours.values(), "trials_to_best"),
         seconds_to_best=_spread(ours.values(), "seconds_to_best"),
         trials=_mean(done, "trials"),
@@ -103,6 +104,13 @@ def summary(name: str, rows: Sequence[Row]) -> Summary:
 def least_bounds_held(summaries: Iterable[Summary]) -> float | None:
     """Of the devices with `ENOUGH` stated bounds, the least share that held; None where no device has so many."""
     return min((s.bounds_held / s.bounds for s in summaries if s.bounds >= ENOUGH), default=None)
+
+
+def _over(ours: Mapping[str, Row], others: Sequence[Row]) -> float | None:
+    """The median of our seconds to within 5 % of the best over another's."""
+    pairs = [(_to(ours[_case(row)], NEAR), _to(row, NEAR)) for row in others if _case(row) in ours]
+    ratios = [own / other for own, other in pairs if math.isfinite(min(own, other))]
+    return _finite(statistics.median(ratios)) if ratios else None
 
 
 def _case(row: Row) -> str:

@@ -11,10 +11,11 @@ import pytest
 
 from autofit.bench import cases
 from autofit.bench.cases import Case, run_lacking
-from autofit.bench.made_search import OURS, TPE
+from autofit.bench.made_search import OURS
 from autofit.bench.summary import ENOUGH, by_device, least_bounds_held, summary
 from autofit.operations.replay_problems import RECORDED, Tables
 
+TPE, RANDOM = "optuna-tpe", "optuna-random"
 TABLES = Tables(files=(RECORDED / "cpu-2c-smollm2-135m.jsonl",))
 DONE = {"regret": 0.0, "bound_holds": True, "seconds_to_near": 10.0, "trials_to_best": 2, "seconds_to_best": 12.0} | {
     "trials": 5,
@@ -39,12 +40,14 @@ def test_a_summary_is_of_our_search_and_a_failed_one_counts_as_the_worst() -> No
             {"problem": "table/full", "device": "a", "seed": 3, "search": OURS, "error": "ValueError: a defect"},
             row("a", 0, TPE, seconds_to_near=40.0),
             row("a", 1, TPE, seconds_to_near=None),
+            row("a", 0, RANDOM, seconds_to_near=100.0),
         ],
     )
     assert (found.searches, found.failed, found.bounds, found.bounds_held) == (4, 1, 2, 1)
     assert (found.regret.median, found.worst) == (pytest.approx(0.02), "table/full/a/3")
     assert (found.greedy, found.longest_seconds, found.trials) == (1, 61.0, 5)
-    assert found.over_tpe == 0.25, "where neither came within 5 %, nothing is compared"
+    assert found.over == {TPE: 0.25, RANDOM: 0.1}, "where neither came within 5 %, nothing is compared"
+    assert list(found.seconds_to_near_of) == [RANDOM, TPE]
 
 
 def test_devices_are_in_order_of_what_is_missed_and_judged_by_enough_searches() -> None:
