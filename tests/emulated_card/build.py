@@ -31,6 +31,7 @@ SOURCES = {
     "libnvidia-ml": "nvml",
     "libcublas": "products",
     "libcublasLt": "products_lt",
+    "libnccl": "nccl",
 }
 """The C file that a library has, beside what is made here."""
 UNVERSIONED = {
