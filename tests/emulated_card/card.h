@@ -76,5 +76,5 @@ const char *name_of(int error);
 double clock_seconds(void);
 void work(int device, double flops, double flops_per_second, double bytes);
 
-void say(const char *format, ...); /* to standard error, where EMULATED_LOG is set */
-void lacking(const char *symbol);  /* the same always, once for each: something that is not emulated was called */
+void say(const char *format, ...); /* to the file that EMULATED_LOG names, if any */
+void lacking(const char *symbol);  /* to standard error, always: something that is not emulated was called */

@@ -15,19 +15,19 @@ DRIVER, CUDA = "580.95.05 (emulated)", 13000
 """Of the driver that is emulated."""
 CONTEXT_BYTES = 500 * 1024**2
 """What a process takes of an H100 before it allocates anything; between 300 and 600 MiB on real ones, by driver."""
-FACTS: dict[str, tuple[int, int, int, int]] = {
-    # streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz, from NVIDIA's data sheets
-    "t4": (40, 4, 70, 1590),
-    "v100-16g": (80, 6, 300, 1530),
-    "v100-32g": (80, 6, 300, 1530),
-    "a10g": (80, 6, 300, 1710),
-    "rtx-3090": (82, 6, 350, 1695),
-    "rtx-4090": (128, 72, 450, 2520),
-    "a100-40g": (108, 40, 400, 1410),
-    "a100-80g": (108, 40, 400, 1410),
-    "h100-80g": (132, 50, 700, 1980),
-    "h200": (132, 50, 700, 1980),
-    "b200": (148, 126, 1000, 1965),
+FACTS: dict[str, tuple[str, int, int, int, int]] = {
+    # the driver's name, streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz (data sheets)
+    "t4": ("Tesla T4", 40, 4, 70, 1590),
+    "v100-16g": ("Tesla V100-SXM2-16GB", 80, 6, 300, 1530),
+    "v100-32g": ("Tesla V100-SXM2-32GB", 80, 6, 300, 1530),
+    "a10g": ("NVIDIA A10G", 80, 6, 300, 1710),
+    "rtx-3090": ("NVIDIA GeForce RTX 3090", 82, 6, 350, 1695),
+    "rtx-4090": ("NVIDIA GeForce RTX 4090", 128, 72, 450, 2520),
+    "a100-40g": ("NVIDIA A100-SXM4-40GB", 108, 40, 400, 1410),
+    "a100-80g": ("NVIDIA A100-SXM4-80GB", 108, 40, 400, 1410),
+    "h100-80g": ("NVIDIA H100 80GB HBM3", 132, 50, 700, 1980),
+    "h200": ("NVIDIA H200", 132, 50, 700, 1980),
+    "b200": ("NVIDIA B200", 148, 126, 1000, 1965),
 }
 SHARED: dict[int, tuple[int, int]] = {
     # by capability: KiB of shared memory that a block may opt in to, and that a multiprocessor has (CUDA programming
@@ -70,12 +70,12 @@ class Card(ctypes.Structure):
 def described(name: str, number: int) -> Card:
     """A card of the catalog, in the slot of that number."""
     known = catalog_card(name)
-    multiprocessors, l2_mib, watts, mhz = FACTS[name]
+    driver_name, multiprocessors, l2_mib, watts, mhz = FACTS[name]
     major, minor = map(int, known.capability.split("."))
     per_block, per_multiprocessor = SHARED[10 * major + minor]
     flops, emulated = known.peak_flops, known.peak_flops["fp32"] / 2
     return Card(
-        name=known.device_names[0].encode(),
+        name=driver_name.encode(),
         uuid=f"GPU-{number + 1:08x}-0000-0000-0000-{sum(name.encode()):012x}".encode(),
         pci=f"0000:{number + 1:02X}:00.0".encode(),
         major=major,

@@ -42,6 +42,7 @@ static const struct {
     {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
     {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
     {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
+    {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
     {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
      "no kernel image is available for execution on the device"},
     {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
@@ -60,5 +61,8 @@ static int place_of(int error) {
         if (errors[i].error == error) return i;
     return -1;
 }
-const char *words_of(int error) { return place_of(error) < 0 ? "unrecognized error code" : errors[place_of(error)].words; }
+const char *words_of(int error) {
+    if (place_of(error) < 0) say("error %d has no words here", error);
+    return place_of(error) < 0 ? "unrecognized error code" : errors[place_of(error)].words;
+}
 const char *name_of(int error) { return place_of(error) < 0 ? "unrecognized error code" : errors[place_of(error)].name; }

@@ -88,19 +88,21 @@ void note_kernel(const void *function, struct image *of, const char *name) {
     pthread_mutex_unlock(&guard);
 }
 
-bool has_image(const void *function, int major, int minor) {
+int architecture_of(const void *function, int major, int minor) {
     pthread_mutex_lock(&guard);
     struct known *one = places ? find(function) : NULL;
-    bool has = true;
+    int newest = 10 * major + minor, found = 0;
     if (one && one->function && one->of->data) {
         if (!one->of->is_read) read_parts(one->of);
-        has = one->of->least_ptx <= 10 * major + minor;
         /* Code runs on cards of its own major version that are no older. */
-        for (int of = 10 * major; of <= 10 * major + minor; of++)
-            has |= (of < 64 ? one->of->binaries >> of : one->of->more_binaries >> (of - 64)) & 1;
+        for (int of = newest; of >= 10 * major && !found; of--)
+            if ((of < 64 ? one->of->binaries >> of : one->of->more_binaries >> (of - 64)) & 1) found = of;
+        if (!found && one->of->least_ptx <= newest) found = one->of->least_ptx;
+    } else {
+        found = newest;
     }
     pthread_mutex_unlock(&guard);
-    return has;
+    return found;
 }
 
 double bytes_of_launch(const void *function, uint64_t blocks, uint64_t threads) {

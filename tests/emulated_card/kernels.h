@@ -7,5 +7,6 @@ struct image; /* one binary for several kinds of card */
 
 struct image *kernels_of(const void *wrapper);
 void note_kernel(const void *function, struct image *of, const char *name);
-bool has_image(const void *function, int major, int minor); /* true where nothing is known of it */
+/* Of the code that a card would run, 86 for 8.6; 0 if there is none for it, its own where nothing is known. */
+int architecture_of(const void *function, int major, int minor);
 double bytes_of_launch(const void *function, uint64_t blocks, uint64_t threads);

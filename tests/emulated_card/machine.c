@@ -255,14 +255,20 @@ void work(int device, double flops, double flops_per_second, double bytes) {
 }
 
 void say(const char *format, ...) {
-    static int wanted = -1;
-    if (wanted < 0) wanted = getenv("EMULATED_LOG") != NULL;
-    if (!wanted) return;
+    static FILE *log;
+    static bool asked;
+    if (!asked) {
+        const char *path = getenv("EMULATED_LOG");
+        log = path ? fopen(path, "a") : NULL;
+        asked = true;
+    }
+    if (!log) return;
     va_list values;
     va_start(values, format);
-    fputs("emulated card: ", stderr);
-    vfprintf(stderr, format, values);
-    fputc('\n', stderr);
+    fprintf(log, "%d: ", getpid());
+    vfprintf(log, format, values);
+    fputc('\n', log);
+    fflush(log);
     va_end(values);
 }
 

@@ -16,7 +16,10 @@ static __thread cudaError_t last;
 static cudaError_t result(cudaError_t error) {
     cudaError_t of_card = visible_cards() ? (cudaError_t)error_of_call(current) : cudaErrorNoDevice;
     if (error == cudaSuccess) error = of_card;
-    if (error != cudaSuccess) last = error;
+    if (error != cudaSuccess) {
+        last = error;
+        say("error %d", (int)error);
+    }
     return error;
 }
 
@@ -374,7 +377,7 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *function) {
 static cudaError_t launched(const void *function, dim3 grid, dim3 block) {
     need_context(current);
     const struct card *card = card_of(current);
-    if (!has_image(function, card->major, card->minor)) return result(cudaErrorNoKernelImageForDevice);
+    if (!architecture_of(function, card->major, card->minor)) return result(cudaErrorNoKernelImageForDevice);
     work(current, 0, 0, bytes_of_launch(function, (uint64_t)grid.x * grid.y * grid.z, (uint64_t)block.x * block.y * block.z));
     return result((cudaError_t)error_of_launch(current));
 }
@@ -395,10 +398,10 @@ cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *how, const void *funct
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *shown, const void *function) {
     const struct card *card = card_of(current);
-    int binary = 10 * card->major + card->minor;
+    int binary = architecture_of(function, card->major, card->minor);
     *shown = (struct cudaFuncAttributes){
         .maxThreadsPerBlock = 1024, .numRegs = 32, .binaryVersion = binary, .ptxVersion = binary};
-    return result(has_image(function, card->major, card->minor) ? cudaSuccess : cudaErrorNoKernelImageForDevice);
+    return result(binary ? cudaSuccess : cudaErrorNoKernelImageForDevice);
 }
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *count, const void *function, int threads,
                                                                    size_t shared, unsigned int flags) {
