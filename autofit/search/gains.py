@@ -10,14 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.frontier import Point
-from autofit.search.regret import timing_deviation
+from autofit.search.regret import LEAST_DEVIATION, timing_deviation
 from autofit.search.step_times import Mixture
 from autofit.search.surrogate import mean_above
 
 Array = NDArray[np.float64]
 
-LEAST_DEVIATION = 1e-6
-"""Of a speed's logarithm: below this, a rival's trial is exact."""
 NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
 """Midpoints of ten equally likely parts of the standard normal distribution: expectations are averages over these."""
 

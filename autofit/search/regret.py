@@ -19,6 +19,8 @@ Claim = tuple[float, Array | float]
 
 CONFIDENCE = 0.95
 """Share of searches whose regret should be within the bound that they state."""
+LEAST_DEVIATION = 1e-6
+"""Of a speed's logarithm: below this, a trial is exact, as on a device that keeps perfect time."""
 HALVINGS = 50
 """Bisections of the interval in which the bound is sought: until only rounding is left."""
 
@@ -52,7 +54,7 @@ def regret_bound(
     This is the least bound at which it is at most 1 - `confidence`.
     """
     own, deviation = math.log(winner.measurement.step_seconds.median), timing_deviation(winner)
-    lead, spread = own - rivals.mean, np.hypot(rivals.deviation, deviation)
+    lead, spread = own - rivals.mean, np.maximum(np.hypot(rivals.deviation, deviation), LEAST_DEVIATION)
     claimed = [(weight, np.broadcast_to(own - least, rivals.mean.shape[1:])) for weight, least in claims if weight]
 
     def chance(gain: float) -> float:

@@ -49,6 +49,15 @@ def test_of_one_rival_it_is_the_quantile() -> None:
     assert bound == pytest.approx(1 - math.exp(-1.6448536 * 0.05), abs=1e-5)
 
 
+@pytest.mark.filterwarnings("error")
+def test_what_is_timed_exactly_is_known_exactly() -> None:
+    slower, equal, faster = (
+        regret_bound(timed(1.0, 0.0), rivals((math.log(seconds), 0.0)), np.ones(1)) for seconds in (2.0, 1.0, 0.5)
+    )
+    assert (slower, equal) == (0.0, pytest.approx(0.0, abs=1e-5))
+    assert faster == pytest.approx(0.5, abs=1e-5)
+
+
 def test_a_rival_counts_as_likely_as_it_fits() -> None:
     one = rivals((0.0, 0.05))
     sure, likely, hardly = (regret_bound(timed(1.0, 0.0), one, np.array([p])) for p in (1.0, 0.5, 0.04))
