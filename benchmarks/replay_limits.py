@@ -1,14 +1,16 @@
 """Our search under many memory limits: replays of every table under limits between its lightest config and its own.
 
-    python benchmarks/replay_limits.py [--table FILE ...] [--limits 12] [--seeds 20] [--store URL] [--out FILE]
+    python benchmarks/replay_limits.py [--table FILE ...] [--limits 12] [--seeds 20] [--without LAYER]
+                                       [--store URL] [--out FILE]
 
 The limits of a problem divide the range from the memory of its lightest config to the table's limit into equal parts,
 so nobody chose them. Near what the fastest configs need, a few per cent of error in predicted memory decide which of
 them are tried. For each problem: under how many of its limits the search had run a config within 1 % of the best after
 at most 8 trials, in the median of the seeds; under how many at most one trial of the whole search ran out of memory; in
 how many searches the stated regret bound held; and, in the median over the limits and at worst, how much
-slower than the best what it recommended was, each a median of the seeds. Prints a table for README.md; `--out` writes
-the figures, with the revision that they are of.
+slower than the best what it recommended was, each a median of the seeds. `--without` takes a layer of the search's
+statistics away (`autofit.bench.ablation`). Prints a table for README.md; `--out` writes the figures, with the revision
+that they are of.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -23,6 +26,8 @@ from replay_document import parser, replay
 from replay_verdicts import NEAR, OUT_OF_MEMORY, TRIALS
 from replay_words import percent, table
 
+from autofit.bench.ablation import LAYERS
+from autofit.bench.made_device import MadeDevice
 from autofit.outcome import Fits
 from autofit.search.replay import ours
 from autofit.search.replay.kept import searched
@@ -63,8 +68,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Replay everything asked for, and print the table."""
     options = parser(__doc__)
     options.add_argument("--limits", type=int, default=12)
+    options.add_argument("--without", choices=[*LAYERS])
     asked = options.parse_args(arguments)
-    replay(asked, lambda problem: [figures(one, asked.seeds) for one in lowered(problem, asked.limits)], table_of)
+    as_recorded = MadeDevice()
+    with LAYERS[asked.without].applied(as_recorded, present=False) if asked.without else nullcontext():
+        replay(
+            asked,
+            lambda problem: [figures(one, asked.seeds) for one in lowered(problem, asked.limits)],
+            table_of,
+            without=asked.without,
+        )
 
 
 def table_of(document: Mapping[str, Any]) -> str:
