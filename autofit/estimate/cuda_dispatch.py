@@ -50,7 +50,7 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 @contextmanager
 def cuda_dispatch() -> Iterator[None]:
-    """Inside, autocast on CPU tensors has CUDA's list of fp32 operations, and dropout is CUDA's kernel."""
+    """Inside, autocast on CPU tensors has CUDA's list of fp32 operations, and dropout and softmax are CUDA's kernels."""
     # Registered anew each time, within less than a millisecond: nothing else in the process is to see these rules.
     with torch.library._scoped_library("aten", "IMPL") as registry:
         for operations, rule in ((WIDENED, _widened), (SUMMED_WIDE, _summed_wide)):
@@ -58,6 +58,7 @@ def cuda_dispatch() -> Iterator[None]:
                 if operation.has_kernel_for_dispatch_key(torch._C.DispatchKey.AutocastCUDA):
                     registry.impl(operation, rule(operation), "AutocastCPU")
         registry.impl(_ATEN.dropout.default, _dropout, "AutogradCPU")
+        registry.impl(_ATEN.softmax.int, _softmax, "AutogradCPU")
         yield
 
 
@@ -91,3 +92,11 @@ def _dropout(given: torch.Tensor, share: float, training: bool) -> torch.Tensor:
     """CUDA's kernel keeps a mask of one byte per element, where the CPU's keeps factors in the input's format
     (is_fused_kernel_acceptable of aten/src/ATen/native/Dropout.cpp)."""
     return torch.native_dropout(given, share, True)[0] if training and share > 0.0 else given
+
+
+def _softmax(given: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """CUDA's kernel reads fp16 and writes fp32, where a CPU's needs a widened copy (softmax of aten/src/ATen/native/
+    SoftMax.cpp)."""
+    if given.dtype is torch.float16 and dtype is torch.float32:
+        return torch._softmax(given, dim, True)
+    return torch._softmax(given if dtype is None else given.to(dtype), dim, False)

@@ -111,8 +111,8 @@ def _alignment(half: bool, version: tuple[int, int]) -> int:
 
 def cuda_scratch(
     func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, capability: str | None = None
-) -> int:
-    """Bytes that the CUDA kernel of an operation allocates and frees internally."""
+) -> tuple[int, ...]:
+    """Bytes of each block that the CUDA kernel of an operation holds while it runs, beside its result."""
     name = str(func)
     if name == "aten._scaled_dot_product_flash_attention_for_cpu_backward.default":
         return _attention_backward(args, kwargs, capability)
@@ -120,7 +120,7 @@ def cuda_scratch(
     return common_scratch(name, args) if rule is None else rule(args)
 
 
-def _attention_backward(args: tuple[Any, ...], kwargs: dict[str, Any], capability: str | None) -> int:
+def _attention_backward(args: tuple[Any, ...], kwargs: dict[str, Any], capability: str | None) -> tuple[int, ...]:
     """Arguments: (grad_out, query, key, value, ...), tensors [batch, heads, tokens, width]."""
     query: torch.Tensor = args[1]
     key: torch.Tensor = args[2]
@@ -135,44 +135,52 @@ def _attention_backward(args: tuple[Any, ...], kwargs: dict[str, Any], capabilit
     return _efficient_backward(query) if kernel is Attention.EFFICIENT else _flash_backward(query, key)
 
 
-def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> int:
-    """mha_bwd of flash_api.cpp, and of the flash-attn package's own: fp32 accumulators of the query's gradient, and
-    with grouped queries the keys' and values' gradients for every query head."""
+def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
+    """mha_bwd of flash_api.cpp, and of the flash-attn package's own: a sum of each row and accumulators of the query's
+    gradient, both in fp32, and with grouped queries the keys' and values' gradients for every query head."""
     batch, heads, tokens, width = query.shape
     rows = _up(tokens, SEQUENCE_TILE)
     columns = _up(width, 32 if width <= 128 else 64)
-    accumulated = batch * heads * rows * (columns + 1) * FP32_BYTES
+    accumulated = batch * heads * rows * FP32_BYTES, batch * heads * rows * columns * FP32_BYTES
     if key.shape[1] == heads:
         return accumulated
-    return accumulated + 2 * batch * heads * key.shape[2] * width * query.element_size()
+    return accumulated + (batch * heads * key.shape[2] * width * query.element_size(),) * 2
 
 
-def _efficient_backward(query: torch.Tensor) -> int:
+def _efficient_backward(query: torch.Tensor) -> tuple[int, ...]:
     """_efficient_attention_backward of attention_backward.cu: `delta`, one fp32 per row, and the workspace in which
     tiles of the query's gradient are summed in fp32 (workspace_elements_gq in mem_eff_attention/kernel_backward.h),
     each with four words that track its progress. Staging tiles of heads wider than 128 are left out."""
     batch, heads, tokens, width = query.shape
     tiles = -(-tokens // EFFICIENT_TILE) * -(-width // EFFICIENT_TILE)
-    return batch * heads * (tiles * (EFFICIENT_TILE**2 + 4) + tokens) * FP32_BYTES
+    rows = batch * heads
+    return rows * tokens * FP32_BYTES, rows * tiles * (EFFICIENT_TILE**2 + 4) * FP32_BYTES
 
 
-def _four_bit_product(args: tuple[Any, ...]) -> int:
-    """The dequantised weight, which cuBLAS multiplies with, and its fp32 scales. Arguments: (activations, packed
+def _four_bit_product(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """The weight's fp32 scales, and the dequantised weight, which cuBLAS multiplies with. Arguments: (activations, packed
     weight, shape, scales, ...)."""
     activations: torch.Tensor = args[0]
     shape: Sequence[int] = args[2]
     rows = activations.numel() // activations.shape[-1]
     if rows <= CUSTOM_GEMM_ROWS:
-        return 0
+        return ()
     weights = math.prod(shape)
-    return weights * activations.element_size() + -(-weights // NF4_BLOCK) * FP32_BYTES
+    return -(-weights // NF4_BLOCK) * FP32_BYTES, weights * activations.element_size()
 
 
 def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-_RULES: dict[str, Callable[[tuple[Any, ...]], int]] = {
+def _softmax_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
+    """The product of gradient and result (softmax_backward_cuda_out of aten/src/ATen/native/cuda/SoftMax.cu), of which
+    there is none for log_softmax. Arguments: (gradient, result, ...)."""
+    return (args[1].numel() * args[1].element_size(),)
+
+
+_RULES: dict[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
+    "aten._softmax_backward_data.default": _softmax_backward,
     "bitsandbytes.gemm_4bit.default": _four_bit_product,
 }
 

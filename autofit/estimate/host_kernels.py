@@ -15,8 +15,8 @@ NF4_BLOCK = 64
 FP32_BYTES = 4
 
 
-def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
-    """Bytes that the kernel of an operation allocates and frees internally.
+def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[int, ...]:
+    """Bytes of each block that the kernel of an operation holds while it runs.
 
     bitsandbytes has no 4-bit product of its own for CPUs: the weight is dequantised whole, its scales first
     (`_gemm_4bit_default_impl` of backends/default/ops.py). Arguments: (activations, packed weight, shape, ...).
@@ -27,4 +27,4 @@ def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     activations: torch.Tensor = args[0]
     shape: Sequence[int] = args[2]
     weights = math.prod(shape)
-    return weights * activations.element_size() + -(-weights // NF4_BLOCK) * FP32_BYTES
+    return -(-weights // NF4_BLOCK) * FP32_BYTES, weights * activations.element_size()

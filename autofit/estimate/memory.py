@@ -57,18 +57,19 @@ def _cuda_memory(
     handles = 2 * workspace  # the forward's thread and autograd's
     parts = _parts(line)
     parts["temporaries"] += handles
-    allocated = sum(parts.values())
+    allocated = in_parts = sum(parts.values())
     borrowed, gives_back_cache = fragmentation.borrowed(allocated, limit), False
     if borrowed is None:
-        found, gives_back_cache = replays.reserved(line, workspace, limit if allocated <= limit else None)
-        borrowed = max(found, allocated), 0.0
+        held = replays.held(line, workspace, limit if allocated <= limit else None)
+        allocated = max(allocated, held.allocated)
+        borrowed, gives_back_cache = (max(held.reserved, allocated), 0.0), held.gives_back_cache
     reserved, borrowed_error = borrowed
     return Memory(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         device_bytes=reserved + CONTEXT_BYTES,
         host_bytes=0,
-        breakdown={**parts, "fragmentation": reserved - allocated, "context": CONTEXT_BYTES},
+        breakdown={**parts, "fragmentation": reserved - in_parts, "context": CONTEXT_BYTES},
         phase_peaks={phase: size + handles for phase, size in line.phase_peaks().items()},
         gives_back_cache=gives_back_cache,
         borrowed_error=borrowed_error,

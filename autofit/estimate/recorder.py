@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,8 +16,9 @@ from autofit.errors import UsageError
 from autofit.estimate.results import remembered
 from autofit.estimate.tape import BEFORE, Event, Place, Storage, Tape
 
-Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
-"""(operation, its arguments, keyword arguments, its result) -> bytes that its kernel holds while it runs."""
+Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Sequence[int]]
+"""(operation, its arguments, keyword arguments, its result) -> bytes of each block that its kernel holds while it runs,
+beside its result, in the order in which it takes them."""
 
 
 def without_data() -> FakeTensorMode:
@@ -46,6 +48,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._next: Place | None = None
         self._closed = False
         self._is_elsewhere = False
+        self._sum: tuple[int, int] | None = None
+        """The storages of a gradient and of its sum with another, if the last operation has made that."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -105,22 +109,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             following, self._next = self._next, None
             self.move(*following)
         kwargs = kwargs or {}
+        self._sum = None
         result, cost = remembered(func, args, kwargs, lambda: self._run(func, args, kwargs))
         if func.is_view:
             return result
         if func is not _RESHAPE:
             self.tape.work.setdefault(self.place, []).append(cost)
-        extra = self._scratch(func, args, kwargs, result)
-        if extra:
-            index = self._new(extra, self.place)
-            self._events.append(Event(index, True))
-            self._free(index)
         if isinstance(result, torch.Tensor):
             self._seen(result)
+            if func is _ADD and sys._getframe(1).f_code.co_name == _ENGINE and not torch.is_grad_enabled():
+                self._note_sum(args[0], result)
         elif isinstance(result, (tuple, list)):
             for item in result:
                 if isinstance(item, torch.Tensor):
                     self._seen(item)
+        held = [self._new(size, self.place) for size in self._scratch(func, args, kwargs, result)]
+        self._events += [Event(index, True) for index in held]
+        for index in reversed(held):
+            self._free(index)
         return result
 
     def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -161,9 +167,23 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.tape.storages.append(Storage(size, place, recomputed=recomputed))
         return len(self.tape.storages) - 1
 
+    def _note_sum(self, before: torch.Tensor, result: torch.Tensor) -> None:
+        """Of two gradients, the engine has made the sum (InputBuffer::accumulate of torch/csrc/autograd). With data it
+        adds in place if nothing else holds the first, as a view's base does: then that will be gone before another
+        operation runs."""
+        keys = before.untyped_storage()._cdata, result.untyped_storage()._cdata
+        is_plain = torch.ops.aten.is_non_overlapping_and_dense(before) and not before._is_view()
+        if is_plain and all(key in self._known for key in keys):
+            self._sum = keys
+
     def _gone(self, key: int) -> None:
         index = self._known.pop(key)
-        if not self._closed:
+        if self._sum is not None and key == self._sum[0] and self._sum[1] in self._known:
+            made = self._known[self._sum[1]]
+            self._events.remove(Event(made, True))
+            self._known[self._sum[1]] = index
+            self._sum = None
+        elif not self._closed:
             self._free(index)
 
     def _free(self, index: int) -> None:
@@ -171,6 +191,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._events.append(Event(index, False))
 
 
+_ADD = torch.ops.aten.add.Tensor
+_ENGINE = "_engine_run_backward"
+"""The function of torch.autograd.graph within which autograd's engine runs."""
 _DEVICE = torch.ops.prim.device.default
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _RESHAPE = torch.ops.aten._unsafe_view.default

@@ -39,16 +39,27 @@ def replay(
     return allocator
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What the allocator holds at most, in bytes."""
+
+    allocated: int
+    """With remainders of up to 1 MiB that are not split off where there are no expandable segments."""
+    reserved: int
+    gives_back_cache: bool
+    """Whether unused memory has to be given back for `reserved` to be within the limit; without a limit where even then
+    it is not."""
+
+
 class Replays:
     """The outcomes of replays. Some configs have one timeline, such as most that differ in the attention package."""
 
     def __init__(self, *, expandable_segments: bool = True) -> None:
         self._expandable_segments = expandable_segments
-        self._known: dict[tuple[bytes, int, int | None], tuple[int, bool]] = {}
+        self._known: dict[tuple[bytes, int, int | None], Held] = {}
 
-    def reserved(self, line: Timeline, workspace: int, limit: int | None) -> tuple[int, bool]:
-        """The most that is reserved, and whether the cache goes back for that to be within `limit`; without a limit
-        where even then it is not."""
+    def held(self, line: Timeline, workspace: int, limit: int | None) -> Held:
+        """What a step takes within `limit` bytes from the driver, or what it would take beyond that."""
         content = sha256()
         for part in (line.sizes, line.storages, line.phases, line.streams, line.categories):
             content.update(part.tobytes())
@@ -57,13 +68,17 @@ class Replays:
             self._known[key] = self._outcome(line, workspace, limit)
         return self._known[key]
 
-    def _outcome(self, line: Timeline, workspace: int, limit: int | None) -> tuple[int, bool]:
+    def _outcome(self, line: Timeline, workspace: int, limit: int | None) -> Held:
         expandable = self._expandable_segments
         try:
             allocator = replay(line, workspace, expandable_segments=expandable, limit=limit)
         except OutOfDeviceMemory:
             allocator = replay(line, workspace, expandable_segments=expandable)
-        return allocator.peak_reserved, allocator.retries > 0
+        return Held(
+            allocated=allocator.peak_allocated,
+            reserved=allocator.peak_reserved,
+            gives_back_cache=allocator.retries > 0,
+        )
 
 
 def alikeness(config: Config) -> tuple[Hashable, Hashable]:

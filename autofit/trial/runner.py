@@ -20,7 +20,9 @@ from autofit.trial import nvml
 from autofit.trial.host import DEFAULT_ENTRY
 from autofit.trial.request import TrialRequest
 
-ALLOCATOR = "expandable_segments:True"
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Where CUDA's allocator finds its settings: torch 2.9 and later in the first, earlier versions in the second."""
+EXPANDABLE = "expandable_segments"
 """Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
 
 
@@ -35,15 +37,19 @@ def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
         "AUTOFIT_DEVICE_KIND": kind,
         # Otherwise DeepSpeed probes for the device itself whenever it is imported.
         "DS_ACCELERATOR": kind,
-        # Both spellings: the first is read by torch 2.9 and later, the second by earlier versions.
-        "PYTORCH_ALLOC_CONF": ALLOCATOR,
-        "PYTORCH_CUDA_ALLOC_CONF": ALLOCATOR,
+        **dict.fromkeys(ALLOCATOR, _allocator_settings()),
         # Lets torch see devices through NVML, without initialising the driver in the parent.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
     }
+
+
+def _allocator_settings() -> str:
+    """The user's own settings of CUDA's allocator, and expandable segments unless these say otherwise."""
+    own = next(filter(None, map(os.environ.get, ALLOCATOR)), "")
+    return own if EXPANDABLE in own else ",".join(filter(None, (own, f"{EXPANDABLE}:True")))
 
 
 def parent_touches_device(kind: str) -> bool:

@@ -13,7 +13,7 @@ from autofit.catalog.hardware import card as catalog_card
 
 DRIVER, CUDA = "580.95.05 (emulated)", 13000
 """Of the driver that is emulated."""
-CONTEXT_BYTES = 500 * 1024**2
+CONTEXT_BYTES = 400 * 1024**2
 """What a process takes of an H100 before it allocates anything; between 300 and 600 MiB on real ones, by driver."""
 FACTS: dict[str, tuple[str, int, int, int, int]] = {
     # the driver's name, streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz (data sheets)
