@@ -4,8 +4,8 @@
                                            [--processes 2] [--home .venv/emulated-card] [--again]
 
 `make emulated-card` builds what it runs on (tests/emulated_card/README.md). Draws configs at random over all axes,
-models, sequence lengths and cards, predicts each, trains it as `autofit trial` does, and writes both into FOLDER, a file
-per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without expandable
+models, sequence lengths and cards, predicts each, trains it as `autofit trial` does, and writes both into FOLDER, a
+file per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without expandable
 segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it keeps and fit
 is decided. What is predicted to take more than one and a half times the card is drawn anew. `--again` runs nothing: it
 predicts anew what the folder holds.
@@ -23,17 +23,18 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import load, positions
+from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.floor import floor_bytes
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Value
 from autofit.operations.requests import WorkloadOptions
@@ -68,11 +69,14 @@ VALUES: dict[str, tuple[Value, ...]] = {
 }
 SHARDINGS: tuple[Value, ...] = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")
 BATCHES = (4, 8)
-GROUP = 10
-"""Configs drawn for one model, sequence length and batch: they share their traces."""
-DRAWS = 400
-"""Attempts to draw one config that can work and may fit, before another workload is drawn."""
+DECODERS, ALIKE = 2, 5
+"""How many values of the axes that make a decoder are drawn for one workload, and of the others for each of these: a
+decoder is traced once."""
+OF_ONE_DECODER = ("micro_batch", "optimizer", "loss")
+DRAWS = 10
+"""Attempts to draw one config that can work and may fit, before another decoder is drawn."""
 HOPELESS = 1.5
+"""What is predicted to take more than so many times the card's memory is not run."""
 WITHOUT_SEGMENTS, CLOSE, CLOSENESS = 0.25, 0.5, 0.04
 SIZES = ("peak_allocated_bytes", "peak_reserved_bytes")
 
@@ -99,6 +103,11 @@ class Row:
     def error(self, size: str) -> float | None:
         """Predicted over measured, minus one."""
         return None if self.measured is None else self.predicted[size] / self.measured[size] - 1.0
+
+    @property
+    def farthest(self) -> float:
+        """How far off it is, for an order: an error of what is allocated counts tenfold, as its target is a tenth."""
+        return max(weight * abs(self.error(size) or 0.0) for weight, size in zip((10.0, 1.0), SIZES, strict=True))
 
     @property
     def judged(self) -> bool:
@@ -149,13 +158,16 @@ class Drawing:
 
     def rows(self, runners: dict[bool, GroupRunner]) -> Iterator[dict[str, Any]]:
         """The lines of a group's configs."""
-        for _ in range(GROUP):
+        decoder: dict[str, Value] = {}
+        for number in range(DECODERS * ALIKE):
+            if number % ALIKE == 0:
+                decoder = {axis: self._random.choice(v) for axis, v in VALUES.items() if axis not in OF_ONE_DECODER}
             segments = self._random.random() >= WITHOUT_SEGMENTS
             close = self._random.random() < CLOSE
             share = 1.0 + self._random.uniform(-CLOSENESS, CLOSENESS)
-            found = self._drawn(self._estimators[segments])
+            found = self._drawn(self._estimators[segments], decoder)
             if found is None:
-                return
+                continue
             memory = self._job.hardware.memory_bytes
             limit = min(memory, int(found.device_bytes * share)) if close else memory
             said = self._estimators[segments].estimate(found.config, memory_limit_bytes=limit)
@@ -171,22 +183,22 @@ class Drawing:
             "segments": segments,
         }
 
-    def _drawn(self, estimator: Estimator) -> Estimate | None:
-        """A config that can work and may fit, predicted; None where there seems to be none."""
-        most = HOPELESS * self._job.hardware.memory_bytes
+    def _drawn(self, estimator: Estimator, decoder: Mapping[str, Value]) -> Estimate | None:
+        """A config with this decoder that can work and may fit, predicted; None where there seems to be none."""
+        memory = self._job.hardware.memory_bytes
         for _ in range(DRAWS):
-            config = self._one()
+            config = self._one(decoder)
             if unsupported(config, self._job) or lacking_here(config, self._job):
                 continue
-            if floor_bytes(config, self._job) > self._job.hardware.memory_bytes:
-                continue
-            found = estimator.estimate(config, memory_limit_bytes=self._job.hardware.memory_bytes)
-            if found.device_bytes <= most:
-                return found
+            by_formula = bounded(config, self._job, memory_limit_bytes=memory, reason="")
+            if by_formula.device_bytes <= HOPELESS * memory:
+                found = estimator.estimate(config, memory_limit_bytes=memory)
+                if found.device_bytes <= HOPELESS * memory:
+                    return found
         return None
 
-    def _one(self) -> Config:
-        drawn = {axis: self._random.choice(values) for axis, values in VALUES.items()}
+    def _one(self, decoder: Mapping[str, Value]) -> Config:
+        drawn = dict(decoder) | {axis: self._random.choice(VALUES[axis]) for axis in OF_ONE_DECODER}
         if drawn["method"] == "full":
             del drawn["rank"], drawn["targets"]
         while int(drawn["micro_batch"]) > self._job.workload.batch_per_device:
@@ -239,22 +251,15 @@ def record(file: Path, configs: int, seed: int, ranks: int) -> None:
             print(f"{site[0].name}: {have} of {configs}", file=sys.stderr, flush=True)
 
 
-class runners:  # noqa: N801 (a context manager, used like a function)
+@contextmanager
+def runners(ranks: int) -> Iterator[dict[bool, GroupRunner]]:
     """Runners with expandable segments and without."""
-
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-
-    def __enter__(self) -> dict[bool, GroupRunner]:
-        self._made = {}
+    with ExitStack() as opened:
+        made = {}
         for segments in (True, False):
             os.environ.update(dict.fromkeys(ALLOCATOR, f"{EXPANDABLE}:{segments}"))
-            self._made[segments] = GroupRunner(kind="cuda", ranks=self._ranks)
-        return self._made
-
-    def __exit__(self, *raised: object) -> None:
-        for runner in self._made.values():
-            runner.close()
+            made[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=ranks))
+        yield made
 
 
 def lines_of(file: Path) -> list[dict[str, Any]]:
@@ -330,7 +335,7 @@ def judge(rows: Sequence[Row]) -> bool:
     found = [(name, of(rows), most) for name, of, most in TARGETS]
     for name, value, most in found:
         print(f"{name:30} {value:8.3%}, target {most:.2%}{'' if value <= most else '  MISSED'}")
-    worst = sorted(rows, key=lambda row: (row.misjudged, *(abs(row.error(s) or 0.0) for s in SIZES)), reverse=True)
+    worst = sorted(rows, key=lambda row: (row.misjudged, row.farthest), reverse=True)
     print("farthest off: predicted allocated and reserved MiB, measured, errors")
     for row in worst[:20]:
         print(row)
@@ -364,9 +369,11 @@ def main() -> int:
     cards = asked.cards.split(",")
 
     def on(card: str) -> None:
-        command = [sys.executable, str(EMULATED), "--home", asked.home, ",".join([card] * asked.ranks), sys.executable]
-        command += [__file__, str(asked.folder / f"{card}.jsonl"), "--here", "--configs", str(asked.configs // len(cards))]
-        subprocess.run([*command, "--seed", str(asked.seed), "--ranks", str(asked.ranks)], check=True)
+        machine = [sys.executable, str(EMULATED), "--home", asked.home, ",".join([card] * asked.ranks)]
+        program = [sys.executable, __file__, str(asked.folder / f"{card}.jsonl"), "--here"]
+        numbers = {"--configs": asked.configs // len(cards), "--seed": asked.seed, "--ranks": asked.ranks}
+        options = [str(word) for pair in numbers.items() for word in pair]
+        subprocess.run([*machine, *program, *options], check=True)
 
     with ThreadPoolExecutor(asked.processes) as threads:
         list(threads.map(on, cards))

@@ -30,9 +30,9 @@ class OutOfDeviceMemory(Exception):
     """The driver has no more memory, even after every unused segment was given back."""
 
     def __init__(self, requested: int, reserved: int) -> None:
+        """The segment requested, and what was reserved then, in bytes."""
         super().__init__(f"{requested} bytes requested with {reserved} reserved")
-        self.requested = requested
-        self.reserved = reserved
+        self.needed = requested + reserved
 
 
 @dataclass(slots=True, eq=False)
@@ -105,9 +105,12 @@ def _reach(block: Block) -> int:
 class CachingAllocator:
     """One device's allocator. `limit` is what the driver can give it; None for no limit."""
 
-    def __init__(self, *, expandable_segments: bool, limit: int | None = None) -> None:
+    def __init__(self, *, expandable_segments: bool, limit: int | None = None, capped: bool = False) -> None:
+        """`capped`: a limit set by set_per_process_memory_fraction, with which torch compares what a request alone
+        would take, whatever pages of expandable segments it then maps (alloc_block)."""
         self.expandable_segments = expandable_segments
         self.limit = limit
+        self.capped = capped
         self.allocated = 0
         """In blocks in use, including rounding and remainders that are not split off."""
         self.reserved = 0
@@ -150,11 +153,11 @@ class CachingAllocator:
                     self.reserved -= block.size
 
     def _from_driver(self, pool: _Pool, size: int) -> Block:
-        if self._exceeds(self._needed(pool, size)):
+        if self._exceeds(pool, size):
             self.retries += 1
             self.empty_cache()
-            if self._exceeds(self._needed(pool, size)):
-                raise OutOfDeviceMemory(size, self.reserved)
+            if self._exceeds(pool, size):
+                raise OutOfDeviceMemory(_alone(pool, size), self.reserved)
         needed = self._needed(pool, size)
         self.reserved += needed
         self.peak_reserved = max(self.peak_reserved, self.reserved)
@@ -164,15 +167,15 @@ class CachingAllocator:
         pool.address += needed
         return block
 
-    def _exceeds(self, more: int) -> bool:
-        return self.limit is not None and self.reserved + more > self.limit
+    def _exceeds(self, pool: _Pool, size: int) -> bool:
+        if self.limit is None:
+            return False
+        return self.reserved + (_alone(pool, size) if self.capped else self._needed(pool, size)) > self.limit
 
     def _needed(self, pool: _Pool, size: int) -> int:
         """What must be taken from the driver for a request that no free block serves."""
         if not self.expandable_segments:
-            if pool.small:
-                return SMALL_BUFFER
-            return LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
+            return _alone(pool, size)
         needed, held, block = 0, 0, _room(pool, size)
         while held < size:
             part = block.size if block.mapped else min(block.size, _up(size - held, pool.page))
@@ -278,6 +281,13 @@ class CachingAllocator:
             if block.after is not None:
                 block.after.before = block
         block.size += neighbour.size
+
+
+def _alone(pool: _Pool, size: int) -> int:
+    """The segment that a request takes which has one to itself (get_allocation_size)."""
+    if pool.small:
+        return SMALL_BUFFER
+    return LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
 
 
 def _room(pool: _Pool, size: int) -> Block:

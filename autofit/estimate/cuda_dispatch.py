@@ -50,7 +50,7 @@ _AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 @contextmanager
 def cuda_dispatch() -> Iterator[None]:
-    """Inside, autocast on CPU tensors has CUDA's list of fp32 operations, and dropout and softmax are CUDA's kernels."""
+    """Inside, autocast on CPU tensors has CUDA's list of fp32 operations; dropout and softmax are CUDA's kernels."""
     # Registered anew each time, within less than a millisecond: nothing else in the process is to see these rules.
     with torch.library._scoped_library("aten", "IMPL") as registry:
         for operations, rule in ((WIDENED, _widened), (SUMMED_WIDE, _summed_wide)):

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from autofit.estimate.kernels import common_scratch
+from autofit.estimate.recorder import Held
 
 if TYPE_CHECKING:
     import torch
@@ -109,77 +110,67 @@ def _alignment(half: bool, version: tuple[int, int]) -> int:
     return 8 if half and version >= (7, 0) else 1
 
 
-def cuda_scratch(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, *, capability: str | None = None
-) -> tuple[int, ...]:
-    """Bytes of each block that the CUDA kernel of an operation holds while it runs, beside its result."""
+def cuda_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Held:
+    """What the CUDA kernel of an operation holds while it runs."""
     name = str(func)
-    if name == "aten._scaled_dot_product_flash_attention_for_cpu_backward.default":
-        return _attention_backward(args, kwargs, capability)
     rule = _RULES.get(name)
     return common_scratch(name, args) if rule is None else rule(args)
 
 
-def _attention_backward(args: tuple[Any, ...], kwargs: dict[str, Any], capability: str | None) -> tuple[int, ...]:
-    """Arguments: (grad_out, query, key, value, ...), tensors [batch, heads, tokens, width]."""
+def _flash_backward(args: tuple[Any, ...]) -> Held:
+    """mha_bwd of flash_api.cpp, and of the flash-attn package's own: a sum of each row and accumulators of the query's
+    gradient, both in fp32, and with grouped queries the keys' and values' gradients for every query head. Arguments:
+    (grad_out, query, key, ...), tensors [batch, heads, tokens, width]."""
     query: torch.Tensor = args[1]
     key: torch.Tensor = args[2]
-    kernel = attention_kernel(
-        dtype=query.dtype,
-        width=query.shape[3],
-        value_width=args[3].shape[3],
-        grouped=key.shape[1] != query.shape[1],
-        masked=kwargs.get("attn_mask") is not None,
-        capability=capability,
-    )
-    return _efficient_backward(query) if kernel is Attention.EFFICIENT else _flash_backward(query, key)
-
-
-def _flash_backward(query: torch.Tensor, key: torch.Tensor) -> tuple[int, ...]:
-    """mha_bwd of flash_api.cpp, and of the flash-attn package's own: a sum of each row and accumulators of the query's
-    gradient, both in fp32, and with grouped queries the keys' and values' gradients for every query head."""
     batch, heads, tokens, width = query.shape
     rows = _up(tokens, SEQUENCE_TILE)
     columns = _up(width, 32 if width <= 128 else 64)
     accumulated = batch * heads * rows * FP32_BYTES, batch * heads * rows * columns * FP32_BYTES
     if key.shape[1] == heads:
-        return accumulated
-    return accumulated + (batch * heads * key.shape[2] * width * query.element_size(),) * 2
+        return Held(beside=accumulated)
+    return Held(beside=accumulated + (batch * heads * key.shape[2] * width * query.element_size(),) * 2)
 
 
-def _efficient_backward(query: torch.Tensor) -> tuple[int, ...]:
+def _efficient_backward(args: tuple[Any, ...]) -> Held:
     """_efficient_attention_backward of attention_backward.cu: `delta`, one fp32 per row, and the workspace in which
     tiles of the query's gradient are summed in fp32 (workspace_elements_gq in mem_eff_attention/kernel_backward.h),
-    each with four words that track its progress. Staging tiles of heads wider than 128 are left out."""
+    each with four words that track its progress. Staging tiles of heads wider than 128 are left out. Arguments:
+    (grad_out, query, ...), tensors [batch, heads, tokens, width]."""
+    query: torch.Tensor = args[1]
     batch, heads, tokens, width = query.shape
     tiles = -(-tokens // EFFICIENT_TILE) * -(-width // EFFICIENT_TILE)
     rows = batch * heads
-    return rows * tokens * FP32_BYTES, rows * tiles * (EFFICIENT_TILE**2 + 4) * FP32_BYTES
+    return Held(beside=(rows * tokens * FP32_BYTES, rows * tiles * (EFFICIENT_TILE**2 + 4) * FP32_BYTES))
 
 
-def _four_bit_product(args: tuple[Any, ...]) -> tuple[int, ...]:
-    """The weight's fp32 scales, and the dequantised weight, which cuBLAS multiplies with. Arguments: (activations, packed
-    weight, shape, scales, ...)."""
+def _four_bit_product(args: tuple[Any, ...]) -> Held:
+    """The weight's fp32 scales, unpacked and then shifted, and the dequantised weight, which cuBLAS multiplies with
+    (_dequant_linear_fallback of bitsandbytes/backends/cuda/ops.py). Arguments: (activations,
+    packed weight, shape, scales, ...)."""
     activations: torch.Tensor = args[0]
     shape: Sequence[int] = args[2]
     rows = activations.numel() // activations.shape[-1]
     if rows <= CUSTOM_GEMM_ROWS:
-        return ()
+        return Held()
     weights = math.prod(shape)
-    return -(-weights // NF4_BLOCK) * FP32_BYTES, weights * activations.element_size()
+    scales = -(-weights // NF4_BLOCK) * FP32_BYTES
+    return Held(before=(scales, scales, weights * activations.element_size()))
 
 
 def _up(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def _softmax_backward(args: tuple[Any, ...]) -> tuple[int, ...]:
+def _softmax_backward(args: tuple[Any, ...]) -> Held:
     """The product of gradient and result (softmax_backward_cuda_out of aten/src/ATen/native/cuda/SoftMax.cu), of which
     there is none for log_softmax. Arguments: (gradient, result, ...)."""
-    return (args[1].numel() * args[1].element_size(),)
+    return Held(beside=(args[1].numel() * args[1].element_size(),))
 
 
-_RULES: dict[str, Callable[[tuple[Any, ...]], tuple[int, ...]]] = {
+_RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
+    "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
+    "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
     "aten._softmax_backward_data.default": _softmax_backward,
     "bitsandbytes.gemm_4bit.default": _four_bit_product,
 }

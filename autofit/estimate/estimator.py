@@ -117,7 +117,8 @@ class Estimator:
 
     def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None]:
         traced = self.trace(config)
-        found = self._memory(config, traced.timeline, limit - traced.paged_bytes, replayed=replayed)
+        capped = limit < self.job.hardware.memory_bytes
+        found = self._memory(config, traced.timeline, limit - traced.paged_bytes, capped=capped, replayed=replayed)
         found = _with_elsewhere(found, traced, self.job)
         return found, None if self._sheet is None else self._work(config, traced, self._sheet)
 
@@ -148,13 +149,14 @@ class Estimator:
         # The rates are those of all cores together, which the ranks on a CPU share.
         return work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
 
-    def _memory(self, config: Config, line: Timeline, limit: int, *, replayed: bool) -> Memory:
+    def _memory(self, config: Config, line: Timeline, limit: int, *, capped: bool, replayed: bool) -> Memory:
         decoder, like = alikeness(config)
         known = Fragmentation(of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder))
         found = memory(
             line,
             self.job.hardware,
             limit=limit,
+            capped=capped,
             replays=self._replays,
             fragmentation=UNKNOWN if replayed else known,
             traits=self.traits(config),

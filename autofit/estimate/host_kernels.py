@@ -9,14 +9,15 @@ from typing import Any
 import torch
 
 from autofit.estimate.kernels import common_scratch
+from autofit.estimate.recorder import Held
 
 NF4_BLOCK = 64
 """Weights that share one scale (blocksize of bitsandbytes' 4-bit layers)."""
 FP32_BYTES = 4
 
 
-def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> tuple[int, ...]:
-    """Bytes of each block that the kernel of an operation holds while it runs.
+def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Held:
+    """What the kernel of an operation holds while it runs.
 
     bitsandbytes has no 4-bit product of its own for CPUs: the weight is dequantised whole, its scales first
     (`_gemm_4bit_default_impl` of backends/default/ops.py). Arguments: (activations, packed weight, shape, ...).
@@ -27,4 +28,4 @@ def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     activations: torch.Tensor = args[0]
     shape: Sequence[int] = args[2]
     weights = math.prod(shape)
-    return -(-weights // NF4_BLOCK) * FP32_BYTES, weights * activations.element_size()
+    return Held(before=(-(-weights // NF4_BLOCK) * FP32_BYTES, weights * activations.element_size()))

@@ -34,24 +34,31 @@ def memory(
     hardware: Hardware,
     *,
     limit: int,
+    capped: bool = False,
     replays: Replays | None = None,
     fragmentation: Fragmentation = UNKNOWN,
     traits: heap.Traits | None = None,
 ) -> Memory:
-    """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that.
+    """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
+    limit is `capped` if it is less than the device has, so that torch enforces it.
 
     `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `traits`
     are those of a step in a CPU's heap.
     """
     if hardware.kind == "cuda":
-        return _cuda_memory(
-            line, hardware.capability, limit - CONTEXT_BYTES, replays or Replays(), fragmentation=fragmentation
-        )
+        room, replays = limit - CONTEXT_BYTES, replays or Replays()
+        return _cuda_memory(line, hardware.capability, room, replays, capped=capped, fragmentation=fragmentation)
     return _host_memory(line, traits or heap.Traits())
 
 
 def _cuda_memory(
-    line: Timeline, capability: str | None, limit: int, replays: Replays, *, fragmentation: Fragmentation
+    line: Timeline,
+    capability: str | None,
+    limit: int,
+    replays: Replays,
+    *,
+    capped: bool,
+    fragmentation: Fragmentation,
 ) -> Memory:
     workspace = cublas_workspace_bytes(capability)
     handles = 2 * workspace  # the forward's thread and autograd's
@@ -60,7 +67,7 @@ def _cuda_memory(
     allocated = in_parts = sum(parts.values())
     borrowed, gives_back_cache = fragmentation.borrowed(allocated, limit), False
     if borrowed is None:
-        held = replays.held(line, workspace, limit if allocated <= limit else None)
+        held = replays.held(line, workspace, limit if allocated <= limit else None, capped=capped)
         allocated = max(allocated, held.allocated)
         borrowed, gives_back_cache = (max(held.reserved, allocated), 0.0), held.gives_back_cache
     reserved, borrowed_error = borrowed

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
@@ -16,9 +16,17 @@ from autofit.errors import UsageError
 from autofit.estimate.results import remembered
 from autofit.estimate.tape import BEFORE, Event, Place, Storage, Tape
 
-Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], Sequence[int]]
-"""(operation, its arguments, keyword arguments, its result) -> bytes of each block that its kernel holds while it runs,
-beside its result, in the order in which it takes them."""
+Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], "Held"]
+"""(operation, its arguments, keyword arguments, its result) -> what its kernel holds while it runs."""
+
+
+class Held(NamedTuple):
+    """Bytes of each block that a kernel holds while it runs, in the order in which it takes them."""
+
+    before: tuple[int, ...] = ()
+    """Those that it takes before its result."""
+    beside: tuple[int, ...] = ()
+    """Those that it takes after that."""
 
 
 def without_data() -> FakeTensorMode:
@@ -115,6 +123,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if func is not _RESHAPE:
             self.tape.work.setdefault(self.place, []).append(cost)
+        scratch = self._scratch(func, args, kwargs, result)
+        held = [self._take(size) for size in scratch.before]
         if isinstance(result, torch.Tensor):
             self._seen(result)
             if func is _ADD and sys._getframe(1).f_code.co_name == _ENGINE and not torch.is_grad_enabled():
@@ -123,8 +133,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for item in result:
                 if isinstance(item, torch.Tensor):
                     self._seen(item)
-        held = [self._new(size, self.place) for size in self._scratch(func, args, kwargs, result)]
-        self._events += [Event(index, True) for index in held]
+        held += [self._take(size) for size in scratch.beside]
         for index in reversed(held):
             self._free(index)
         return result
@@ -139,6 +148,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         except UnsupportedOperatorException as error:
             raise NotTraced(f"{func} has no implementation without data") from error
+
+    def _take(self, size: int) -> int:
+        index = self._new(size, self.place)
+        self._events.append(Event(index, True))
+        return index
 
     def _seen(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()

@@ -17,13 +17,19 @@ from autofit.lattice import Config
 
 
 def replay(
-    line: Timeline, workspace: int, *, expandable_segments: bool = True, limit: int | None = None
+    line: Timeline,
+    workspace: int,
+    *,
+    expandable_segments: bool = True,
+    limit: int | None = None,
+    capped: bool = False,
 ) -> CachingAllocator:
-    """The caching allocator after the whole timeline, with `limit` bytes from the driver. Raises `OutOfDeviceMemory`.
+    """The caching allocator after the whole timeline, with `limit` bytes from the driver, or `capped` by torch itself.
+    Raises `OutOfDeviceMemory`.
 
     cuBLAS takes a workspace at the first product of each thread, on the stream of all products.
     """
-    allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit)
+    allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit, capped=capped)
     blocks: dict[int, Block] = {}
     in_step = line.categories != Category.WEIGHTS
     of_thread = (np.flatnonzero(in_step & (line.phases == PHASES.index(phase))) for phase in ("forward", "backward"))
@@ -56,24 +62,25 @@ class Replays:
 
     def __init__(self, *, expandable_segments: bool = True) -> None:
         self._expandable_segments = expandable_segments
-        self._known: dict[tuple[bytes, int, int | None], Held] = {}
+        self._known: dict[tuple[bytes, int, int | None, bool], Held] = {}
 
-    def held(self, line: Timeline, workspace: int, limit: int | None) -> Held:
-        """What a step takes within `limit` bytes from the driver, or what it would take beyond that."""
+    def held(self, line: Timeline, workspace: int, limit: int | None, *, capped: bool = False) -> Held:
+        """What a step takes within `limit` bytes, or what it would take beyond that; `capped` as for `replay`."""
         content = sha256()
         for part in (line.sizes, line.storages, line.phases, line.streams, line.categories):
             content.update(part.tobytes())
-        key = content.digest(), workspace, limit
+        key = content.digest(), workspace, limit, capped
         if key not in self._known:
-            self._known[key] = self._outcome(line, workspace, limit)
+            self._known[key] = self._outcome(line, workspace, limit, capped=capped)
         return self._known[key]
 
-    def _outcome(self, line: Timeline, workspace: int, limit: int | None) -> Held:
+    def _outcome(self, line: Timeline, workspace: int, limit: int | None, *, capped: bool) -> Held:
         expandable = self._expandable_segments
         try:
-            allocator = replay(line, workspace, expandable_segments=expandable, limit=limit)
-        except OutOfDeviceMemory:
+            allocator = replay(line, workspace, expandable_segments=expandable, limit=limit, capped=capped)
+        except OutOfDeviceMemory as error:
             allocator = replay(line, workspace, expandable_segments=expandable)
+            allocator.peak_reserved = max(allocator.peak_reserved, error.needed)
         return Held(
             allocated=allocator.peak_allocated,
             reserved=allocator.peak_reserved,

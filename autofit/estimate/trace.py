@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, cast
 
@@ -209,15 +209,12 @@ def _attention(
     dropout_p: float = 0.0,
     **options: Any,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention, fused only where it would be on the device.
-
-    The device's fused kernels draw dropout's mask anew in the backward and so keep nothing of it (rng_state in
-    flash_api.cpp and attention.cu of aten/src/ATen/native/transformers/cuda); the CPU's fused kernel has no dropout.
-    """
+    """scaled_dot_product_attention as the device's kernel, whose results differ in layout from those of the CPU's."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
     kernel = cuda_kernels.attention_kernel(
-        dtype=torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype,
+        dtype=dtype,
         width=query.shape[-1],
         value_width=value.shape[-1],
         grouped=key.shape[-3] != query.shape[-3],
@@ -225,11 +222,25 @@ def _attention(
         capability=capability,
         dropout=dropout_p > 0.0,
     )
-    unfused = kernel is cuda_kernels.Attention.MATH
-    dropped = dropout_p if unfused else 0.0
-    with sdpa_kernel(SDPBackend.MATH) if unfused else nullcontext():
-        result: torch.Tensor = torch_attention(query, key, value, attn_mask=attn_mask, dropout_p=dropped, **options)
+    result: torch.Tensor
+    if kernel is cuda_kernels.Attention.MATH:
+        with sdpa_kernel(SDPBackend.MATH):
+            result = torch_attention(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
+        return result
+    operands = [tensor.to(dtype) for tensor in (query, key, value)]
+    flags = {"is_causal": bool(options.get("is_causal")), "scale": options.get("scale")}
+    if kernel is cuda_kernels.Attention.FLASH:
+        result, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*operands, dropout_p, **flags)
+        return result
+    bias = _as_bias(attn_mask, dtype) if attn_mask is not None and attn_mask.dtype is torch.bool else attn_mask
+    result, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*operands, bias, True, dropout_p, **flags)
     return result
+
+
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to the scores where a mask forbids (convert_boolean_attn_mask of aten/src/ATen/native/transformers/
+    attention.cpp)."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
 
 
 def _save_on_host(recorder: Recorder, pin_memory: bool = False) -> AbstractContextManager[None]:

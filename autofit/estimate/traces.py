@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from autofit.estimate.amounts import Amounts
@@ -87,7 +86,7 @@ class Traces:
         self.job = job
         self._exact = exact
         cuda = job.hardware.kind == "cuda"
-        self._scratch = partial(cuda_scratch, capability=job.hardware.capability) if cuda else host_scratch
+        self._scratch = cuda_scratch if cuda else host_scratch
         self._decoders: dict[tuple[Config, bool, object], Decoder | NotTraced] = {}
         self._stacks: dict[Config, Stack | NotTraced] = {}
         self._losses: dict[tuple[LossKernel, HeadShape, int], Loss | NotTraced] = {}

@@ -177,7 +177,9 @@ def work(func: Any, args: tuple[Any, ...], result: Any) -> Work:
         tensors = [t for t in tensors if t.shape != args[table].shape]
     moved = tuple(t.numel() * t.element_size() for t in tensors)
     made = max((t.nbytes for t in _tensors((result,)) if all(t is not a for a in _tensors(args))), default=0)
-    rule = _FLOPS.get(name)
+    rule = (
+        (_attention_backward if "backward" in name else _attention) if name.startswith(_ATTENTION) else _FLOPS.get(name)
+    )
     if rule is None:
         return Work(0, moved, _NUMBER[_moving(name, tensors, number_format)], made)
     if name == _FOUR_BIT_PRODUCT:  # the weight is dequantised first, except by the kernels for a few tokens
@@ -237,10 +239,19 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> int:
     return 2 * a.numel() * b.shape[-1]
 
 
-def _attention(query: torch.Tensor, key: torch.Tensor) -> int:
-    """Scores and their product with the values, halved for the causal mask; tensors [batch, heads, tokens, width]."""
+def _attention(args: tuple[Any, ...]) -> int:
+    """Scores and their product with the values, halved for the causal mask. Arguments: (query, key, ...), tensors
+    [batch, heads, tokens, width]."""
+    query: torch.Tensor = args[0]
+    key: torch.Tensor = args[1]
     batch, heads, tokens, width = query.shape
     return 2 * batch * heads * tokens * key.shape[2] * width
+
+
+def _attention_backward(args: tuple[Any, ...]) -> int:
+    """Five products against two: the scores are recomputed (Dao 2023, section 3.2). Arguments: (grad_out, query, key,
+    ...)."""
+    return 5 * _attention(args[1:]) // 2
 
 
 def _four_bit(args: tuple[Any, ...]) -> int:
@@ -282,10 +293,5 @@ _FLOPS: dict[str, Callable[[tuple[Any, ...]], int]] = {
     "aten.addmm_.default": lambda args: _product(args[1], args[2]),
     "aten.baddbmm.default": lambda args: _product(args[1], args[2]),
     "aten._grouped_mm.default": lambda args: _product(args[0], args[1]),
-    "aten._scaled_dot_product_flash_attention_for_cpu.default": lambda args: _attention(args[0], args[1]),
-    # Five products against two: the scores are recomputed (Dao 2023, section 3.2).
-    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": lambda args: (
-        5 * _attention(args[1], args[2]) // 2
-    ),
     _FOUR_BIT_PRODUCT: _four_bit,
 }

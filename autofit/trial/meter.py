@@ -208,8 +208,9 @@ class CudaMeter:
         self._cap()
 
     def _cap(self) -> None:
+        """Have torch enforce what is less than the device has: the rest is the driver's, as in a user's run."""
         room = max(0, self._limit - self.context)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, room / self._total))
+        torch.cuda.set_per_process_memory_fraction(1.0 if self._limit >= self._capacity else room / self._total)
 
     def reset(self) -> None:
         """Empty the caches, restart the peaks, and re-apply the limit to what the context has grown to."""

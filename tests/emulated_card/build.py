@@ -11,6 +11,7 @@ library is built under the name that CUDA has for it, so that nothing need be to
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib.util
 import re
 import shutil
@@ -43,10 +44,24 @@ UNVERSIONED = {
     r"cu[A-Z]\w+": "libcuda.so.1",
 }
 """Whose function it is that a library asks for by its name alone."""
-MADE = re.compile(r"cu\w+Create\w*(?<!Plan)")
+MADE = re.compile(r"cu\w+(Create\w*|Instantiate\w*|Module(Load\w*|GetFunction)|Library(LoadData|GetKernel))(?<!Plan)")
 """What makes a handle, which its caller may look into."""
-ALWAYS = {"libcuda.so.1": (), "libnvidia-ml.so.1": (), "libcurand.so.10": (), "libnccl.so.2": ()}
-"""Libraries that are looked for by name, whether or not one asks for a function of theirs."""
+ALWAYS: dict[str, tuple[str, ...]] = {
+    "libcuda.so.1": (
+        "cuMemExportToShareableHandle",
+        "cuMemImportFromShareableHandle",
+        "cuMemRetainAllocationHandle",
+        "cuMemGetAllocationPropertiesFromHandle",
+    ),
+    "libnvidia-ml.so.1": ("nvmlDeviceGetNvLinkRemoteDeviceType", "nvmlDeviceGetNvLinkRemotePciInfo_v2"),
+    "libcurand.so.10": (),
+    "libnccl.so.2": (),
+}
+"""Libraries and functions that are looked for by name: torch demands that these are there (c10/cuda/driver_api.h)."""
+NOT_SUPPORTED = {"libnvidia-ml": 3}
+"""What a function answers that is not emulated: NVML_ERROR_NOT_SUPPORTED, and for all others cudaErrorNotSupported."""
+SOURCES_DIGEST = "sources.sha256"
+"""A file beside the libraries that says what they were built from."""
 
 
 def main() -> None:
@@ -57,12 +72,37 @@ def main() -> None:
     asked = parser.parse_args()
     site, headers, out = asked.home / "site", asked.home / "headers", asked.home / "lib"
     bring(asked.home)
+    check_version(site, headers)
     out.mkdir(parents=True, exist_ok=True)
     flags = [asked.compiler, "-shared", "-fPIC", "-O1", "-w", f"-I{headers / INCLUDE}", f"-I{HERE}"]
     run([*flags, *(f"{HERE / name}.c" for name in SHARED_SOURCES), f"-Wl,-soname,{SHARED}", "-o", out / SHARED])
     for library, (names, is_versioned) in sorted(wanted([*libraries(site), *of_bitsandbytes()]).items()):
         build(library, names, is_versioned, flags, out)
         print(f"{library}: {len(names)} functions asked for")
+    (out / SOURCES_DIGEST).write_text(digest())
+
+
+def digest() -> str:
+    """Of everything that the libraries are made from, but for the wheels."""
+    sources = sorted(path for path in HERE.iterdir() if path.suffix in (".c", ".h", ".txt") or path.name == "build.py")
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()
+
+
+def check_version(site: Path, headers: Path) -> None:
+    """End with a clear line if torch is built for another CUDA than the headers, whose structures would differ."""
+    torch, cuda = (said(site / "torch" / "version.py", rf"^{name}\b.*= '(.+)'") for name in ("__version__", "cuda"))
+    version = int(said(headers / INCLUDE / "cuda_runtime_api.h", r"#define CUDART_VERSION +(\d+)"))
+    ours = f"{version // 1000}.{version % 1000 // 10}"
+    if cuda != ours:
+        raise SystemExit(
+            f"torch {torch} is built for CUDA {cuda}, and the headers are those of CUDA {ours}: see pins.txt"
+        )
+
+
+def said(file: Path, pattern: str) -> str:
+    """What a file says at the first match."""
+    found = re.search(pattern, file.read_text(), re.MULTILINE)
+    return found[1] if found else "unknown"
 
 
 def bring(home: Path) -> None:
@@ -125,17 +165,20 @@ def undefined(library: Path) -> list[str]:
 def build(library: str, names: set[str], is_versioned: bool, flags: list[str], out: Path) -> None:
     """One library, linked to the shared one."""
     stem = library.split(".so")[0]
-    source = HERE / f"{SOURCES[stem]}.c" if stem in SOURCES else None
-    own = set(re.findall(r"^[\w* ]+?\b\**(\w+)\(", source.read_text(), re.M)) if source else set()
+    made, versions, ours = out / f"{library}.c", out / f"{library}.map", out / f"{library}.o"
+    own: set[str] = set()
+    if stem in SOURCES:
+        run([*flags, "-c", HERE / f"{SOURCES[stem]}.c", "-o", ours])
+        own = {line.split()[-1] for line in run(["nm", "--defined-only", "--extern-only", ours]).splitlines()}
     names = names | {name for name in patterns()[stem] if name.isidentifier()}  # some are looked for by name alone
-    made, versions = out / f"{library}.c", out / f"{library}.map"
     functions = "".join(map(text(stem), sorted(names - own)))
-    made.write_text(f"#include <stdlib.h>\nvoid lacking(const char *);\n{functions}")
+    made.write_text(f"#include <stdlib.h>\nvoid lacking(const char *, void *);\n{functions}")
     node = {"libnvshmem_host": "NVSHMEM"}.get(stem, library if is_versioned else "")
     versions.write_text(f"{node} {{ global: *; }};\n")
     named = [f"-Wl,-soname,{library}", f"-Wl,--version-script={versions}"]
     linked = [f"-L{out}", "-lemulated", "-Wl,-rpath,$ORIGIN", *named]
-    run([*flags, made, *([source] if source else []), *linked, "-ldl", "-o", out / library])
+    run([*flags, made, *([ours] if own else []), *linked, "-ldl", "-o", out / library])
+    ours.unlink(missing_ok=True)
 
 
 def text(stem: str) -> Callable[[str], str]:
@@ -147,7 +190,8 @@ def text(stem: str) -> Callable[[str], str]:
             if MADE.fullmatch(name):
                 return f"int {name}(void **made) {{ *made = calloc(1, 4096); return 0; }}\n"
             return f"int {name}(void) {{ return 0; }}\n"
-        return f'int {name}(void) {{ lacking("{name}"); return 801; }}\n'
+        failure = NOT_SUPPORTED.get(stem, 801)
+        return f'int {name}(void) {{ lacking("{name}", __builtin_return_address(0)); return {failure}; }}\n'
 
     return of
 

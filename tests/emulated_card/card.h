@@ -1,12 +1,13 @@
 /* What every library of the emulated machine shares: its cards, who holds which memory, faults, and a virtual clock.
  *
- * All processes that use the cards map one file, named by EMULATED_CARDS, and change it under its lock. */
+ * All processes that use the cards map one file, named by EMULATED_CARDS, and change it under its lock. `cards.py`
+ * makes the file and knows its layout. */
 #pragma once
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define MOST_CARDS 8
+#define MOST_CARDS 8 /* with MIG instances, each of which is a card of its own */
 #define MOST_PROCESSES 128
 #define MIB (1024ull * 1024)
 #define GRANULE (2 * MIB) /* of device memory, as a driver hands it out */
@@ -22,11 +23,14 @@ struct card {
     double flops_wide, flops_tensor_wide, flops_bf16, flops_fp16, bytes_per_second, link_bytes_per_second;
     /* Faults and other people, which a test sets while programs run. */
     uint64_t taken_bytes;       /* held by a process that is not ours */
-    int64_t fail_allocation_at; /* the so many-th allocation from now fails as if memory had run out; 0: none does */
-    int error;                  /* a cudaError_t that every call returns from now on; 0: none */
-    int64_t error_after;        /* launches until it does */
+    int64_t fail_allocation_at; /* the so many-th from now fails, and all later ones, until this is 0 */
+    int error;                  /* a cudaError_t that one launch meets, and its process from then on; 0: none */
+    int memory_errors;          /* that could not be corrected, so far */
+    int64_t error_after;        /* launches before the one that meets the error */
     bool hangs;                 /* whether calls that wait for the card never come back */
     bool gone;                  /* whether it has fallen off the bus */
+    bool lacks_virtual_memory;  /* as under WSL2 and on a vGPU */
+    int8_t parent;              /* of a MIG instance, the place of its card, counted from 1; 0: a whole card */
 };
 
 struct process {
@@ -50,17 +54,19 @@ struct machine *lock(void);
 void unlock(void);
 const struct machine *machine(void); /* the same without the lock, for what never changes */
 
-/* The cards that this process sees, by CUDA_VISIBLE_DEVICES, in order: how many, and the number of each. */
+/* The devices that this process sees: how many, and the place of each among the machine's cards. */
 int visible_cards(void);
 int visible_card(int device);
+const struct card *card_of(int device);
 int *current_device(void); /* of this thread */
+int instance_of(int card, int number); /* the place of a card's MIG instance; -1 if it has no such one */
 
 /* Take device memory, or give it back; false if the card has no more, or a fault was asked for. */
 bool charge(int device, uint64_t bytes);
 void release(int device, uint64_t bytes);
 void need_context(int device);
+bool has_context(int device);
 uint64_t used_bytes(struct machine *locked, int card); /* by living processes and others, without the driver's share */
-uint64_t whole_granules(uint64_t bytes);
 
 /* The error that a call meets now: of the card, or none. A call that waits for the card may never come back. */
 int error_of_call(int device);
@@ -69,12 +75,14 @@ void wait_for_card(int device);
 
 /* What runtime and driver answer alike: their attributes and errors have the same numbers. */
 int attribute_of(const struct card *card, int attribute);
+void uuid_of(const struct card *card, unsigned char bytes[16]);
 const char *words_of(int error);
 const char *name_of(int error);
 
-/* Seconds of the virtual clock, and what moves it on. */
-double clock_seconds(void);
+/* Seconds of a device's virtual clock, and what moves it on. */
+double clock_seconds(int device);
 void work(int device, double flops, double flops_per_second, double bytes);
 
 void say(const char *format, ...); /* to the file that EMULATED_LOG names, if any */
-void lacking(const char *symbol);  /* to standard error, always: something that is not emulated was called */
+/* To standard error, always: something was called that is not emulated, by the code at that address. */
+void lacking(const char *symbol, void *caller);

@@ -1,15 +1,19 @@
-"""Emulated machines: the file that says which cards they have, and what a process must be told to find them."""
+"""Emulated machines: which cards they have, what a process must be told to find them, and what happens to them."""
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import mmap
 import os
-import sys
-from collections.abc import Sequence
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 
 from autofit.catalog.hardware import card as catalog_card
+from autofit.errors import UsageError, unknown
 
 DRIVER, CUDA = "580.95.05 (emulated)", 13000
 """Of the driver that is emulated."""
@@ -43,6 +47,18 @@ SHARED: dict[int, tuple[int, int]] = {
 }
 
 
+MIG_PROFILES: dict[str, dict[str, tuple[float, int]]] = {
+    # GiB and multiprocessors of an instance (`nvidia-smi mig -lgip`)
+    "a100-40g": {"1g.5gb": (4.75, 14), "2g.10gb": (9.75, 28), "3g.20gb": (19.62, 42), "7g.40gb": (39.38, 98)},
+    "a100-80g": {"1g.10gb": (9.5, 14), "2g.20gb": (19.5, 28), "3g.40gb": (39.25, 42), "7g.80gb": (78.75, 98)},
+    "h100-80g": {"1g.10gb": (9.75, 16), "2g.20gb": (19.62, 32), "3g.40gb": (39.5, 60), "7g.80gb": (79.25, 132)},
+}
+NO_VIRTUAL_MEMORY = "no-vmm"
+"""Of a card whose driver lacks the virtual memory functions, as under WSL2 and on a vGPU."""
+MOST_CARDS, MOST_PROCESSES, MAGIC = 8, 128, 0x4544434152443031
+"""As in card.h and machine.c."""
+
+
 class Card(ctypes.Structure):
     """`struct card` of card.h."""
 
@@ -61,13 +77,172 @@ class Card(ctypes.Structure):
         ("taken_bytes", ctypes.c_uint64),
         ("fail_allocation_at", ctypes.c_int64),
         ("error", ctypes.c_int),
+        ("memory_errors", ctypes.c_int),
         ("error_after", ctypes.c_int64),
         ("hangs", ctypes.c_bool),
         ("gone", ctypes.c_bool),
+        ("lacks_virtual_memory", ctypes.c_bool),
+        ("parent", ctypes.c_int8),
     ]
 
 
-def described(name: str, number: int) -> Card:
+class Process(ctypes.Structure):
+    """`struct process` of card.h."""
+
+    _fields_ = [
+        ("pid", ctypes.c_int),
+        ("started", ctypes.c_uint64),
+        ("held_bytes", ctypes.c_uint64 * MOST_CARDS),
+        ("has_context", ctypes.c_bool * MOST_CARDS),
+    ]
+
+
+class Layout(ctypes.Structure):
+    """`struct machine` of card.h."""
+
+    _fields_ = [
+        ("magic", ctypes.c_uint64),
+        ("cards", ctypes.c_int),
+        ("driver_version", ctypes.c_int),
+        ("driver", ctypes.c_char * 32),
+        ("card", Card * MOST_CARDS),
+        ("process", Process * MOST_PROCESSES),
+    ]
+
+
+class Machine:
+    """A machine with cards that are not there.
+
+    It lives in a file without a name, which is gone when the process that made it has closed it, or has ended in
+    whatever way. Tests change what its cards do while programs run on them. A card is named by its place: whole cards
+    in the order in which they were given, then MIG instances.
+    """
+
+    def __init__(self, home: Path, *cards: str, driver_version: int = CUDA) -> None:
+        """With cards as `described` takes them; `home` is what `build.py` has filled.
+
+        Raises `UsageError` for a card that is not known and where nothing is built.
+        """
+        pairs = [described(card, slot) for slot, card in enumerate(cards)]
+        every = [card for card, _ in pairs]
+        every += [instance for _, instances in pairs for instance in instances]
+        if len(every) > MOST_CARDS:
+            raise UsageError(f"a machine has {MOST_CARDS} cards and instances at most, and these are {len(every)}")
+        if not (home / "lib" / "libemulated.so").exists():
+            raise UsageError(f"no emulated card is built in {home}: make emulated-card")
+        self._home = home
+        self.file = os.memfd_create("emulated-machine")
+        os.truncate(self.file, ctypes.sizeof(Layout))
+        self._layout = Layout.from_buffer(mmap.mmap(self.file, ctypes.sizeof(Layout)))
+        self._layout.magic, self._layout.cards = MAGIC, len(every)
+        self._layout.driver, self._layout.driver_version = DRIVER.encode(), driver_version
+        self._layout.card[: len(every)] = every
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self.file)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process needs in its environment to run on the machine, while this process lives."""
+        return {
+            "EMULATED_CARDS": f"/proc/{os.getpid()}/fd/{self.file}",
+            "LD_LIBRARY_PATH": str(self._home / "lib"),
+            "PYTHONPATH": str(self._home / "site"),
+        }
+
+    def uuid(self, card: int) -> str:
+        """`GPU-...`, or `MIG-...` of an instance."""
+        return str(self._layout.card[card].uuid.decode())
+
+    def held_bytes(self, card: int) -> int:
+        """Memory that the machine's living processes hold together, with their contexts."""
+        return sum(process.held_bytes[card] for process in self._living())
+
+    def processes(self, card: int) -> list[int]:
+        """The numbers of the living processes that have a context on the card."""
+        return [process.pid for process in self._living() if process.has_context[card]]
+
+    def take_memory(self, card: int, size: int) -> None:
+        """From now on a process of somebody else holds so many bytes."""
+        self._layout.card[card].taken_bytes = size
+
+    def fail_allocation(self, card: int, at: int = 1) -> None:
+        """The so many-th allocation from now fails as if memory had run out, and so do all after it; 0 ends that."""
+        self._layout.card[card].fail_allocation_at = at
+
+    def error(self, card: int, code: int, after_launches: int = 0) -> None:
+        """A kernel that is launched after so many others meets an error of CUDA's, such as 214 (ECC) or 700 (illegal
+        access). Its process meets it from then on in every call; others do not."""
+        self._layout.card[card].error_after = after_launches
+        self._layout.card[card].error = code
+
+    def hang(self, card: int, hangs: bool = True) -> None:
+        """Whether calls that wait for the card, or for an instance of it, never come back."""
+        for one in self._with_instances(card):
+            one.hangs = hangs
+
+    def take_away(self, card: int) -> None:
+        """The card falls off the bus, with its instances."""
+        for one in self._with_instances(card):
+            one.gone = True
+
+    def throttle(self, card: int, reasons: int, clock_mhz: int) -> None:
+        """The card's clock is held down, for reasons of NVML's (`nvmlClocksEventReasons`)."""
+        self._layout.card[card].clock_mhz = clock_mhz
+        self._layout.card[card].throttle_reasons = reasons
+
+    def _with_instances(self, card: int) -> list[Card]:
+        return [self._layout.card[card], *(one for one in self._layout.card if one.parent == card + 1)]
+
+    def _living(self) -> Iterator[Process]:
+        for process in self._layout.process:
+            with suppress(OSError, ValueError):
+                # After the name, which may hold anything, the state is the first field and the start the twentieth.
+                fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+                if int(fields[19]) == process.started and fields[0] not in "ZX":
+                    yield process
+
+
+def described(text: str, slot: int) -> tuple[Card, list[Card]]:
+    """A card of the catalog in the slot of that number, and its MIG instances.
+
+    `text` is the card's name, followed by a colon and the profile for each instance (`h100-80g:3g.40gb:1g.10gb`), or by
+    `:no-vmm` for a card without the virtual memory functions. Raises `UsageError` for what is not known.
+    """
+    name, *traits = text.lower().split(":")
+    if name not in FACTS:
+        raise unknown("emulated card", name, FACTS)
+    card = whole(name, slot)
+    card.lacks_virtual_memory = NO_VIRTUAL_MEMORY in traits
+    profiles = MIG_PROFILES.get(name, {})
+    instances = []
+    for number, profile in enumerate(trait for trait in traits if trait != NO_VIRTUAL_MEMORY):
+        if profile not in profiles:
+            raise unknown(f"trait of {name}", profile, [*profiles, NO_VIRTUAL_MEMORY])
+        instances.append(instance(card, profile, number, *profiles[profile]))
+        instances[-1].parent = slot + 1
+    return card, instances
+
+
+def instance(card: Card, profile: str, number: int, gib: float, multiprocessors: int) -> Card:
+    """A MIG instance of a card, with its share of everything."""
+    made = Card.from_buffer_copy(card)
+    made.name += f" MIG {profile}".encode()
+    made.uuid = f"MIG-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{card.uuid.decode()} {number}')}".encode()
+    made.multiprocessors = multiprocessors
+    made.marketed_bytes = made.total_bytes = int(gib * 1024**3)
+    for field in ("flops_wide", "flops_tensor_wide", "flops_bf16", "flops_fp16"):
+        setattr(made, field, getattr(card, field) * multiprocessors / card.multiprocessors)
+    made.bytes_per_second = card.bytes_per_second * made.total_bytes / card.total_bytes
+    made.l2_bytes = card.l2_bytes * made.total_bytes // card.total_bytes
+    made.link_generation = 0
+    return made
+
+
+def whole(name: str, slot: int) -> Card:
     """A card of the catalog, in the slot of that number."""
     known = catalog_card(name)
     driver_name, multiprocessors, l2_mib, watts, mhz = FACTS[name]
@@ -76,8 +251,8 @@ def described(name: str, number: int) -> Card:
     flops, emulated = known.peak_flops, known.peak_flops["fp32"] / 2
     return Card(
         name=driver_name.encode(),
-        uuid=f"GPU-{number + 1:08x}-0000-0000-0000-{sum(name.encode()):012x}".encode(),
-        pci=f"0000:{number + 1:02X}:00.0".encode(),
+        uuid=f"GPU-{uuid.uuid5(uuid.NAMESPACE_DNS, f'{name} {slot}')}".encode(),
+        pci=f"0000:{slot + 1:02X}:00.0".encode(),
         major=major,
         minor=minor,
         multiprocessors=multiprocessors,
@@ -104,36 +279,20 @@ def described(name: str, number: int) -> Card:
     )
 
 
-def create(path: Path, libraries: Path, cards: Sequence[Card]) -> None:
-    """Write the file of a machine that has these cards."""
-    made = ctypes.CDLL(str(libraries / "libemulated.so"))
-    if made.emulated_card_size() != ctypes.sizeof(Card):
-        raise ValueError("cards.py and card.h differ: build the emulated card again")
-    if made.emulated_create(str(path).encode(), (Card * len(cards))(*cards), len(cards), DRIVER.encode(), CUDA):
-        raise OSError(f"{path} cannot be written")
-
-
-def environment(path: Path, libraries: Path, site: Path) -> dict[str, str]:
-    """What a process needs in its environment to run on a machine."""
-    return {
-        "EMULATED_CARDS": str(path),
-        "LD_LIBRARY_PATH": str(libraries),
-        "PYTHONPATH": str(site),
-    }
-
-
 def main() -> None:
     """Run a command on a machine with the given cards: `cards.py --home FOLDER h100-80g,h100-80g COMMAND ...`."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--home", type=Path, required=True, help="the folder with `lib` and `site`")
-    parser.add_argument("cards", help="names of the catalog, with commas between them")
+    parser.add_argument("cards", help="names of the catalog, with commas between them; see `described`")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     asked = parser.parse_args()
-    file = asked.home / f"machine-{os.getpid()}"
-    create(file, asked.home / "lib", [described(name, n) for n, name in enumerate(asked.cards.split(","))])
-    told = environment(file, asked.home / "lib", asked.home / "site")
-    os.execvpe(asked.command[0], asked.command, {**os.environ, **told})
+    try:
+        machine = Machine(asked.home, *asked.cards.split(","))
+    except UsageError as error:
+        parser.error(str(error))
+    os.set_inheritable(machine.file, True)  # the command keeps the machine open, and nothing is left when it ends
+    os.execvpe(asked.command[0], asked.command, {**os.environ, **machine.environment})
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

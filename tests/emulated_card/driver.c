@@ -2,46 +2,27 @@
 #include "card.h"
 #include "memory.h"
 #include <cuda.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
-static const struct card *card_of(int device) { return &machine()->card[visible_card(device)]; }
+#define current (*current_device())
 /* A context is its device's number, one up. */
 static int device_of(CUcontext context) { return context ? (int)(uintptr_t)context - 1 : 0; }
 static CUcontext context_of(int device) { return (CUcontext)(uintptr_t)(device + 1); }
-static CUresult now(void) { return (CUresult)error_of_call(*current_device()); }
+static CUresult now(void) { return error_of_call(current); }
+
+/* A function that says or notes something. */
+#define SAYS(name, parameters, ...) CUresult name parameters { __VA_ARGS__; return CUDA_SUCCESS; }
 
 CUresult cuInit(unsigned int flags) { return visible_cards() ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE; }
-CUresult cuDriverGetVersion(int *version) {
-    *version = machine()->driver_version;
-    return CUDA_SUCCESS;
-}
-CUresult cuDeviceGetCount(int *count) {
-    *count = visible_cards();
-    return CUDA_SUCCESS;
-}
 CUresult cuDeviceGet(CUdevice *device, int number) {
     *device = number;
     return number >= 0 && number < visible_cards() ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
-CUresult cuDeviceGetName(char *name, int room, CUdevice device) {
-    snprintf(name, room, "%s", card_of(device)->name);
-    return CUDA_SUCCESS;
-}
-CUresult cuDeviceTotalMem(size_t *bytes, CUdevice device) {
-    *bytes = card_of(device)->total_bytes;
-    return CUDA_SUCCESS;
-}
-CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
-    *value = attribute_of(card_of(device), attribute);
-    return now();
-}
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
-    memcpy(uuid->bytes, card_of(device)->uuid + 4, sizeof uuid->bytes);
-    return CUDA_SUCCESS;
-}
+SAYS(cuDriverGetVersion, (int *version), *version = machine()->driver_version)
+SAYS(cuDeviceGetCount, (int *count), *count = visible_cards())
+SAYS(cuDeviceGetAttribute, (int *value, CUdevice_attribute attribute, CUdevice device),
+     *value = attribute_of(card_of(device), attribute))
+SAYS(cuDeviceGetUuid, (CUuuid *uuid, CUdevice device), uuid_of(card_of(device), (unsigned char *)uuid->bytes))
 
 /* Contexts. */
 
@@ -50,83 +31,41 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     *context = context_of(device);
     return now();
 }
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned int *flags, int *active) {
-    struct machine *locked = lock();
-    int pid = getpid();
-    *active = 0;
-    for (int i = 0; i < MOST_PROCESSES; i++)
-        if (locked->process[i].pid == pid) *active = locked->process[i].has_context[visible_card(device)];
-    unlock();
-    if (flags) *flags = 0;
-    return CUDA_SUCCESS;
-}
-CUresult cuCtxGetCurrent(CUcontext *context) {
-    int active;
-    cuDevicePrimaryCtxGetState(*current_device(), NULL, &active);
-    *context = active ? context_of(*current_device()) : NULL;
-    return CUDA_SUCCESS;
-}
-CUresult cuCtxSetCurrent(CUcontext context) {
-    *current_device() = device_of(context);
-    return CUDA_SUCCESS;
-}
-CUresult cuCtxPushCurrent(CUcontext context) { return cuCtxSetCurrent(context); }
-CUresult cuCtxPopCurrent(CUcontext *context) { return cuCtxGetCurrent(context); }
-CUresult cuCtxGetDevice(CUdevice *device) {
-    *device = *current_device();
-    return CUDA_SUCCESS;
-}
-CUresult cuCtxSynchronize(void) {
-    wait_for_card(*current_device());
-    return now();
-}
+SAYS(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned int *flags, int *active),
+     *flags = 0, *active = has_context(device))
+SAYS(cuCtxGetCurrent, (CUcontext *context), *context = has_context(current) ? context_of(current) : NULL)
+SAYS(cuCtxSetCurrent, (CUcontext context), current = device_of(context))
 
 /* Virtual memory. */
 
-CUresult cuMemGetAllocationGranularity(size_t *bytes, const CUmemAllocationProp *of,
-                                       CUmemAllocationGranularity_flags which) {
-    *bytes = GRANULE;
-    return CUDA_SUCCESS;
+static CUresult error_of_virtual_memory(int device) {
+    return card_of(device)->lacks_virtual_memory ? CUDA_ERROR_NOT_SUPPORTED : now();
 }
+static CUresult valid(bool is) { return is ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; }
+
+SAYS(cuMemGetAllocationGranularity,
+     (size_t *bytes, const CUmemAllocationProp *of, CUmemAllocationGranularity_flags which), *bytes = GRANULE)
 CUresult cuMemAddressReserve(CUdeviceptr *start, size_t bytes, size_t alignment, CUdeviceptr wanted,
                              unsigned long long flags) {
+    CUresult error = error_of_virtual_memory(current);
+    if (error) return error;
     *start = (CUdeviceptr)reserve(bytes, alignment);
     return *start ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-CUresult cuMemAddressFree(CUdeviceptr start, size_t bytes) {
-    return unreserve((void *)start, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
+CUresult cuMemAddressFree(CUdeviceptr start, size_t bytes) { return valid(unreserve((void *)start, bytes)); }
 CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *of,
                      unsigned long long flags) {
-    CUresult error = now();
+    CUresult error = error_of_virtual_memory(of->location.id);
     if (error) return error;
     *handle = take_physical(of->location.id, bytes);
     return *handle ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle) {
-    return drop_physical(handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle) { return valid(drop_physical(handle)); }
 CUresult cuMemMap(CUdeviceptr start, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                   unsigned long long flags) {
-    return map((void *)start, bytes, handle) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return valid(map((void *)start, bytes, handle));
 }
-CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) {
-    return unmap((void *)start, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-CUresult cuMemExportToShareableHandle(void *shared, CUmemGenericAllocationHandle handle,
-                                      CUmemAllocationHandleType type, unsigned long long flags) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shared,
-                                        CUmemAllocationHandleType type) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *start) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *of, CUmemGenericAllocationHandle handle) {
-    return CUDA_ERROR_NOT_SUPPORTED;
-}
+CUresult cuMemUnmap(CUdeviceptr start, size_t bytes) { return valid(unmap((void *)start, bytes)); }
 CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *bytes, CUdeviceptr address) {
     struct block found = block_at((void *)address);
     if (start) *start = (CUdeviceptr)found.start;
@@ -150,64 +89,33 @@ CUresult cuPointerGetAttribute(void *value, CUpointer_attribute attribute, CUdev
     return CUDA_SUCCESS;
 }
 
-/* Modules: a function is a name, and runs into nothing. */
+/* Functions of modules, which are names: they run into nothing. */
 
-CUresult cuModuleLoadData(CUmodule *module, const void *code) {
-    *module = malloc(64);
-    return now();
-}
-CUresult cuModuleLoad(CUmodule *module, const char *path) { return cuModuleLoadData(module, path); }
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *code, unsigned int count, CUjit_option *options,
-                            void **values) {
-    return cuModuleLoadData(module, code);
-}
-CUresult cuModuleUnload(CUmodule module) {
-    free(module);
-    return CUDA_SUCCESS;
-}
-CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name) {
-    *function = (CUfunction)strdup(name);
-    return now();
-}
-CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
-    *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
-             : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS            ? 32
-                                                                  : 0;
-    return now();
+SAYS(cuFuncGetAttribute, (int *value, CUfunction_attribute attribute, CUfunction function),
+     *value = attribute == CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK ? 1024
+              : attribute == CU_FUNC_ATTRIBUTE_NUM_REGS            ? 32
+                                                                   : 0)
+static CUresult launched(double blocks, double threads) {
+    work(current, 0, 0, 64 * blocks * threads); /* Triton's threads read and write several vectors each */
+    return error_of_launch(current);
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig *how, CUfunction function, void **values, void **more) {
-    int device = *current_device();
-    double threads = (double)how->gridDimX * how->gridDimY * how->gridDimZ * how->blockDimX;
-    work(device, 0, 0, 64 * threads);
-    return (CUresult)error_of_launch(device);
+    return launched((double)how->gridDimX * how->gridDimY * how->gridDimZ,
+                    (double)how->blockDimX * how->blockDimY * how->blockDimZ);
 }
-CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared,
-                        CUstream stream, void **values, void **more) {
-    CUlaunchConfig how = {.gridDimX = grid_x, .gridDimY = grid_y, .gridDimZ = grid_z, .blockDimX = block_x};
-    return cuLaunchKernelEx(&how, function, values, more);
-}
-CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
-                                   unsigned int block_x, unsigned int block_y, unsigned int block_z,
-                                   unsigned int shared, CUstream stream, void **values) {
-    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, values, NULL);
-}
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *count, CUfunction function, int threads, size_t shared) {
-    *count = 2048 / (threads > 0 ? threads : 1);
-    return now();
-}
-CUresult cuOccupancyMaxActiveClusters(int *count, CUfunction function, const CUlaunchConfig *how) {
-    *count = 1;
-    return now();
-}
+#define LAUNCHES(name, ...) \
+    CUresult name(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z, \
+                  unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared, \
+                  CUstream stream, __VA_ARGS__) { \
+        return launched((double)grid_x * grid_y * grid_z, (double)block_x * block_y * block_z); \
+    }
+LAUNCHES(cuLaunchKernel, void **values, void **more)
+LAUNCHES(cuLaunchCooperativeKernel, void **values)
+SAYS(cuOccupancyMaxActiveBlocksPerMultiprocessor, (int *count, CUfunction function, int threads, size_t shared),
+     *count = 2048 / (threads > 0 ? threads : 1))
+SAYS(cuOccupancyMaxActiveClusters, (int *count, CUfunction function, const CUlaunchConfig *how), *count = 1)
 
 /* Errors. */
 
-CUresult cuGetErrorString(CUresult error, const char **words) {
-    *words = words_of(error);
-    return CUDA_SUCCESS;
-}
-CUresult cuGetErrorName(CUresult error, const char **name) {
-    *name = name_of(error);
-    return CUDA_SUCCESS;
-}
+SAYS(cuGetErrorString, (CUresult error, const char **words), *words = words_of(error))
+SAYS(cuGetErrorName, (CUresult error, const char **name), *name = name_of(error))

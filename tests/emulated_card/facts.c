@@ -1,6 +1,8 @@
 /* Facts of cards and errors, which CUDA's runtime and its driver number alike. */
 #include "card.h"
 #include <driver_types.h>
+#include <stdio.h>
+#include <stdlib.h>
 
 int attribute_of(const struct card *card, int attribute) {
     switch (attribute) {
@@ -17,6 +19,7 @@ int attribute_of(const struct card *card, int attribute) {
         case cudaDevAttrMultiProcessorCount: return card->multiprocessors;
         case cudaDevAttrMaxThreadsPerMultiProcessor: /* CUDA programming guide, technical specifications */
             return card->major == 7 && card->minor == 5 ? 1024 : card->major == 8 && card->minor ? 1536 : 2048;
+        case cudaDevAttrPciBusId: return (int)strtol(card->pci + sizeof "0000:" - 1, NULL, 16);
         case cudaDevAttrL2CacheSize: return card->l2_bytes;
         case cudaDevAttrGlobalMemoryBusWidth: return card->bus_bits;
         case cudaDevAttrClockRate: return card->most_clock_mhz * 1000;
@@ -27,42 +30,52 @@ int attribute_of(const struct card *card, int attribute) {
         case cudaDevAttrIntegrated: case cudaDevAttrKernelExecTimeout: case cudaDevAttrComputeMode:
         case cudaDevAttrTccDriver: case cudaDevAttrPageableMemoryAccess: case cudaDevAttrIsMultiGpuBoard:
         case cudaDevAttrPciDomainId: case cudaDevAttrPciDeviceId: case cudaDevAttrMpsEnabled:
-        case cudaDevAttrMemoryPoolSupportedHandleTypes: case 128: /* fabric handles */ case 132: /* multicast */ return 0;
+        case cudaDevAttrMemoryPoolSupportedHandleTypes: case 128: /* fabric */ case 132: return 0; /* multicast */
+        case 102: /* virtual memory management */ return !card->lacks_virtual_memory;
         default: return 1;
     }
 }
 
-static const struct {
-    int error;
+/* A UUID's digits, after "GPU-" or "MIG-". */
+void uuid_of(const struct card *card, unsigned char bytes[16]) {
+    const char *at = card->uuid + 4;
+    for (int i = 0; i < 16; i++, at += 2) {
+        if (*at == '-') at++;
+        sscanf(at, "%2hhx", bytes + i);
+    }
+}
+
+#define ERROR(error, words) {error, #error, words}
+static const struct error {
+    int number;
     const char *name, *words;
 } errors[] = {
-    {cudaSuccess, "cudaSuccess", "no error"},
-    {cudaErrorInvalidValue, "cudaErrorInvalidValue", "invalid argument"},
-    {cudaErrorMemoryAllocation, "cudaErrorMemoryAllocation", "out of memory"},
-    {cudaErrorNoDevice, "cudaErrorNoDevice", "no CUDA-capable device is detected"},
-    {cudaErrorInvalidDevice, "cudaErrorInvalidDevice", "invalid device ordinal"},
-    {cudaErrorDevicesUnavailable, "cudaErrorDevicesUnavailable", "CUDA-capable device(s) is/are busy or unavailable"},
-    {cudaErrorInvalidDeviceFunction, "cudaErrorInvalidDeviceFunction", "invalid device function"},
-    {cudaErrorNoKernelImageForDevice, "cudaErrorNoKernelImageForDevice",
-     "no kernel image is available for execution on the device"},
-    {cudaErrorECCUncorrectable, "cudaErrorECCUncorrectable", "uncorrectable ECC error encountered"},
-    {cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered"},
-    {cudaErrorLaunchFailure, "cudaErrorLaunchFailure", "unspecified launch failure"},
-    {cudaErrorLaunchTimeout, "cudaErrorLaunchTimeout", "the launch timed out and was terminated"},
-    {cudaErrorHostMemoryAlreadyRegistered, "cudaErrorHostMemoryAlreadyRegistered",
-     "part or all of the requested memory range is already mapped"},
-    {cudaErrorNotReady, "cudaErrorNotReady", "device not ready"},
-    {cudaErrorNotSupported, "cudaErrorNotSupported", "operation not supported"},
-    {cudaErrorUnknown, "cudaErrorUnknown", "unknown error"},
+    ERROR(cudaSuccess, "no error"),
+    ERROR(cudaErrorInvalidValue, "invalid argument"),
+    ERROR(cudaErrorMemoryAllocation, "out of memory"),
+    ERROR(cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version"),
+    ERROR(cudaErrorDevicesUnavailable, "CUDA-capable device(s) is/are busy or unavailable"),
+    ERROR(cudaErrorInvalidDeviceFunction, "invalid device function"),
+    ERROR(cudaErrorNoDevice, "no CUDA-capable device is detected"),
+    ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
+    ERROR(cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device"),
+    ERROR(cudaErrorECCUncorrectable, "uncorrectable ECC error encountered"),
+    ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
+    ERROR(cudaErrorNotReady, "device not ready"),
+    ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
+    ERROR(cudaErrorLaunchTimeout, "the launch timed out and was terminated"),
+    ERROR(cudaErrorHostMemoryAlreadyRegistered, "part or all of the requested memory range is already mapped"),
+    ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
+    ERROR(cudaErrorNotSupported, "operation not supported"),
+    ERROR(cudaErrorUnknown, "unknown error"),
 };
 
-static int place_of(int error) {
-    for (int i = 0; i < (int)(sizeof errors / sizeof *errors); i++)
-        if (errors[i].error == error) return i;
-    return -1;
+static const struct error *found(int number) {
+    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
+        if (errors[i].number == number) return errors + i;
+    say("error %d has no words here", number);
+    static const struct error unknown = {0, "unrecognized error code", "unrecognized error code"};
+    return &unknown;
 }
-const char *words_of(int error) {
-    if (place_of(error) < 0) say("error %d has no words here", error);
-    return place_of(error) < 0 ? "unrecognized error code" : errors[place_of(error)].words;
-}
-const char *name_of(int error) { return place_of(error) < 0 ? "unrecognized error code" : errors[place_of(error)].name; }
+const char *words_of(int error) { return found(error)->words; }
+const char *name_of(int error) { return found(error)->name; }

@@ -2,6 +2,7 @@
 #include "memory.h"
 #include "card.h"
 #include <pthread.h>
+#include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -10,90 +11,74 @@
 
 static pthread_mutex_t guard = PTHREAD_MUTEX_INITIALIZER;
 
-/* Blocks in order of their addresses. */
-static struct block *blocks;
-static size_t count, room;
+/* A tree of blocks in the order of their addresses, in which those that overlap count as equal. */
+static void *blocks;
 
-static size_t first_after(const char *address) {
-    size_t low = 0, high = count;
-    while (low < high) {
-        size_t middle = (low + high) / 2;
-        if (blocks[middle].start <= address) low = middle + 1;
-        else high = middle;
-    }
-    return low;
+static int compare(const void *one, const void *other) {
+    const struct block *a = one, *b = other;
+    return a->start + a->bytes <= b->start ? -1 : b->start + b->bytes <= a->start;
 }
 
-static void insert(struct block one) {
-    if (count == room) blocks = realloc(blocks, (room = room ? 2 * room : 256) * sizeof *blocks);
-    size_t place = first_after(one.start);
-    memmove(blocks + place + 1, blocks + place, (count - place) * sizeof *blocks);
-    blocks[place] = one;
-    count++;
+static struct block *overlapping(const void *start, size_t bytes) {
+    struct block **found = tfind(&(struct block){.start = (char *)start, .bytes = bytes}, &blocks, compare);
+    return found ? *found : NULL;
 }
 
-static struct block *at(const char *address) {
-    size_t place = first_after(address);
-    if (!place) return NULL;
-    struct block *one = blocks + place - 1;
-    return address < one->start + one->bytes ? one : NULL;
+/* False, and nothing is done, if another block overlaps it. */
+static bool insert(struct block one) {
+    pthread_mutex_lock(&guard);
+    bool fits = !overlapping(one.start, one.bytes);
+    if (fits) tsearch(memcpy(malloc(sizeof one), &one, sizeof one), &blocks, compare);
+    pthread_mutex_unlock(&guard);
+    return fits;
 }
 
-static void *space(size_t bytes, int protection) {
-    void *found = mmap(NULL, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return found == MAP_FAILED ? NULL : found;
+static struct block taken_out(struct block *one) {
+    struct block gone = *one;
+    tdelete(one, &blocks, compare);
+    free(one);
+    return gone;
 }
+
+static size_t rounded_up(size_t bytes, size_t to) { return (bytes + to - 1) / to * to; }
 
 /* The start of `bytes` of address space at a multiple of `alignment`. */
 static void *aligned_space(size_t bytes, size_t alignment, int protection) {
-    char *from = space(bytes + alignment, protection);
-    if (!from) return NULL;
-    char *start = (char *)(((uintptr_t)from + alignment - 1) / alignment * alignment);
+    char *from = mmap(NULL, bytes + alignment, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (from == MAP_FAILED) return NULL;
+    char *start = (char *)rounded_up((uintptr_t)from, alignment);
     if (start > from) munmap(from, start - from);
     if (from + alignment > start) munmap(start + bytes, from + alignment - start);
     return start;
 }
 
 void *take_block(enum place place, int device, size_t bytes) {
-    size_t whole = place == DEVICE ? whole_granules(bytes) : (bytes + 4095) / 4096 * 4096;
+    size_t whole = rounded_up(bytes, place == DEVICE ? GRANULE : 4096);
     if (!bytes || (place == DEVICE && !charge(device, whole))) return NULL;
     char *start = aligned_space(whole, GRANULE, PROT_READ | PROT_WRITE);
-    if (!start) {
-        if (place == DEVICE) release(device, whole);
-        return NULL;
-    }
-    pthread_mutex_lock(&guard);
-    insert((struct block){.start = start, .bytes = whole, .place = place, .device = device});
-    pthread_mutex_unlock(&guard);
+    if (start) insert((struct block){.start = start, .bytes = whole, .place = place, .device = device});
+    else if (place == DEVICE) release(device, whole);
     return start;
 }
 
 bool note_block(void *start, size_t bytes) {
-    pthread_mutex_lock(&guard);
-    bool fresh = !at(start);
-    if (fresh) insert((struct block){.start = start, .bytes = bytes, .place = REGISTERED});
-    pthread_mutex_unlock(&guard);
-    return fresh;
+    return insert((struct block){.start = start, .bytes = bytes, .place = REGISTERED});
 }
 
 bool drop_block(void *start, enum place place) {
     pthread_mutex_lock(&guard);
-    struct block *found = at(start), gone = {0};
-    if (found && found->start == start && (found->place == place || (found->place == MANAGED && place == DEVICE))) {
-        gone = *found;
-        memmove(found, found + 1, (blocks + --count - found) * sizeof *blocks);
-    }
+    struct block *found = overlapping(start, 1), gone = {0};
+    if (found && found->start == start && (found->place == place || (found->place == MANAGED && place == DEVICE)))
+        gone = taken_out(found);
     pthread_mutex_unlock(&guard);
-    if (!gone.start) return false;
-    if (gone.place != REGISTERED) munmap(gone.start, gone.bytes);
+    if (gone.place && gone.place != REGISTERED) munmap(gone.start, gone.bytes);
     if (gone.place == DEVICE) release(gone.device, gone.bytes);
-    return true;
+    return gone.place;
 }
 
 struct block block_at(const void *address) {
     pthread_mutex_lock(&guard);
-    struct block *found = at(address), shown = {0};
-    if (found) shown = *found;
+    struct block *found = overlapping(address, 1), shown = found ? *found : (struct block){0};
     pthread_mutex_unlock(&guard);
     return shown;
 }
@@ -109,15 +94,6 @@ struct physical {
     int device, holders;
 };
 
-struct range { /* what is mapped where; in no order, for they are few and short-lived */
-    char *start;
-    size_t bytes;
-    struct physical *of;
-};
-
-static struct range *ranges;
-static size_t range_count, range_room;
-
 uint64_t take_physical(int device, size_t bytes) {
     if (!charge(device, bytes)) return 0;
     struct physical *made = malloc(sizeof *made);
@@ -125,15 +101,9 @@ uint64_t take_physical(int device, size_t bytes) {
     return (uintptr_t)made;
 }
 
-bool keep_physical(uint64_t handle) {
-    if (handle) __atomic_add_fetch(&((struct physical *)(uintptr_t)handle)->holders, 1, __ATOMIC_SEQ_CST);
-    return handle;
-}
-
 bool drop_physical(uint64_t handle) {
-    struct physical *one = (struct physical *)(uintptr_t)handle;
-    if (!one) return false;
-    if (__atomic_sub_fetch(&one->holders, 1, __ATOMIC_SEQ_CST)) return true;
+    struct physical *one = (struct physical *)handle;
+    if (!one || __atomic_sub_fetch(&one->holders, 1, __ATOMIC_SEQ_CST)) return one;
     release(one->device, one->bytes);
     free(one);
     return true;
@@ -146,31 +116,17 @@ void *reserve(size_t bytes, size_t alignment) {
 bool unreserve(void *start, size_t bytes) { return !munmap(start, bytes); }
 
 bool map(void *start, size_t bytes, uint64_t handle) {
-    struct physical *of = (struct physical *)(uintptr_t)handle;
-    if (!keep_physical(handle) || mprotect(start, bytes, PROT_READ | PROT_WRITE)) return false;
-    pthread_mutex_lock(&guard);
-    insert((struct block){.start = start, .bytes = bytes, .place = DEVICE, .device = of->device});
-    if (range_count == range_room)
-        ranges = realloc(ranges, (range_room = range_room ? 2 * range_room : 256) * sizeof *ranges);
-    ranges[range_count++] = (struct range){.start = start, .bytes = bytes, .of = of};
-    pthread_mutex_unlock(&guard);
-    return true;
+    struct physical *of = (struct physical *)handle;
+    if (!of || mprotect(start, bytes, PROT_READ | PROT_WRITE)) return false;
+    __atomic_add_fetch(&of->holders, 1, __ATOMIC_SEQ_CST);
+    return insert((struct block){start, bytes, DEVICE, of->device, handle});
 }
 
 /* Everything that is mapped in a stretch of addresses. */
 bool unmap(void *start, size_t bytes) {
-    char *from = start;
+    struct block *found;
     pthread_mutex_lock(&guard);
-    for (size_t i = 0; i < range_count;) {
-        if (ranges[i].start < from || ranges[i].start >= from + bytes) {
-            i++;
-            continue;
-        }
-        struct block *found = at(ranges[i].start);
-        memmove(found, found + 1, (blocks + --count - found) * sizeof *blocks);
-        drop_physical((uintptr_t)ranges[i].of);
-        ranges[i] = ranges[--range_count];
-    }
+    while ((found = overlapping(start, bytes))) drop_physical(taken_out(found).physical);
     pthread_mutex_unlock(&guard);
     madvise(start, bytes, MADV_DONTNEED);
     return !mprotect(start, bytes, PROT_NONE);

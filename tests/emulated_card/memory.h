@@ -12,6 +12,7 @@ struct block {
     size_t bytes;
     enum place place;
     int device;
+    uint64_t physical; /* what is mapped here, by its handle; 0 unless the program maps memory by itself */
 };
 
 /* NULL if the device, or the host, has no more. */
@@ -24,7 +25,6 @@ void copy(void *to, const void *from, size_t bytes);
 
 /* Physical memory of the virtual memory functions, and address ranges it is put in. */
 uint64_t take_physical(int device, size_t bytes); /* a handle; 0 if the device has no more */
-bool keep_physical(uint64_t handle);              /* one more holder of it */
 bool drop_physical(uint64_t handle);              /* given back with its last mapping and holder */
 void *reserve(size_t bytes, size_t alignment);
 bool unreserve(void *start, size_t bytes);

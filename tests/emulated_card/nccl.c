@@ -1,6 +1,6 @@
-/* Collectives between processes (libnccl): every rank waits for the others, and what they call is compared. Of what they
- * send only small messages arrive, by which libraries agree on shapes. Ranks meet in a file of shared memory that the
- * unique id names. */
+/* Collectives between processes (libnccl): every rank waits for the others, and what they call is compared. Of what
+ * they send only small messages arrive, by which libraries agree on shapes. Ranks meet in a file of shared memory that
+ * the unique id names. */
 #define _GNU_SOURCE
 #include "card.h"
 #include "memory.h"
@@ -43,16 +43,11 @@ struct communicator {
 static const char *last_error = "no error";
 static const int sizes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
 
-int ncclGetVersion(int *version) {
-    *version = 22907;
-    return OK;
-}
-int ncclGetUniqueId(unique_id *id) {
-    static int made;
-    memset(id, 0, sizeof *id);
-    snprintf(id->internal, sizeof id->internal, "/emulated-nccl-%d-%ld-%d", getpid(), random(), made++);
-    return OK;
-}
+#define SAYS(name, parameters, ...) int name parameters { __VA_ARGS__; return OK; }
+
+SAYS(ncclGetVersion, (int *version), *version = 22907)
+SAYS(ncclGetUniqueId, (unique_id *id), static int made; *id = (unique_id){0};
+     snprintf(id->internal, sizeof id->internal, "/emulated-nccl-%d-%ld-%d", getpid(), random(), made++))
 int ncclCommInitRankConfig(struct communicator **made, int ranks, unique_id id, int rank, void *config) {
     if (ranks > MOST_RANKS) return INVALID_USAGE;
     int file = shm_open(id.internal, O_RDWR | O_CREAT, 0600);
@@ -61,7 +56,7 @@ int ncclCommInitRankConfig(struct communicator **made, int ranks, unique_id id, 
     close(file);
     if (meeting == MAP_FAILED) return SYSTEM_ERROR;
     __atomic_add_fetch(&meeting->joined, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&meeting->joined, __ATOMIC_SEQ_CST) < ranks) usleep(1000); /* one that never comes is waited for */
+    while (__atomic_load_n(&meeting->joined, __ATOMIC_SEQ_CST) < ranks) usleep(1000); /* and one may never come */
     if (rank == 0) shm_unlink(id.internal);
     *made = calloc(1, sizeof **made);
     **made = (struct communicator){.ranks = ranks, .rank = rank, .id = id, .meeting = meeting};
@@ -74,25 +69,11 @@ int ncclCommInitRank(struct communicator **made, int ranks, unique_id id, int ra
 int ncclCommInitRankScalable(struct communicator **made, int ranks, int rank, int ids, unique_id *id, void *config) {
     return ncclCommInitRankConfig(made, ranks, id[0], rank, config);
 }
-int ncclCommDestroy(struct communicator *of) {
-    munmap(of->meeting, sizeof *of->meeting);
-    free(of);
-    return OK;
-}
-int ncclCommAbort(struct communicator *of) { return ncclCommDestroy(of); }
-int ncclCommFinalize(struct communicator *of) { return OK; }
-int ncclCommCount(struct communicator *of, int *count) {
-    *count = of->ranks;
-    return OK;
-}
-int ncclCommUserRank(struct communicator *of, int *rank) {
-    *rank = of->rank;
-    return OK;
-}
-int ncclCommGetAsyncError(struct communicator *of, int *error) {
-    *error = OK;
-    return OK;
-}
+SAYS(ncclCommDestroy, (struct communicator *of), munmap(of->meeting, sizeof *of->meeting); free(of))
+SAYS(ncclCommAbort, (struct communicator *of), ncclCommDestroy(of))
+SAYS(ncclCommCount, (struct communicator *of, int *count), *count = of->ranks)
+SAYS(ncclCommUserRank, (struct communicator *of, int *rank), *rank = of->rank)
+SAYS(ncclCommGetAsyncError, (struct communicator *of, int *error), *error = OK)
 const char *ncclGetErrorString(int error) {
     return error == OK ? "no error" : error == INVALID_USAGE ? "invalid usage" : "unhandled system error";
 }
@@ -115,9 +96,8 @@ static int called(struct communicator *of, struct call one, double bytes, const 
             return INVALID_USAGE;
         }
     }
-    int device = *current_device();
-    const struct card *card = &machine()->card[visible_card(device)];
-    work(device, 0, 0, bytes * card->bytes_per_second / card->link_bytes_per_second);
+    const struct card *card = card_of(*current_device());
+    work(*current_device(), 0, 0, bytes * card->bytes_per_second / card->link_bytes_per_second);
     return OK;
 }
 /* What a rank has sent in the call that has just ended. */
@@ -152,11 +132,23 @@ int ncclReduceScatter(const void *from, void *to, size_t count, int type, int ho
                       void *stream) {
     return called(of, (struct call){5, type, how, 0, count}, share(of) * of->ranks * count * sizes[type], from);
 }
+/* Those of one colour become a communicator, in the order of their keys, and of their ranks among equals. */
 int ncclCommSplit(struct communicator *of, int color, int key, struct communicator **made, void *config) {
+    struct {
+        int color, key;
+    } own = {color, key}, other;
+    int error = called(of, (struct call){6, 0, 0, 0, sizeof own}, 0, &own), ranks = 0, rank = 0;
+    for (int sender = 0; !error && sender < of->ranks; sender++) {
+        receive(of, sender, &other, sizeof other);
+        if (other.color != color) continue;
+        ranks++;
+        rank += other.key < key || (other.key == key && sender < of->rank);
+    }
     unique_id id = of->id;
     size_t length = strlen(id.internal);
-    snprintf(id.internal + length, sizeof id.internal - length, "-%d", of->splits++);
-    return ncclCommInitRankConfig(made, of->ranks, id, of->rank, config);
+    snprintf(id.internal + length, sizeof id.internal - length, "-%d-%d", of->splits++, color);
+    *made = NULL;
+    return error || color < 0 ? error : ncclCommInitRankConfig(made, ranks, id, rank, config); /* -1: no colour */
 }
 int ncclMemAlloc(void **to, size_t bytes) {
     *to = take_block(DEVICE, *current_device(), bytes);

@@ -6,7 +6,7 @@
 
 /* cublas_api.h is in a wheel of half a gigabyte: arguments up to the last that is needed are said here. */
 static double rate(int type) {
-    const struct card *card = &machine()->card[visible_card(*current_device())];
+    const struct card *card = card_of(*current_device());
     return type == CUDA_R_16BF ? card->flops_bf16 : type == CUDA_R_16F ? card->flops_fp16 : card->flops_wide;
 }
 static int multiplied(int type, double m, double n, double k, double count) {
