@@ -66,6 +66,8 @@ class MicroSteps:
     second: Events
     streams: NDArray[np.int8]
     """Stream of the device on which each storage is allocated."""
+    of_products: NDArray[np.bool_]
+    """Whether each storage is the result of a matrix product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ class DecoderEvents:
         self._sizes = Amounts.of(s.bytes for s in tape.storages).over([s.shares for s in tape.storages])
         self._categories = np.array([self._category(i, s) for i, s in enumerate(tape.storages)], dtype=np.int8)
         self._streams = np.array([s.stream for s in tape.storages], dtype=np.int8)
+        self._of_products = np.array([s.of_product for s in tape.storages], dtype=np.bool_)
         self._residents = np.array([i for i, s in enumerate(tape.storages) if s.allocated is None], dtype=np.int64)
         self._stages = {stage: self._around_loss(stage) for stage in STAGES}
 
@@ -126,6 +129,7 @@ class DecoderEvents:
             first=Events.joined(stages["forward-1"] + stages["backward-1"]),
             second=Events.joined(stages["forward-2"] + stages["backward-2"]),
             streams=np.concatenate([self._streams, np.zeros(len(own), dtype=np.int8)]),
+            of_products=np.concatenate([self._of_products, [s.of_product for s in loss.storages]]).astype(np.bool_),
         )
 
     def _category(self, index: int, storage: Storage) -> Category:

@@ -24,9 +24,9 @@ class Held(NamedTuple):
     """Bytes of each block that a kernel holds while it runs, in the order in which it takes them."""
 
     before: tuple[int, ...] = ()
-    """Those that it takes before its result."""
+    """Those that it takes before its result; they are freed in this order."""
     beside: tuple[int, ...] = ()
-    """Those that it takes after that."""
+    """Those that it takes after that; they are freed first, the latest of them before the others."""
 
 
 def without_data() -> FakeTensorMode:
@@ -127,14 +127,16 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         held = [self._take(size) for size in scratch.before]
         if isinstance(result, torch.Tensor):
             self._seen(result)
+            if func in _PRODUCTS and result.untyped_storage()._cdata in self._known:
+                self.tape.storages[self._known[result.untyped_storage()._cdata]].of_product = True
             if func is _ADD and sys._getframe(1).f_code.co_name == _ENGINE and not torch.is_grad_enabled():
                 self._note_sum(args[0], result)
         elif isinstance(result, (tuple, list)):
             for item in result:
                 if isinstance(item, torch.Tensor):
                     self._seen(item)
-        held += [self._take(size) for size in scratch.beside]
-        for index in reversed(held):
+        beside = [self._take(size) for size in scratch.beside]
+        for index in (*reversed(beside), *held):
             self._free(index)
         return result
 
@@ -206,6 +208,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 _ADD = torch.ops.aten.add.Tensor
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
 _ENGINE = "_engine_run_backward"
 """The function of torch.autograd.graph within which autograd's engine runs."""
 _DEVICE = torch.ops.prim.device.default

@@ -10,7 +10,6 @@ import numpy as np
 
 from autofit.estimate.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.events import PHASES
-from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline
 from autofit.estimate.traces import common
 from autofit.lattice import Config
@@ -31,17 +30,17 @@ def replay(
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit, capped=capped)
     blocks: dict[int, Block] = {}
-    in_step = line.categories != Category.WEIGHTS
-    of_thread = (np.flatnonzero(in_step & (line.phases == PHASES.index(phase))) for phase in ("forward", "backward"))
+    results = line.of_products & (line.sizes > 0)
+    of_thread = (np.flatnonzero(results & (line.phases == PHASES.index(phase))) for phase in ("forward", "backward"))
     first_product = {int(found[0]) for found in of_thread if len(found)}
     events = zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True)
     for index, (storage, size, stream) in enumerate(events):
-        if index in first_product:
-            allocator.allocate(workspace)
         if size > 0:
             blocks[storage] = allocator.allocate(size, stream)
         elif size < 0:
             allocator.release(blocks.pop(storage))
+        if index in first_product:
+            allocator.allocate(workspace)
     return allocator
 
 
@@ -67,7 +66,7 @@ class Replays:
     def held(self, line: Timeline, workspace: int, limit: int | None, *, capped: bool = False) -> Held:
         """What a step takes within `limit` bytes, or what it would take beyond that; `capped` as for `replay`."""
         content = sha256()
-        for part in (line.sizes, line.storages, line.phases, line.streams, line.categories):
+        for part in (line.sizes, line.storages, line.phases, line.streams, line.of_products):
             content.update(part.tobytes())
         key = content.digest(), workspace, limit, capped
         if key not in self._known:

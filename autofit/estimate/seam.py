@@ -43,10 +43,12 @@ class HeadShape:
 class Seam:
     """A loss kernel that computes nothing: it takes the place of the loss in the decoder's trace."""
 
-    def __init__(self, autocast: torch.dtype | None) -> None:
+    def __init__(self, autocast: torch.dtype | None, *, gives_view: bool) -> None:
+        """`gives_view`: whether the head's gradient is a view, as that of a product with a transposed weight is."""
         self.recorder: Recorder | None = None
         self.shape: HeadShape | None = None
         self._autocast = autocast
+        self._gives_view = gives_view
 
     def __call__(self, hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
         """A scalar whose backward gives the hidden states, and a trained head, gradients of their own size."""
@@ -64,10 +66,9 @@ class Seam:
             autocast=self._autocast,
         )
         enter(recorder, hidden)
-        if head.weight.requires_grad:
-            result: torch.Tensor = _Gradients.apply(hidden, head.weight, recorder)  # type: ignore[no-untyped-call]
-        else:
-            result = _Gradients.apply(hidden, None, recorder)  # type: ignore[no-untyped-call]
+        weight = head.weight if head.weight.requires_grad else None
+        is_view = self._gives_view and self._autocast in (None, head.weight.dtype)  # else a copy is what arrives
+        result: torch.Tensor = _Gradients.apply(hidden, weight, recorder, is_view)  # type: ignore[no-untyped-call]
         return result
 
 
@@ -85,20 +86,24 @@ def enter(recorder: Recorder, hidden: torch.Tensor) -> None:
 
 class _Gradients(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: torch.Tensor, weight: torch.Tensor | None, recorder: Recorder) -> torch.Tensor:
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor | None, recorder: Recorder, is_view: bool
+    ) -> torch.Tensor:
         ctx.of_hidden = (hidden.shape, hidden.dtype)
         ctx.of_weight = None if weight is None else (weight.shape, weight.dtype)
         ctx.recorder = recorder
+        ctx.is_view = is_view
         return torch.zeros((), dtype=torch.float32)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
         of_hidden = torch.empty(ctx.of_hidden[0], dtype=ctx.of_hidden[1])
         if ctx.of_weight is None:
-            return of_hidden, None, None
+            return of_hidden, None, None, None
         of_weight = torch.empty(ctx.of_weight[0], dtype=ctx.of_weight[1])
+        of_weight = of_weight.t().t() if ctx.is_view else of_weight
         ctx.recorder.label(of_weight, HEAD_GRADIENT)
-        return of_hidden, of_weight, None
+        return of_hidden, of_weight, None, None
 
 
 def trace_loss(

@@ -84,7 +84,7 @@ class _Splice:
             storage = self._small.storages[event.storage]
             if event.allocates:
                 home = layer if layer is not None else BEFORE
-                copy = self._add(Storage(storage.bytes, place, recomputed=storage.recomputed))
+                copy = self._add(replace(storage, allocated=place, freed=None))
                 self._copies[event.storage, home] = copy
                 written.append(Event(copy, True))
             else:

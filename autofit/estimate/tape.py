@@ -64,6 +64,8 @@ class Storage:
     """What it holds; None where its lifetime tells."""
     stream: int = 0
     """Stream of the device on which it is allocated: the allocator keeps the blocks of each stream apart."""
+    of_product: bool = False
+    """Whether it is the result of a matrix product."""
 
 
 class Event(NamedTuple):

@@ -24,6 +24,8 @@ class Timeline:
     """Index in PHASES."""
     streams: NDArray[np.int8]
     """Stream of the device on which each storage is allocated."""
+    of_products: NDArray[np.bool_]
+    """Whether each storage is the result of a matrix product."""
 
     @property
     def totals(self) -> Integers:
@@ -67,6 +69,7 @@ def timeline(
     micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
     alive = np.flatnonzero(np.bincount(micro.storages, weights=micro.signs, minlength=offset) > 0)
     streams = np.concatenate([steps.streams, np.zeros(len(updates.sizes), dtype=np.int8)])
+    of_products = np.concatenate([steps.of_products, np.zeros(len(updates.sizes), dtype=np.bool_)])
     # In the second step storages are new ones, except for those that persist, the weights and states.
     lives = len(sizes)
     parts = [_there(steps.residents)]
@@ -84,6 +87,7 @@ def timeline(
         categories=categories[which],
         phases=events.phases,
         streams=streams[which],
+        of_products=of_products[which],
     )
 
 

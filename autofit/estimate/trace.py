@@ -19,6 +19,7 @@ from autofit.estimate.seam import HeadShape, Seam
 from autofit.estimate.tape import AFTER, BEFORE, LOSS, Tape
 from autofit.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
+from autofit.techniques.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import Plan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind
@@ -79,7 +80,8 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
     config = at_primes(config)
     plan = make_plan(config, job, HOST)
     plan.attention = _traceable(plan.attention)
-    seam = plan.loss = Seam(plan.compute_dtype if plan.autocast else None)
+    gives_view = plan.loss is full_cross_entropy
+    seam = plan.loss = Seam(plan.compute_dtype if plan.autocast else None, gives_view=gives_view)
     kinds = layer_kinds(config, job)
     model = make_skeleton(config, plan, job.model, layers)
     with without_data():

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
+from autofit.catalog.models import shape
 from autofit.estimate.amounts import Amounts
 from autofit.estimate.cuda_kernels import cuda_scratch
 from autofit.estimate.elsewhere import PinnedCopies, paged_bytes
@@ -87,8 +88,8 @@ class Traces:
         self._exact = exact
         cuda = job.hardware.kind == "cuda"
         self._scratch = cuda_scratch if cuda else host_scratch
-        self._decoders: dict[tuple[Config, bool, object], Decoder | NotTraced] = {}
-        self._stacks: dict[Config, Stack | NotTraced] = {}
+        self._decoders: dict[Hashable, Decoder | NotTraced] = {}
+        self._stacks: dict[Hashable, Stack | NotTraced] = {}
         self._losses: dict[tuple[LossKernel, HeadShape, int], Loss | NotTraced] = {}
         self._updates: dict[tuple[Config, float | None], Update | NotTraced] = {}
 
@@ -97,7 +98,7 @@ class Traces:
         first."""
         # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
         of_ranks = (False, None) if spread is None else (accumulates, config.get("rank"))
-        key = (common(at_primes(config), without=("optimizer", "loss", "compile")), *of_ranks)
+        key = (self._of_stack(config), *of_ranks)
         return _once(self._decoders, key, lambda: self._spread(config, spread, accumulates))
 
     def loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
@@ -152,8 +153,12 @@ class Traces:
 
     def _stack(self, config: Config) -> Stack:
         """A single-device tape from which those for several values of `sharding` and `offload` are made."""
-        key = common(at_primes(config), without=("optimizer", "loss", "compile"))
-        return _once(self._stacks, key, lambda: self._trace_stack(config))
+        return _once(self._stacks, self._of_stack(config), lambda: self._trace_stack(config))
+
+    def _of_stack(self, config: Config) -> Hashable:
+        """What a stack depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
+        tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
+        return common(at_primes(config), without=("optimizer", "loss", "compile")), tied and config["loss"] == "full"
 
     def _trace_stack(self, config: Config) -> Stack:
         kinds = layer_kinds(config, self.job)

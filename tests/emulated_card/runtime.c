@@ -140,12 +140,17 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *shown, const 
     return result(cudaSuccess);
 }
 static cudaError_t moved(void *to, const void *from, size_t bytes) {
+    static const void *numbers[4096]; /* where the program put a single number, by the place of its block */
+#define NUMBER(address) numbers[(uintptr_t)(address) / 512 % 4096]
     enum place source = block_at(from).place, target = block_at(to).place;
     copy(to, from, bytes);
     /* Kernels compute nothing, so a question to the card must be answered here. What libraries ask by a single byte (is
-     * this batch one sequence each, is everything finite) is true in sound training. */
-    if (bytes == 1 && source == DEVICE && target != DEVICE) *(char *)to = 1;
+     * this batch one sequence each, is everything finite) is true in sound training; a number is 0, not what was there
+     * before. */
     bool crosses = (source == DEVICE) != (target == DEVICE);
+    if (bytes == 1 && crosses && source == DEVICE) *(char *)to = 1;
+    if (bytes == 4 && crosses && target == DEVICE) NUMBER(to) = to;
+    else if (bytes == 4 && crosses && NUMBER(from) != from) memset(to, 0, bytes);
     const struct card *card = card_of(current);
     work(current, 0, 0, bytes * (crosses ? card->bytes_per_second / card->link_bytes_per_second : 2.0));
     return result(cudaSuccess);

@@ -34,6 +34,7 @@ def line(*events: tuple[int, int, int]) -> Timeline:
         categories=np.array([Category.GRADIENTS if storage % 10 == GRADIENT else 0 for storage, _, _ in events]),
         phases=np.array([phase for _, _, phase in events]),
         streams=np.zeros(len(events), dtype=np.int8),
+        of_products=np.zeros(len(events), dtype=np.bool_),
     )
 
 

@@ -36,6 +36,7 @@ def line(*events: Event) -> Timeline:
         categories=np.array(categories, dtype=np.int8),
         phases=np.array(phases),
         streams=np.array(streams, dtype=np.int8),
+        of_products=np.array([category is not WEIGHTS for category in categories]),
     )
 
 
