@@ -5,10 +5,10 @@
 
 `make emulated-card` builds what it runs on (tests/emulated_card/README.md). Draws configs at random over all axes,
 models, sequence lengths and cards, predicts each, trains it as `autofit trial` does, and writes both into FOLDER, a
-file per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without expandable
-segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it keeps and fit
-is decided. What is predicted to take more than one and a half times the card is drawn anew. `--again` runs nothing: it
-predicts anew what the folder holds.
+file per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without
+expandable segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it
+keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. `--again`
+runs nothing: it predicts anew what the folder holds.
 
 Prints the figures beside their targets, then the configs that are farthest off. Exits with 0 only if every target is
 reached. Times on such a card mean nothing, and none is shown. About 4 s of a core per config.

@@ -53,7 +53,7 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
         *(_operations(build_ops) if stack.deepspeed is not None else []),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
         _disk(),
-        _attempt("trial", lambda: _trial(device), "the message says which library fails"),
+        _attempt("trial", lambda: _trial(device, hardware), "the message says which library fails"),
     ]
     if with_ray:
         checks.append(_attempt("ray", lambda: _ray(device), "pip install 'ray>=2.50'"))
@@ -146,14 +146,16 @@ def _disk() -> Check:
     return Check(name="disk", state=state, found=f"{format_bytes(free)} free in {folder}", remedy=remedy)
 
 
-def _trial(device: str) -> str:
+def _trial(device: str, hardware: Hardware) -> str:
     """The smallest real trial, which shows that child processes start, train and report."""
     from autofit.operations.single_trial import trial
     from autofit.outcome import Fits
     from autofit.techniques import complete
+    from autofit.techniques.precision import has_bf16
 
+    precision = "bf16" if has_bf16(hardware) else "fp16-mixed"
     options = WorkloadOptions(model="smollm2-135m", seq_len=16, global_batch=1)
-    done = trial(options, complete({"precision": "bf16", "method": "lora"}), device=device)
+    done = trial(options, complete({"precision": precision, "method": "lora"}), device=device)
     if not isinstance(done.outcome, Fits):
         raise EnvironmentLacks(f"a small trial ended with {done.outcome.kind}", remedy=done.outcome.reason)
     return f"a small trial ran in {done.seconds:.1f} s"

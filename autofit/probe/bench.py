@@ -11,6 +11,7 @@ import torch
 
 from autofit.trial.machine.processor import cache_bytes
 from autofit.trial.process_memory import host_available
+from autofit.trial.segments import first_allocation
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 POOL_BYTES = {"cpu": 96 * 1024**2}
@@ -38,6 +39,8 @@ class Bench:
             self.size = max(self.size, int(min(CACHES * cache_bytes(), MOST_SHARE * self.room())))
         self._pools: dict[torch.dtype, torch.Tensor] = {}
         self._place = 0
+        if device.type == "cuda":
+            first_allocation(device)
         # The first product and the first backward pass start threads and load kernels.
         some = torch.ones(64, 64, device=device, requires_grad=True)
         (some @ some).sum().backward()  # type: ignore[no-untyped-call]

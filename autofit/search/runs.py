@@ -11,7 +11,7 @@ from autofit.lattice import Config
 from autofit.outcome import Crashed, Fits, Prediction, TimedOut, Trial, now
 from autofit.search.budget import Budget
 from autofit.techniques import Job
-from autofit.trial.classify import DEVICE_GONE
+from autofit.trial.classify import DEVICE_GONE, NO_KERNELS
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
@@ -173,7 +173,7 @@ class Runs:
     def _begun_again(self, begun: _Begun, trial: Trial) -> bool:
         """Retry a trial once if the machinery failed, up to `DOUBTED_REPEATS` times if its time is in doubt; returns
         whether it is retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the
-        device is gone."""
+        device is gone or torch was not built for it."""
         if not machinery_failed(trial):
             self._machinery_failures = 0
             return self._begun_again_in_doubt(begun, trial)
@@ -183,6 +183,10 @@ class Runs:
                 f"{trial.outcome.reason}; everything measured is kept",
                 remedy="check nvidia-smi, and dmesg for Xid errors; once the device is back (it may take a reset or a "
                 "reboot), run the same command: it resumes from here",
+            )
+        if NO_KERNELS in trial.outcome.reason:
+            raise EnvironmentLacks(
+                trial.outcome.reason, remedy='see "Choosing the torch build" in README.md, then run the same command'
             )
         self._machinery_failures += 1
         if self._machinery_failures >= MACHINERY_FAILURES:

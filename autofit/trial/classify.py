@@ -29,10 +29,25 @@ _AMBIGUOUS_SIGNS = ("could not create a primitive", "could not execute a primiti
 """oneDNN reports this when its own allocation fails, and also for operations that it does not support."""
 NO_ROOM_BYTES = 64 * 1024**2
 """With less than this left, an ambiguous failure counts as out of memory: oneDNN's scratch space is a few MiB."""
-_STDERR_SIGNS = (*_HOST_SIGNS, "memoryerror", "thread creation failed", "out of memory")
-_DEVICE_SIGNS = ("cuda out of memory", "cuda error: out of memory", "hip out of memory", "hip error: out of memory")
-"""On standard error, these count as the device's (lower case). CUDA reports page-locked host memory that it could not
-get in the same words: where a process left nothing else, nothing tells the two apart."""
+_STDERR_SIGNS = re.compile(
+    "|".join(map(re.escape, (*_HOST_SIGNS, "memoryerror", "thread creation failed", "out of memory"))), re.IGNORECASE
+)
+_THROWN = re.compile(r"^\s*what\(\):")
+"""How the C++ runtime begins the message of an exception that nobody caught, before it aborts."""
+_DEVICE_WORDS = re.compile(
+    r"(cuda|hip) driver error: out of memory"
+    r"|triton error \[(cuda|hip)\]: out of memory"
+    r"|error out of memory at line \d+ in file"  # bitsandbytes, which then exits
+    r"|cuda api failed with status 2\b"  # bitsandbytes: cudaErrorMemoryAllocation
+    r"|cudnn_status_alloc_failed|device_allocation_failed",  # cuDNN 8 and 9
+    re.IGNORECASE,
+)
+"""Nothing but the device's memory is meant by these, in an exception and on standard error."""
+_DEVICE_SIGNS = re.compile(
+    rf"{_DEVICE_WORDS.pattern}|(cuda|hip) (error: )?out of memory|cublas_status_alloc_failed", re.IGNORECASE
+)
+"""On standard error, these count as the device's. CUDA reports page-locked host memory that it could not get in the
+same words: where a process left nothing else, nothing tells the two apart."""
 _DRIVER_SIGNS = ("out of memory", "cublas_status_alloc_failed")
 """Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails (lower case)."""
 _HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized", "cusolver_status_not_initialized")
@@ -46,7 +61,6 @@ _FAULT_SIGNS = (
     "all cuda-capable devices are busy or unavailable",
     "uncorrectable ecc error",
     "uncorrectable nvlink error",
-    "unspecified launch failure",
     "cuda error: unknown error",
     "hip error: unknown error",
     "no rocm-capable device is detected",
@@ -55,10 +69,14 @@ _FAULT_SIGNS = (
     "system not yet initialized",
 )
 """Messages of CUDA and HIP when the device or its driver fails, or another process has it to itself (lower case; CUDA
-runtime API, cudaError). An illegal access and a failed assertion on the device are not among them: those are faults of
-what runs there."""
+runtime API, cudaError). An illegal access, an unspecified launch failure, which mostly is one too, and a failed
+assertion on the device are not among them: those are faults of what runs there."""
 DEVICE_GONE = "the device is gone"
 """How the reason begins where the driver no longer answers for a device."""
+NO_KERNELS = "has no kernels for"
+"""Part of the reason where the installed torch was not built for the device."""
+_NO_KERNEL_IMAGE = 209
+"""cudaErrorNoKernelImageForDevice and hipErrorNoBinaryForGpu."""
 FULL_BYTES = 512 * 1024**2
 """A device with less than this free counts as full: libraries' handles, workspaces and kernels are of that order."""
 LATE_LOADED_BYTES = 2 * 1024**3
@@ -92,6 +110,8 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
             return Crashed(reason=reason, phase=phase, transient=True)
         requested = int(float(match[1]) * _UNITS[match[2]]) if match else None
         return OutOfMemory(reason=_first_line(match[0] if match else text), phase=phase, requested_bytes=requested)
+    if (line := _matching_line(text, _DEVICE_WORDS)) is not None:
+        return OutOfMemory(reason=line, phase=phase)
     lowered = text.lower()
     host_failed = isinstance(error, MemoryError) or any(sign in lowered for sign in _HOST_SIGNS)
     if host_failed or (any(sign in lowered for sign in _AMBIGUOUS_SIGNS) and _no_room()):
@@ -115,9 +135,36 @@ def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) ->
 
 
 def device_failure(error: BaseException, phase: str) -> Crashed | None:
-    """The outcome for `error` if the device itself has failed, which says nothing of the config; None for any other."""
+    """The outcome for `error` if the device itself has failed, or torch was not built for it, which says nothing of the
+    config; None for any other."""
+    if _has_no_kernel_image(error) and (reason := _why_no_kernels()):
+        return Crashed(reason=reason, phase=phase, transient=True)
     if any(sign in str(error).lower() for sign in _FAULT_SIGNS):
         return Crashed(reason=f"the device has failed: {_first_line(str(error))}", phase=phase, transient=True)
+    return None
+
+
+def _has_no_kernel_image(error: BaseException) -> bool:
+    """Whether a kernel was begun that has no code for the device."""
+    return getattr(error, "error_code", None) == _NO_KERNEL_IMAGE or "no kernel image is available" in str(error)
+
+
+def _why_no_kernels() -> str | None:
+    """What the installed torch lacks for the current device; None where torch's own kernels run, and only those of
+    another library, which a config chose, do not."""
+    import torch
+
+    try:
+        torch.zeros(1, device="cuda").add_(1)  # the error leaves the device usable
+    except RuntimeError as error:
+        if not _has_no_kernel_image(error):
+            return None
+        major, minor = torch.cuda.get_device_capability()
+        return (
+            f"torch {torch.__version__} {NO_KERNELS} {torch.cuda.get_device_name()} "
+            f"(compute capability {major}.{minor}; it has {', '.join(torch.cuda.get_arch_list())}): "
+            "install another build (TORCH_INDEX)"
+        )
     return None
 
 
@@ -173,32 +220,35 @@ def ended_without_result(
     most of that shortfall that the trial's other ranks, which may have begun earlier, can have held.
     """
     tail = "\n".join(stderr.splitlines()[-20:])
-    lowered = stderr.lower()
-    host = not host_is_device and not any(sign in lowered for sign in _DEVICE_SIGNS)
+    host = not host_is_device
+    lack, is_devices = _memory_line(stderr)
     fault = next((line for line in stderr.splitlines() if any(sign in line.lower() for sign in _FAULT_SIGNS)), None)
-    if fault is not None and status != -signal.SIGKILL and not any(sign in lowered for sign in _STDERR_SIGNS):
+    if fault is not None and status != -signal.SIGKILL and lack is None:
         return Crashed(
             reason=f"the device has failed: {fault.strip()[:500]}", phase=phase, stderr_tail=tail, transient=True
         )
-    if status < 0:
-        name = signal.Signals(-status).name
-        if name == "SIGKILL":
-            return _killed(kernel_oom_kills, short_bytes, siblings_bytes, phase, host=not host_is_device)
-        if any(sign in lowered for sign in _STDERR_SIGNS):
-            return OutOfMemory(reason=_last_line(stderr), phase=phase, signal=name, host=host)
-        if room is not None and room < NO_ROOM_BYTES:
-            # Much native code does not survive a failed allocation.
-            reason = f"the trial's process died of {name} with {max(0, room)} bytes left of its memory limit"
-            return OutOfMemory(reason=reason, phase=phase, signal=name, host=not host_is_device)
-        return Crashed(reason=f"the trial's process died of {name}", phase=phase, signal=name, stderr_tail=tail)
-    if status != 0 and any(sign in lowered for sign in _STDERR_SIGNS):
-        return OutOfMemory(reason=_last_line(stderr), phase=phase, host=host)
-    return Crashed(
-        reason=f"the trial's process exited with status {status} and no result",
-        phase=phase,
-        exit_code=status,
-        stderr_tail=tail,
-    )
+    name = signal.Signals(-status).name if status < 0 else None
+    if name == "SIGKILL":
+        return _killed(kernel_oom_kills, short_bytes, siblings_bytes, phase, host=host)
+    if status != 0 and lack is not None:
+        return OutOfMemory(reason=lack, phase=phase, signal=name, host=host and not is_devices)
+    if name is None:
+        reason = f"the trial's process exited with status {status} and no result"
+        return Crashed(reason=reason, phase=phase, exit_code=status, stderr_tail=tail)
+    if room is not None and room < NO_ROOM_BYTES:
+        # Much native code does not survive a failed allocation.
+        reason = f"the trial's process died of {name} with {max(0, room)} bytes left of its memory limit"
+        return OutOfMemory(reason=reason, phase=phase, signal=name, host=host)
+    said = _matching_line(stderr, _THROWN) if name == "SIGABRT" else None
+    reason = f"the trial's process died of {name}{f': {said}' if said else ''}"
+    return Crashed(reason=reason, phase=phase, signal=name, stderr_tail=tail)
+
+
+def _memory_line(stderr: str) -> tuple[str | None, bool]:
+    """The last line that speaks of memory that could not be had, and whether it was the device's; None without one."""
+    if (line := _matching_line(stderr, _DEVICE_SIGNS)) is not None:
+        return line, True
+    return _matching_line(stderr, _STDERR_SIGNS), False
 
 
 def _killed(
@@ -273,6 +323,7 @@ def _first_line(text: str, otherwise: str = "out of memory") -> str:
     return text.splitlines()[0][:500] if text else otherwise
 
 
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "out of memory"
+def _matching_line(text: str, sign: re.Pattern[str]) -> str | None:
+    """The last line of `text` with such a sign."""
+    lines = (line.strip()[:500] for line in reversed(text.splitlines()) if sign.search(line))
+    return next(lines, None)

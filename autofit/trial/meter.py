@@ -16,6 +16,7 @@ from autofit.outcome import PHASES
 from autofit.trial import nvml, process_memory
 from autofit.trial.classify import LATE_LOADED_BYTES, DeviceBusy, OverLimit
 from autofit.trial.paged_states import paged_bytes
+from autofit.trial.segments import first_allocation
 from autofit.units import MIB, format_bytes
 
 
@@ -164,7 +165,7 @@ class CudaMeter:
         self._held_by_others = before.held_bytes if before is not None else 0
         """Where NVML does not say (ROCm), the device is assumed to be otherwise idle."""
         torch.cuda.init()  # type: ignore[no-untyped-call]
-        torch.empty(1, device=self.device)
+        first_allocation(self.device)
         self._reader = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         self._total = int(torch.cuda.mem_get_info()[1])

@@ -19,15 +19,16 @@ from autofit.training.nvme import remove_orphans
 from autofit.trial import nvml
 from autofit.trial.host import DEFAULT_ENTRY
 from autofit.trial.request import TrialRequest
-
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-"""Where CUDA's allocator finds its settings: torch 2.9 and later in the first, earlier versions in the second."""
-EXPANDABLE = "expandable_segments"
-"""Set for every CUDA trial: without it, fragmentation reserves gigabytes that no config needs."""
+from autofit.trial.segments import ALLOCATOR as ALLOCATOR
+from autofit.trial.segments import EXPANDABLE as EXPANDABLE
+from autofit.trial.segments import allocator_settings
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
-    """Environment of the warm parent and its children, for one device: the `number`th of the visible ones of `kind`."""
+    """Environment of the warm parent and its children, for one device: the `number`th of the visible ones of `kind`.
+
+    Raises `EnvironmentLacks` where the user's settings of CUDA's allocator make memory unmeasurable.
+    """
     device = nvml.visible(number) if kind == "cuda" else None
     # By its id, because CUDA numbers devices by speed and NVML by slot.
     chosen = {"CUDA_VISIBLE_DEVICES": device.uuid} if device is not None else {}
@@ -37,19 +38,13 @@ def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
         "AUTOFIT_DEVICE_KIND": kind,
         # Otherwise DeepSpeed probes for the device itself whenever it is imported.
         "DS_ACCELERATOR": kind,
-        **dict.fromkeys(ALLOCATOR, _allocator_settings()),
+        **(dict.fromkeys(ALLOCATOR, allocator_settings()) if kind == "cuda" else {}),
         # Lets torch see devices through NVML, without initialising the driver in the parent.
         "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
     }
-
-
-def _allocator_settings() -> str:
-    """The user's own settings of CUDA's allocator, and expandable segments unless these say otherwise."""
-    own = next(filter(None, map(os.environ.get, ALLOCATOR)), "")
-    return own if EXPANDABLE in own else ",".join(filter(None, (own, f"{EXPANDABLE}:True")))
 
 
 def parent_touches_device(kind: str) -> bool:

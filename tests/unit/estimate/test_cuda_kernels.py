@@ -17,6 +17,7 @@ from autofit.estimate.cuda_kernels import Attention, attention_kernel, cuda_scra
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.liger import chunk_rows
+from autofit.estimate.recorder import Held
 from autofit.estimate.speed import guess, seconds
 from autofit.estimate.transfers import seconds_per_byte
 from autofit.estimate.update import PAGED_FROM
@@ -242,20 +243,27 @@ def test_heads_of_values_that_are_narrower_are_not_for_flash_attention() -> None
     assert found is Attention.EFFICIENT
 
 
-def scratch(query_heads: int, key_heads: int, dtype: torch.dtype, *, masked: bool = False) -> int:
-    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    query = torch.empty(2, query_heads, 256, 64, dtype=dtype, device="meta")
-    key = torch.empty(2, key_heads, 256, 64, dtype=dtype, device="meta")
-    mask = torch.empty(2, 1, 256, 256, device="meta") if masked else None
-    return cuda_scratch(backward, (query, query, key, key), {"attn_mask": mask}, None, capability="8.0")
+def scratch(kernel: str, key_heads: int) -> tuple[int, ...]:
+    backward = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention_backward").default
+    query = torch.empty(2, 8, 256, 64, dtype=BF16, device="meta")
+    key = torch.empty(2, key_heads, 256, 64, dtype=BF16, device="meta")
+    held = cuda_scratch(backward, (query, query, key, key), {}, None)
+    assert held.before == ()
+    return held.beside
 
 
 def test_the_backward_of_attention_sums_the_querys_gradient_in_fp32() -> None:
     rows = 2 * 8 * 256
-    assert scratch(8, 8, BF16) == rows * (64 + 1) * 4
-    assert scratch(8, 2, BF16) == rows * (64 + 1) * 4 + 2 * rows * 64 * 2, "keys and values for every query head"
-    efficient = rows * (64 + 1) * 4 + 2 * 8 * 4 * 16
-    assert scratch(8, 8, FP32) == scratch(8, 8, BF16, masked=True) == efficient
+    assert scratch("flash", 8) == (rows * 4, rows * 64 * 4)
+    of_keys = rows * 64 * 2
+    assert scratch("flash", 2) == (rows * 4, rows * 64 * 4, of_keys, of_keys), "keys and values for every query head"
+    assert scratch("efficient", 8) == (rows * 4, rows * 64 * 4 + 2 * 8 * 4 * 16)
+
+
+def test_the_backward_of_softmax_holds_a_product_beside_its_result() -> None:
+    result = torch.empty(2, 8, 256, 256, device="meta")
+    operation = torch.ops.aten._softmax_backward_data.default
+    assert cuda_scratch(operation, (result, result, -1, torch.float32), {}, None) == Held(beside=(result.nbytes,))
 
 
 def test_chunks_of_the_fused_loss_are_ligers() -> None:

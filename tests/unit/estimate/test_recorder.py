@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autofit.estimate.recorder import NotTraced, Recorder, without_data
+from autofit.estimate.recorder import Held, NotTraced, Recorder, without_data
 
 
 def recorder() -> Recorder:
-    return Recorder(lambda func, args, kwargs, result: 0)
+    return Recorder(lambda func, args, kwargs, result: Held())
 
 
 def test_an_operation_that_needs_data_is_named_and_not_run() -> None:

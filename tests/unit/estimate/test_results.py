@@ -8,7 +8,7 @@ from test_trace import GQA, MIXTURE, history, traced
 
 from autofit.catalog.models import Model
 from autofit.estimate import results
-from autofit.estimate.recorder import Recorder, without_data
+from autofit.estimate.recorder import Held, Recorder, without_data
 from autofit.estimate.tape import Tape
 from autofit.techniques import complete, parse
 
@@ -44,7 +44,7 @@ def test_a_trace_from_what_is_remembered_is_the_trace(of: Model, text: str, monk
 def test_views_share_their_operands_storage_and_own_results_share_none() -> None:
     with without_data():
         base = torch.empty(6, 4)
-        with Recorder(lambda func, args, kwargs, result: 0):
+        with Recorder(lambda func, args, kwargs, result: Held()):
             views = [base.t()[1:] for _ in range(2)]
             sums = [base + 1 for _ in range(2)]
             in_place = [base.add_(1) for _ in range(2)]
@@ -58,7 +58,10 @@ def test_views_share_their_operands_storage_and_own_results_share_none() -> None
 def test_what_data_decides_is_not_remembered() -> None:
     with without_data():
         mask, values = torch.empty(8, dtype=torch.bool), torch.empty(8)
-        with Recorder(lambda func, args, kwargs, result: 0), pytest.raises(Exception, match=r"nonzero|index|dynamic"):
+        with (
+            Recorder(lambda func, args, kwargs, result: Held()),
+            pytest.raises(Exception, match=r"nonzero|index|dynamic"),
+        ):
             values[mask]
     assert not any(key[0] is torch.ops.aten.nonzero.default for key in results._KNOWN)
 
@@ -66,6 +69,6 @@ def test_what_data_decides_is_not_remembered() -> None:
 def test_equal_numbers_of_other_types_are_other_operands() -> None:
     with without_data():
         count = torch.empty(4, dtype=torch.long)
-        with Recorder(lambda func, args, kwargs, result: 0):
+        with Recorder(lambda func, args, kwargs, result: Held()):
             found = [(count * factor).dtype for factor in (2, 2.0, 2, 2.0)]
     assert found == [torch.int64, torch.float32] * 2

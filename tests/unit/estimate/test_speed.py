@@ -13,6 +13,7 @@ from tiny import CPU_HARDWARE, STACK
 from autofit.catalog.hardware import cards
 from autofit.core.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK
 from autofit.estimate.amounts import MICRO_BATCH, RANK
+from autofit.estimate.recorder import Held
 from autofit.estimate.speed import (
     FAR_BYTES,
     FRESH_BYTES,
@@ -296,7 +297,7 @@ def test_a_processors_8_bit_update_is_known_to_be_slow() -> None:
     workload = Workload(model=of.name, model_digest=of.digest, seq_len=32, global_batch=1)
     job = Job(model=of, workload=workload, hardware=CPU_HARDWARE, stack=STACK)
     tapes = [
-        trace_updates(complete(parse(f"method=full,optimizer={name}")), job, lambda *_: 0)
+        trace_updates(complete(parse(f"method=full,optimizer={name}")), job, lambda *_: Held())
         for name in ("adamw-8bit", "adamw")
     ]
     packs = Family(None, ("quantise-8bit",) * 2)

@@ -7,6 +7,7 @@ import torch
 
 from autofit.estimate.amounts import MICRO_BATCH
 from autofit.estimate.host_kernels import host_scratch
+from autofit.estimate.recorder import Held
 from autofit.estimate.work import FAMILIES, Family, Work, work
 
 _ATEN = torch.ops.aten
@@ -36,8 +37,8 @@ def test_a_four_bit_product_makes_its_weight_wide_first() -> None:
     weight = 128 * 64 * 2
     assert found.flops == 2 * 32 * 128 * 64 and found.moved[-1] == weight
     assert family(found).bytes == ("dequantise-4bit/bf16",) * 2
-    assert host_scratch(product, args, {}, None) == weight + 128 * 4
-    assert host_scratch(_ATEN.mm.default, (activations, activations.T), {}, None) == 0
+    assert host_scratch(product, args, {}, None) == Held(before=(128 * 4, weight))
+    assert host_scratch(_ATEN.mm.default, (activations, activations.T), {}, None) == Held()
 
 
 def test_a_product_is_of_its_format_its_layout_and_its_width() -> None:

@@ -96,6 +96,16 @@ def test_a_device_that_is_gone_ends_the_search_at_once_with_all_that_was_measure
     assert [t.outcome for t in kept] == [gone]
 
 
+def test_torch_without_kernels_for_the_device_ends_the_search_at_once(
+    run: Callable[..., tuple[list[Trial], list[Trial]]],
+) -> None:
+    kept: list[Trial] = []
+    crashed = Crashed(reason="torch 2.12.0 has no kernels for Tesla V100: install another build", transient=True)
+    with pytest.raises(EnvironmentLacks, match="has no kernels for Tesla V100"):
+        run([CLEAN], [0], outcome=crashed, kept=kept)
+    assert [t.outcome for t in kept] == [crashed]
+
+
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
 CONFIG: dict[str, object] = {"method": "full", "micro_batch": 1}
 

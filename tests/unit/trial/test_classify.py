@@ -91,6 +91,91 @@ def test_no_handle_on_a_full_device_is_want_of_memory(monkeypatch: pytest.Monkey
     assert isinstance(on_gpu(error), OutOfMemory)
 
 
+OF_THE_DEVICE = [
+    "Error out of memory at line 380 in file /src/csrc/pythonInterface.cpp",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUDA API failed with status 2",
+    "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+]
+
+
+@pytest.mark.parametrize("said", OF_THE_DEVICE)
+@pytest.mark.parametrize("status", [1, -6])
+def test_words_that_mean_the_devices_memory_alone(monkeypatch: pytest.MonkeyPatch, said: str, status: int) -> None:
+    install_cuda(monkeypatch)  # a card with room: its state decides nothing here
+    CudaMeter(CARD)
+    raised = on_gpu(RuntimeError(f"while it trained\n{said}\nmore"))
+    left = ended_without_result(
+        status=status,
+        phase="backward",
+        room=None,
+        stderr=f"begins\n{said}\nterminate called",
+        kernel_oom_kills=0,
+        host_is_device=False,
+    )
+    for outcome in (raised, left):
+        assert isinstance(outcome, OutOfMemory) and not outcome.host, outcome
+        assert outcome.reason == said
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "CUDA API failed with status 209",
+        "cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+        "Error invalid argument at line 380 in file /src/csrc/pythonInterface.cpp",
+    ],
+)
+def test_other_words_of_the_same_libraries_are_a_crash(monkeypatch: pytest.MonkeyPatch, said: str) -> None:
+    install_cuda(monkeypatch)
+    left = ended_without_result(
+        status=1, phase="backward", room=None, stderr=said, kernel_oom_kills=0, host_is_device=False
+    )
+    assert on_gpu(RuntimeError(said)) is None and isinstance(left, Crashed)
+
+
+def no_kernel_image() -> RuntimeError:
+    error = RuntimeError("CUDA error: no kernel image is available for execution on the device\nmore")
+    error.error_code = 209  # type: ignore[attr-defined]
+    return error
+
+
+@pytest.mark.parametrize("torch_has_some", [False, True])
+def test_torch_without_kernels_for_the_card_is_not_the_configs_fault(
+    monkeypatch: pytest.MonkeyPatch, torch_has_some: bool
+) -> None:
+    def zeros(*sizes: int, device: str) -> torch.Tensor:
+        if not torch_has_some:
+            raise no_kernel_image()
+        return torch.ones(*sizes)
+
+    monkeypatch.setattr(torch, "zeros", zeros)
+    monkeypatch.setattr(torch, "__version__", "2.12.0")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (7, 0))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
+    found = device_failure(no_kernel_image(), "build")
+    if torch_has_some:  # it is another library, which the config chose, that has none
+        assert found is None
+        return
+    assert found is not None and found.transient
+    assert found.reason == (
+        "torch 2.12.0 has no kernels for Tesla V100 (compute capability 7.0; it has sm_75, sm_80): "
+        "install another build (TORCH_INDEX)"
+    )
+
+
+def test_what_nobody_caught_is_told_of_an_abort() -> None:
+    stderr = "terminate called after throwing an instance of 'c10::Error'\n  what():  the ring is broken\nFrame #0\n"
+    outcome = ended_without_result(
+        status=-6, phase="backward", room=None, stderr=stderr, kernel_oom_kills=0, host_is_device=False
+    )
+    assert isinstance(outcome, Crashed) and not outcome.transient
+    assert outcome.reason == "the trial's process died of SIGABRT: what():  the ring is broken"
+
+
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")])
 def test_host_memory_is_not_the_devices(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     install_cuda(monkeypatch)
@@ -117,7 +202,7 @@ def test_other_errors_are_not_memory(monkeypatch: pytest.MonkeyPatch, error: Exc
     ("said", "transient"),
     [
         ("CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be ...", True),
-        ("CUDA error: unspecified launch failure", True),
+        ("CUDA error: unspecified launch failure", False),
         ("CUDA error: CUDA-capable device(s) is/are busy or unavailable", True),
         ("Error no CUDA-capable device is detected at line 62 in file /src/csrc/ops.cu", True),
         ("CUDA error: an illegal memory access was encountered", False),

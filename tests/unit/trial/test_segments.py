@@ -1,0 +1,118 @@
+"""Expandable segments are asked for, and done without where the driver refuses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from emulated_card.cards import Machine
+
+from autofit.errors import EnvironmentLacks
+from autofit.trial import segments
+from autofit.trial.runner import trial_environment
+from autofit.trial.segments import ALLOCATOR, allocator_settings, first_allocation
+
+DEVICE = torch.device("cuda", 0)
+HOME = Path(os.environ.get("EMULATED_CARD_HOME", Path(__file__).parents[3] / ".venv" / "emulated-card")).absolute()
+
+
+class Driver:
+    """One whose answer to an allocation depends on whether the allocator uses expandable segments."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, asked: str, refusal: Exception | None) -> None:
+        self.refusal = refusal
+        self.settings = [asked]
+        self.allocations = 0
+        monkeypatch.setenv(ALLOCATOR[0], asked)
+        monkeypatch.setattr(torch, "empty", self._empty)
+        monkeypatch.setattr(segments, "_set", self.settings.append)
+
+    def _empty(self, count: int, *, device: torch.device) -> None:
+        self.allocations += 1
+        if self.refusal is not None and "segments:False" not in self.settings[-1]:
+            raise self.refusal
+
+
+@pytest.mark.parametrize("said", ["operation not supported", "unknown error\nmore"])
+@pytest.mark.parametrize("own", ["", "max_split_size_mb:512,"])
+def test_where_the_driver_refuses_them_the_allocator_does_without(
+    monkeypatch: pytest.MonkeyPatch, said: str, own: str
+) -> None:
+    driver = Driver(monkeypatch, f"{own}expandable_segments:True", RuntimeError(f"CUDA driver error: {said}"))
+    first_allocation(DEVICE)
+    assert driver.settings[1:] == [f"{own}expandable_segments:False"] and driver.allocations == 2
+
+
+def test_where_the_driver_gives_them_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(monkeypatch, "expandable_segments:True", None)
+    first_allocation(DEVICE)
+    assert driver.settings == ["expandable_segments:True"] and driver.allocations == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ("expandable_segments:True", torch.OutOfMemoryError("CUDA driver error: CUDA out of memory")),
+        ("expandable_segments:True", RuntimeError("CUDA driver error: out of memory")),
+        ("expandable_segments:True", RuntimeError("CUDA error: unknown error")),
+        ("max_split_size_mb:512", RuntimeError("CUDA driver error: operation not supported")),
+    ],
+)
+def test_any_other_failure_is_the_trials(monkeypatch: pytest.MonkeyPatch, asked: str, error: Exception) -> None:
+    driver = Driver(monkeypatch, asked, error)
+    with pytest.raises(RuntimeError, match=str(error)):
+        first_allocation(DEVICE)
+    assert driver.settings == [asked]
+
+
+def test_torch_takes_the_settings_anew() -> None:
+    changed = "from autofit.trial.segments import _set; _set('expandable_segments:False,max_split_size_mb:512')"
+    subprocess.run([sys.executable, "-W", "error", "-c", changed], check=True)
+
+
+@pytest.mark.parametrize(
+    ("own", "settings"),
+    [
+        (None, "expandable_segments:True"),
+        ("max_split_size_mb:512", "max_split_size_mb:512,expandable_segments:True"),
+        ("expandable_segments:False", "expandable_segments:False"),
+        ("backend:native", "backend:native,expandable_segments:True"),
+    ],
+)
+def test_the_users_own_settings_stay(monkeypatch: pytest.MonkeyPatch, own: str | None, settings: str) -> None:
+    for name in ALLOCATOR:
+        monkeypatch.delenv(name, raising=False)
+    if own is not None:
+        monkeypatch.setenv(ALLOCATOR[1], own)
+    assert allocator_settings() == settings
+
+
+def test_an_allocator_whose_memory_is_not_counted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ALLOCATOR[0], "max_split_size_mb:512,backend:cudaMallocAsync")
+    with pytest.raises(EnvironmentLacks, match=r"asks for cudaMallocAsync, .* \(leave `backend` out of it\)"):
+        trial_environment("cuda")
+    assert trial_environment("cpu"), "which that allocator does not concern"
+
+
+def trial(machine: Machine, store: Path, *, config: str) -> dict[str, Any]:
+    """What `autofit trial` prints of one config on an emulated machine."""
+    asked = ["--model", "smollm2-135m", "--seq-len", "256", "--global-batch", "4", "--config", config, "--json"]
+    command = [sys.executable, "-m", "autofit", "trial", *asked, "--store", str(store)]
+    done = subprocess.run(command, env={**os.environ, **machine.environment}, capture_output=True, text=True)
+    answer: dict[str, Any] = json.loads(done.stdout or "{}")
+    assert answer, done.stderr
+    return answer
+
+
+@pytest.mark.skipif(not (HOME / "done").exists(), reason="no emulated card is built: make emulated-card")
+def test_a_trial_on_a_card_without_virtual_memory_fits(tmp_path: Path) -> None:
+    with Machine(HOME, "rtx-4090:no-vmm") as machine:
+        answer = trial(machine, tmp_path / "store.db", config="method=full,micro_batch=2")
+    assert answer["outcome"] == "fits", answer
+    assert answer["measurement"]["expandable_segments"] is False
