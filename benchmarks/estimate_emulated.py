@@ -8,7 +8,7 @@ models, sequence lengths and cards, predicts each, trains it as `autofit trial` 
 file per card; what is there already is not run again, so an interrupted run goes on. A quarter is drawn without
 expandable segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it
 keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. `--again`
-runs nothing: it predicts anew what the folder holds.
+runs nothing: it predicts anew what the folder holds, whose files may be compressed (gzip).
 
 Prints the figures beside their targets, then the configs that are farthest off. Exits with 0 only if every target is
 reached. Times on such a card mean nothing, and none is shown. About 4 s of a core per config.
@@ -17,6 +17,7 @@ reached. Times on such a card mean nothing, and none is shown. About 4 s of a co
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -262,10 +263,20 @@ def runners(ranks: int) -> Iterator[dict[bool, GroupRunner]]:
         yield made
 
 
+def text_of(file: Path) -> str:
+    """What a file holds, compressed or not."""
+    return gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text()
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The files of a folder, one per card."""
+    return sorted(folder.glob("*.jsonl*"))
+
+
 def lines_of(file: Path) -> list[dict[str, Any]]:
     """The rows of a file, as JSON objects; a last line that was cut off is left out."""
     found = []
-    for line in file.read_text().splitlines()[1:]:
+    for line in text_of(file).splitlines()[1:]:
         try:
             found.append(json.loads(line))
         except ValueError:
@@ -275,12 +286,13 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 def rows_of(file: Path) -> list[Row]:
     """The rows of a file."""
-    return [Row.of({"card": file.stem, **{k: v for k, v in line.items() if k != "group"}}) for line in lines_of(file)]
+    card = file.name.partition(".")[0]
+    return [Row.of({"card": card, **{k: v for k, v in line.items() if k != "group"}}) for line in lines_of(file)]
 
 
 def again(file: Path) -> list[Row]:
     """The rows of a file, predicted anew."""
-    about = json.loads(file.read_text().partition("\n")[0])
+    about = json.loads(text_of(file).partition("\n")[0])
     site = Hardware.from_json(about["hardware"]), Stack.from_json(about["stack"])
     found: list[Row] = []
     known: dict[str, Estimator] = {}
@@ -364,7 +376,7 @@ def main() -> int:
     asked.folder.mkdir(parents=True, exist_ok=True)
     if asked.again:
         with ProcessPoolExecutor(asked.processes) as processes:
-            anew = list(processes.map(again, sorted(asked.folder.glob("*.jsonl"))))
+            anew = list(processes.map(again, files_of(asked.folder)))
         return 0 if judge([row for rows in anew for row in rows]) else 1
     cards = asked.cards.split(",")
 
@@ -377,7 +389,7 @@ def main() -> int:
 
     with ThreadPoolExecutor(asked.processes) as threads:
         list(threads.map(on, cards))
-    return 0 if judge([row for file in sorted(asked.folder.glob("*.jsonl")) for row in rows_of(file)]) else 1
+    return 0 if judge([row for file in files_of(asked.folder) for row in rows_of(file)]) else 1
 
 
 if __name__ == "__main__":

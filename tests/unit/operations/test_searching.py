@@ -384,8 +384,8 @@ LARGE = replace(OPTIONS, model="llama-3.1-70b")
         ("full", "394.25 GiB", None),
         ("lora", "131.42 GiB", "b200"),
         # A 40 GiB card would leave 2.7 GiB for context, activations and a dequantised matrix.
-        ("qlora", "36.80 GiB", "l40s"),
-        ("any", "36.80 GiB", "l40s"),
+        ("qlora", "36.80 GiB", "a40"),
+        ("any", "36.80 GiB", "a40"),
     ],
 )
 def test_a_model_that_is_too_large_says_what_could_hold_it(
