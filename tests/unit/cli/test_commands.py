@@ -293,7 +293,7 @@ def test_spaces_of_a_batch_that_one_of_them_cannot_divide(autofit: Autofit) -> N
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """A doctor who believes that trials and Ray work."""
-    monkeypatch.setattr(diagnosis, "_trial", lambda device: "a small trial ran in 1.0 s")
+    monkeypatch.setattr(diagnosis, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
     monkeypatch.setattr(diagnosis, "_ray", lambda device: "1 worker")
 
 
@@ -385,7 +385,7 @@ def test_a_library_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPa
 
 
 def test_ray_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(diagnosis, "_trial", lambda device: "a small trial ran in 1.0 s")
+    monkeypatch.setattr(diagnosis, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
     monkeypatch.setitem(sys.modules, "ray", None)  # what makes `import ray` fail as if it were not installed
     done = autofit("doctor", "--device", "cpu", "--json")
     assert (done.code, done.err) == (4, "")

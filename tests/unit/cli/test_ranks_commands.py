@@ -183,7 +183,7 @@ def test_the_doctor_says_what_cannot_be_compiled() -> None:
 def test_the_doctor_who_cannot_build_what_every_offload_needs_ends_with_4(
     autofit: Autofit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "_trial", lambda device: "a small trial ran in 1.0 s")
+    monkeypatch.setattr(diagnosis, "_trial", lambda device, hardware: "a small trial ran in 1.0 s")
     asked = ("doctor", "--device", "cpu", "--no-ray", "--json")
     done = autofit(*asked, "--build-ops")
     assert done.code == 4
