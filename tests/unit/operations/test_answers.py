@@ -270,7 +270,7 @@ def test_what_ran_out_says_what_was_predicted_for_it(store: Store) -> None:
         store.add(predicted(trial, gib))
     with pytest.raises(Shortfall, match=r"predicted to need 44\.00 GiB") as told:
         operations.recommend(OPTIONS, memory_limit_bytes=15 * GIB, store=store)
-    assert "a card such as l40s " in str(told.value)
+    assert "a card such as a40 " in str(told.value)
     closest = told.value.to_json()["closest"]
     assert (closest["predicted_bytes"], closest["over_limit_bytes"]) == (44 * GIB, 29 * GIB)
     assert closest["config"] == complete({"method": "full", "micro_batch": 1}).to_json()
