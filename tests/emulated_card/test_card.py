@@ -286,7 +286,7 @@ def test_ranks_are_split_by_colour(home: Path, start: Start) -> None:
 
 def test_unknown_cards() -> None:
     """One line says what is known."""
-    with pytest.raises(UsageError, match="unknown emulated card 'h100': did you mean h200 or h100-80g or v100-32g"):
+    with pytest.raises(UsageError, match="unknown emulated card 'h100': did you mean h200 or h100-80g"):
         described("h100", 0)
     with pytest.raises(UsageError, match=r"unknown trait of h100-80g '1g.11gb': did you mean 1g.10gb"):
         Machine(Path("/nowhere"), "h100-80g:1g.11gb")
