@@ -44,8 +44,20 @@ def deepspeed(plan: Plan) -> Any:
     # Its collectives use names that torch has deprecated, and torch warns at every call.
     warnings.filterwarnings("ignore", message=".*is deprecated. Please use `torch.distributed", category=FutureWarning)
     deepspeed.ops.__compatible_ops__ = {INFERENCE_OP: False}  # else every op is probed, running compilers
+    if plan.device.type == "cuda":
+        _ask_the_driver_itself(deepspeed.accelerator.get_accelerator())
     deepspeed.init_distributed(verbose=False, dist_init_required=False if deepspeed.comm.is_initialized() else None)
     return deepspeed
+
+
+def _ask_the_driver_itself(accelerator: Any) -> None:
+    """Let DeepSpeed ask CUDA how much memory is free. It asks NVML for the device whose number CUDA_VISIBLE_DEVICES
+    gives, and fails in stages 1 and 2 if that is a UUID, as in every trial (`cuda_accelerator.py`, 0.19)."""
+
+    def available_memory(device_index: int | None = None) -> int:
+        return torch.cuda.mem_get_info(device_index)[0]
+
+    accelerator.available_memory = available_memory
 
 
 class ZeroSharder:

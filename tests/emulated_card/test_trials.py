@@ -1,0 +1,49 @@
+"""Trials on emulated cards, as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.emulated_card.cards import Machine
+
+SHARDED = ("ddp", "zero1", "zero2", "zero3", "fsdp")
+
+
+JOB = ("--model", "smollm2-135m", "--seq-len", "64", "--global-batch", "2")
+
+
+def autofit(*words: str, store: Path, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
+    """The command, with a store of its own."""
+    command = [sys.executable, "-m", "autofit", *words, "--store", str(store)]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.parametrize("sharding", SHARDED)
+def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
+    """Each rank sees its card by UUID, which DeepSpeed's own question about free memory cannot read."""
+    asked = ("trial", *JOB, "--devices", "2", "--config", f"sharding={sharding}", "--json")
+    with Machine(home, "a10g", "a10g") as machine:
+        done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["outcome"] == "fits"
+        assert [machine.held_bytes(place) for place in range(2)] == [0, 0]
+
+
+def test_an_emulated_card_answers_for_no_real_one(home: Path, tmp_path: Path) -> None:
+    """What was measured on it is recommended for itself alone."""
+    store = tmp_path / "store.db"
+    with Machine(home, "h100-80g") as machine:
+        done = autofit("trial", *JOB, "--config", "micro_batch=1", store=store, environment=machine.environment)
+        assert done.returncode == 0, done.stderr
+    real, own = (
+        autofit("recommend", *JOB, "--hardware", card, store=store) for card in ("h100-80g", "emulated-h100-80g")
+    )
+    assert own.returncode == 0, own.stderr
+    assert real.returncode != 0 and "nothing" in real.stderr, (real.stdout, real.stderr)
