@@ -113,14 +113,14 @@ def _allocate(module: nn.Module, device: torch.device, created: Created) -> None
     for name, buffer in module._buffers.items():
         if buffer is not None and buffer.is_meta:
             storage = torch.empty_like(buffer, device=device)
-            # Still NaN after initialisation means never initialised.
+            # NaN after initialisation means never initialised.
             module._buffers[name] = storage.fill_(math.nan) if buffer.is_floating_point() else storage
 
 
 def _check_buffers(model: nn.Module) -> None:
     """Raise `UsageError` for constants that transformers does not restore: wrong values would train another model."""
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and not (~buffer.isnan()).any():
+        if buffer.is_floating_point() and buffer.isnan().any():
             raise UsageError(
                 f"{type(unwrap(model)).__name__} has a constant that transformers does not restore: {name}"
             )

@@ -81,6 +81,7 @@ const char *name_of(int error);
 
 /* Seconds of a device's virtual clock, and what moves it on. */
 double clock_seconds(int device);
+extern bool any_asked; /* torch, or a rank, has asked whether any of many is true, and is not yet answered */
 void work(int device, double flops, double flops_per_second, double bytes);
 
 void say(const char *format, ...); /* to the file that EMULATED_LOG names, if any */

@@ -79,6 +79,7 @@ class Program:
     def answer(self) -> Any:
         """What it prints last, which is JSON, when it has ended."""
         text = self.stdout.read()
+        self.ends_within(None)  # it holds the card for a moment more
         try:
             return json.loads(text.splitlines()[-1])
         except (IndexError, json.JSONDecodeError):

@@ -260,6 +260,7 @@ static double now[MOST_CARDS];
 
 double clock_seconds(int device) { return now[device]; }
 
+bool any_asked;
 void work(int device, double flops, double flops_per_second, double bytes) {
     double computing = flops_per_second > 0 ? flops / flops_per_second : 0;
     double moving = bytes / card_of(device)->bytes_per_second;
