@@ -60,6 +60,8 @@ ALWAYS: dict[str, tuple[str, ...]] = {
 """Libraries and functions that are looked for by name: torch demands that these are there (c10/cuda/driver_api.h)."""
 NOT_SUPPORTED = {"libnvidia-ml": 3}
 """What a function answers that is not emulated: NVML_ERROR_NOT_SUPPORTED, and for all others cudaErrorNotSupported."""
+CANNOT_BE_HAD = 3
+"""The exit code where a wheel, or a compiler, is not to be had here."""
 SOURCES_DIGEST = "sources.sha256"
 """A file beside the libraries that says what they were built from."""
 
@@ -71,6 +73,9 @@ def main() -> None:
     parser.add_argument("--compiler", default="cc")
     asked = parser.parse_args()
     site, headers, out = asked.home / "site", asked.home / "headers", asked.home / "lib"
+    if shutil.which(asked.compiler) is None:
+        print(f"there is no C compiler {asked.compiler}: install one, or name another with --compiler", file=sys.stderr)
+        sys.exit(CANNOT_BE_HAD)
     bring(asked.home)
     check_version(site, headers)
     out.mkdir(parents=True, exist_ok=True)
@@ -113,7 +118,11 @@ def bring(home: Path) -> None:
             continue
         wheels = home / "wheels" / pin
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        run([*pip, "--dest", wheels, pin])
+        try:
+            run([*pip, "--dest", wheels, pin])
+        except SystemExit as failed:
+            print(f"{pin} cannot be had: {failed}", file=sys.stderr)
+            sys.exit(CANNOT_BE_HAD)
         (wheel,) = wheels.glob("*.whl")
         is_header = pin.startswith("nvidia")
         with zipfile.ZipFile(wheel) as packed:
