@@ -22,17 +22,18 @@ class FamilyBaselines:
 
     If two trials disagree, the one with more techniques is wrong: techniques claim to be exact, the plain run claims
     nothing. If they have equally many, it is the one with which most other configs disagree; between just two, nothing
-    is decided. With dropout every run differs, so nothing is compared.
+    is decided.
     """
 
-    def __init__(self, *, dropout: bool = False) -> None:
-        self._dropout = dropout
+    def __init__(self, *, comparable: bool = True) -> None:
+        """With dropout every run differs, and an emulated device computes nothing: neither is `comparable`."""
+        self._comparable = comparable
         self._families: dict[str, list[Trial]] = {}
         self._refuted: list[Trial] = []
 
     def checked(self, trial: Trial) -> Trial:
         """`trial`, with outcome `Diverged` if others of its family show that its losses or gradients are wrong."""
-        if self._dropout or not isinstance(trial.outcome, Fits):
+        if not self._comparable or not isinstance(trial.outcome, Fits):
             return trial
         known = self._families.setdefault(family(trial.config), [])
         judged = _judged(trial, known)

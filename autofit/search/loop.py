@@ -79,7 +79,7 @@ class Search:
         self.knowledge.executions_differ(self.between())
         self.progress = Progress(candidates=len(self.lattice.configs))
         dropout = self.job.workload.lora_dropout > 0 or shape(self.job.model).dropout
-        self._baselines = FamilyBaselines(dropout=dropout)
+        self._baselines = FamilyBaselines(comparable=not dropout and not self.job.hardware.is_emulated)
         self._runs = Runs(job=self.job, budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
         self._rule_out_by_floor()
         batch = self.job.workload.batch_per_device

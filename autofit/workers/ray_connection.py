@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 import signal
 import socket
@@ -154,10 +155,20 @@ def wait_for_nodes(ray: Any) -> None:
 
 def gpus(ray: Any, accelerator: str | None) -> int:
     """GPUs in the cluster; only those of one type, if one is named."""
-    resources = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if accelerator is not None:
-        resources = [r for r in resources if f"accelerator_type:{accelerator}" in r]
-    return int(sum(r.get("GPU", 0) for r in resources))
+    return int(sum(resources["GPU"] for resources in _with_gpus(ray, accelerator)))
+
+
+def cpus_per_gpu(ray: Any, accelerator: str | None) -> float:
+    """CPUs that a worker with one GPU may ask of Ray: 1, or less where a node has more GPUs than CPUs, on which Ray
+    would otherwise let workers wait for ever."""
+    shares = [resources.get("CPU", 0.0) / resources["GPU"] for resources in _with_gpus(ray, accelerator)]
+    return math.floor(100 * min([1.0, *shares])) / 100
+
+
+def _with_gpus(ray: Any, accelerator: str | None) -> list[dict[str, float]]:
+    """Resources of each node that has GPUs, of that type if one is named."""
+    resources = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("GPU")]
+    return [r for r in resources if accelerator is None or f"accelerator_type:{accelerator}" in r]
 
 
 def cpus_per_node(ray: Any) -> list[float]:

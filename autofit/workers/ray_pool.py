@@ -22,7 +22,7 @@ from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_even
 from autofit.units import GIB
 from autofit.workers.pool import Completed, completed_by
-from autofit.workers.ray_connection import cause, connect, cpus_per_node, gpus, wait_for_nodes
+from autofit.workers.ray_connection import cause, connect, cpus_per_gpu, cpus_per_node, gpus, wait_for_nodes
 from autofit.workers.trial_actor import TrialActor
 from autofit.workload import Workload
 
@@ -149,7 +149,7 @@ class RayPool:
         if self._uses_gpus:
             # The type too: otherwise a group could be given cards of another type, whose workers would wait for ever.
             kind = {f"accelerator_type:{self._accelerator}": 0.001} if self._accelerator is not None else {}
-            return {"GPU": 1, "CPU": 1, **kind}
+            return {"GPU": 1, "CPU": cpus_per_gpu(self._ray, self._accelerator), **kind}
         # Each trial gets a whole machine, so that trials do not take cores from one another.
         return {"CPU": min(cpus_per_node(self._ray)) // self.devices}
 
@@ -184,7 +184,9 @@ class RayPool:
                 kinds = ", ".join(sorted({h.name for h, _ in found}))
                 raise EnvironmentLacks(
                     f"Ray's workers differ in hardware or library versions ({kinds}): their trials are not comparable",
-                    remedy="name one with --hardware, use --workers 1, or use one image on all nodes",
+                    remedy="use --workers 1, or let CUDA_VISIBLE_DEVICES name devices of one kind"
+                    if self._driver is not None
+                    else "name one with --hardware, use --workers 1, or use one image on all nodes",
                 )
             hardware, stack = found[0]
             self._site = replace(hardware, count=self._together()) if self._uses_gpus else hardware, stack

@@ -47,3 +47,23 @@ def test_an_emulated_card_answers_for_no_real_one(home: Path, tmp_path: Path) ->
     )
     assert own.returncode == 0, own.stderr
     assert real.returncode != 0 and "nothing" in real.stderr, (real.stdout, real.stderr)
+
+
+SEARCH = ("search", *JOB, "--method", "lora", "--max-trials", "2")
+
+
+def test_a_worker_for_each_card(home: Path, tmp_path: Path) -> None:
+    """Four cards on a machine with fewer processors make four workers, and all give their card back."""
+    with Machine(home, *["h100-80g"] * (2 * (os.cpu_count() or 1))) as machine:
+        done = autofit(*SEARCH, store=tmp_path / "store.db", environment=machine.environment)
+        assert done.returncode == 0, done.stderr
+        assert "on emulated-h100-80g" in done.stdout
+        assert machine.held_bytes(0) == 0 and not machine.processes(0)
+
+
+def test_cards_of_two_kinds_are_not_mixed(home: Path, tmp_path: Path) -> None:
+    """The error says which there are, and how one is chosen."""
+    with Machine(home, "a10g", "t4") as machine:
+        done = autofit(*SEARCH, store=tmp_path / "store.db", environment=machine.environment)
+    assert done.returncode == 4
+    assert "emulated-a10g, emulated-t4" in done.stderr and "CUDA_VISIBLE_DEVICES" in done.stderr

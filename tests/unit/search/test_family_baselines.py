@@ -120,7 +120,7 @@ def test_families_are_not_compared(job: Job) -> None:
 
 
 def test_dropout_makes_every_run_another(job: Job) -> None:
-    family = FamilyBaselines(dropout=True)
+    family = FamilyBaselines(comparable=False)
     family.checked(trial(job, PLAIN))
     other = trial(job, TRICKY, losses=(9.0, 9.0, 9.0))
     assert family.checked(other) is other
