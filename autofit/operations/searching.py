@@ -276,8 +276,8 @@ def _check_any_could_run(search_run: Search, prepared: Prepared, request: Search
     if budget is not None and quickest is not None:
         takes = format_duration(quickest.expected_seconds)
         raise UsageError(
-            f"no trial was run: the quickest that may fit is expected to take {takes}, and the time budget is "
-            f"{format_duration(budget)} ({quickest.config}); {SOONER}"
+            f"no trial was run: the quickest that may fit is expected to take {takes}, which is "
+            f"more than predicting left of the time budget of {format_duration(budget)} ({quickest.config}); {SOONER}"
         )
 
 

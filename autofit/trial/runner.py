@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import select
 import subprocess
 import sys
 import tempfile
@@ -22,6 +24,11 @@ from autofit.trial.request import TrialRequest
 from autofit.trial.segments import ALLOCATOR as ALLOCATOR
 from autofit.trial.segments import EXPANDABLE as EXPANDABLE
 from autofit.trial.segments import allocator_settings
+
+GRACE_SECONDS = 120.0
+"""How long after a trial's own deadline its parent may be silent: after that it hangs itself, in the driver."""
+ENDING_SECONDS = 5.0
+"""How long a parent may take to end. One that is stuck in the driver does not even end when it is killed."""
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
@@ -114,7 +121,13 @@ class TrialRunner:
         self.start()
         process = self._process
         assert process is not None
-        answer = self._asked(process, request.to_json())
+        patience = request.deadline_seconds + request.wait_seconds + GRACE_SECONDS
+        try:
+            answer = self._asked(process, request.to_json(), patience)
+        except TimeoutError:
+            self.close()
+            reason = "the trial's parent process does not answer: the device's driver may hang"
+            return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=patience)
         if answer is None:
             return Attempt(outcome=self._parent_died(process), seconds=0.0)
         return Attempt.from_json(answer)
@@ -138,18 +151,24 @@ class TrialRunner:
             if self._running and process is not None:
                 self._tell(process, {"stop": True})
 
-    def _asked(self, process: subprocess.Popen[str], line: dict[str, Any]) -> dict[str, Any] | None:
-        """The parent's answer; None if it died, or `close` was called meanwhile."""
+    def _asked(
+        self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float = math.inf
+    ) -> dict[str, Any] | None:
+        """The parent's answer; None if it died, or `close` was called meanwhile. Raises `TimeoutError`."""
         assert process.stdout is not None
         with self._speaking:
             self._tell(process, line)
             self._running = True
         try:
+            patience = None if math.isinf(patience_seconds) else patience_seconds
+            if not select.select([process.stdout], [], [], patience)[0]:
+                raise TimeoutError
             answer = process.stdout.readline()
         except ValueError:
             answer = ""
-        with self._speaking:
-            self._running = False
+        finally:
+            with self._speaking:
+                self._running = False
         return json.loads(answer) if answer else None
 
     def _tell(self, process: subprocess.Popen[str], line: dict[str, Any]) -> None:
@@ -190,10 +209,11 @@ class TrialRunner:
             return
         assert process.stdout is not None
         try:
-            process.wait(timeout=5)
+            process.wait(timeout=ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=ENDING_SECONDS)
         process.stdout.close()
         if process.returncode != 0:
             remove_orphans()

@@ -19,10 +19,11 @@ SHARDED = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 JOB = ("--model", "smollm2-135m", "--seq-len", "64", "--global-batch", "2")
 
 
-def autofit(*words: str, store: Path, environment: Mapping[str, str] = os.environ) -> subprocess.CompletedProcess[str]:
+def autofit(*words: str, store: Path, environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """The command, with a store of its own."""
     command = [sys.executable, "-m", "autofit", *words, "--store", str(store)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    own = {**os.environ, **(environment or {})}
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=600)
 
 
 @pytest.mark.parametrize("sharding", SHARDED)

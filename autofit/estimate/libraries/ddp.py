@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from autofit.estimate.libraries.edit import ROOT, Edit, plain
 from autofit.estimate.libraries.library import Holdings, Hosted, Traffic
-from autofit.estimate.tape import OUTSIDE, Category, Event, Place, Tape
+from autofit.estimate.tape import LOSS, OUTSIDE, Category, Event, Place, Tape
 from autofit.lattice import Config
 
 
@@ -58,13 +58,19 @@ class Ddp:
 
 
 def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
-    """Copy every gradient into a bucket, and drop it, as soon as autograd is done with it."""
+    """Copy every gradient into a bucket, and drop it, as soon as autograd is done with it: with that of a head which is
+    the input embedding, too, at the end, when both have added to it."""
+    of_root = [p.bytes for p in edit.parameters(ROOT, trained=True)]
+    at_end = []
     for place, events in edit.tape.segments:
         if place.stage != stage:
             continue
         for at, event in reversed(list(enumerate(events))):
             if event.allocates and event.storage in gradients:
                 storage = edit.tape.storages[event.storage]
-                at_loss = storage.allocated is not None and storage.allocated.layer in OUTSIDE
-                where = len(events) if at_loss else at + 1
-                events.insert(where, Event(event.storage, False))
+                layer = storage.allocated.layer if storage.allocated is not None else None
+                if layer == LOSS and of_root.count(storage.bytes) == 1:
+                    at_end.append(event.storage)
+                else:
+                    events.insert(len(events) if layer in OUTSIDE else at + 1, Event(event.storage, False))
+    edit.free(edit.after_stage(stage), at_end)

@@ -44,10 +44,8 @@ class Buckets:
 
     reduce: int
     """`reduce_bucket_size`."""
-    prefetch: int = 0
-    """`stage3_prefetch_bucket_size`."""
-    reuse: int = 0
-    """`stage3_max_reuse_distance`: what is used again within this many parameters stays gathered."""
+    live: int = 0
+    """`stage3_max_live_parameters`: so many are gathered, and no more are prefetched."""
     persists: int = 0
     """`stage3_param_persistence_threshold`: parameters no larger than this are kept whole on every rank."""
     overlaps: bool = False
@@ -70,8 +68,7 @@ class Buckets:
         files, states = zero.get("offload_param", {}), zero.get("offload_optimizer", {})
         return cls(
             reduce=zero["reduce_bucket_size"],
-            prefetch=zero.get("stage3_prefetch_bucket_size", 0),
-            reuse=zero.get("stage3_max_reuse_distance", 0),
+            live=zero.get("stage3_max_live_parameters", 0),
             persists=zero.get("stage3_param_persistence_threshold", 0),
             overlaps=zero["overlap_comm"],
             group=zero.get("sub_group_size", 0),

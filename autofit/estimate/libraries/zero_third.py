@@ -7,7 +7,7 @@ partitioned_param_coordinator.py and parameter_offload.py in the same folder.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from autofit.estimate.libraries.ddp import into_buckets
@@ -67,11 +67,12 @@ class ZeroThree(Zero):
         return self._gathers and self.bytes(storage) // storage.item_bytes <= self.buckets.persists
 
     def _gather(self, edit: Edit, number: int) -> None:
-        """Modules are whole while they run, along with what is prefetched; what is soon used again stays.
+        """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without
+        parameters too, until as many parameters as may be live are whole (`fetch_sub_module`).
 
-        The forward goes module by module, the backward recomputes a layer and then needs it again. The root itself
-        reads the head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py), which is therefore whole from the start
-        of the forward to the end of the backward.
+        The backward recomputes a layer and then needs it again, so that all of it is whole. The root itself reads the
+        head (`ZeROOrderedDict` of runtime/zero/parameter_offload.py), which is therefore whole from the start of the
+        forward to the end of the backward.
         """
         forward, backward = f"forward-{number}", f"backward-{number}"
         first, last = edit.at_start(Place(forward, 0)), edit.at_end(Place(backward, 0))
@@ -79,57 +80,71 @@ class ZeroThree(Zero):
         lead, rest = self._around(edit)
         head, embedded = self._fetch(edit, rest, start), self._fetch(edit, lead, start)
         edit.free(first, embedded)
-        stays = self._reused(edit)
-        whole: dict[Unit, Sequence[int]] = {}
+        room = self.buckets.live - sum(map(_elements, rest))
+        packed: dict[Unit, Sequence[int]] = {}
         for layer in edit.layers:
-            of_layer = [p.bytes for p in edit.parameters(layer) if not self._persists(p)]
-            place = Place(forward, layer)
-            start_of, end_of = edit.at_start(place), edit.at_end(place)
-            fetched = self._fetch(edit, of_layer if layer in stays else [max(of_layer, default=0)], start_of)
-            ahead = self._fetch_ahead(edit, start_of)
-            edit.free(end_of, ahead)
-            if layer in stays:
-                whole[layer] = fetched
-            else:
-                edit.free(end_of, fetched)
+            start_of, end_of = edit.at_start(Place(forward, layer)), edit.at_end(Place(forward, layer))
+            following = [p for found in edit.layers[layer:] for p in self._gathered(edit, found)]
+            packed[layer] = self._fetch(edit, filter(_is_packed, self._gathered(edit, layer)), start_of)
+            largest = max(self._gathered(edit, layer), key=_elements, default=None)
+            ahead = self._ahead(following, room) or ([largest] if largest else [])
+            whole = self._fetch(edit, ahead, start_of)
+            edit.free(end_of, whole)
+        whole = self._fetch(edit, self._ahead(self._backwards(edit, edit.layers), room), end_of)
         for layer in reversed(edit.layers):
-            place = Place(backward, layer)
-            start_of, end_of = edit.at_start(place), edit.at_end(place)
-            if layer not in whole:
-                whole[layer] = self._fetch(
-                    edit, [p.bytes for p in edit.parameters(layer) if not self._persists(p)], start_of
-                )
-            ahead = self._fetch_ahead(edit, start_of)
-            edit.free(end_of, (*ahead, *whole.pop(layer)))
+            start_of, end_of = edit.at_start(Place(backward, layer)), edit.at_end(Place(backward, layer))
+            edit.free(start_of, whole)
+            whole = self._fetch(edit, self._behind(edit, layer, room), start_of)
+            edit.free(end_of, packed[layer])
+        edit.free(end_of, whole)
         embedded = self._fetch(edit, lead, last)
         edit.free(end, (*embedded, *head))
 
-    def _around(self, edit: Edit) -> tuple[list[int], list[int]]:
-        """Bytes of (what only the start of a forward needs, everything else outside the layers).
+    def _gathered(self, edit: Edit, unit: Unit) -> list[Storage]:
+        return [p for p in edit.parameters(unit) if not self._persists(p)]
+
+    def _around(self, edit: Edit) -> tuple[list[Storage], list[Storage]]:
+        """(What only the start of a forward needs, everything else outside the layers).
 
         With nothing after the layers, as with a tied head, all of it is in the latter.
         """
         first = {id(p) for p in itertools.takewhile(lambda p: p.layer is None, edit.in_order())}
-        outside = [p for p in edit.parameters(ROOT) if not self._persists(p)]
-        lead = [p.bytes for p in outside if id(p) in first]
-        rest = [p.bytes for p in outside if id(p) not in first]
+        outside = self._gathered(edit, ROOT)
+        lead = [p for p in outside if id(p) in first]
+        rest = [p for p in outside if id(p) not in first]
         return (lead, rest) if rest else ([], lead)
 
-    def _fetch_ahead(self, edit: Edit, events: list[Event]) -> Sequence[int]:
-        return self._fetch(edit, [self.buckets.prefetch * self.width], events)
+    def _behind(self, edit: Edit, layer: int, room: int) -> list[Storage]:
+        """What is whole when a layer's backward begins."""
+        own = self._gathered(edit, layer)
+        return [*own, *self._ahead(self._backwards(edit, edit.layers[:layer]), room - sum(map(_elements, own)))]
 
-    def _fetch(self, edit: Edit, sizes: Sequence[int], events: list[Event]) -> Sequence[int]:
+    def _backwards(self, edit: Edit, layers: range) -> list[Storage]:
+        return [parameter for layer in reversed(layers) for parameter in reversed(self._gathered(edit, layer))]
+
+    def _ahead(self, parameters: Iterable[Storage], room: int) -> list[Storage]:
+        """Those of the parameters, in their order, that fill `room` elements."""
+        found: list[Storage] = []
+        for parameter in parameters:
+            if room <= 0:
+                break
+            found.append(parameter)
+            room -= _elements(parameter)
+        return found
+
+    def _fetch(self, edit: Edit, parameters: Iterable[Storage], events: list[Event]) -> Sequence[int]:
         # Without overlap, `__allgather_stream` of runtime/zero/partitioned_param_coordinator.py is the main stream.
+        sizes = [parameter.bytes for parameter in parameters]
         found = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
         events += [Event(index, True) for index in found]
         return found
 
-    def _reused(self, edit: Edit) -> set[Unit]:
-        """The layers that the backward needs again before `reuse` other parameters have been used."""
-        between, found = 0, set[Unit]()
-        for layer in reversed(edit.layers):
-            if between > self.buckets.reuse * self.width:
-                break
-            found.add(layer)
-            between += 2 * sum(p.bytes for p in edit.parameters(layer))
-        return found
+
+def _elements(parameter: Storage) -> int:
+    return parameter.bytes // parameter.item_bytes
+
+
+def _is_packed(parameter: Storage) -> bool:
+    """Whether it holds 4-bit weights: what was gathered of them in the forward is kept for the backward, outside of
+    what autograd saves (`ctx.tensors` of bitsandbytes' MatMul4Bit), checkpointed or not."""
+    return parameter.item_bytes == 1

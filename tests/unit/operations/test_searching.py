@@ -587,7 +587,7 @@ def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: S
 
     world.predict_all = predict_all
     for _ in range(2):
-        with pytest.raises(UsageError, match=r"is expected to take \d+ [hm] .* time budget is 10 m 00 s") as refused:
+        with pytest.raises(UsageError, match=r"is expected to take \d+ [hm] .* time budget of 10 m 00 s") as refused:
             operations.search(replace(request_, time_budget_seconds=600.0))
     assert "method=full" not in str(refused.value) and "a longer --time-budget" in str(refused.value)
     assert [pool.submitted for pool in world.pools] == [[], []]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from autofit.catalog.models import Model
 from autofit.lattice import Config
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
-from autofit.trial import child_process
+from autofit.trial import child_process, runner
 from autofit.trial.leak import LEAK_STEPS
 from autofit.trial.measure import HOPELESS_REPEATS
 from autofit.trial.pace import ONCE_SECONDS, REPEATS
@@ -279,6 +280,19 @@ def test_a_parent_that_dies_is_started_again() -> None:
         process.kill()
         process.wait()
         assert isinstance(runner.run(tiny_request())[0], Fits)
+
+
+def test_a_parent_that_hangs_costs_one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "GRACE_SECONDS", 0.0)
+    with TrialRunner() as found:
+        found.start()
+        process = found._process
+        assert process is not None
+        process.send_signal(signal.SIGSTOP)  # as if it were stuck in the driver
+        outcome, _ = found.run(tiny_request(deadline_seconds=0.5, wait_seconds=0.5))
+        assert isinstance(outcome, Crashed) and outcome.transient and "does not answer" in outcome.reason
+        assert process.poll() is not None
+        assert isinstance(found.run(tiny_request())[0], Fits)
 
 
 def wait_for_child(runner: TrialRunner) -> str:
