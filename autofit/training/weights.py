@@ -120,7 +120,7 @@ def _allocate(module: nn.Module, device: torch.device, created: Created) -> None
 def _check_buffers(model: nn.Module) -> None:
     """Raise `UsageError` for constants that transformers does not restore: wrong values would train another model."""
     for name, buffer in model.named_buffers():
-        if buffer.is_floating_point() and buffer.isnan().any():
+        if buffer.is_floating_point() and not (~buffer.isnan()).all():
             raise UsageError(
                 f"{type(unwrap(model)).__name__} has a constant that transformers does not restore: {name}"
             )

@@ -79,7 +79,7 @@ def connect(address: str | None) -> Connection:
     try:
         with _sigterm_kept():
             ray.init(**settings)
-    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+    except Exception as error:  # of the driver, too, in the words of Ray's own copy of pynvml
         if folder is not None:
             folder.release()
         raise EnvironmentLacks(
