@@ -34,10 +34,11 @@ class Precision(Technique):
     def plan(self, config: Config, job: Job, plan: Plan) -> None:
         import torch
 
-        value = config["precision"]
-        plan.trained_dtype = torch.bfloat16 if value == "bf16" else torch.float32
-        plan.compute_dtype = {"fp16-mixed": torch.float16, "fp32": torch.float32}.get(str(value), torch.bfloat16)
-        plan.autocast = value in ("bf16-mixed", "fp16-mixed")
+        value = config.text("precision")
+        compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[value.removesuffix("-mixed")]
+        plan.autocast = value.endswith("-mixed")
+        # fp16 alone is no choice: it is how DeepSpeed and FSDP compute fp16-mixed, and traced as such.
+        plan.trained_dtype, plan.compute_dtype = torch.float32 if plan.autocast else compute, compute
         plan.loss_scaling = value == "fp16-mixed"
 
 

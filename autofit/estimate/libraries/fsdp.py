@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autofit.estimate.libraries.edit import ROOT, Edit, Unit, alike, plain, shared
+from autofit.estimate.libraries.edit import ROOT, Edit, Unit, alike, shared, without_autocast
 from autofit.estimate.libraries.library import Holdings, Hosted, Traffic, passes
 from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
 from autofit.lattice import Config
@@ -48,7 +48,7 @@ class Fsdp:
 
     def traced(self, config: Config) -> Config:
         """With mixed precision matrix products and gradients are in 16 bits throughout: no autocast remains."""
-        return plain(config).replace(precision="bf16") if self.mixed else plain(config)
+        return without_autocast(config)
 
     def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
         """Gradients are scattered at every micro-step, and their shards accumulated."""

@@ -2,7 +2,7 @@
 
 Here is what the stages have in common, and when the buffers of stages 1 and 2 come and go; those of stage 3 are in
 zero_third.py. They are taken from deepspeed 0.19.8: runtime/zero/stage_1_and_2.py, runtime/zero/stage3.py, and for
-stage 1 with 16-bit weights runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model
+stage 1 with bf16 weights runtime/bf16_optimizer.py, which keeps fp32 gradients of the whole model
 (`_setup_for_real_optimizer`). Trained weights lie in one flat buffer, of which stage 3 keeps its own part.
 `setup_buckets` allocates a bucket in full however small the model is. Gradients are summed over micro-batches in fp32
 where weights are 16-bit and their masters fp32 (`sums_in_fp32` of techniques/deepspeed_settings.py): stage 2 has a flat
@@ -22,7 +22,7 @@ from typing import Any
 
 from autofit.estimate.amounts import RANK
 from autofit.estimate.libraries.ddp import into_buckets
-from autofit.estimate.libraries.edit import ROOT, Edit, alike, beside, plain, shared
+from autofit.estimate.libraries.edit import ROOT, Edit, alike, beside, shared, without_autocast
 from autofit.estimate.libraries.library import Holdings, Hosted, Traffic, passes
 from autofit.estimate.tape import AFTER, Category, Event, Place, Storage, Tape
 from autofit.lattice import Config
@@ -91,6 +91,8 @@ class Zero:
     """Whether weights are 16-bit and their masters fp32."""
     wide: bool
     """Whether weights are fp32."""
+    brain: bool = True
+    """Whether 16 bits are bf16, for whose stage 1 DeepSpeed has an optimizer of its own."""
     pinned: bool
     """Whether host buffers are page-locked: PyTorch's allocator then rounds them up to the next power of two
     (aten/src/ATen/core/CachingHostAllocator.h)."""
@@ -108,13 +110,13 @@ class Zero:
 
     def traced(self, config: Config) -> Config:
         """With mixed precision the model itself is in 16 bits: no autocast remains."""
-        return plain(config).replace(precision="bf16") if self.mixed else plain(config)
+        return without_autocast(config)
 
     def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
         last = "backward-2" if accumulates else "backward-1"
         if self.stage == 2:
             edit, trained = self._second(tape, last)
-        elif self.mixed and self.updaters:
+        elif self.mixed and self.brain and self.updaters:
             edit, trained = self._first_mixed(tape, last)
         else:
             edit, trained = self._first(tape, last)
@@ -340,11 +342,15 @@ class Zero:
         return edit, trained
 
     def _first(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
-        """Gradients stay whole until the last micro-step has reduced them."""
+        """Gradients stay whole until the last micro-step has reduced them; in mixed precision their sums are fp32
+        (`fill_grad_accum_attribute`), and so are the buckets."""
         edit = Edit(tape)
         trained = self.trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]
         bucket = self._bucket(edit, last)
+        if self.mixed and self.updaters:
+            for index in (*made, *bucket):
+                edit.tape.storages[index].bytes *= self.masters
         at_first(edit, "backward-1", set(made), [Event(index, True) for index in bucket])
         end = edit.after_stage(last)
         if self.updaters:
