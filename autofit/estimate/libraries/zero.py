@@ -254,14 +254,33 @@ class Zero:
     def _reached(self, sizes: Sequence[int]) -> list[int]:
         """Of the parameters with these sizes, in order, those that overlap a rank's part of the flat buffer, at the
         rank where their sum is largest."""
+        return max(([sizes[index] for index in part] for part in self._parts(sizes)), key=sum)
+
+    def _parts(self, sizes: Sequence[int]) -> list[list[int]]:
+        """For each rank, which of the parameters with these sizes, in order, overlap its part of the flat buffer."""
         ends = list(itertools.accumulate(sizes))
         share = sum(sizes) / self.ranks
         parts = [(rank * share, (rank + 1) * share) for rank in range(self.ranks)]
-        every = [
-            [size for size, end in zip(sizes, ends, strict=True) if end > start and end - size < stop]
-            for start, stop in parts
-        ]
-        return max(every, key=sum)
+        spans = [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+        return [[i for i, (begin, end) in enumerate(spans) if end > start and begin < stop] for start, stop in parts]
+
+    def _stay(self, edit: Edit, stage: str) -> set[int]:
+        """The layers' gradients that a rank keeps to the end of a backward, where its part is summed in fp32 beside
+        them: its own, of those that are larger than the bucket (`copy_grads_in_partition`), at the rank where that is
+        most."""
+        trained = [p for p in edit.in_order() if p.trained]
+        large = [p.layer is not None and self.bytes(p) > self.buckets.reduce * self.width for p in trained]
+        parts = self._parts([self.bytes(p) for p in trained])
+        own = max(
+            ([trained[i] for i in part if large[i]] for part in parts), key=lambda part: sum(map(self.bytes, part))
+        )
+        made = {unit: set(gradients) for unit, gradients in edit.gradients(stage).items()}
+        found = set[int]()
+        for parameter in own:
+            found.update(
+                [i for i in made[parameter.layer] - found if edit.tape.storages[i].bytes == parameter.bytes][:1]
+            )
+        return found
 
     def bytes(self, parameter: Storage) -> int:
         """At the adapters' actual rank."""
@@ -274,15 +293,17 @@ class Zero:
         for number in (1, 2):
             stage = f"backward-{number}"
             made = {index for found in edit.gradients(stage).values() for index in found}
+            stay = self._stay(edit, stage) if self.mixed and self.updaters else set()
             bucket = self._bucket(edit, stage)
             own: Sequence[int] = ()
             if self.updaters and (number == 1 or not self.mixed):
                 own = self._partition(edit, trained, stage)
             at_first(edit, stage, made, [Event(index, True) for index in (*bucket, *own)])
-            into_buckets(edit, stage, made)
+            into_buckets(edit, stage, made - stay)
             end = edit.after_stage(stage)
             edit.free(end, bucket)
             self.last_reduction(edit, stage, ends=stage == last)
+            edit.free(edit.after_stage(stage), sorted(stay))
             if stage == last:
                 self.norm(edit, stage)
             if number > 1:
