@@ -36,7 +36,7 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
             "gradients": 0,
             "optimizer": 0,
         }
-    per_weight = 2.0 if precision == "bf16" else 4.0
+    per_weight = 2.0 if precision in ("bf16", "fp16") else 4.0
     state = STATE_BYTES.get(config.text("optimizer"), 2.0 * per_weight)
     trained = {"weights": per_weight, "gradients": per_weight, "optimizer": state}
     left = _left(config, job.workload.devices)

@@ -36,7 +36,7 @@ def library(config: Config, job: Job) -> Library | None:
         offload=offload,
         mixed=mixed,
         wide=config["precision"] == "fp32",
-        brain=config["precision"] != "fp16-mixed",
+        bf16=config["precision"] != "fp16-mixed",
         pinned=job.hardware.kind != "cpu",
         buckets=Buckets.of(deepspeed_settings(config, job)),
         rank=int(config.get("rank") or 1),

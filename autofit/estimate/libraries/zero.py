@@ -91,7 +91,7 @@ class Zero:
     """Whether weights are 16-bit and their masters fp32."""
     wide: bool
     """Whether weights are fp32."""
-    brain: bool = True
+    bf16: bool = True
     """Whether 16 bits are bf16, for whose stage 1 DeepSpeed has an optimizer of its own."""
     pinned: bool
     """Whether host buffers are page-locked: PyTorch's allocator then rounds them up to the next power of two
@@ -116,7 +116,7 @@ class Zero:
         last = "backward-2" if accumulates else "backward-1"
         if self.stage == 2:
             edit, trained = self._second(tape, last)
-        elif self.mixed and self.brain and self.updaters:
+        elif self.mixed and self.bf16 and self.updaters:
             edit, trained = self._first_mixed(tape, last)
         else:
             edit, trained = self._first(tape, last)
@@ -364,7 +364,7 @@ class Zero:
 
     def _first(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
         """Gradients stay whole until the last micro-step has reduced them; in mixed precision their sums are fp32
-        (`fill_grad_accum_attribute`), and so are the buckets."""
+        (`_fill_param_grad_accum_attribute`), and so are the buckets."""
         edit = Edit(tape)
         trained = self.trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]

@@ -12,6 +12,7 @@ from autofit.core.work_kinds import HOST_LINK, LINK
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.floor import floor_bytes
+from autofit.estimate.hosted import hosted_bytes
 from autofit.estimate.libraries.library import Traffic
 from autofit.estimate.libraries.zero_third import PARAMETER_OPERATIONS
 from autofit.estimate.speed import prior
@@ -285,3 +286,12 @@ def test_an_estimate_of_one_device_is_as_it_was() -> None:
     found = estimated("micro_batch=2", 1)
     assert found.work is not None and found.work.beside == found.work.waits == {}
     assert found.ranks_per_host == 1 and found.host_bytes == 0
+
+
+@pytest.mark.parametrize("placed", ["sharding=zero3,offload=params", "sharding=fsdp,offload=params"])
+def test_fp16_takes_as_much_of_the_host_as_bf16(placed: str) -> None:
+    """Also by formula, which decides what a host is too small for."""
+    fp16, bf16 = (
+        complete(parse(f"precision={value},micro_batch=2,{placed}")) for value in ("fp16-mixed", "bf16-mixed")
+    )
+    assert hosted_bytes(fp16, job(2)) == hosted_bytes(bf16, job(2)) > 0
