@@ -38,7 +38,7 @@ from cpu_rows import latest, read
 
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
-from autofit.operations.allocator_shown import segments_shown
+from autofit.operations.allocator_shown import shown
 from autofit.operations.calibration import LATEST, calibrated_for
 from autofit.operations.comparing import Distribution
 from autofit.outcome import Fits, Measurement, Trial
@@ -164,13 +164,10 @@ def compared(trials: Sequence[Trial]) -> list[Row]:
     from autofit.estimate.speed import prior
 
     first = trials[0]
-    job = Job(
-        model=load(first.workload.model),
-        workload=first.workload,
-        hardware=first.hardware,
-        stack=first.stack,
-        expandable_segments=segments_shown(reversed(trials)),
-    )
+    model = load(first.workload.model)
+    job = Job(model=model, workload=first.workload, hardware=first.hardware, stack=first.stack)
+    # The context is part of what is compared.
+    job = replace(job, expandable_segments=shown(job, reversed(trials)).expandable_segments)
     guess = prior(first.hardware)
     estimator = Estimator(job, guess)
     estimates = [estimator.estimate(trial.config, memory_limit_bytes=trial.memory_limit_bytes) for trial in trials]

@@ -12,7 +12,7 @@ from autofit.hardware import Hardware, Stack
 from autofit.outcome import StepWork
 from autofit.workload import digest
 
-PROBE_VERSION = 4
+PROBE_VERSION = 5
 """Incremented whenever a probe measures other things or in another way: probes stored before are then not used."""
 
 OUT_OF_TIME = "no time was left for it"
@@ -31,6 +31,8 @@ def transfer(way: str, *, pinned: bool) -> str:
     return f"transfers {way}, {'pinned' if pinned else 'not pinned'}, bytes per second"
 
 
+CONTEXT = "context and kernels of libraries, bytes"
+"""The figure of what a process takes of a CUDA device outside torch's allocator, after every other part."""
 BETWEEN_RANKS = "between ranks"
 """The part that only trials of several devices need."""
 COLLECTIVES = ("reduction", "gather")

@@ -12,8 +12,8 @@ ASSUMED = "assumed"
 _PACKAGES = (("loss", "fused", "liger_kernel"), ("attention", "flash", "flash_attn"))
 """(axis, value, field of the stack): the kernel that a value runs is the package's."""
 CONTEXT_BYTES = 400 * 1024**2
-"""What a CUDA context and its loaded kernels take outside the allocator. Not measured yet: reports speak of 300 MB and
-more, growing with the kernels in use."""
+"""What a CUDA context and its loaded kernels are taken to need outside the allocator where neither a trial nor a probe
+has shown it: reports speak of 300 MB and more, growing with the kernels in use."""
 COMPILED_LAYER_BYTES = 10 * 1024**2
 """What the compiler keeps per decoder layer on a CPU, where its graphs and kernels are made in the memory that counts.
 With compilation the four configs of compiled-cpu-zen5-2c-pythia-160m.jsonl (benchmarks/recorded/memory) that trained
@@ -70,9 +70,16 @@ def of_any_step(config: Config, job: Job) -> tuple[str, ...]:
         return ()
     context = (
         f"the CUDA context takes {format_bytes(CONTEXT_BYTES)}: it depends on the card, the driver and the kernels in "
-        "use, and was measured on none"
+        f"use, and nothing has shown it on {job.hardware.name}"
     )
-    return context, *_of_packages(config, job)
+    return *(() if job.context_bytes is not None else (context,)), *_of_packages(config, job)
+
+
+def context_bytes(job: Job) -> int:
+    """What the context takes on the job's hardware: as was shown there, or assumed."""
+    if job.hardware.kind != "cuda":
+        return 0
+    return CONTEXT_BYTES if job.context_bytes is None else job.context_bytes
 
 
 def _of_packages(config: Config, job: Job) -> list[str]:

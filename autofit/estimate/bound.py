@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from autofit.catalog.models import ModelShape, shape
-from autofit.estimate.assumptions import CONTEXT_BYTES, of_any_step
+from autofit.estimate.assumptions import context_bytes, of_any_step
 from autofit.estimate.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.floor import floor_parts
@@ -54,7 +54,7 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         "logits_and_loss": LOGIT_BYTES * tokens * model.vocabulary_size,
         "temporaries": 0,
         "fragmentation": 0,
-        "context": CONTEXT_BYTES if job.hardware.kind == "cuda" else 0,
+        "context": context_bytes(job),
     }
     if processor:  # its memory is that of its host
         parts["optimizer"] += on_host

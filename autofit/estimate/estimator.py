@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from autofit.catalog.models import shape
 from autofit.estimate.allocator import MIN_BLOCK
-from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, assumptions
+from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, assumptions, context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.events import MicroSteps, updates
@@ -160,6 +160,7 @@ class Estimator:
             replays=self._replays,
             fragmentation=UNKNOWN if replayed else known,
             traits=self.traits(config),
+            context=context_bytes(self.job),
         )
         if not found.gives_back_cache:
             share = found.breakdown["fragmentation"] / (found.peak_reserved_bytes - found.breakdown["fragmentation"])

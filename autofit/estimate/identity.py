@@ -40,6 +40,7 @@ class EstimateKeys:
                     "ranks_per_host": ranks_per_host(job),
                     "stack": job.stack.key,
                     "expandable_segments": job.expandable_segments is not False,
+                    "context_bytes": job.context_bytes,
                     "replayed": replayed,
                 }
             )

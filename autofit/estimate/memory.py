@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autofit.estimate import heap
-from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.replays import UNKNOWN, Fragmentation, Replays
 from autofit.estimate.timeline import Timeline
@@ -38,29 +37,31 @@ def memory(
     replays: Replays | None = None,
     fragmentation: Fragmentation = UNKNOWN,
     traits: heap.Traits | None = None,
+    context: int = 0,
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
     limit is `capped` if it is less than the device has, so that torch enforces it.
 
     `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `traits`
-    are those of a step in a CPU's heap.
+    are those of a step in a CPU's heap. Outside of CUDA's allocator, `context` bytes are taken.
     """
     if hardware.kind == "cuda":
-        room, replays = limit - CONTEXT_BYTES, replays or Replays()
-        return _cuda_memory(line, hardware.capability, room, replays, capped=capped, fragmentation=fragmentation)
+        beside = cublas_workspace_bytes(hardware.capability), context
+        return _cuda_memory(line, *beside, limit, replays or Replays(), capped=capped, fragmentation=fragmentation)
     return _host_memory(line, traits or heap.Traits())
 
 
 def _cuda_memory(
     line: Timeline,
-    capability: str | None,
+    workspace: int,
+    context: int,
     limit: int,
     replays: Replays,
     *,
     capped: bool,
     fragmentation: Fragmentation,
 ) -> Memory:
-    workspace = cublas_workspace_bytes(capability)
+    limit -= context
     handles = 2 * workspace  # the forward's thread and autograd's
     parts = _parts(line)
     parts["temporaries"] += handles
@@ -74,9 +75,9 @@ def _cuda_memory(
     return Memory(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
-        device_bytes=reserved + CONTEXT_BYTES,
+        device_bytes=reserved + context,
         host_bytes=0,
-        breakdown={**parts, "fragmentation": reserved - in_parts, "context": CONTEXT_BYTES},
+        breakdown={**parts, "fragmentation": reserved - in_parts, "context": context},
         phase_peaks={phase: size + handles for phase, size in line.phase_peaks().items()},
         gives_back_cache=gives_back_cache,
         borrowed_error=borrowed_error,

@@ -1,8 +1,9 @@
-"""Whether CUDA's allocator has expandable segments, as trials on the hardware show."""
+"""What trials on the hardware show of CUDA there: whether its allocator has expandable segments, and its context."""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -12,24 +13,33 @@ from autofit.outcome import Fits, Trial
 from autofit.store import Store
 from autofit.techniques import Job
 
+CONTEXT_STEP_BYTES = 16 * 1024**2
 _log = logging.getLogger(__name__)
 
 
-def segments_shown(newest_first: Iterable[Trial]) -> bool | None:
-    """Whether the latest trial that fitted had expandable segments; None where none fitted, or none ran on CUDA."""
-    had = (
-        trial.outcome.measurement.expandable_segments
-        for trial in newest_first
-        if isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda"
-    )
-    return next(had, None)
+def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
+    """The job as the latest trial that fitted on CUDA shows it; as it is where there is none. Paged states, which a
+    trial counts beside the allocator too, leave the context unknown."""
+    for trial in newest_first:
+        if isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
+            found = trial.outcome.measurement
+            is_paged = str(trial.config.get("optimizer")).startswith("paged")
+            context = None if is_paged else rounded(found.device_bytes - found.peak_reserved_bytes)
+            return replace(job, expandable_segments=found.expandable_segments, context_bytes=context)
+    return job
+
+
+def rounded(context_bytes: float) -> int:
+    """A context's size as estimates take it: up to the next step, so that those made before serve again though kernels
+    were loaded or not."""
+    return math.ceil(context_bytes / CONTEXT_STEP_BYTES) * CONTEXT_STEP_BYTES
 
 
 def as_trials_show(job: Job, store: Store | None) -> Job:
-    """The job with the allocator that the store's trials on its hardware had, of any model, workload and stack.
+    """The job with what the store's trials on its hardware show, of any model, workload and stack.
 
     Of a catalog card that is not in this machine, the latest trial on any card of that name counts. Without a trial, or
-    with a store that fails or is None, it stays unknown.
+    with a store that fails or is None, both stay unknown.
     """
     if store is None or job.hardware.kind != "cuda":
         return job
@@ -40,7 +50,6 @@ def as_trials_show(job: Job, store: Store | None) -> Job:
             for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=1, newest_first=True)
         ]
     except StoreError as error:
-        _log.warning("autofit: whether trials had expandable segments cannot be looked up: %s", error)
+        _log.warning("autofit: what trials have shown of CUDA cannot be looked up: %s", error)
         return job
-    newest_first = sorted(latest, key=lambda trial: trial.recorded_at, reverse=True)
-    return replace(job, expandable_segments=segments_shown(newest_first))
+    return shown(job, sorted(latest, key=lambda trial: trial.recorded_at, reverse=True))

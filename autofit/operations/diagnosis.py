@@ -42,7 +42,7 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
     try:
         hardware, stack = detect(device)
     except EnvironmentLacks as error:
-        return [Check(name="device", state="missing", found=str(error), remedy=error.remedy)]
+        return [Check(name="device", state="missing", found=error.message, remedy=error.remedy)]
     checks = [
         Check(
             name="device",

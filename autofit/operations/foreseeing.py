@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from autofit.core.device_probe import CONTEXT
 from autofit.errors import in_one_line
 from autofit.lattice import Config
+from autofit.operations.allocator_shown import rounded
 from autofit.operations.calibration import is_detected
 from autofit.operations.emulated_formats import Emulated, emulated
 from autofit.operations.memory_deviations import COMPARED
@@ -129,6 +131,9 @@ class Foreseeing:
                 ranks=self.job.workload.devices,
                 budget_seconds=self.seconds,
             )
+            found = stored_probe(self.job.hardware, self.job.stack, self.store, None)
+            if self.job.context_bytes is None and found is not None and CONTEXT in found.figures:
+                self.job = replace(self.job, context_bytes=rounded(found.figures[CONTEXT]))
         self.probes = False
 
     def _by_formula(self, configs: Sequence[Config]) -> Foresight:

@@ -23,7 +23,7 @@ from autofit.operations.shortfall import (
 )
 from autofit.techniques import Job, unsupported
 from autofit.training.requirements import cannot_here
-from autofit.trial.site import check_devices, detect
+from autofit.trial.site import check_alike, check_devices, detect
 from autofit.units import format_bytes
 from autofit.workers.pool import Pool
 from autofit.workload import Goal
@@ -61,6 +61,8 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
     devices = request.workload.devices
     if pool is None:
         check_devices(job.hardware, devices)
+        if request.workers != 1 and not request.in_place:
+            check_alike(job.hardware)
     limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
     if request.memory_limit_bytes is None and pool is None:
         limit = left_by_others(limit, job.hardware, devices)

@@ -21,7 +21,7 @@ SLOW_FORMAT = 1.5
 """A 16-bit format whose products are slower than fp32's by this factor is emulated: arithmetic of its own is faster."""
 UNEVEN = 3.0
 """A format is told to depend on the layout if its products differ by this factor."""
-_UNITS = {", bytes per second": "GB/s", ", FLOP per second": "GFLOP/s"}
+_UNITS = {", bytes per second": "GB/s", ", FLOP per second": "GFLOP/s", ", bytes": "GB"}
 
 _ROWS = (
     *(((lambda f, layout=layout: product(f, layout)), f"products, {role}") for layout, role in LAYOUTS.items()),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from autofit.catalog.models import load
 from autofit.estimate.estimate import Estimate
 from autofit.lattice import Config
-from autofit.operations.allocator_shown import segments_shown
+from autofit.operations.allocator_shown import shown
 from autofit.operations.calibration import LATEST, calibrated_for
 from autofit.operations.estimate_cache import readable
 from autofit.operations.predicting import estimate_all
@@ -90,13 +90,9 @@ class ReplayForesight:
             flash_attn=there.flash_attn,
             liger_kernel=there.liger_kernel,
         )
-        job = Job(
-            model=load(table.workload.model),
-            workload=table.workload,
-            hardware=table.hardware,
-            stack=stack,
-            expandable_segments=segments_shown(reversed(table.trials)),
-        )
+        model = load(table.workload.model)
+        job = Job(model=model, workload=table.workload, hardware=table.hardware, stack=stack)
+        job = shown(job, reversed(table.trials))
         configs = [trial.config for trial in table.trials]
 
         def told(done: int, total: int) -> None:

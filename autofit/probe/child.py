@@ -12,14 +12,15 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.core.device_probe import BETWEEN_RANKS, MeasuredStep
+from autofit.core.device_probe import BETWEEN_RANKS, CONTEXT, MeasuredStep
 from autofit.hardware import Hardware, Stack
 from autofit.probe.shapes import Shapes
 from autofit.techniques import Job
+from autofit.trial import nvml
 from autofit.workload import Workload
 
-TRANSFERS, KERNELS, ON_HOST = "transfers", "attention kernels", "updates on the host"
-FIGURES = (TRANSFERS, KERNELS, ON_HOST, BETWEEN_RANKS)
+TRANSFERS, KERNELS, ON_HOST, BESIDE = "transfers", "attention kernels", "updates on the host", "context"
+FIGURES = (TRANSFERS, KERNELS, ON_HOST, BETWEEN_RANKS, BESIDE)
 """The parts whose figures are no rates of a kind of work."""
 
 Found = Iterator[dict[str, float] | MeasuredStep]
@@ -41,6 +42,8 @@ class Prober:
         self._environments: list[dict[str, str]] = request["environments"]
         """Of each rank of a trial of several: which device is its own."""
         self._seconds_per: dict[str, float] = dict(request["seconds_per"])
+        before = nvml.first_visible()
+        self._held_by_others = 0 if before is None else before.held_bytes
         self._bench = Bench(torch.device(hardware.kind))
         self._shapes = Shapes.from_json(request["shapes"])
         self._job = _job(Model(**request["model"]), hardware, Stack.from_json(request["stack"]))
@@ -67,7 +70,7 @@ class Prober:
         of_accelerators: dict[str, Callable[[], Found]] = {
             TRANSFERS: partial(transfers.measure, self._bench),
             KERNELS: partial(kernels.measure, self._bench, self._shapes),
-            ON_HOST: partial(updates.measure_on_host, self._bench),
+            ON_HOST: updates.measure_on_host,
         }
         of_ranks: dict[str, Callable[[], Found]] = {
             BETWEEN_RANKS: partial(ranks.measure, self._bench, self._environments)
@@ -79,12 +82,18 @@ class Prober:
             **(of_ranks if self._environments else {}),
             "launches": self._launches,
             "real step": self._real_step,
+            **({BESIDE: self._context} if self._bench.device.type == "cuda" else {}),
         }
 
     def _launches(self) -> Found:
         from autofit.probe import launches
 
         return launches.measure(self._bench, self._job)
+
+    def _context(self) -> Found:
+        from autofit.trial.meter import beside_allocator
+
+        yield {CONTEXT: float(beside_allocator(self._held_by_others))}
 
     def _real_step(self) -> Found:
         from autofit.probe import real_step

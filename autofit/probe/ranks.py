@@ -76,19 +76,9 @@ def rates(rank: int, ranks: int, device: torch.device) -> dict[str, float]:
         "reduction": (lambda: distributed.all_reduce(whole), 2.0 * share * whole.nbytes),
         "gather": (lambda: distributed.all_gather(parts, whole[: size // ranks]), share * whole.nbytes),
     }
-    return {name: sent / _seconds(call, device) for name, (call, sent) in calls.items()}
-
-
-def _seconds(call: Callable[[], object], device: torch.device) -> float:
-    """Of one call: the least of a few after a first one, in which the ranks connect."""
-    taken = []
-    for _ in range(1 + REPEATS):
-        started = time.perf_counter()
-        call()
-        if device.type != "cpu":
-            torch.accelerator.synchronize()
-        taken.append(time.perf_counter() - started)
-    return min(taken[1:])
+    bench = Bench(device)
+    # The ranks connect in the first call of each.
+    return {n: sent / min([bench.once(call) for _ in range(1 + REPEATS)][1:]) for n, (call, sent) in calls.items()}
 
 
 def main(folder: str, rank: int, ranks: int, kind: str) -> None:

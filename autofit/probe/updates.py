@@ -36,14 +36,14 @@ def measure(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
         yield {update(name): taken / (4 * weights.nbytes)}
 
 
-def measure_on_host(bench: Bench) -> Iterator[dict[str, float]]:
+def measure_on_host() -> Iterator[dict[str, float]]:
     """Bytes per second of torch's fused AdamW on an accelerator's host, as a figure: DeepSpeed's kernel, which trials
     use, goes over the same bytes and has to be compiled first."""
     weights = torch.nn.Parameter(torch.zeros(ELEMENTS_ON_HOST))
     weights.grad = torch.zeros(ELEMENTS_ON_HOST)
     optimizer = torch.optim.AdamW([weights], lr=1e-6, fused=True)
     optimizer.step()
-    taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
+    taken = Bench(torch.device("cpu")).seconds(optimizer.step, most=MOST_SECONDS)
     passes = 7  # weights and two states both ways, gradients once: as `estimate.libraries.library.passes` counts them
     yield {UPDATE_ON_HOST: passes * weights.nbytes / taken}
 

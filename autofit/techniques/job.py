@@ -20,6 +20,8 @@ class Job:
     expandable_segments: bool | None = None
     """Whether CUDA's allocator gets the expandable segments that every trial asks for; None where that is not known,
     and an estimate takes it that it does."""
+    context_bytes: int | None = None
+    """What a process takes of a CUDA device outside torch's allocator; None where nothing has shown it."""
 
 
 def ranks_per_host(job: Job) -> int:

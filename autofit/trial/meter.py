@@ -153,6 +153,18 @@ class CpuMeter:
         )
 
 
+def beside_allocator(held_by_others: int) -> int:
+    """Bytes that this process now has on its CUDA device outside torch's allocator and paged optimizer states: the
+    context and the kernels that libraries have loaded. `held_by_others` is what the device showed before this process
+    used it, for where the driver does not tell processes apart."""
+    own = nvml.own_bytes()
+    if own is None:
+        now = nvml.first_visible()
+        free, total = torch.cuda.mem_get_info()
+        own = (total - free if now is None else now.held_bytes) - held_by_others
+    return max(0, int(own - torch.cuda.memory_reserved() - paged_bytes()))
+
+
 class CudaMeter:
     """An NVIDIA or ROCm device, measured by torch's caching allocator and device events."""
 
@@ -170,7 +182,7 @@ class CudaMeter:
         torch.cuda.synchronize()
         self._total = int(torch.cuda.mem_get_info()[1])
         self._capacity = min(self._total, before.memory_bytes) if before is not None else self._total
-        self.context = max(0, self._beside_allocator())
+        self.context = beside_allocator(self._held_by_others)
         """Bytes that the driver holds for this process outside the allocator: grows as libraries load kernels."""
         self._limit = self._capacity
         self._peaks = dict.fromkeys(PHASES, 0)
@@ -178,19 +190,9 @@ class CudaMeter:
         self._reserved = 0
         self._setup_peak = 0
 
-    def _beside_allocator(self) -> int:
-        """Bytes that this process now has on the device outside torch's allocator and paged optimizer states."""
-        now = nvml.first_visible()
-        if now is not None:
-            held = now.held_bytes
-        else:
-            free, total = torch.cuda.mem_get_info()
-            held = total - free
-        return int(held - self._held_by_others - torch.cuda.memory_reserved() - paged_bytes())
-
     def _update_context(self) -> None:
         """Add kernels loaded since the last check to the context."""
-        beside = self._beside_allocator()
+        beside = beside_allocator(self._held_by_others)
         if beside > self.context + LATE_LOADED_BYTES:
             raise DeviceBusy(
                 f"other processes took {format_bytes(beside - self.context)} of the device while the trial ran"

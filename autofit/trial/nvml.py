@@ -129,6 +129,17 @@ def first_card() -> Iterator[AskedCard]:
         raise Unreachable(str(error)) from error
 
 
+def own_bytes() -> int | None:
+    """Memory that this process holds of its first visible device; None where the driver does not say, as in most
+    containers, whose processes it knows by other numbers."""
+    try:
+        with first_card() as card:
+            holders = card.ask("nvmlDeviceGetComputeRunningProcesses")
+    except Unreachable:
+        return None
+    return next((one.usedGpuMemory for one in holders if one.pid == os.getpid()), None)
+
+
 def why_unreachable() -> str | None:
     """Why the first visible device does not answer any more, in the driver's words; None if it does."""
     try:

@@ -23,6 +23,8 @@ from autofit.trial import control_groups, nvml, process_memory
 from autofit.trial.machine.instructions import are_capped, instructions
 from autofit.units import GIB
 
+CUDA_13_BEGINS_AT = 7.5
+"""Compute capability below which CUDA 13 compiles no kernels (its release notes: Maxwell, Pascal and Volta removed)."""
 NATIVE_BF16 = 8.0
 """First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
 PROCESSORS = Path("/proc/cpuinfo")
@@ -107,8 +109,22 @@ def check_devices(hardware: Hardware, ranks: int) -> None:
                 f"--devices {ranks} needs NVML, by which each rank gets a device of its own: {hardware.name} has none",
                 remedy="use --devices 1, or install NVIDIA's driver library (on ROCm only one device can be used)",
             )
-        cards = [f"{card.name} ({round(card.marketed_bytes / GIB)} GiB)" for card in found.visible[:ranks]]
-        check_even(cards)
+        check_even([_in_words(card) for card in found.visible[:ranks]])
+
+
+def check_alike(hardware: Hardware) -> None:
+    """Raise `EnvironmentLacks` if this machine's visible cards, of which `hardware` is the first, are not all alike."""
+    found = nvml.devices() if hardware.kind == "cuda" else None
+    kinds = sorted({_in_words(card) for card in found.visible}) if found is not None else []
+    if len(kinds) > 1:
+        raise EnvironmentLacks(
+            f"this machine's cards differ ({', '.join(kinds)}): trials on one are not comparable with those on another",
+            remedy="let CUDA_VISIBLE_DEVICES name devices of one kind, or use --workers 1",
+        )
+
+
+def _in_words(card: nvml.NvidiaDevice) -> str:
+    return f"{card.name} ({round(card.marketed_bytes / GIB)} GiB)"
 
 
 def check_even(cards: Sequence[str]) -> None:
@@ -203,6 +219,12 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
         raise EnvironmentLacks(
             f"this machine has {first.name}, but the installed torch {build.version} is not built for CUDA",
             remedy="make install TORCH_INDEX=<URL for your CUDA version>, see README.md; or use --device cpu",
+        )
+    if float(first.capability) < CUDA_13_BEGINS_AT and int(build.cuda.partition(".")[0]) >= 13:
+        raise EnvironmentLacks(
+            f"the installed torch {build.version} has no kernels for {first.name}: CUDA {build.cuda} begins at compute "
+            f"capability {CUDA_13_BEGINS_AT}, and this card has {first.capability}",
+            remedy="make install TORCH_INDEX=<URL of a build for CUDA 12>, see README.md; or use --device cpu",
         )
     hardware = _accelerator(
         device_name=first.name,

@@ -89,6 +89,25 @@ def test_torch_runs_out_of_memory_and_recovers(home: Path, start: Start, expanda
         assert managed == ["07070707", 81089 - 400]
 
 
+def test_what_others_take_is_not_the_context(home: Path, start: Start) -> None:
+    """The driver is asked for what this process holds; what the device holds in all counts where it keeps quiet."""
+    beside = """
+        from autofit.trial import meter, nvml
+        kept = torch.zeros(2**28, device="cuda")
+        print(meter.beside_allocator(0), flush=True)
+        input()
+        print(meter.beside_allocator(0))
+        nvml.own_bytes = lambda: None
+        print(meter.beside_allocator(0))
+    """
+    with Machine(home, "h100-80g") as machine:
+        asks = start(machine, beside)
+        assert asks.line() == str(cards.CONTEXT_BYTES)
+        machine.take_memory(0, 5 * GIB)
+        asks.go_on()
+        assert [asks.line(), asks.line()] == [str(cards.CONTEXT_BYTES), str(cards.CONTEXT_BYTES + 5 * GIB)]
+
+
 def test_kernels_are_those_of_the_card(home: Path, start: Start) -> None:
     """A card for which torch has no code is refused in its own words; one whose driver is too old, too."""
     launches = "import warnings; warnings.simplefilter('default'); torch.zeros(4, device='cuda') + 1"
@@ -96,6 +115,8 @@ def test_kernels_are_those_of_the_card(home: Path, start: Start) -> None:
         said = start(machine, launches).stdout.read()
         assert "no kernel image is available for execution on the device" in said
         assert "Tesla V100-SXM2-16GB which is of compute capability (CC) 7.0" in said
+        refused = start(machine, "from autofit.trial import site; site.detect()").stdout.read()
+        assert "has no kernels for Tesla V100-SXM2-16GB: CUDA 13.0 begins at compute capability 7.5" in refused
     with Machine(home, "h100-80g", driver_version=12040) as machine:
         assert (
             "The NVIDIA driver on your system is too old (found version 12040)"

@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.emulated_card.cards import Machine
+from autofit.catalog.hardware import card
+from autofit.core.device_probe import CONTEXT
+from autofit.core.work_kinds import product
+from tests.emulated_card.cards import CONTEXT_BYTES, Machine
 
 SHARDED = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 CLOSE = 0.005
@@ -73,4 +76,24 @@ def test_cards_of_two_kinds_are_not_mixed(home: Path, tmp_path: Path) -> None:
     with Machine(home, "a10g", "t4") as machine:
         done = autofit(*SEARCH, store=tmp_path / "store.db", environment=machine.environment)
     assert done.returncode == 4
-    assert "emulated-a10g, emulated-t4" in done.stderr and "CUDA_VISIBLE_DEVICES" in done.stderr
+    assert "NVIDIA A10G (22 GiB), Tesla T4 (15 GiB)" in done.stderr and "CUDA_VISIBLE_DEVICES" in done.stderr
+
+
+def test_a_probe_measures_by_the_cards_clock(home: Path, tmp_path: Path) -> None:
+    """Rates are those of its data sheet, roughly; what the context takes is known from then on."""
+    with Machine(home, "t4") as machine:
+        done = autofit(
+            *("probe", "--model", "smollm2-135m", "--json"),
+            store=tmp_path / "store.db",
+            environment=machine.environment,
+        )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert not [part["failure"] for part in found["parts"] if part["failure"]]
+    figures = {name: value for part in found["parts"] for name, value in part["figures"].items()}
+    assert figures[CONTEXT] == CONTEXT_BYTES
+    rates = {kind: rate for part in found["parts"] for kind, rate in part["seconds_per"].items()}
+    sheet = card("t4")
+    for number_format in ("fp32", "fp16"):
+        said = rates[product(number_format, "nt")] * sheet.peak_flops[number_format]
+        assert 0.1 < said < 20.0, number_format

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from tiny import CUDA_HARDWARE
 
+from autofit.estimate import memory as estimated
 from autofit.estimate.allocator import OutOfDeviceMemory
-from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.estimate.cuda_kernels import cublas_workspace_bytes
-from autofit.estimate.memory import memory
 from autofit.estimate.replays import ALIKE_ERROR, Fragmentation, Replays, replay
 from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline
@@ -20,6 +20,8 @@ from autofit.units import GIB, MIB
 FORWARD, BACKWARD = range(2)
 WEIGHTS, PASSING = Category.WEIGHTS, Category.TEMPORARIES
 WORKSPACE = 32 * MIB
+CONTEXT_BYTES = 512 * MIB
+memory = partial(estimated.memory, context=CONTEXT_BYTES)
 Event = tuple[int, int, int, int, Category]
 
 

@@ -1,4 +1,4 @@
-"""Whether CUDA's allocator has expandable segments, learnt from the trials in the store."""
+"""What trials in the store show of CUDA: whether its allocator has expandable segments, and its context."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial, ou
 from unit.operations.test_calibration import CARD
 from unit.store.test_store_failures import sql
 
+from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.operations import Estimation, WorkloadOptions, estimate, predicted_frontier
-from autofit.operations.allocator_shown import as_trials_show, segments_shown
+from autofit.operations.allocator_shown import as_trials_show, shown
 from autofit.operations.explaining import Comparison
 from autofit.operations.predicted_frontier import predict_frontier
 from autofit.operations.preparing import Prepared
@@ -25,40 +26,52 @@ from autofit.outcome import Trial
 from autofit.store import Store
 from autofit.techniques import Job, complete
 
+CONTEXT = 512 * 1024**2
+
 
 def trained(segments: bool, second: int = 0, **values: object) -> Trial:
-    """A trial that fitted, with or without expandable segments."""
+    """A trial that fitted, with or without expandable segments, and with a context."""
     outcome = fits(10, 1000)
-    trial = make_trial(values, replace(outcome, measurement=replace(outcome.measurement, expandable_segments=segments)))
+    measured = replace(outcome.measurement, expandable_segments=segments)
+    measured = replace(measured, device_bytes=measured.peak_reserved_bytes + CONTEXT - 5)
+    trial = make_trial(values, replace(outcome, measurement=measured))
     return replace(trial, recorded_at=f"2026-03-01T00:00:{second:02}+00:00")
 
 
-def shown(store: Store | None, job: Job | None = None) -> bool | None:
-    return as_trials_show(job or make_job(), store).expandable_segments
+def known(store: Store | None, job: Job | None = None) -> tuple[bool | None, int | None]:
+    found = as_trials_show(job or make_job(), store)
+    return found.expandable_segments, found.context_bytes
 
 
 def test_without_a_trial_that_fitted_it_is_not_known(store: Store) -> None:
     store.add(make_trial({}, out_of_memory()))
-    assert shown(None) is shown(store) is segments_shown(store.trials()) is None
+    assert known(None) == known(store) == (None, None)
+    assert shown(make_job(), store.trials()) == make_job()
 
 
 def test_the_latest_trial_that_fitted_shows_it(store: Store) -> None:
     for second, segments in enumerate((True, False)):
         store.add(trained(segments, second, micro_batch=1 + second))
         store.add(make_trial({"method": "full", "micro_batch": 4}, out_of_memory()))
-        assert shown(store) is segments
-        assert segments_shown(store.trials(newest_first=True)) is segments
-        assert shown(store, replace(make_job(), hardware=CARD)) is segments, "a card that is not here does as that one"
-    assert shown(store, replace(make_job(), hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))) is None
-    assert shown(store, replace(make_job(), hardware=CPU_HARDWARE)) is None
+        assert known(store) == (segments, CONTEXT)
+        assert shown(make_job(), store.trials(newest_first=True)) == as_trials_show(make_job(), store)
+        elsewhere = replace(make_job(), hardware=CARD)
+        assert known(store, elsewhere) == (segments, CONTEXT), "a card that is not here does as that one"
+    unlike = replace(make_job(), hardware=replace(HARDWARE, device_name="NVIDIA H100 NVL"))
+    assert known(store, unlike) == known(store, replace(make_job(), hardware=CPU_HARDWARE)) == (None, None)
+
+
+def test_paged_states_hide_the_context(store: Store) -> None:
+    store.add(trained(True, optimizer="paged-adamw-8bit"))
+    assert known(store) == (True, None)
 
 
 def test_a_store_that_fails_leaves_it_unknown(store: Store, path: str, caplog: pytest.LogCaptureFixture) -> None:
     store.add(trained(False))
     sql(f"sqlite:///{path}", "DROP TABLE trials")
     with caplog.at_level(logging.WARNING):
-        assert shown(store) is None
-    assert "expandable segments cannot be looked up" in caplog.text
+        assert known(store) == (None, None)
+    assert "what trials have shown of CUDA cannot be looked up" in caplog.text
 
 
 def test_an_estimate_replays_the_allocator_that_trials_had(store: Store, path: str, tmp_path: Path) -> None:
@@ -67,8 +80,11 @@ def test_an_estimate_replays_the_allocator_that_trials_had(store: Store, path: s
 
     def found() -> tuple[int, int, bool]:
         made = estimate(options, config, hardware=CARD.name, store=path)
-        assumed = any("expandable segments" in said for said in made.assumptions)
-        return made.peak_allocated_bytes, made.breakdown["fragmentation"], assumed
+        assumed = {word: any(word in said for said in made.assumptions) for word in ("expandable segments", "context")}
+        assert assumed["context"] is assumed["expandable segments"]
+        assert made.breakdown["context"] == (CONTEXT_BYTES if assumed["context"] else CONTEXT)
+        assert made.device_bytes == made.peak_reserved_bytes + made.breakdown["context"]
+        return made.peak_allocated_bytes, made.breakdown["fragmentation"], assumed["context"]
 
     unknown = found()
     store.add(trained(True))
@@ -94,4 +110,4 @@ def test_every_answer_takes_it_from_the_store(store: Store, path: str, monkeypat
     monkeypatch.setattr(predicted_frontier, "predict_all", predict_all)
     prepared: Prepared = predict_frontier(request).prepared
     jobs.append(_foreseeing(request, prepared, store).job)
-    assert [job.expandable_segments for job in jobs] == [False] * 4
+    assert [(job.expandable_segments, job.context_bytes) for job in jobs] == [(False, CONTEXT)] * 4

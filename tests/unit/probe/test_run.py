@@ -79,6 +79,14 @@ def test_parts_that_ran_out_of_memory_may_be_measured_again(failure: str) -> Non
     assert replace(made, parts=(replace(part, failure="RuntimeError: no such kernel"),)).cut_short == ()
 
 
+def test_operands_begin_where_kernels_take_them() -> None:
+    """torch's memory-efficient attention refuses others in fp16, for one."""
+    bench = Bench(torch.device("cpu"))
+    taken = [bench.take(torch.float16, bench.size // 5 + odd) for odd in (1, 3, 8, 30, 64, 101)]
+    assert len({operand.data_ptr() for operand in taken}) > 3
+    assert all(operand.data_ptr() % 16 == 0 for operand in taken)
+
+
 def test_operands_are_those_of_another_layer_and_none_is_made_meanwhile() -> None:
     bench = Bench(torch.device("cpu"))
     small, large = bench.take(torch.float32, 64), bench.take(torch.float32, bench.size // 4)
@@ -171,7 +179,7 @@ def test_ranks_reduce_and_gather_and_one_that_fails_is_named(monkeypatch: pytest
 
 
 def test_the_hosts_update_is_measured() -> None:
-    [(name, rate)] = next(updates.measure_on_host(Bench(torch.device("cpu")))).items()
+    [(name, rate)] = next(updates.measure_on_host()).items()
     assert name == UPDATE_ON_HOST and rate > 0
 
 
