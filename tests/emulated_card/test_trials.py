@@ -76,7 +76,7 @@ def test_cards_of_two_kinds_are_not_mixed(home: Path, tmp_path: Path) -> None:
     with Machine(home, "a10g", "t4") as machine:
         done = autofit(*SEARCH, store=tmp_path / "store.db", environment=machine.environment)
     assert done.returncode == 4
-    assert "NVIDIA A10G (22 GiB), Tesla T4 (15 GiB)" in done.stderr and "CUDA_VISIBLE_DEVICES" in done.stderr
+    assert "NVIDIA A10G (24 GiB), Tesla T4 (16 GiB)" in done.stderr and "CUDA_VISIBLE_DEVICES" in done.stderr
 
 
 def test_a_probe_measures_by_the_cards_clock(home: Path, tmp_path: Path) -> None:
