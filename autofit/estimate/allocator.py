@@ -7,7 +7,8 @@ Sizes are in bytes.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 
 MIB = 1024**2
 MIN_BLOCK = 512
@@ -23,7 +24,7 @@ ROUND_LARGE = 2 * MIB
 ADDRESSES = LARGE_BUFFER << 40
 """Of a pool: more than it ever uses, and whole pages of either kind."""
 FARTHEST = 1 << 80
-"""Above every address, of all pools together."""
+"""Above every block's number."""
 
 
 class OutOfDeviceMemory(Exception):
@@ -47,10 +48,17 @@ class Block:
     """Whether memory is behind its addresses; not free where it is not."""
     before: Block | None = None
     after: Block | None = None
+    number: int = field(default_factory=count().__next__)
+    """Counts blocks as they are made. What is split off at the front is a new one, the remainder stays the old."""
+
+    def is_new(self, old: Block) -> None:
+        """Exchange numbers with a later block: this stretch is the one that was made anew."""
+        self.number, old.number = old.number, self.number
 
 
 class _Pool:
-    """The free blocks of one size class on one stream, smallest first and, among equals, lowest address first."""
+    """The free blocks of one size class on one stream, smallest first and, among equals, that which was made first
+    (which torch 2.12 does, as blocks of real memory show; earlier versions took the lowest address)."""
 
     def __init__(self, *, small: bool, address: int) -> None:
         self.small = small
@@ -63,12 +71,12 @@ class _Pool:
         """The addresses without memory of the pool's expandable segment, lowest first."""
 
     def add(self, block: Block) -> None:
-        key = block.size * FARTHEST + block.address
+        key = block.size * FARTHEST + block.number
         insort(self._keys, key)
         self._blocks[key] = block
 
     def remove(self, block: Block) -> None:
-        key = block.size * FARTHEST + block.address
+        key = block.size * FARTHEST + block.number
         del self._keys[bisect_left(self._keys, key)]
         del self._blocks[key]
 
@@ -90,8 +98,8 @@ class _Pool:
         return block
 
     def free(self) -> list[Block]:
-        """All free blocks."""
-        return list(self._blocks.values())
+        """All free blocks, in order."""
+        return [self._blocks[key] for key in self._keys]
 
     def _at(self, place: int) -> Block:
         return self._blocks[self._keys[place]]
@@ -200,6 +208,7 @@ class CachingAllocator:
                 pool.remove(following)
             else:
                 self._map(following, size - block.size)
+                block.number = following.number  # the old one is part of the new
             self._absorb(block, following)
         self._merge_free_neighbours(block)
         return block
@@ -225,16 +234,17 @@ class CachingAllocator:
             return
         pool.remove(block)
         end = block.address + block.size
+        if start > block.address:
+            middle = Block(start, end - start, pool)
+            block.size = start - block.address
+            block.is_new(middle)
+            self._insert_after(block, middle)
+            pool.add(block)
+            block = middle
         if end > stop:
             rest = Block(stop, end - stop, pool)
             self._insert_after(block, rest)
             pool.add(rest)
-        if start > block.address:
-            middle = Block(start, stop - start, pool)
-            block.size = start - block.address
-            self._insert_after(block, middle)
-            pool.add(block)
-            block = middle
         block.size = stop - start
         block.free = block.mapped = False
         self.reserved -= block.size
@@ -252,6 +262,7 @@ class CachingAllocator:
         remainder = Block(block.address + size, rest, block.pool)
         self._insert_after(block, remainder)
         block.size = size
+        block.is_new(remainder)
         block.pool.add(remainder)
 
     def _merge_free_neighbours(self, block: Block) -> None:

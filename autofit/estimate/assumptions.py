@@ -58,7 +58,10 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
         shared = f", which the {ranks_per_host(job)} ranks of a machine share" if ranks_per_host(job) > 1 else ""
         found.append(f"offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does{shared}")
     if config["optimizer"] == "paged-adamw-8bit":
-        found.append("optimizer=paged-adamw-8bit keeps all its states on the device, as it does if they fit there")
+        found.append(
+            "optimizer=paged-adamw-8bit keeps its states on the device; what a full one has no room for goes to the "
+            "host and back in every step, at three quarters of the link's nominal bandwidth"
+        )
     if job.hardware.kind == "cuda":
         found += [*_of_cuda_kernels(config, job), *_of_allocator(job)]
     return (*found, *of_any_step(config, job))

@@ -118,9 +118,12 @@ class Estimator:
     def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None]:
         traced = self.trace(config)
         capped = limit < self.job.hardware.memory_bytes
-        found = self._memory(config, traced.timeline, limit - traced.paged_bytes, capped=capped, replayed=replayed)
-        found = _with_elsewhere(found, traced, self.job)
-        return found, None if self._sheet is None else self._work(config, traced, self._sheet)
+        found = self._memory(config, traced.timeline, limit, capped=capped, replayed=replayed)
+        beyond = found.device_bytes + traced.paged_bytes - limit
+        # The driver pages out what a full device has no room for; a limit that torch enforces counts it all.
+        paged_out = 0 if capped or found.device_bytes > limit else max(0, beyond)
+        found = _with_elsewhere(found, traced, self.job, paged_out)
+        return found, None if self._sheet is None else self._work(config, traced, self._sheet, paged_out)
 
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
         """The work of a single-device micro-step that adds to gradients, of the model cut to its first so many decoder
@@ -136,15 +139,16 @@ class Estimator:
             for depth, of_depth in works.items()
         }
 
-    def _work(self, config: Config, traced: Traced, sheet: Rates) -> StepWork:
+    def _work(self, config: Config, traced: Traced, sheet: Rates, paged_out: int) -> StepWork:
         slower = SELECTIVE_OPERATION if config["checkpointing"] == "selective" else 1.0
+        traffic = replace(traced.traffic, hosted=traced.traffic.hosted + 2 * paged_out)
         work = step_work(
             traced.costs,
             traced.update_costs,
             sheet,
             dispatched=traced.traffic.dispatched,
             operation=slower,
-            transfers=transferred(traced.traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
+            transfers=transferred(traffic, self.job.hardware, ranks_per_host=ranks_per_host(self.job)),
         )
         # The rates are those of all cores together, which the ranks on a CPU share.
         return work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
@@ -264,14 +268,16 @@ def _without_collections() -> Iterator[None]:
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
-def _with_elsewhere(found: Memory, traced: Traced, job: Job) -> Memory:
-    """Add the memory outside the allocator: paged states count as in a trial, on the device and in full."""
+def _with_elsewhere(found: Memory, traced: Traced, job: Job, paged_out: int) -> Memory:
+    """Add the memory outside the allocator, paged states among it: as in a trial, all but what is `paged_out` to the
+    host."""
     found = _with_more(found, _on_same_memory(traced, job), "optimizer")
+    paged_in = traced.paged_bytes - paged_out
     return replace(
         found,
-        device_bytes=found.device_bytes + traced.paged_bytes,
-        host_bytes=found.host_bytes + traced.pinned_bytes + traced.hosted_bytes,
-        breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + traced.paged_bytes},
+        device_bytes=found.device_bytes + paged_in,
+        host_bytes=found.host_bytes + traced.pinned_bytes + traced.hosted_bytes + paged_out,
+        breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + paged_in},
     )
 
 

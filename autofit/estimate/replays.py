@@ -33,6 +33,8 @@ def replay(
     results = line.of_products & (line.sizes > 0)
     of_thread = (np.flatnonzero(results & (line.phases == PHASES.index(phase))) for phase in ("forward", "backward"))
     first_product = {int(found[0]) for found in of_thread if len(found)}
+    if line.residents and first_product:
+        first_product = {line.residents - 1, *sorted(first_product)[1:]}
     events = zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True)
     for index, (storage, size, stream) in enumerate(events):
         if size > 0:

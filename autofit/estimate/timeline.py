@@ -26,6 +26,8 @@ class Timeline:
     """Stream of the device on which each storage is allocated."""
     of_products: NDArray[np.bool_]
     """Whether each storage is the result of a matrix product."""
+    residents: int = 0
+    """How many of the first events are allocations of what is there before the first step."""
 
     @property
     def totals(self) -> Integers:
@@ -88,6 +90,7 @@ def timeline(
         phases=events.phases,
         streams=streams[which],
         of_products=of_products[which],
+        residents=len(steps.residents),
     )
 
 
