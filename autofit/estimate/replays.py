@@ -14,6 +14,10 @@ from autofit.estimate.timeline import Timeline
 from autofit.estimate.traces import common
 from autofit.lattice import Config
 
+STEPS = 8
+"""As many as a trial takes at least: two to warm up, two that fill the device's queue, and the timed ones. What the
+allocator keeps may grow for a few steps, as blocks come to lie differently."""
+
 
 def replay(
     line: Timeline,
@@ -23,27 +27,40 @@ def replay(
     limit: int | None = None,
     capped: bool = False,
 ) -> CachingAllocator:
-    """The caching allocator after the whole timeline, with `limit` bytes from the driver, or `capped` by torch itself.
-    Raises `OutOfDeviceMemory`.
-
-    cuBLAS takes a workspace at the first product of each thread, on the stream of all products.
+    """The caching allocator after `STEPS` optimizer steps, the timeline's second one again and again, with `limit`
+    bytes from the driver, or `capped` by torch itself. Raises `OutOfDeviceMemory`.
     """
     allocator = CachingAllocator(expandable_segments=expandable_segments, limit=limit, capped=capped)
     blocks: dict[int, Block] = {}
-    results = line.of_products & (line.sizes > 0)
-    of_thread = (np.flatnonzero(results & (line.phases == PHASES.index(phase))) for phase in ("forward", "backward"))
-    first_product = {int(found[0]) for found in of_thread if len(found)}
-    if line.residents and first_product:
-        first_product = {line.residents - 1, *sorted(first_product)[1:]}
-    events = zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True)
-    for index, (storage, size, stream) in enumerate(events):
-        if size > 0:
-            blocks[storage] = allocator.allocate(size, stream)
-        elif size < 0:
-            allocator.release(blocks.pop(storage))
-        if index in first_product:
-            allocator.allocate(workspace)
+    workspaces = _workspaces(line)
+    events = list(zip(line.storages.tolist(), line.sizes.tolist(), line.streams.tolist(), strict=True))
+
+    def run(first: int) -> None:
+        for index in range(first, len(events)):
+            storage, size, stream = events[index]
+            if size > 0:
+                blocks[storage] = allocator.allocate(size, stream)
+            elif size < 0:
+                allocator.release(blocks.pop(storage))
+            if index in workspaces:
+                allocator.allocate(workspace)
+
+    run(0)
+    if line.second is None:
+        return allocator
+    renewed = line.renewed(line.second)
+    for _ in range(STEPS - 2):
+        for old, new in renewed:
+            blocks[old] = blocks.pop(new)
+        run(line.second)
     return allocator
+
+
+def _workspaces(line: Timeline) -> set[int]:
+    """The events after which cuBLAS takes a workspace, on the stream of all products: of the forward's thread before
+    the first step, as a trial makes a product first (`trial.measure`), and of autograd's at its first product."""
+    of_backward = line.of_products & (line.sizes > 0) & (line.phases == PHASES.index("backward"))
+    return {max(line.residents - 1, 0), *np.flatnonzero(of_backward)[:1].tolist()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

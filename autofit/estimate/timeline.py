@@ -28,6 +28,15 @@ class Timeline:
     """Whether each storage is the result of a matrix product."""
     residents: int = 0
     """How many of the first events are allocations of what is there before the first step."""
+    second: int | None = None
+    """The first event of the second step; None where there is one alone."""
+
+    def renewed(self, second: int) -> list[tuple[int, int]]:
+        """The storages that the `second` step frees though it did not make them, each with the one that it leaves in
+        its place: states that an update replaces."""
+        storages, sizes = self.storages[second:], self.sizes[second:]
+        born, died = storages[sizes > 0], storages[sizes < 0]
+        return list(zip(died[~np.isin(died, born)].tolist(), born[~np.isin(born, died)].tolist(), strict=True))
 
     @property
     def totals(self) -> Integers:
@@ -91,6 +100,7 @@ def timeline(
         streams=streams[which],
         of_products=of_products[which],
         residents=len(steps.residents),
+        second=sum(len(part.storages) for part in parts[:4]),
     )
 
 
