@@ -24,7 +24,8 @@ def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
         if isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
             found = trial.outcome.measurement
             is_paged = str(trial.config.get("optimizer")).startswith("paged")
-            context = None if is_paged else rounded(found.device_bytes - found.peak_reserved_bytes)
+            beside = 0 if is_paged else found.device_bytes - found.peak_reserved_bytes
+            context = rounded(beside) if beside > 0 else None
             return replace(job, expandable_segments=found.expandable_segments, context_bytes=context)
     return job
 
