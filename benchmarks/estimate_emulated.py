@@ -290,21 +290,28 @@ def rows_of(file: Path) -> list[Row]:
     return [Row.of({"card": card, **{k: v for k, v in line.items() if k != "group"}}) for line in lines_of(file)]
 
 
-def again(file: Path) -> list[Row]:
-    """The rows of a file, predicted anew."""
+def again(task: tuple[Path, list[int]]) -> list[Row]:
+    """Rows of a file, by their numbers and of one job, predicted anew."""
+    file, numbers = task
     about = json.loads(text_of(file).partition("\n")[0])
     site = Hardware.from_json(about["hardware"]), Stack.from_json(about["stack"])
-    found: list[Row] = []
-    known: dict[str, Estimator] = {}
-    for row in rows_of(file):
-        key = json.dumps(row.job)
-        if key not in known:
-            asked = {name: value for name, value in row.job.items() if name not in ("ranks", "segments")}
-            options = WorkloadOptions(**asked, devices=row.job["ranks"])
-            known = {key: _estimator(options.job(site), row.job["segments"]), **dict(list(known.items())[:1])}
-        said = known[key].estimate(Config.from_json(row.config), memory_limit_bytes=row.limit)
+    rows = [row for number, row in enumerate(rows_of(file)) if number in set(numbers)]
+    asked = {name: value for name, value in rows[0].job.items() if name not in ("ranks", "segments")}
+    job = WorkloadOptions(**asked, devices=rows[0].job["ranks"]).job(site)
+    estimator = _estimator(job, rows[0].job["segments"])
+    found = []
+    for row in rows:
+        said = estimator.estimate(Config.from_json(row.config), memory_limit_bytes=row.limit)
         found.append(replace(row, predicted=_figures(said) | {"fits": said.fits}))
     return found
+
+
+def by_job(file: Path) -> list[tuple[Path, list[int]]]:
+    """The rows of a file by what they train, which one estimator predicts."""
+    jobs: dict[str, list[int]] = {}
+    for number, row in enumerate(rows_of(file)):
+        jobs.setdefault(json.dumps(row.job), []).append(number)
+    return [(file, numbers) for numbers in jobs.values()]
 
 
 def _errors(rows: Sequence[Row], size: str) -> list[float]:
@@ -375,9 +382,13 @@ def main() -> int:
         return 0
     asked.folder.mkdir(parents=True, exist_ok=True)
     if asked.again:
+        tasks = [task for file in files_of(asked.folder) for task in by_job(file)]
+        anew: list[Row] = []
         with ProcessPoolExecutor(asked.processes) as processes:
-            anew = list(processes.map(again, files_of(asked.folder)))
-        return 0 if judge([row for rows in anew for row in rows]) else 1
+            for number, rows in enumerate(processes.map(again, tasks), 1):
+                anew += rows
+                print(f"{number} of {len(tasks)} jobs", file=sys.stderr, flush=True)
+        return 0 if judge(anew) else 1
     cards = asked.cards.split(",")
 
     def on(card: str) -> None:

@@ -24,7 +24,7 @@ from autofit.estimate.update import PAGED_FROM
 from autofit.lattice import Axis, Config, Lattice, Value
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
 from autofit.training.build import make_plan, make_skeleton
-from autofit.units import GIB
+from autofit.units import GIB, MIB
 from autofit.workload import Workload
 
 RATES = replace(guess(flops=1e15, wide_flops=5e13, bandwidth=3e12), transfers=seconds_per_byte(CUDA_HARDWARE))
@@ -58,8 +58,8 @@ def estimator(of: Job) -> Estimator:
     return Estimator(of, RATES)
 
 
-def predicted(text: str, of: Job) -> Estimate:
-    return estimator(of).estimate(complete(parse(text)), memory_limit_bytes=80 * GIB)
+def predicted(text: str, of: Job, limit: int = 80 * GIB) -> Estimate:
+    return estimator(of).estimate(complete(parse(text)), memory_limit_bytes=limit)
 
 
 def alive(config: Config, of: Job) -> int:
@@ -149,6 +149,24 @@ def test_paged_states_are_on_the_device_but_not_in_its_allocator(method: str) ->
     assert paged.breakdown["optimizer"] == pytest.approx(plain.breakdown["optimizer"], rel=1e-3)
     assert sum(paged.breakdown.values()) == paged.device_bytes
     assert paged.device_bytes - paged.peak_reserved_bytes - paged.breakdown["context"] == states
+
+
+def test_paged_states_give_way_on_a_full_card_and_count_in_full_under_a_limit() -> None:
+    config = "method=full,precision=bf16,micro_batch=8,checkpointing=full,optimizer=paged-adamw-8bit"
+    roomy = predicted(config, job())
+    missing = 10 * MIB
+    card = roomy.device_bytes - missing
+    of = replace(job(), hardware=replace(CUDA_HARDWARE, memory_bytes=card))
+    full = predicted(config, of, card)
+    assert full.fits and full.device_bytes == card == sum(full.breakdown.values())
+    assert full.host_bytes - roomy.host_bytes == missing
+    assert full.work is not None and roomy.work is not None
+    assert full.work.waits[HOST_LINK] - roomy.work.waits.get(HOST_LINK, 0) == 2 * missing, "out and in at every step"
+    limited = predicted(config, job(), card)
+    assert limited.host_bytes == roomy.host_bytes
+    in_full = roomy.device_bytes - roomy.peak_reserved_bytes
+    assert limited.device_bytes - limited.peak_reserved_bytes == in_full
+    assert full.device_bytes - full.peak_reserved_bytes == in_full - missing
 
 
 def test_compilation_is_assumed_to_change_nothing_and_the_estimate_says_so() -> None:
