@@ -52,9 +52,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_store_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Whatever names no store uses one that belongs to the tests."""
+def nothing_of_the_users(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever names no store uses one that belongs to the tests, and caches are theirs, too."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AUTOFIT_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("AUTOFIT_STORE", str(tmp_path_factory.mktemp("store") / "default.db"))
         # Of each of several test processes its own: their trials are not to wait for each other's.
         patch.setenv("AUTOFIT_LOCKS", str(tmp_path_factory.mktemp("locks")))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from autofit.estimate.kernels import common_scratch
 from autofit.estimate.recorder import Held
@@ -72,27 +72,43 @@ def attention_kernel(
     (pull request 191085). cuDNN's kernel, which is preferred on 9.0 and 10.x, keeps what flash attention keeps; its
     workspace is undocumented and taken to be as large.
     """
-    version = _version(capability)
+    card = generation(capability)
     half = dtype.itemsize == 2
-    untrained = (8, 6) <= version <= (8, 9) or version[0] == 12
     if (
         half
-        and version >= (8, 0)
+        and card.ampere
         and not masked
         and width == value_width <= 256
-        and not (untrained and width > 192 and (dropout or width <= 224))
+        and not (card.little_shared_memory and width > 192 and (dropout or width <= 224))
     ):
         return Attention.FLASH
     bf16 = str(dtype) == "torch.bfloat16"
-    alignment = _alignment(half, version)
-    if not grouped and width % alignment == 0 == value_width % alignment and (version >= (8, 0) or not bf16):
+    alignment = _alignment(half, card)
+    if not grouped and width % alignment == 0 == value_width % alignment and (card.ampere or not bf16):
         return Attention.EFFICIENT
     return Attention.MATH
 
 
+class Generation(NamedTuple):
+    """What of a card decides which kernels run on it."""
+
+    volta: bool
+    """Compute capability 7.0 or higher: tensor cores."""
+    ampere: bool
+    """8.0 or higher."""
+    little_shared_memory: bool
+    """8.6 to 8.9 and 12: less of it than the data centre's cards."""
+
+
+def generation(capability: str | None) -> Generation:
+    """That of a compute capability; None is taken as a recent card's."""
+    version = _version(capability)
+    return Generation(version >= (7, 0), version >= (8, 0), (8, 6) <= version <= (8, 9) or version[0] == 12)
+
+
 def has_ampere(capability: str | None) -> bool:
     """Whether a compute capability is 8.0 or higher; None counts as such."""
-    return _version(capability) >= (8, 0)
+    return generation(capability).ampere
 
 
 def _version(capability: str | None) -> tuple[int, int]:
@@ -102,12 +118,12 @@ def _version(capability: str | None) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
-def _alignment(half: bool, version: tuple[int, int]) -> int:
+def _alignment(half: bool, card: Generation) -> int:
     """Elements of which efficient attention needs the head width to be a multiple (minimum_gemm_alignment of
     sdp_utils.cpp)."""
-    if version >= (8, 0):
+    if card.ampere:
         return 8 if half else 4
-    return 8 if half and version >= (7, 0) else 1
+    return 8 if half and card.volta else 1
 
 
 def cuda_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Held:

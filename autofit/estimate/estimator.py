@@ -23,6 +23,7 @@ from autofit.estimate.replays import UNKNOWN, Fragmentation, Replays, alikeness
 from autofit.estimate.speed import Rates, prior, step_work
 from autofit.estimate.tape import Category
 from autofit.estimate.timeline import Timeline, timeline
+from autofit.estimate.trace_cache import TraceCache
 from autofit.estimate.traces import Decoder, Loss, Traces, alone, common
 from autofit.estimate.transfers import amounts as transferred
 from autofit.estimate.work import Costs
@@ -64,15 +65,16 @@ class Traced:
 class Estimator:
     """Predicts configs of one job. What configs have in common is traced only once."""
 
-    def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False) -> None:
-        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few.
+    def __init__(self, job: Job, rates: Rates | None, *, exact: bool = False, cache: TraceCache | None = None) -> None:
+        """`rates` of None leaves the time out; `exact` runs every decoder layer instead of repeating a few; `cache`
+        keeps traces between processes.
 
         What bounds an operation is decided by the data sheet, or by `rates` for hardware without one.
         """
         self.job = job
         self.rates = rates
         self._sheet = prior(job.hardware) or rates
-        self._traces = Traces(job, exact=exact)
+        self._traces = Traces(job, exact=exact, cache=cache)
         self._latest: Decoder | None = None
         self._micro_steps: dict[Loss, MicroSteps] = {}
         self._replays = Replays(expandable_segments=job.expandable_segments is not False)

@@ -68,8 +68,9 @@ def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
 
 def _predict(job: Job, configs: list[Config], limit: int) -> Iterator[Estimate]:
     from autofit.estimate.estimator import Estimator
+    from autofit.estimate.trace_cache import TraceCache
 
-    estimator = Estimator(job, None)
+    estimator = Estimator(job, None, cache=TraceCache.of_user())
     for config in configs:
         yield estimator.estimate(config, memory_limit_bytes=limit, replayed=False)
 

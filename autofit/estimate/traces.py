@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from autofit.catalog.models import shape
 from autofit.estimate.amounts import Amounts
@@ -20,14 +20,12 @@ from autofit.estimate.seam import HeadShape, trace_loss
 from autofit.estimate.splice import NotUniform, splice
 from autofit.estimate.tape import LOSS, Category, Place, Tape
 from autofit.estimate.trace import HOST, MICRO_STEPS, at_primes, layer_kinds, trace_decoder
+from autofit.estimate.trace_cache import TraceCache, trace_key
 from autofit.estimate.update import trace_updates
 from autofit.estimate.work import Costs, Works
 from autofit.lattice import Config
 from autofit.techniques import Job
 from autofit.training.build import make_plan
-
-if TYPE_CHECKING:
-    from autofit.techniques.technique import LossKernel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,16 +80,18 @@ class Update:
 class Traces:
     """The parts of one job's configs. What cannot be traced raises `NotTraced`, and is tried only once."""
 
-    def __init__(self, job: Job, *, exact: bool = False) -> None:
-        """`exact` runs every decoder layer instead of repeating a few."""
+    def __init__(self, job: Job, *, exact: bool = False, cache: TraceCache | None = None) -> None:
+        """`exact` runs every decoder layer instead of repeating a few; `cache` keeps what is traced between
+        processes."""
         self.job = job
         self._exact = exact
+        self._cache = cache
         cuda = job.hardware.kind == "cuda"
         self._scratch = cuda_scratch if cuda else host_scratch
         self._decoders: dict[Hashable, Decoder | NotTraced] = {}
         self._stacks: dict[Hashable, Stack | NotTraced] = {}
-        self._losses: dict[tuple[LossKernel, HeadShape, int], Loss | NotTraced] = {}
-        self._updates: dict[tuple[Config, float | None], Update | NotTraced] = {}
+        self._losses: dict[Hashable, Loss | NotTraced] = {}
+        self._updates: dict[Hashable, Update | NotTraced] = {}
 
     def decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> Decoder:
         """The decoder of `config`, which `spread` distributes; `accumulates` says whether micro-steps follow the
@@ -99,19 +99,20 @@ class Traces:
         # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
         of_ranks = (False, None) if spread is None else (accumulates, config.get("rank"))
         key = (self._of_stack(config), *of_ranks)
-        return _once(self._decoders, key, lambda: self._spread(config, spread, accumulates))
+        if spread is not None:
+            return _once(self._decoders, key, lambda: self._spread(config, spread, accumulates))
+        return _once(self._decoders, key, lambda: self._kept("decoder", key, lambda: self._decoder_alone(config)))
 
     def loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         """The loss kernel of a single-device config."""
-        kernel = make_plan(config, self.job, HOST).loss
-        assert kernel is not None
-        return _once(self._losses, (kernel, head, tokens), lambda: self._trace_loss(kernel, head, tokens))
+        key = config["loss"], head, tokens
+        return _once(self._losses, key, lambda: self._kept("loss", key, lambda: self._trace_loss(config, head, tokens)))
 
     def update(self, config: Config, spread: Library | None) -> Update:
         """The optimizer of `config`, on the parameters that `spread` lets it see."""
         flat = None if spread is None else spread.flat
         key = common(config, only=("method", "precision", "optimizer", "rank", "targets")), flat
-        return _once(self._updates, key, lambda: self._trace_updates(config, flat))
+        return _once(self._updates, key, lambda: self._kept("update", key, lambda: self._trace_updates(config, flat)))
 
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
@@ -144,16 +145,29 @@ class Traces:
 
         return head, {depth: works(depth) for depth in depths}
 
-    def _spread(self, config: Config, spread: Library | None, accumulates: bool) -> Decoder:
-        if spread is None:
-            stack = self._trace_stack(config)
-            return stack.decoder(stack.tape)
+    def _kept(self, part: str, key: Hashable, trace: Callable[[], V]) -> V:
+        """What `trace` gives, or gave an earlier process."""
+        if self._cache is None:
+            return trace()
+        name = trace_key(self.job, part, self._exact, key)
+        found: V | None = self._cache.get(name)
+        if found is None:
+            found = trace()
+            self._cache.put(name, found)
+        return found
+
+    def _decoder_alone(self, config: Config) -> Decoder:
+        stack = self._trace_stack(config)
+        return stack.decoder(stack.tape)
+
+    def _spread(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
         stack = self._stack(spread.traced(config))
         return stack.decoder(spread.micro_steps(stack.tape, accumulates=accumulates))
 
     def _stack(self, config: Config) -> Stack:
         """A single-device tape from which those for several values of `sharding` and `offload` are made."""
-        return _once(self._stacks, self._of_stack(config), lambda: self._trace_stack(config))
+        key = self._of_stack(config)
+        return _once(self._stacks, key, lambda: self._kept("stack", key, lambda: self._trace_stack(config)))
 
     def _of_stack(self, config: Config) -> Hashable:
         """What a stack depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
@@ -176,7 +190,9 @@ class Traces:
         full, head = trace_decoder(config, self.job, every, self._scratch)
         return Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
 
-    def _trace_loss(self, kernel: LossKernel, head: HeadShape, tokens: int) -> Loss:
+    def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
+        kernel = make_plan(config, self.job, HOST).loss
+        assert kernel is not None
         tape = trace_loss(kernel, head, tokens, MICRO_STEPS, self._scratch, capability=self.job.hardware.capability)
         first, further = (_works(tape, number, lambda place: place.layer == LOSS) for number in "12")
         return Loss(tape, (first.at(1, 1), further.at(1, 1)))
@@ -186,11 +202,10 @@ class Traces:
         return Update(tape, updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
 
 
-K = TypeVar("K")
 V = TypeVar("V")
 
 
-def _once(known: dict[K, V | NotTraced], key: K, trace: Callable[[], V]) -> V:
+def _once(known: dict[Hashable, V | NotTraced], key: Hashable, trace: Callable[[], V]) -> V:
     """What `trace` gave for this key; raises `NotTraced` if it failed, so that no lattice repeats a failure."""
     if key not in known:
         known[key] = _followed(trace)

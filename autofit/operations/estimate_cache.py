@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -12,9 +12,11 @@ from autofit.estimate.estimate import Estimate
 from autofit.estimate.identity import EstimateKeys
 from autofit.lattice import Config
 from autofit.store import Store
+from autofit.techniques import Job
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
+    from autofit.estimate.speed import Rates
 
 _log = logging.getLogger(__name__)
 
@@ -81,12 +83,14 @@ class EstimateCache:
 class CachedEstimator:
     """Looks each estimate up before it is made."""
 
-    def __init__(self, estimator: Estimator, store: Store | None) -> None:
-        """Without a store, every estimate is made."""
-        self.job = estimator.job
-        self._estimator = estimator
+    def __init__(self, job: Job, rates: Rates | None, store: Store | None, make: Callable[[], Estimator]) -> None:
+        """Without a store, every estimate is made. `make` gives the estimator, with the same job and rates, and is
+        called only when one is needed."""
+        self.job = job
+        self._rates = rates
+        self._make = make
         self._cache = EstimateCache(store)
-        self._keys = EstimateKeys(estimator.job, replayed=True)
+        self._keys = EstimateKeys(job, replayed=True)
         self._made: dict[str, Estimate] = {}
 
     def estimate(self, config: Config, *, memory_limit_bytes: int) -> Estimate:
@@ -94,8 +98,8 @@ class CachedEstimator:
         key = self._keys.of(config)
         known = self._cache.known([key], memory_limit_bytes=memory_limit_bytes)
         if key in known:
-            return known[key].timed(self.job, self._estimator.rates)
-        made = self._made[key] = self._estimator.estimate(config, memory_limit_bytes=memory_limit_bytes)
+            return known[key].timed(self.job, self._rates)
+        made = self._made[key] = self._make().estimate(config, memory_limit_bytes=memory_limit_bytes)
         return made
 
     def keep(self) -> None:

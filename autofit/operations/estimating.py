@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from autofit.catalog.hardware import Card, card, cards
@@ -26,6 +27,7 @@ from autofit.trial.site import detect, installed_stack
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
+    from autofit.estimate.speed import Rates
     from autofit.estimate.timeline import Timeline
 
 
@@ -51,18 +53,21 @@ def estimate(
     return asked.estimate()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Estimation:
-    """A config that can be estimated, with its estimator: all answers share their traces."""
+    """A config that can be estimated: all answers share their traces."""
 
-    estimator: Estimator
+    job: Job
+    """What is trained, and where."""
+    rates: Rates | None
     config: Config
     memory_limit_bytes: int
+    exact: bool = False
+    """Whether every decoder layer is traced."""
     deviations: Mapping[str, MemoryDeviation] | None = None
     """By method; None leaves out how sure the estimate is."""
-    kept: bool = False
-    """Whether estimates, those of configs near it included, are looked up in the store and kept there."""
     store: str | None = None
+    """Where estimates, those of configs near it included, are looked up and kept, unless they are exact."""
 
     @classmethod
     def of(
@@ -76,8 +81,6 @@ class Estimation:
         store: str | None = None,
     ) -> Estimation:
         """Arguments and errors as for `estimate`; nothing is traced yet."""
-        from autofit.estimate.estimator import Estimator
-
         device, stack = site(hardware)
         job = options.job((device, stack))
         reason = why_not(config, job)
@@ -89,18 +92,22 @@ class Estimation:
             rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
             deviations = memory_deviations(device, opened)
         return cls(
-            estimator=Estimator(job, rates, exact=exact),
+            job=job,
+            rates=rates,
             config=config,
             memory_limit_bytes=limit,
+            exact=exact,
             deviations=deviations,
-            kept=not exact,
             store=store,
         )
 
-    @property
-    def job(self) -> Job:
-        """What is trained, and where."""
-        return self.estimator.job
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Made when it is needed: what it imports takes longer than an answer from the store."""
+        from autofit.estimate.estimator import Estimator
+        from autofit.estimate.trace_cache import TraceCache
+
+        return Estimator(self.job, self.rates, exact=self.exact, cache=TraceCache.of_user())
 
     def estimate(self) -> Estimate:
         """The estimate, without advice."""
@@ -121,8 +128,8 @@ class Estimation:
     def _answer(self, ask: Callable[[CachedEstimator], Estimate]) -> Estimate:
         """What is asked of the estimator; `seconds_to_estimate` is how long all of it took, now."""
         started = time.monotonic()
-        with readable(self.store, create=True) if self.kept else nullcontext() as opened:
-            estimator = CachedEstimator(self.estimator, opened)
+        with nullcontext() if self.exact else readable(self.store, create=True) as opened:
+            estimator = CachedEstimator(self.job, self.rates, opened, lambda: self.estimator)
             try:
                 found = ask(estimator)
             finally:  # interrupted or not, what was traced need not be traced again

@@ -234,11 +234,12 @@ class Comparison:
 
     def _estimator(self, config: Config) -> Estimator:
         from autofit.estimate.estimator import Estimator
+        from autofit.estimate.trace_cache import TraceCache
 
         job = self._job_of(config)
         devices = job.workload.devices
         if devices not in self._estimators:
-            self._estimators[devices] = Estimator(job, self._rates)
+            self._estimators[devices] = Estimator(job, self._rates, cache=TraceCache.of_user())
         return self._estimators[devices]
 
     def _job_of(self, config: Config) -> Job:

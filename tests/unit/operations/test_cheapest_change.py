@@ -77,15 +77,17 @@ def fitting(configs: list[Config], limit: int) -> list[Estimate]:
 
 
 def asking(by: Estimator, of: Config, limit: int, *, store: str | None = None) -> Estimation:
-    """Of an estimator whose predictions were never compared with a trial; kept in the store, if there is one."""
-    return Estimation(
-        estimator=by,
+    """Of an estimator whose predictions were never compared with a trial."""
+    found = Estimation(
+        job=by.job,
+        rates=by.rates,
         config=of,
         memory_limit_bytes=limit,
         deviations=memory_deviations(by.job.hardware, None),
-        kept=store is not None,
         store=store,
     )
+    vars(found)["estimator"] = by
+    return found
 
 
 def advised(of: Config, limit: int) -> Estimate:

@@ -1,0 +1,91 @@
+"""Traces kept between processes: what may use them, and what becomes of those that cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny import CUDA_HARDWARE, LLAMA, STACK
+
+from autofit.estimate import trace_cache, traces
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.estimator import Estimator
+from autofit.estimate.trace_cache import TraceCache
+from autofit.techniques import Job, complete, parse
+from autofit.units import GIB
+from autofit.workload import Workload
+
+CONFIG = "method=lora,precision=bf16,checkpointing=full,loss=chunked"
+TRACING = ("trace_decoder", "trace_loss", "trace_updates")
+
+
+def job(*, capability: str = "9.0", seq_len: int = 64, devices: int = 1) -> Job:
+    of = LLAMA
+    workload = Workload(model=of.name, model_digest=of.digest, seq_len=seq_len, global_batch=8, devices=devices)
+    return Job(model=of, workload=workload, hardware=replace(CUDA_HARDWARE, capability=capability), stack=STACK)
+
+
+def figures(found: Estimate) -> tuple[object, ...]:
+    return found.device_bytes, found.breakdown, found.phase_peaks, found.work
+
+
+def estimate(of: Job, folder: Path | None, config: str = CONFIG) -> Estimate:
+    made = Estimator(of, None, cache=None if folder is None else TraceCache(folder))
+    return made.estimate(complete(parse(config)), memory_limit_bytes=80 * GIB)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    estimate(job(), tmp_path)
+    assert len(list(tmp_path.iterdir())) == len(TRACING)
+    return tmp_path
+
+
+@pytest.mark.parametrize("capability", ["9.0", "8.0"])
+@pytest.mark.parametrize("changed", ["micro_batch=2", "rank=16", "optimizer=adamw-8bit"])
+def test_the_decoder_is_traced_once_for_micro_batches_ranks_and_like_cards(
+    kept: Path, changed: str, capability: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = f"{CONFIG},{changed}"
+    plain = estimate(job(capability=capability), None, config)
+    monkeypatch.delattr(traces, "trace_decoder")
+    assert figures(estimate(job(capability=capability), kept, config)) == figures(plain)
+
+
+def test_the_same_config_is_not_traced_at_all(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = estimate(job(), None)
+    for name in TRACING:
+        monkeypatch.delattr(traces, name)
+    assert figures(estimate(job(), kept)) == figures(plain)
+
+
+@pytest.mark.parametrize(
+    "of",
+    [job(capability="7.5"), job(capability="8.6"), job(seq_len=32), replace(job(), stack=replace(STACK, torch="2.0"))],
+)
+def test_what_differs_in_kernels_length_or_libraries_is_traced_anew(kept: Path, of: Job) -> None:
+    before = len(list(kept.iterdir()))
+    assert figures(estimate(of, kept)) == figures(estimate(of, None))
+    assert len(list(kept.iterdir())) == before + len(TRACING)
+
+
+def test_traces_that_cannot_be_read_are_made_again(kept: Path) -> None:
+    for file in kept.iterdir():
+        file.write_bytes(file.read_bytes()[:50])
+    assert figures(estimate(job(), kept)) == figures(estimate(job(), None))
+
+
+def test_a_folder_that_cannot_be_written_costs_no_answer(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert estimate(job(), tmp_path / "file" / "traces").device_bytes > 0
+
+
+def test_the_oldest_go_when_there_are_too_many(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = sum(file.stat().st_size for file in kept.iterdir())
+    monkeypatch.setattr(trace_cache, "MAX_BYTES", size)
+    first = {file.name for file in kept.iterdir()}
+    estimate(job(seq_len=32), kept)
+    left = {file.name for file in kept.iterdir()}
+    assert sum(file.stat().st_size for file in kept.iterdir()) <= size
+    assert left - first and not first <= left
