@@ -55,6 +55,9 @@ def estimate(
     html: Annotated[
         Path | None, typer.Option("--html", help="Write a chart of a step's memory, with its peak, to this file.")
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print the allocator's figures and what is assumed.")
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Predict what a config needs, and print where every byte goes."""
@@ -85,7 +88,7 @@ def estimate(
             exact=exact,
         )
         found = asked.estimate() if no_advice else asked.advised(waiting)
-    print_json(found.to_json()) if as_json else print(estimate_text(found))
+    print_json(found.to_json()) if as_json else print(estimate_text(found, verbose=verbose))
     if html is not None:
         # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
         from autofit.export import memory_chart

@@ -13,6 +13,7 @@ from autofit.frontier import Alternative, Frontier, Point, Recommendation
 from autofit.hardware import Hardware
 from autofit.lattice import Config
 from autofit.outcome import Fits, Trial
+from autofit.techniques import complete
 from autofit.units import format_bytes, format_duration
 from autofit.workload import METHODS, Effect, Workload
 
@@ -170,28 +171,48 @@ def trial_text(trial: Trial) -> str:
     return head + columns([("outcome", "fits"), *rows])
 
 
-def estimate_text(found: Estimate) -> str:
-    """An estimate as text for people: whether it fits, where the bytes go, how fast it would be, what would help."""
+def estimate_text(found: Estimate, *, verbose: bool = False) -> str:
+    """An estimate as text for people, the verdict first; `verbose` adds the allocator's figures and what is assumed."""
     share = {name: f"{format_bytes(size)} ({size / found.device_bytes:.0%})" for name, size in found.breakdown.items()}
     rows = [
-        (
-            "predicted",
-            f"{fit_text(found)}, {room_text(found)} of {format_bytes(found.memory_limit_bytes)} on "
-            f"{'each of ' if found.devices > 1 else ''}{_several(found.hardware, found.devices)}",
-        ),
-        ("device memory", f"{format_bytes(found.device_bytes)} at the peak{_on_each(found.devices)}, of which"),
+        ("config", _departures(found.config)),
+        ("memory", f"{format_bytes(found.device_bytes)} at the peak{_on_each(found.devices)}, {memory_text(found)}"),
         *((f"  {name.replace('_', ' ')}", share[name]) for name, size in found.breakdown.items() if size),
-        ("allocated", format_bytes(found.peak_allocated_bytes)),
-        ("reserved", reserved_text(found)),
-        ("peak by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
         *host_rows(found),
-        ("memory error", memory_text(found)),
-        ("predicted speed", speed_text(found)),
-        *(("assumed", sentence) for sentence in found.assumptions),
+        *([("close", CLOSE)] if found.gives_back_cache else []),
+        *(_details(found) if verbose else ()),
         *advice_rows(found),
+    ]
+    return f"{verdict_text(found)}\n{speed_text(found)}\n\n{columns(rows)}"
+
+
+CLOSE = "fits only as the allocator gives unused memory back, which slows steps down"
+
+
+def _details(found: Estimate) -> list[tuple[str, str]]:
+    return [
+        ("allocated", format_bytes(found.peak_allocated_bytes)),
+        ("reserved", format_bytes(found.peak_reserved_bytes)),
+        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
+        *(("assumed", sentence) for sentence in found.assumptions),
         ("estimated in", format_duration(found.seconds_to_estimate)),
     ]
-    return f"{found.config}\n{columns(rows)}"
+
+
+def _departures(config: Config) -> str:
+    """The method, and what departs from the plain recipe."""
+    plain = complete({"method": config["method"]})
+    differ = [f"{axis}={value}" for axis, value in config.items if axis != "method" and plain.get(axis) != value]
+    return ",".join([f"method={config['method']}", *differ])
+
+
+def verdict_text(found: Estimate) -> str:
+    """Whether it fits, where, and what it leaves or lacks."""
+    where = f"{'each of ' if found.devices > 1 else ''}{_several(found.hardware, found.devices)}"
+    needed, limit = format_bytes(found.device_bytes), format_bytes(found.memory_limit_bytes)
+    if not found.fits_device:
+        return f"{fit_text(found)} {where}: needs {needed} of {limit}, {format_bytes(-found.headroom_bytes)} too much"
+    return f"{fit_text(found)} {where}: {needed} of {limit}, {format_bytes(found.headroom_bytes)} to spare"
 
 
 def fit_text(found: Estimate) -> str:
@@ -218,23 +239,18 @@ def short_text(found: Estimate) -> str:
     return room_text(found)
 
 
-def reserved_text(found: Estimate) -> str:
-    """What the allocator reserves, and whether only the limit keeps it from reserving more."""
-    within = ", as the allocator gives unused memory back to stay within the limit, which slows steps down"
-    return format_bytes(found.peak_reserved_bytes) + (within if found.gives_back_cache else "")
-
-
 def memory_text(found: Estimate) -> str:
     """How far predicted memory may be off, and what that is based on."""
     shown, of = found.memory_deviation, f"{found.config['method']} trial"
     if found.memory_error:
-        return f"by formula: expect it to be off by up to {found.memory_error:.0%}"
-    if shown is None or not shown.compared_on:
-        assumed = "" if shown is None else f"; {shown.deviation:.0%} is assumed"
-        return f"unknown: no {of} on {found.hardware} was compared with its prediction{assumed}"
+        return f"give or take {found.memory_error:.0%} (by formula: the step was not traced)"
+    if shown is None:
+        return f"compared with no {of} on {found.hardware} yet"
+    if not shown.compared_on:
+        return f"give or take {shown.deviation:.0%} (no {of} on {found.hardware} yet)"
     return (
-        f"{shown.compared_on} {of}{'s' * (shown.compared_on > 1)} on {found.hardware} took "
-        f"{math.exp(shown.mean):.0%} of what was predicted, give or take {shown.deviation:.0%}"
+        f"give or take {shown.deviation:.0%} ({shown.compared_on} {of}{'s' * (shown.compared_on > 1)} on "
+        f"{found.hardware} took {math.exp(shown.mean):.0%} of what was predicted)"
     )
 
 
@@ -254,7 +270,7 @@ def host_rows(found: Estimate) -> list[tuple[str, str]]:
 def advice_rows(found: Estimate) -> list[tuple[str, str]]:
     """What would make it fit, or make it faster; no row if no such change is known."""
     if found.advice is not None:
-        return [("to be faster" if found.fits else "to make it fit", change_text(found.advice))]
+        return [("faster with" if found.fits else "fits with", change_text(found.advice))]
     if found.lightest is None:
         return []
     light = found.lightest.estimate
@@ -270,7 +286,7 @@ def advice_rows(found: Estimate) -> list[tuple[str, str]]:
         said = f"no change is enough; the lightest config needs {needs}"
         said += f", which {found.lightest.card} has" if found.lightest.card is not None else ""
         said += f": {short(light.config)}"
-    return [("to make it fit", said)]
+    return [("to fit", said)]
 
 
 def change_text(change: Change) -> str:
@@ -337,7 +353,7 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
         f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}"
         f"{_on_each(workload.devices)}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of "
         "headroom",
-        f"  memory error: {memory_text(found)}",
+        f"  memory: {memory_text(found)}",
     ]
     lines += [f"  {s}" for s in choice.changes_training or ("trains exactly as the plain recipe does",)]
     for beside in choice.alternatives:
@@ -351,15 +367,15 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
 
 
 def speed_text(found: Estimate) -> str:
-    """The predicted speed, and what the prediction is based on."""
+    """The predicted speed, and how far it may be off."""
     if found.tokens_per_second is None or found.relative_error is None:
         reason = "the step was not traced" if found.memory_error else f"the speed of {found.hardware} is not known"
-        return f"not predicted: {reason}"
+        return f"speed not predicted: {reason}"
     basis = (
-        f"calibrated on {found.calibrated_on} trial{'s' * (found.calibrated_on > 1)}"
+        f"{found.calibrated_on} trial{'s' * (found.calibrated_on > 1)}"
         if found.calibrated_on
-        else f"a guess{'' if found.stand_in is None else f' from {found.stand_in}'}, not calibrated"
+        else f"no trial yet{'' if found.stand_in is None else f': guessed from {found.stand_in}'}"
     )
-    basis += f": expect it to be off by {found.relative_error:.0%}"
     utilisation = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
-    return f"{total_text(found.tokens_per_second, found.devices)}{utilisation} ({basis})"
+    speed = total_text(found.tokens_per_second, found.devices)
+    return f"{speed}{utilisation}, give or take {found.relative_error:.0%} ({basis})"
