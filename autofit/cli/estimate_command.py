@@ -94,7 +94,7 @@ def estimate(
         from autofit.export import memory_chart
 
         write(html, [memory_chart.html(asked.timeline(), found, asked.job).encode()])
-    raise typer.Exit(0 if found.fits else 3)
+    raise typer.Exit(0 if found.likely_fits else 3)
 
 
 def _explain(

@@ -269,8 +269,9 @@ def host_rows(found: Estimate) -> list[tuple[str, str]]:
 
 def advice_rows(found: Estimate) -> list[tuple[str, str]]:
     """What would make it fit, or make it faster; no row if no such change is known."""
-    if found.advice is not None:
-        return [("faster with" if found.fits else "fits with", change_text(found.advice))]
+    if found.advice:
+        heading = "faster with" if found.likely_fits else "fits with"
+        return [(heading, ""), *((f"  {', '.join(change.roles)}", change_text(change)) for change in found.advice)]
     if found.lightest is None:
         return []
     light = found.lightest.estimate

@@ -57,8 +57,8 @@ class Estimate:
     """How far trials on this hardware were from their predictions; None where nobody asked (`judged`)."""
     assumptions: tuple[str, ...] = ()
     """What no trace can show, one sentence each."""
-    advice: Change | None = None
-    """The cheapest change; None where none helps, or none was asked for."""
+    advice: tuple[Change, ...] = ()
+    """Changes that make it fit or, if it is likely to, faster; empty where none helps, or none was asked for."""
     lightest: Lightest | None = None
     """Set where nothing near the config would fit either: the config that would need least."""
     devices: int = 1
@@ -78,6 +78,11 @@ class Estimate:
     def fits(self) -> bool:
         """Whether both the device's and the host's memory are enough."""
         return self.fits_device and not self.host_short_bytes
+
+    @property
+    def likely_fits(self) -> bool:
+        """Whether it fits with room for as much as predictions are off (`certainty`), where that was asked."""
+        return self.fits and self.certainty != "unsure"
 
     @property
     def fits_device(self) -> bool:
@@ -182,12 +187,12 @@ class Estimate:
         they show about traces says nothing about a formula."""
         from autofit.estimate.deviation import MemoryDeviation
 
-        error, advice, light = self.memory_error, self.advice, self.lightest
+        error, light = self.memory_error, self.lightest
         own = MemoryDeviation.of_formula(error) if error else shown[self.config.text("method")]
         return replace(
             self,
             memory_deviation=own,
-            advice=None if advice is None else replace(advice, estimate=advice.estimate.judged(shown)),
+            advice=tuple(replace(change, estimate=change.estimate.judged(shown)) for change in self.advice),
             lightest=None if light is None else replace(light, estimate=light.estimate.judged(shown)),
         )
 
@@ -232,7 +237,7 @@ class Estimate:
             "memory_error": self.memory_error,
             "memory_deviation": None if self.memory_deviation is None else self.memory_deviation.to_json(),
             "assumptions": list(self.assumptions),
-            "advice": None if self.advice is None else self.advice.to_json(),
+            "advice": [change.to_json() for change in self.advice],
             "lightest": None if self.lightest is None else self.lightest.to_json(),
         }
 
@@ -284,10 +289,13 @@ class Change:
     effect: Effect
     """What the change does to the training."""
     estimate: Estimate
+    roles: tuple[str, ...] = ()
+    """Of those that help: `smallest` (changes the fewest values), `fastest`, `safest` (leaves the most memory)."""
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return {
+            "roles": list(self.roles),
             "change": dict(self.values),
             "effect": self.effect.label,
             "estimate": self.estimate.short_json(),

@@ -18,8 +18,8 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.calibration import rates_for
-from autofit.operations.cheapest_change import advised
 from autofit.operations.estimate_cache import CachedEstimator, readable
+from autofit.operations.helpful_changes import advised
 from autofit.operations.memory_deviations import memory_deviations
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import Job, unsupported
@@ -114,12 +114,14 @@ class Estimation:
         return self._answer(self._own)
 
     def advised(self, report: Callable[[int], None] = lambda done: None) -> Estimate:
-        """The estimate with the cheapest change that makes it fit or, if it fits already, makes it faster.
+        """The estimate with changes that make it fit or, if it is likely to already, make it faster.
 
         Predicts configs near it; `report` is called with how many so far.
         """
         return self._answer(
-            lambda near: advised(self._own(near), near, lambda config: why_not(config, self.job), report)
+            lambda near: advised(
+                self._own(near), near, lambda config: why_not(config, self.job), report, self.deviations
+            )
         )
 
     def _own(self, estimator: CachedEstimator) -> Estimate:

@@ -10,9 +10,9 @@ from typing import Any
 from autofit.estimate.estimate import Estimate
 from autofit.frontier import beside_role, practical
 from autofit.operations.allocator_shown import as_trials_show
-from autofit.operations.cheapest_change import GAIN
 from autofit.operations.estimate_cache import readable
 from autofit.operations.estimating import is_card, not_estimated, site
+from autofit.operations.helpful_changes import GAIN
 from autofit.operations.predicting import predict_all
 from autofit.operations.preparing import Prepared, check_dry_run, outline, prepare, walked
 from autofit.operations.requests import SearchRequest, memory_limit

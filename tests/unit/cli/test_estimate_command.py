@@ -36,10 +36,12 @@ def test_an_estimate_is_the_contracts_document() -> None:
     assert found["calibrated_on"] == 0
     assert found["provenance"] == "predicted"
     assert found["headroom_bytes"] == found["memory_limit_bytes"] - found["device_bytes"]
-    advice = found["advice"]
-    assert advice["change"].items() <= advice["estimate"]["config"].items()
-    assert advice["effect"] == "exact"
-    assert advice["estimate"]["fits"] and advice["estimate"]["tokens_per_second"] > 1.03 * found["tokens_per_second"]
+    assert {role for advice in found["advice"] for role in advice["roles"]} == {"smallest", "fastest", "safest"}
+    for advice in found["advice"]:
+        assert advice["change"].items() <= advice["estimate"]["config"].items()
+        assert advice["effect"] == "exact"
+        assert advice["estimate"]["fits"]
+        assert advice["estimate"]["tokens_per_second"] > 1.03 * found["tokens_per_second"]
 
 
 def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) -> None:
@@ -51,14 +53,21 @@ def test_what_does_not_fit_ends_with_3_and_says_by_how_much(autofit: Autofit) ->
     assert "no trial yet" in done.out
 
 
-def test_what_does_not_fit_is_told_the_cheapest_change_and_drawn(autofit: Autofit, tmp_path: Path) -> None:
+def test_what_only_may_fit_ends_with_3(autofit: Autofit) -> None:
+    asked = (*ESTIMATE, "--config", "method=full", "--hardware", "l4", "--no-advice", "--json")
+    needed = json.loads(autofit(*asked).out)["device_bytes"]
+    done = autofit(*asked, "--memory-limit", f"{int(needed * 1.02)}B")
+    assert (json.loads(done.out)["fits"], json.loads(done.out)["certainty"], done.code) == (True, "unsure", 3)
+
+
+def test_what_does_not_fit_is_told_what_helps_and_drawn(autofit: Autofit, tmp_path: Path) -> None:
     page = tmp_path / "memory.html"
     config = "method=lora,precision=bf16,micro_batch=8"
     asked = ("--config", config, "--seq-len", "256", "--hardware", "l4", "--memory-limit", "3GiB", "--html", str(page))
     done = autofit(*ESTIMATE, *asked)
     assert done.code == 3
-    (advice,) = (line for line in done.out.splitlines() if line.startswith("fits with"))
-    assert "(exact: trains the same)" in advice and " left, " in advice
+    said = done.out.partition("\nfits with\n")[2].splitlines()
+    assert said and all("(exact: trains the same)" in line and " left, " in line for line in said)
     assert "peak: " in page.read_text()
 
 

@@ -1,9 +1,9 @@
-"""The cheapest change to a config: the most faithful one that makes it fit or, if it fits already, makes it faster."""
+"""Changes to a config that help: the most faithful ones that make it fit or, if it fits already, make it faster."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from autofit.techniques import AXES, complete, holds
 from autofit.workload import METHODS, Effect
 
 if TYPE_CHECKING:
+    from autofit.estimate.deviation import MemoryDeviation
     from autofit.operations.estimate_cache import CachedEstimator
 
 GAIN = 0.03
@@ -28,18 +29,23 @@ WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
 
 
 def advised(
-    found: Estimate, estimator: CachedEstimator, refused: Callable[[Config], str | None], report: Callable[[int], None]
+    found: Estimate,
+    estimator: CachedEstimator,
+    refused: Callable[[Config], str | None],
+    report: Callable[[int], None],
+    shown: Mapping[str, MemoryDeviation] | None = None,
 ) -> Estimate:
-    """`found` with the cheapest change to it or, if nothing near it fits, with what the lightest config needs.
+    """`found` with changes to it or, if nothing near it is likely to fit, with what the lightest config needs.
 
     `refused` says why a config cannot be estimated for the estimator's job (None if it can); `report` is called with
-    the number of configs predicted so far.
+    the number of configs predicted so far; `shown` is how far memory may be off (`Estimate.judged`).
     """
-    near = _Neighbourhood(found, estimator, refused, report)
-    if found.fits:
-        return replace(found, advice=near.faster())
-    change = near.that_fits()
-    return replace(found, advice=change, lightest=near.lightest() if change is None else None)
+    judged = found if shown is None else found.judged(shown)
+    near = _Neighbourhood(judged, estimator, refused, report, shown)
+    if judged.likely_fits:
+        return replace(judged, advice=near.faster())
+    changes = near.that_fit()
+    return replace(judged, advice=changes, lightest=None if changes else near.lightest())
 
 
 def effect_of(before: Config, after: Config) -> Effect:
@@ -73,8 +79,10 @@ class _Neighbourhood:
         estimator: CachedEstimator,
         refused: Callable[[Config], str | None],
         report: Callable[[int], None],
+        shown: Mapping[str, MemoryDeviation] | None,
     ) -> None:
         job = estimator.job
+        self._shown = shown
         self._found = found
         self._estimator = estimator
         self._refused = refused
@@ -84,29 +92,43 @@ class _Neighbourhood:
         self._known: dict[Config, Estimate] = {found.config: found}
         self._grant_traces()
 
-    def that_fits(self) -> Change | None:
-        """The most faithful change that makes it fit; of several, the one with the fewest values, then the fastest."""
+    def that_fit(self) -> tuple[Change, ...]:
+        """The most faithful changes of one value or two that are likely to make it fit."""
         for effect in Effect:
             self._grant_traces()
-            for changes in (1, 2):
-                fits = self._fitting(self._lighter(effect, changes))
-                if fits:
-                    return self._change(min(fits, key=_preference))
-        return None
+            fits = [estimate for changes in (1, 2) for estimate in self._fitting(self._lighter(effect, changes))]
+            if fits:
+                return self._options(fits)
+        return ()
 
-    def faster(self) -> Change | None:
-        """The fastest single change that fits: an exact one if it gains enough, else one in numerics. The training
+    def faster(self) -> tuple[Change, ...]:
+        """Single changes that are likely to fit and gain enough: exact ones, else those in numerics. The training
         itself stays as the user chose it."""
         speed = self._found.tokens_per_second
         if speed is None:
-            return None
+            return ()
         for effect in (Effect.EXACT, Effect.NUMERICS):
             self._grant_traces()
             fits = self._fitting(self._not_sure_to_be_slower(effect))
-            best = max(fits, key=_speed, default=None)
-            if best is not None and _speed(best) >= speed * (1 + GAIN):
-                return self._change(best)
-        return None
+            faster = [estimate for estimate in fits if _speed(estimate) >= speed * (1 + GAIN)]
+            if faster:
+                return self._options(faster)
+        return ()
+
+    def _options(self, fits: list[Estimate]) -> tuple[Change, ...]:
+        """Of those with the most faithful method, the smallest change, the fastest and the safest, which may be one."""
+        first = min(_method(estimate) for estimate in fits)
+        changes = [self._change(estimate) for estimate in fits if _method(estimate) == first]
+        best = {
+            "smallest": max(changes, key=lambda change: (-len(change.values), *_speed_or_memory(change.estimate))),
+            "fastest": max(changes, key=lambda change: _speed_or_memory(change.estimate)),
+            "safest": max(changes, key=lambda change: (change.estimate.headroom_bytes, _speed(change.estimate))),
+        }
+        options: dict[Config, Change] = {}
+        for role, change in best.items():
+            known = options.setdefault(change.estimate.config, change)
+            options[change.estimate.config] = replace(known, roles=(*known.roles, role))
+        return tuple(options.values())
 
     def lightest(self) -> Lightest:
         """The config with every axis at the lightest value that can be estimated here."""
@@ -162,13 +184,13 @@ class _Neighbourhood:
         return not any(ruled_out) and self._refused(config) is None
 
     def _fitting(self, configs: Iterable[Config]) -> list[Estimate]:
-        """The estimates that fit. Lighter configs are estimated first, so that any above one that does not fit can be
+        """The estimates that are likely to fit. Lighter configs are estimated first: any above one that does not fit is
         skipped."""
         found = []
         for config in sorted(configs, key=lightness):
             if config in self._known or (not self._too_heavy(config) and self._affordable(config)):
                 estimate = self._estimate(config)
-                if estimate.fits:
+                if estimate.likely_fits:
                     found.append(estimate)
         return found
 
@@ -190,9 +212,12 @@ class _Neighbourhood:
     def _estimate(self, config: Config) -> Estimate:
         if config not in self._known:
             limit = self._found.memory_limit_bytes
-            self._known[config] = self._estimator.estimate(config, memory_limit_bytes=limit)
+            self._known[config] = self._judged(self._estimator.estimate(config, memory_limit_bytes=limit))
             self._report(len(self._known))
         return self._known[config]
+
+    def _judged(self, estimate: Estimate) -> Estimate:
+        return estimate if self._shown is None else estimate.judged(self._shown)
 
     def _change(self, estimate: Estimate) -> Change:
         before, after = self._found.config, estimate.config
@@ -200,12 +225,12 @@ class _Neighbourhood:
         return Change(values=values, effect=effect_of(before, after), estimate=estimate)
 
     def _card(self, estimate: Estimate) -> str | None:
-        """The smallest card that would hold it, among those that the estimator covers."""
+        """The smallest card that is likely to hold it, among those that the estimator covers."""
         if self._estimator.job.hardware.kind != "cuda":
             return None
         bf16 = estimate.config.text("precision").startswith("bf16")
         enough = (c for c in fitting(estimate.device_bytes) if c.vendor == "nvidia" and (c.bf16 or not bf16))
-        return next((c.name for c in enough), None)
+        return next((c.name for c in enough if replace(estimate, memory_limit_bytes=c.memory_bytes).likely_fits), None)
 
 
 def _with(config: Config, values: dict[str, Value]) -> Config:
@@ -225,7 +250,10 @@ def _speed(estimate: Estimate) -> float:
     return estimate.tokens_per_second or 0.0
 
 
-def _preference(estimate: Estimate) -> tuple[int, float, int]:
-    """A sort key: the most faithful method first, then the fastest; if no speed is known, the config that needs the
-    most memory is likely the fastest."""
-    return METHODS.index(estimate.config.text("method")), -_speed(estimate), -estimate.device_bytes
+def _speed_or_memory(estimate: Estimate) -> tuple[float, int]:
+    """A sort key by speed: where none is known, what needs the most memory is likely the fastest."""
+    return _speed(estimate), estimate.device_bytes
+
+
+def _method(estimate: Estimate) -> int:
+    return METHODS.index(estimate.config.text("method"))

@@ -1,4 +1,4 @@
-"""The cheapest change to a config, held against every change that there is."""
+"""The changes to a config that help, held against every change that there is."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import pytest
 from tiny import CUDA_HARDWARE, STACK, model
 
+from autofit.catalog.hardware import card
 from autofit.estimate.estimate import Change, Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.speed import guess
@@ -20,8 +21,9 @@ from autofit.estimate.transfers import seconds_per_byte
 from autofit.hardware import Hardware
 from autofit.lattice import Config, Lattice, Value
 from autofit.operations import Estimation
-from autofit.operations.cheapest_change import GAIN, effect_of, lightness
+from autofit.operations.estimate_cache import CachedEstimator
 from autofit.operations.estimating import why_not
+from autofit.operations.helpful_changes import GAIN, _Neighbourhood, effect_of, lightness
 from autofit.operations.lattices import load_space
 from autofit.operations.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, parse
@@ -36,6 +38,8 @@ EXACT: dict[str, tuple[Value, ...]] = {
     "checkpointing": ("offload", "full", "every-2", "every-4", "selective", "none"),
     "loss": ("fused", "chunked", "full"),
 }
+UNKNOWN = memory_deviations(CUDA_HARDWARE, None)
+"""How far memory may be off where no trial was compared."""
 CPU = Hardware(name="cpu-x", kind="cpu", device_name="x", memory_bytes=64 * GIB, cores=2)
 
 
@@ -59,21 +63,25 @@ def config(text: str) -> Config:
 
 
 def predicted(of: Config, limit: int = 80 * GIB) -> Estimate:
-    return estimator().estimate(of, memory_limit_bytes=limit)
+    return estimator().estimate(of, memory_limit_bytes=limit).judged(UNKNOWN)
 
 
 def too_little(*configs: Config) -> int:
-    """A limit under which none of them fits, though hardly less than one of them needs: before a config does not fit,
-    the allocator gives its cache back, in pages of 2 MiB."""
-    limit = min(predicted(c).device_bytes for c in configs) - 1
+    """A limit under which none of them is likely to fit, though hardly less than one of them takes for that: before a
+    config does not fit, the allocator gives its cache back, in pages of 2 MiB."""
+    limit = int(min(predicted(c).device_bytes for c in configs) * math.exp(UNKNOWN["full"].deviation))
     for each in configs:
-        while predicted(each, limit).fits:
+        while predicted(each, limit).likely_fits:
             limit -= 2 * MIB
     return limit
 
 
 def fitting(configs: list[Config], limit: int) -> list[Estimate]:
-    return [e for e in (predicted(c, limit) for c in configs) if e.fits]
+    return [e for e in (predicted(c, limit) for c in configs) if e.likely_fits]
+
+
+def fastest(estimates: list[Estimate]) -> float:
+    return max(e.tokens_per_second or 0.0 for e in estimates)
 
 
 def asking(by: Estimator, of: Config, limit: int, *, store: str | None = None) -> Estimation:
@@ -83,7 +91,7 @@ def asking(by: Estimator, of: Config, limit: int, *, store: str | None = None) -
         rates=by.rates,
         config=of,
         memory_limit_bytes=limit,
-        deviations=memory_deviations(by.job.hardware, None),
+        deviations=UNKNOWN,
         store=store,
     )
     vars(found)["estimator"] = by
@@ -94,11 +102,11 @@ def advised(of: Config, limit: int) -> Estimate:
     return asking(estimator(), of, limit).advised()
 
 
-def advice(of: Config, limit: int) -> Change:
+def advice(of: Config, limit: int) -> dict[str, Change]:
+    """The changes by their roles."""
     found = advised(of, limit)
-    assert found.advice is not None
     assert found.lightest is None
-    return found.advice
+    return {role: change for change in found.advice for role in change.roles}
 
 
 def exact_changes(of: Config, changes: int) -> list[Config]:
@@ -114,82 +122,112 @@ def exact_changes(of: Config, changes: int) -> list[Config]:
 HEAVY = config(f"method=full,precision=bf16-mixed,micro_batch={BATCH},checkpointing=none,loss=full")
 
 
-def test_one_exact_change_is_enough_and_no_faster_one_would_do() -> None:
-    single = exact_changes(HEAVY, 1)
+def test_of_the_changes_that_fit_the_smallest_the_fastest_and_the_safest_are_proposed() -> None:
+    single, double = (exact_changes(HEAVY, n) for n in (1, 2))
     limit = (min(predicted(c).device_bytes for c in single) + predicted(HEAVY).device_bytes) // 2
-    change = advice(HEAVY, limit)
-    assert change.effect is Effect.EXACT
-    assert len(change.values) == 1
-    assert change.estimate.fits
-    assert change.estimate.config == HEAVY.replace(**change.values)
-    fits = fitting(single, limit)
-    assert len(fits) > 1
-    assert change.estimate.tokens_per_second == max(e.tokens_per_second or 0.0 for e in fits)
+    changes = advice(HEAVY, limit)
+    assert changes.keys() == {"smallest", "fastest", "safest"}
+    for change in changes.values():
+        assert change.effect is Effect.EXACT and change.estimate.likely_fits
+        assert change.estimate.config == HEAVY.replace(**change.values)
+    assert len(changes["smallest"].values) == 1
+    assert changes["smallest"].estimate.tokens_per_second == fastest(fitting(single, limit))
+    lighter = [e for e in fitting(single + double, limit) if is_lighter(e.config)]
+    assert changes["fastest"].estimate.tokens_per_second == fastest(lighter)
+    assert changes["safest"].estimate.headroom_bytes == max(e.headroom_bytes for e in lighter)
 
 
-def test_two_exact_changes_come_before_one_that_rounds_otherwise() -> None:
+def is_lighter(config: Config) -> bool:
+    """Whether no value is a heavier one than that of `HEAVY`."""
+    return all(a <= b for a, b in zip(lightness(config), lightness(HEAVY), strict=True))
+
+
+def test_what_may_fit_is_told_what_is_likely_to() -> None:
+    limit = int(predicted(HEAVY).device_bytes * 1.01)
+    found = advised(HEAVY, limit)
+    assert found.fits and not found.likely_fits
+    assert found.advice and all(change.estimate.likely_fits for change in found.advice)
+
+
+def test_two_exact_changes_come_before_one_that_only_may_fit_or_rounds_otherwise() -> None:
     single, double = (exact_changes(HEAVY, n) for n in (1, 2))
     limit = too_little(*single)
-    change = advice(HEAVY, limit)
-    assert change.effect is Effect.EXACT
-    assert len(change.values) == 2
-    fits = fitting(double, limit)
-    assert change.estimate.tokens_per_second == max(e.tokens_per_second or 0.0 for e in fits)
+    assert any(predicted(c, limit).fits for c in single)
+    changes = advice(HEAVY, limit)
+    assert {change.effect for change in changes.values()} == {Effect.EXACT}
+    assert all(len(change.values) == 2 for change in changes.values())
+    change = changes["fastest"]
+    assert change.estimate.tokens_per_second == fastest(fitting(double, limit))
 
 
 def test_what_rounds_otherwise_comes_before_what_trains_something_else() -> None:
     limit = too_little(*exact_changes(HEAVY, 1), *exact_changes(HEAVY, 2))
-    assert advice(HEAVY, limit).effect is Effect.NUMERICS
+    assert {change.effect for change in advice(HEAVY, limit).values()} == {Effect.NUMERICS}
 
 
 def test_another_method_is_the_last_resort() -> None:
     light = config("method=full,precision=bf16,micro_batch=1,checkpointing=offload,loss=chunked,optimizer=sgd")
-    found = advice(light, too_little(light))
-    assert found.effect is Effect.TRAINING
-    assert found.estimate.fits
+    for change in advice(light, too_little(light)).values():
+        assert change.effect is Effect.TRAINING
+        assert change.estimate.likely_fits
 
 
-def test_where_nothing_helps_the_lightest_config_and_its_card_are_named() -> None:
+def test_where_nothing_helps_the_lightest_config_and_a_card_with_room_for_the_error_are_named() -> None:
     light = config("method=qlora,precision=bf16,micro_batch=1,checkpointing=offload,loss=chunked,optimizer=adamw-8bit")
     limit = too_little(light)
     found = advised(light, limit)
-    assert found.advice is None
+    assert found.advice == ()
     assert found.lightest is not None
     assert found.lightest.estimate.config == light
     assert found.lightest.card is not None
     # T4 and V100 are smaller, and have no bf16.
     assert found.lightest.card not in ("t4", "v100-16g")
+    named = replace(found.lightest.estimate, memory_limit_bytes=card(found.lightest.card).memory_bytes)
+    assert named.likely_fits
     heavy = advised(HEAVY.replace(optimizer="sgd"), limit)
-    assert heavy.advice is None and heavy.lightest is not None
+    assert heavy.advice == () and heavy.lightest is not None
     assert heavy.lightest.estimate.device_bytes <= predicted(light).device_bytes * 1.01
+
+
+def test_a_card_that_would_be_full_is_not_named() -> None:
+    near = _Neighbourhood(predicted(HEAVY), kept_estimator(), lambda config: None, lambda done: None, UNKNOWN)
+    full = card("a100-40g").memory_bytes
+    assert near._card(replace(predicted(HEAVY), device_bytes=int(0.995 * full))) == "a40"
+    assert near._card(replace(predicted(HEAVY), device_bytes=int(0.8 * full))) == "a100-40g"
+
+
+def kept_estimator() -> CachedEstimator:
+    return CachedEstimator(estimator().job, RATES, None, estimator)
 
 
 def test_what_fits_is_made_faster_by_the_fastest_exact_change() -> None:
     slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
-    change = advice(slow, 80 * GIB)
+    changes = advice(slow, 80 * GIB)
     single = [predicted(c) for c in exact_changes(slow, 1)]
-    assert change.effect is Effect.EXACT
-    assert change.estimate.tokens_per_second == max(e.tokens_per_second or 0.0 for e in single)
-    assert (change.estimate.tokens_per_second or 0.0) >= (predicted(slow).tokens_per_second or math.inf) * (1 + GAIN)
+    assert {change.effect for change in changes.values()} == {Effect.EXACT}
+    assert changes["fastest"].estimate.tokens_per_second == fastest(single)
+    for change in changes.values():
+        assert (change.estimate.tokens_per_second or 0.0) >= (predicted(slow).tokens_per_second or math.inf) * (
+            1 + GAIN
+        )
 
 
-def test_a_faster_change_must_fit() -> None:
+def test_a_faster_change_must_be_likely_to_fit() -> None:
     slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
-    room = advice(slow, 80 * GIB).estimate.device_bytes - 1
-    found = advised(slow, room)
-    assert found.advice is None or (found.advice.estimate.fits and found.advice.estimate.device_bytes <= room)
+    room = int(advice(slow, 80 * GIB)["fastest"].estimate.device_bytes * 1.1)
+    assert all(change.estimate.likely_fits for change in advised(slow, room).advice)
 
 
 def test_the_fastest_config_has_nothing_faster_beside_it() -> None:
     slow = config("method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full")
     seen = []
-    for _ in range(4):
-        found = advised(slow, 80 * GIB)
-        if found.advice is None:
+    for _ in range(5):
+        changes = advice(slow, 80 * GIB)
+        if not changes:
             break
-        seen.append(found.advice.effect)
-        slow = found.advice.estimate.config
-    assert found.advice is None
+        seen.append(changes["fastest"].effect)
+        slow = changes["fastest"].estimate.config
+    assert not changes
     assert seen and Effect.TRAINING not in seen
 
 
@@ -198,11 +236,10 @@ def test_without_a_speed_what_does_not_fit_is_still_helped() -> None:
     heavy = config(f"method=full,precision=fp32,micro_batch={BATCH},checkpointing=none,loss=full")
     found = Estimator(of, None).estimate(heavy, memory_limit_bytes=80 * GIB)
     asked = asking(Estimator(of, None), heavy, 80 * GIB)
-    assert asked.advised().advice is None
-    tight = asking(asked.estimator, heavy, found.device_bytes * 3 // 4)
-    change = tight.advised().advice
-    assert change is not None
-    assert change.effect is Effect.EXACT and change.estimate.fits
+    assert asked.advised().advice == ()
+    changes = asking(asked.estimator, heavy, found.device_bytes * 3 // 4).advised().advice
+    assert changes
+    assert all(change.effect is Effect.EXACT and change.estimate.likely_fits for change in changes)
 
 
 def test_progress_is_told_as_configs_are_predicted() -> None:
@@ -227,7 +264,7 @@ def kept(estimator: Estimator, path: Path, limit: int) -> Estimation:
 def test_asked_again_nothing_is_traced_and_the_answer_is_the_same(share: float, tmp_path: Path) -> None:
     limit = int(share * predicted(HEAVY).device_bytes)
     first = kept(estimator(), tmp_path, limit).advised()
-    assert first.advice is not None and first.fits is (share > 1)
+    assert first.advice and first.fits is (share > 1)
     again = kept(Untraceable(make_job(), RATES), tmp_path, limit).advised()
     assert without_times(again) == without_times(first)
 
