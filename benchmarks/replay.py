@@ -192,7 +192,9 @@ def merged(before: JSON, now: JSON) -> dict[str, Any]:
     same_run = all(before.get(name) == now[name] for name in ("seeds", "noise"))
     old = {label(p): p["methods"] for p in before["problems"] if same_run and p["name"].partition("/")[0] in same}
     problems = [{**p, "methods": {**old.get(label(p), {}), **p["methods"]}} for p in now["problems"]]
-    return {**now, "methods": {**before.get("methods", {}), **now["methods"]}, "problems": problems}
+    made = {**before.get("methods", {}), **now["methods"]}
+    present = {name for problem in problems for name in problem["methods"]}
+    return {**now, "methods": {name: made[name] for name in made if name in present}, "problems": problems}
 
 
 def limit_for(recorded: Recorded, share: float) -> int | None:
@@ -236,8 +238,9 @@ def tables_of(document: JSON) -> str:
     """A row for each problem, and one for each method, as tables in Markdown."""
     title = ("problem", "trials", "seconds", "others' seconds", "out of memory", "slower by", "bound held")
     title += ("frontier", "frontier, thorough")
-    rows = [_problem_row(problem, _best_other(document, problem)) for problem in document["problems"]]
-    text = _markdown((title, *rows, _all_row(document["problems"])))
+    problems = [problem for problem in document["problems"] if OURS in problem["methods"]]
+    rows = [_problem_row(problem, _best_other(document, problem)) for problem in problems]
+    text = _markdown((title, *rows, *([_all_row(problems)] if problems else [])))
     others = [name for name in document["methods"] if not name.startswith(OURS)]
     if others:
         title = ("method", "near the best on", "its seconds there", "autofit's", "ratio", "made", "revision")
@@ -294,7 +297,7 @@ def _best_other(document: JSON, problem: JSON) -> tuple[float, str] | None:
 def _method_row(document: JSON, name: str) -> tuple[str, ...]:
     """On how many problems a method comes near the best in the median, and its seconds there beside ours, where both
     do."""
-    ran = [p["methods"] for p in document["problems"] if name in p["methods"]]
+    ran = [p["methods"] for p in document["problems"] if {name, OURS} <= p["methods"].keys()]
     near = [methods for methods in ran if methods[name]["seconds"][0] is not None]
     both = [methods for methods in near if methods[OURS]["seconds"][0] is not None]
     its, own = (sum(methods[of]["seconds"][0] for methods in both) for of in (name, OURS))

@@ -34,18 +34,6 @@ class CannotRun(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """One trial that was paid for."""
-
-    config: Config
-    outcome: Outcome
-    """As recorded, under the problem's limit; the method saw a fresh draw of the speed. Of a trial that was cut, what
-    the method saw."""
-    seconds: float
-    """What it cost: as recorded, unless it was cut."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Stated:
     """What a search that has ended states about the config that it recommends."""
 
@@ -58,7 +46,9 @@ class Stated:
 class Trace:
     """One search: its trials in order, and what else it asked."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[Trial, ...]
+    """What was paid for, as recorded: the method saw a fresh draw of each speed. A trial that was cut is as the method
+    saw it, with the seconds until then."""
     asks: int
     """All asks, of which many may be repeats."""
     repeats: int = 0
@@ -69,14 +59,6 @@ class Trace:
     """Whether the method ended by itself; otherwise it was ended, because going on would not change its score, or
     because it had asked too often."""
     stated: Stated | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a trial shows, and what it cost."""
-
-    outcome: Outcome
-    seconds: float
 
 
 class Oracle:
@@ -93,15 +75,15 @@ class Oracle:
         self._recorded = recorded
         self._seed = seed
         self._noise = noise
-        self._answers: dict[Config, Answer] = {}
+        self._answers: dict[Config, Trial] = {}
         self._times: Counter[Config] = Counter()
-        self._runs: list[Run] = []
+        self._runs: list[Trial] = []
         self._asks = self._repeats = self._outside = 0
         self._close = False
         self._stated: Stated | None = None
 
-    def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Answer:
-        """The outcome of `config`, or of the recorded config nearest to it. Raises `Enough` when the search is over."""
+    def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
+        """A trial of `config`, or of the recorded config nearest to it. Raises `Enough` when the search is over."""
         self._count()
         if config not in self._recorded.trials:
             self._outside += 1
@@ -112,7 +94,7 @@ class Oracle:
             self._answers[config] = self._run(config, cut)
         return self._answers[config]
 
-    def run_again(self, config: Config, cut: Cut = lambda trial: trial) -> Answer:
+    def run_again(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
         """A second run of a recorded config, for methods that want one: same cost as the first, with a new draw."""
         self._count()
         return self._run(config, cut)
@@ -138,15 +120,15 @@ class Oracle:
             raise Enough
         self._asks += 1
 
-    def _run(self, config: Config, cut: Cut) -> Answer:
+    def _run(self, config: Config, cut: Cut) -> Trial:
         recorded = self._recorded.trials[config]
         self._times[config] += 1
         source = random.Random(f"{self._seed} {config.key} {self._times[config]}")
         trial = cut(replace(recorded, outcome=drawn_again(recorded.outcome, source, noise=self._noise)))
-        judged = recorded.outcome if isinstance(trial.outcome, Fits) else trial.outcome
-        self._runs.append(Run(config=config, outcome=judged, seconds=trial.seconds))
-        self._close |= share_of_speed(config, judged, self._recorded.best) >= 1.0 - CLOSE
-        return Answer(trial.outcome, trial.seconds)
+        judged = replace(trial, outcome=recorded.outcome) if isinstance(trial.outcome, Fits) else trial
+        self._runs.append(judged)
+        self._close |= share_of_speed(judged, self._recorded.best) >= 1.0 - CLOSE
+        return trial
 
 
 def drawn_again(outcome: Outcome, source: random.Random, *, noise: float = 0.0) -> Outcome:

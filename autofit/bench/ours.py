@@ -93,8 +93,8 @@ class ReplayPool:
         again = request.config in self._begun
         self._begun.add(request.config)
         look_up = self.oracle.run_again if again else self.oracle.ask
-        answer = look_up(request.config, partial(cut, request=request))
-        self._running.append(Completed(request=request, outcome=answer.outcome, seconds=answer.seconds))
+        trial = look_up(request.config, partial(cut, request=request))
+        self._running.append(Completed(request=request, outcome=trial.outcome, seconds=trial.seconds))
 
     def wait(self, timeout: float) -> list[Completed]:
         """The trial that was submitted."""

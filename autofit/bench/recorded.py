@@ -82,12 +82,12 @@ class Recorded:
         return replace(self, problem=replace(self.problem, memory_limit_bytes=limit), trials=lowered)
 
 
-def share_of_speed(config: Config, outcome: Outcome, best: Point) -> float:
-    """How fast a config of the best one's method is, as a share of the best speed; 0 for one that did not train, and
-    for one of another method."""
-    if not isinstance(outcome, Fits) or config.text("method") != best.method:
+def share_of_speed(trial: Trial, best: Point) -> float:
+    """How fast a trial of the best one's method is, as a share of the best speed; 0 for one that did not train, and for
+    one of another method."""
+    if not isinstance(trial.outcome, Fits) or trial.config.text("method") != best.method:
         return 0.0
-    return outcome.measurement.tokens_per_second / best.measurement.tokens_per_second
+    return trial.outcome.measurement.tokens_per_second / best.measurement.tokens_per_second
 
 
 def under(limit: int, outcome: Outcome) -> Outcome:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.metadata import distributions
@@ -156,7 +156,9 @@ def replay(
             scores: dict[str, Score | str] = {}
             for method in names:
                 own = [files[Wanted(name, method, seed, noise)] for seed in range(seeds)]
-                scores[method] = cannot.get((name, method)) or score(recorded, [_kept(file) for file in own])
+                scores[method] = cannot.get((name, method)) or score(
+                    recorded, [pickle.loads(file.read_bytes()) for file in own]
+                )
             judged.append(Judged(recorded=recorded, scores=scores))
     left_out = tuple(recorded.problem.name for recorded in every if not recorded.points)
     return ReplayResult(seeds=seeds, problems=tuple(judged), left_out=left_out)
@@ -202,11 +204,12 @@ def _run(
     if min(jobs, len(wanted)) <= 1:
         yield from (_timed(problems[one.problem], one) for one in wanted)
         return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # what the workers inherit: every core runs a search of its own
     # No fork: libraries that have started threads do not survive it.
-    context = multiprocessing.get_context("spawn")
-    workers = min(jobs, len(wanted))
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(problems,)) as pool:
+    context, workers = multiprocessing.get_context("spawn"), min(jobs, len(wanted))
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(problems,)) as pool,
+    ):
         try:
             for done in as_completed([pool.submit(_run_one, one) for one in wanted]):
                 yield done.result()
@@ -217,6 +220,20 @@ def _run(
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that start meanwhile compute on one core each: every core runs a search of its own."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 _problems: dict[str, Recorded] = {}
@@ -251,13 +268,6 @@ def _timed(recorded: Recorded, wanted: Wanted) -> tuple[Wanted, Trace | str, flo
     except CannotRun as missing:
         return wanted, str(missing), 0.0
     return wanted, trace, time.perf_counter() - started
-
-
-def _kept(file: Path) -> Trace:
-    """The search in a file that `_keep` wrote."""
-    trace = pickle.loads(file.read_bytes())
-    assert isinstance(trace, Trace)
-    return trace
 
 
 def _keep(file: Path, trace: Trace) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from autofit.bench.oracle import HORIZON, Run, Trace
+from autofit.bench.oracle import HORIZON, Trace
 from autofit.bench.recorded import Recorded, share_of_speed
 from autofit.frontier import Point
-from autofit.outcome import OutOfMemory
+from autofit.outcome import OutOfMemory, Trial
 
 WITHIN = (0.05, 0.02, 0.01)
 """Relative distances from the best speed: the score says when a search came this close."""
@@ -37,8 +37,9 @@ class Spread:
     def of(cls, figures: Iterable[float], *, more_is_better: bool = False) -> Spread:
         """From at least one figure; infinity stands for never."""
         worst_last = sorted(figures, reverse=more_is_better)
-        p90 = worst_last[math.ceil(MOST * len(worst_last)) - 1]
-        return cls(median=_finite(statistics.median(worst_last)), p90=_finite(p90))
+        both = statistics.median(worst_last), worst_last[math.ceil(MOST * len(worst_last)) - 1]
+        median, p90 = (figure if math.isfinite(figure) else None for figure in both)
+        return cls(median=median, p90=p90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +55,13 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share(Spread):
+class Share:
     """Share of the exhaustive frontier's hypervolume after so many trials; p90: nine tenths of the seeds have at least
     that. A search that ended earlier keeps what it had."""
 
     trials: int
+    median: float | None
+    p90: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,30 +81,26 @@ class Ended:
     stated: Spread | None
     """The bound on the recommended config's regret that the searches stated; None for a method that states none."""
     within_stated: int | None
-    """Number of searches whose recommended config was no slower than they stated, which is of its own training
-    method."""
+    """Number of searches whose recommended config was no slower than they stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """A share over the seeds, at successive places of a plot."""
+    """A share over the seeds at successive places of a plot, rounded. By nearest rank, nine tenths of the seeds have at
+    least `p10`, and at most `p90`."""
 
     median: tuple[float, ...]
     p10: tuple[float, ...]
-    """Nine tenths of the seeds have at least that, by nearest rank."""
     p90: tuple[float, ...]
-    """Nine tenths of the seeds have at most that."""
 
     @classmethod
     def of(cls, searches: Iterable[Sequence[float]]) -> Band:
         """From at least one search, each given as its shares at all places."""
         places = list(zip(*searches, strict=True))
         low = [Spread.of(shares, more_is_better=True) for shares in places]
-        return cls(
-            median=_rounded(share.median for share in low),
-            p10=_rounded(share.p90 for share in low),
-            p90=_rounded(Spread.of(shares).p90 for shares in places),
-        )
+        bands = [s.median for s in low], [s.p90 for s in low], [Spread.of(shares).p90 for shares in places]
+        median, p10, p90 = (tuple(round(share or 0.0, DIGITS) for share in band) for band in bands)
+        return cls(median=median, p10=p10, p90=p90)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,11 +141,12 @@ class Score:
 def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
     """The score of at least one search, one trace per seed."""
     ended = [trace for trace in traces if trace.stopped]
+    shares = {n: Spread.of((_frontier(recorded, t, n) for t in traces), more_is_better=True) for n in AFTER}
     return Score(
         seeds=len(traces),
         reached=tuple(_reached(traces, recorded.best, within) for within in WITHIN),
         out_of_memory=Spread.of(_ran_out(t.runs[: trials_to(t, recorded.best, WITHIN[-1])]) for t in traces),
-        hypervolume=tuple(_share(recorded, traces, number) for number in AFTER),
+        hypervolume=tuple(Share(trials=n, median=share.median, p90=share.p90) for n, share in shares.items()),
         ended=_ended(recorded, ended) if ended else None,
         asks=Spread.of(t.asks for t in traces),
         repeats=Spread.of(t.repeats for t in traces),
@@ -157,20 +157,20 @@ def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
 
 def trials_to(trace: Trace, best: Point, within: float) -> int | None:
     """After how many trials one had run that is slower than the best by at most the share `within`; None for never."""
-    near = (n for n, run in enumerate(trace.runs, start=1) if _speed(run, best) >= 1.0 - within)
+    near = (n for n, trial in enumerate(trace.runs, start=1) if share_of_speed(trial, best) >= 1.0 - within)
     return next(near, None)
 
 
-def regret(runs: Iterable[Run], best: Point) -> float:
+def regret(trials: Iterable[Trial], best: Point) -> float:
     """By what share the fastest config that fitted is slower than the best; infinite where nothing of its method has
     fitted."""
-    fastest = max((_speed(run, best) for run in runs), default=0.0)
+    fastest = max((share_of_speed(trial, best) for trial in trials), default=0.0)
     return 1.0 - fastest if fastest else math.inf
 
 
-def recommended(trace: Trace) -> list[Run]:
-    """The runs of the config that the search recommended."""
-    return [run for run in trace.runs if trace.stated is not None and run.config == trace.stated.config]
+def recommended(trace: Trace) -> list[Trial]:
+    """The trials of the config that the search recommended."""
+    return [trial for trial in trace.runs if trace.stated is not None and trial.config == trace.stated.config]
 
 
 def bound_holds(trace: Trace, recorded: Recorded) -> bool:
@@ -182,12 +182,14 @@ def bound_holds(trace: Trace, recorded: Recorded) -> bool:
 
 def trajectory(recorded: Recorded, traces: Sequence[Trace]) -> Trajectory:
     """The trajectory of at least one search, one trace per seed."""
-    numbers, times = range(1, HORIZON + 1), moments(recorded)
+    best, numbers, times = recorded.best, range(1, HORIZON + 1), moments(recorded)
+    ends = [list(accumulate(trial.seconds for trial in trace.runs)) for trace in traces]
+    ended = [[sum(end <= time for end in own) for time in times] for own in ends]
     return Trajectory(
-        speed=Band.of(_fastest(trace, recorded.best, numbers) for trace in traces),
-        hypervolume=Band.of([_share_of(recorded, trace, number) for number in numbers] for trace in traces),
+        speed=Band.of(_fastest(trace, best, numbers) for trace in traces),
+        hypervolume=Band.of([_frontier(recorded, trace, number) for number in numbers] for trace in traces),
         seconds=tuple(float(f"{moment:.{DIGITS}g}") for moment in times),
-        speed_by_seconds=Band.of(_fastest(trace, recorded.best, _ended_by(trace, times)) for trace in traces),
+        speed_by_seconds=Band.of(_fastest(trace, best, own) for trace, own in zip(traces, ended, strict=True)),
     )
 
 
@@ -200,24 +202,13 @@ def moments(recorded: Recorded) -> list[float]:
 
 
 def _reached(traces: Sequence[Trace], best: Point, within: float) -> Reached:
-    numbers = [trials_to(trace, best, within) for trace in traces]
+    numbers = [(trace, trials_to(trace, best, within)) for trace in traces]
     return Reached(
         within=within,
-        seeds=sum(number is not None for number in numbers),
-        trials=Spread.of(math.inf if n is None else n for n in numbers),
-        seconds=Spread.of(
-            math.inf if n is None else _seconds(t.runs[:n]) for t, n in zip(traces, numbers, strict=True)
-        ),
+        seeds=sum(number is not None for _, number in numbers),
+        trials=Spread.of(math.inf if n is None else n for _, n in numbers),
+        seconds=Spread.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in numbers),
     )
-
-
-def _share(recorded: Recorded, traces: Sequence[Trace], trials: int) -> Share:
-    over = Spread.of((_share_of(recorded, trace, trials) for trace in traces), more_is_better=True)
-    return Share(trials=trials, median=over.median, p90=over.p90)
-
-
-def _share_of(recorded: Recorded, trace: Trace, trials: int) -> float:
-    return recorded.share_of_frontier(run.outcome for run in trace.runs[:trials])
 
 
 def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
@@ -234,34 +225,19 @@ def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
     )
 
 
+def _frontier(recorded: Recorded, trace: Trace, trials: int) -> float:
+    return recorded.share_of_frontier(trial.outcome for trial in trace.runs[:trials])
+
+
 def _fastest(trace: Trace, best: Point, numbers: Iterable[int]) -> list[float]:
-    """The speed of the fastest among the first n runs, for each n in `numbers`, as a share of the best's."""
-    so_far = list(accumulate((_speed(run, best) for run in trace.runs), max, initial=0.0))
+    """The speed of the fastest among the first n trials, for each n in `numbers`, as a share of the best's."""
+    so_far = list(accumulate((share_of_speed(trial, best) for trial in trace.runs), max, initial=0.0))
     return [so_far[min(number, len(trace.runs))] for number in numbers]
 
 
-def _ended_by(trace: Trace, times: Iterable[float]) -> list[int]:
-    """How many runs have ended by each time."""
-    ends = list(accumulate(run.seconds for run in trace.runs))
-    return [sum(end <= time for end in ends) for time in times]
+def _ran_out(trials: Iterable[Trial]) -> int:
+    return sum(isinstance(trial.outcome, OutOfMemory) for trial in trials)
 
 
-def _ran_out(runs: Iterable[Run]) -> int:
-    return sum(isinstance(run.outcome, OutOfMemory) for run in runs)
-
-
-def _seconds(runs: Iterable[Run]) -> float:
-    return math.fsum(run.seconds for run in runs)
-
-
-def _speed(run: Run, best: Point) -> float:
-    return share_of_speed(run.config, run.outcome, best)
-
-
-def _finite(figure: float) -> float | None:
-    return figure if math.isfinite(figure) else None
-
-
-def _rounded(shares: Iterable[float | None]) -> tuple[float, ...]:
-    """None does not occur: no share is infinite."""
-    return tuple(round(share or 0.0, DIGITS) for share in shares)
+def _seconds(trials: Iterable[Trial]) -> float:
+    return math.fsum(trial.seconds for trial in trials)

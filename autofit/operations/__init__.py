@@ -1,4 +1,5 @@
-"""The Python API: one function per thing a user can do. The command line and the server only call these.
+"""The Python API: one function per thing a user can do. The command line and the server only call these, and
+`bench` for replays.
 
 Each is imported on first use, so that a recommendation from the store does not wait for the training libraries.
 """

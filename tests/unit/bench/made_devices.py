@@ -12,7 +12,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
-from autofit.bench.oracle import Answer, Cut, Enough, Oracle, Trace
+from autofit.bench.oracle import Cut, Enough, Oracle, Trace
 from autofit.bench.ours import search
 from autofit.bench.recorded import Recorded
 from autofit.frontier import PRACTICAL, Point
@@ -58,10 +58,10 @@ class _Drifting(Oracle):
         super().__init__(recorded, seed, noise=device.noise)
         self._drift = device.drift or math.inf
 
-    def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Answer:
+    def ask(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
         return super().ask(config, self._slower(cut))
 
-    def run_again(self, config: Config, cut: Cut = lambda trial: trial) -> Answer:
+    def run_again(self, config: Config, cut: Cut = lambda trial: trial) -> Trial:
         return super().run_again(config, self._slower(cut))
 
     def _slower(self, cut: Cut) -> Cut:

@@ -10,7 +10,7 @@ from typing import Any
 
 from unit.search.made_truth import Truth
 
-from autofit.bench.oracle import Run, SearchMethod, Trace, searched
+from autofit.bench.oracle import SearchMethod, Trace, searched
 from autofit.bench.problem import Problem, listed
 from autofit.bench.recorded import Recorded
 from autofit.lattice import Config
@@ -61,7 +61,7 @@ def run(table: Recorded, method: SearchMethod, seed: int = 0) -> Trace:
 
 def trace(table: Recorded, order: Iterable[Config], *, seconds: float = 7.5, stopped: bool = False) -> Trace:
     """A search that ran these configs, in this order."""
-    runs = tuple(Run(config=c, outcome=table.trials[c].outcome, seconds=seconds) for c in order)
+    runs = tuple(replace(table.trials[c], seconds=seconds) for c in order)
     return Trace(runs=runs, asks=len(runs), stopped=stopped)
 
 
