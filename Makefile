@@ -50,36 +50,25 @@ REPLAY ?=
 replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
-# Writes benchmarks/RESULTS.md with its plots, the tables of many limits, of several workers and of drift (for
-# benchmarks/README.md), and the picture in docs/search.md. Takes some ten minutes the first time; if interrupted, run it
-# again to continue (the last three tables, a few minutes, begin anew). Optuna's Gaussian process for speed, which takes
-# more than an hour, was run before.
-# Tables of record_gpu_tables.sh, once there are any, are replayed under the limits of smaller cards, too: those below a
-# table's own.
-RECORDED := benchmarks/recorded
-JUDGED := $(patsubst %,$(RECORDED)/%.jsonl,cpu-2c-smollm2-135m cpu-2c-pythia-160m cpu-zen5-2c-smollm2-135m \
-	cpu-zen5-2c-gemma-3-270m cpu-zen5-2c-smollm2-360m cpu-zen5-2c-qwen2.5-0.5b)
-GRID_LIMITS ?= 24GiB 40GiB 79GiB
-GRIDS := $(foreach table,$(wildcard $(RECORDED)/*-grid-*.jsonl),--table $(table) $(GRID_LIMITS:%=--table $(table)@%))
-RESULTS ?= $(foreach table,$(JUDGED),--table $(table) --table $(table)@25%) $(GRIDS) \
-	--also $(RECORDED)/replay-gp.json --also $(RECORDED)/replay-gp-later.json
+# Writes the tables and the plot of benchmarks/RESULTS.md, and the picture in docs/search.md. Takes some ten minutes the
+# first time; if interrupted, run it again to continue. Optuna's Gaussian process, which takes more than an hour, runs
+# only if RESULTS='--methods optuna-gp' names it; the page keeps its figures.
+RESULTS ?=
 
 results: $(RIVALS)
-	PYTHONPATH=$(RIVALS) $(BIN)/python benchmarks/replay_results.py $(RESULTS)
-	$(BIN)/python benchmarks/replay_limits.py --out $(RECORDED)/replay-limits.json
-	$(BIN)/python benchmarks/replay_workers.py --out $(RECORDED)/replay-workers.json
-	$(BIN)/python benchmarks/replay_drift.py --out $(RECORDED)/replay-drift.json
-	$(BIN)/python benchmarks/picture_of_a_search.py
+	PYTHONPATH=$(RIVALS) $(BIN)/python benchmarks/replay.py $(RESULTS) --json benchmarks/recorded/replay-results.json \
+		--page benchmarks/RESULTS.md
+	$(BIN)/python benchmarks/replay.py --picture docs/search.svg
 
 # An NVIDIA card that is not there: the CUDA build of torch on an emulated driver (tests/emulated_card/README.md).
 emulated-card: install
 	$(BIN)/python tests/emulated_card/build.py --home $(VENV)/emulated-card
 
 test-rivals: $(RIVALS)
-	PYTHONPATH=$(RIVALS) $(BIN)/python -m pytest tests/unit/search/test_replay_rivals.py
+	PYTHONPATH=$(RIVALS) $(BIN)/python -m pytest tests/unit/bench/test_replay_rivals.py
 
 $(RIVALS): constraints.txt | install
-	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target $@ scipy xgboost-cpu
+	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target $@ scipy
 	@touch $@
 
 lint: install

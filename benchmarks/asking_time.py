@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from replay_results import code_here
+from replay import code_here
 from start_up import measured
 
 from autofit.lattice import Config, Lattice

@@ -14,12 +14,12 @@ import numpy as np
 from cpu_rows import Row, by_config
 from numpy.typing import NDArray
 
+from autofit.bench.oracle import drawn_again
 from autofit.estimate.heap import SHARES
 from autofit.estimate.speed import calibrated, prior, seconds
 from autofit.operations import read_table
 from autofit.operations.recorded_tables import is_table
 from autofit.outcome import Fits
-from autofit.search.replay.oracle import drawn_again
 
 
 def memory_errors(rows: Sequence[Row], shares: NDArray[np.float64]) -> dict[str, float]:

@@ -23,9 +23,9 @@ from typing import Any
 
 from cpu_figures import kendall
 
+from autofit.bench.tables import foresight_of
 from autofit.core.device_probe import Probe
 from autofit.operations.recorded_tables import RecordedTable, read_whole
-from autofit.operations.replay_foresight import ReplayForesight
 from autofit.outcome import Fits
 
 Pair = tuple[dict[str, Any], float, float]
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _judged(table: RecordedTable) -> dict[str, Any]:
-    foresight = ReplayForesight([table], store=None, report=lambda text: None).cold(table)
+    foresight = foresight_of(table)
     pairs: list[Pair] = []
     stated = []
     for trial in table.trials:

@@ -28,11 +28,11 @@ from pathlib import Path
 
 from measured_again import measured
 
+from autofit.bench.recorded import under
 from autofit.errors import AutofitError, EnvironmentLacks
 from autofit.operations.recorded_tables import RecordedTable, read_whole
 from autofit.operations.recording import drop_torn_line
 from autofit.outcome import Fits, Trial
-from autofit.search.replay.recorded import under
 from autofit.store.exchange import line_of, opening_line, read_lines
 from autofit.units import format_bytes, parse_bytes
 from autofit.workers.in_place import InPlacePool

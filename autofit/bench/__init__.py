@@ -1,1 +1,1 @@
-"""Devices that do not exist, and how well a search does on them. Not on a search's path."""
+"""Search methods replayed over recorded tables: ours and others', judged alike. Not on a search's path."""

@@ -153,8 +153,8 @@ def replay(
         str | None,
         typer.Option(
             "--methods",
-            help="Search methods, separated by commas; if not given, all but Optuna's Gaussian processes (optuna-gp, "
-            "optuna-gp-frontier), which compute for hours.",
+            help="Search methods, separated by commas; if not given, all but Optuna's Gaussian process (optuna-gp), "
+            "which computes for hours.",
         ),
     ] = None,
     seeds: Annotated[
@@ -174,19 +174,21 @@ def replay(
     if with_residuals:
         _residuals(table or [], (methods, seeds, keep, jobs, memory_limit), store, as_json)
         return
-    from autofit import operations
+    from autofit.bench.replay import SEEDS, searches_kept
+    from autofit.bench.replay import replay as replayed
     from autofit.cli.replay_text import replay_text
     from autofit.errors import Interrupted
     from autofit.trial.site import cores
     from autofit.units import parse_bytes
 
-    folder = operations.searches_kept() if keep is None else keep
+    folder = searches_kept() if keep is None else keep
+    limit = None if memory_limit is None else parse_bytes(memory_limit)
     try:
-        found = operations.replay(
+        found = replayed(
             table or (),
             methods=() if methods is None else [name.strip() for name in methods.split(",")],
-            seeds=operations.SEEDS if seeds is None else seeds,
-            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            seeds=SEEDS if seeds is None else seeds,
+            limit_of=None if limit is None else lambda recorded: limit,
             store=store,
             keep=folder,
             jobs=cores() if jobs is None else jobs,

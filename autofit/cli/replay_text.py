@@ -8,8 +8,8 @@ from autofit.cli.output import columns
 from autofit.units import format_bytes
 
 if TYPE_CHECKING:
-    from autofit.operations.replaying import Judged, ReplayResult
-    from autofit.search.replay.score import Ended, Score, Spread
+    from autofit.bench.replay import Judged, ReplayResult
+    from autofit.bench.score import Ended, Score, Spread
 
 NEVER = "never"
 """Printed where half (or nine tenths) of the seeds never got there; in place of a regret, where they found nothing that
@@ -43,7 +43,7 @@ def _problem(judged: Judged) -> str:
     lines = [heading]
     if scores:
         some = next(iter(scores.values()))
-        shares = (f"hv {trials}" for trials, _ in some.hypervolume)
+        shares = (f"hv {share.trials}" for share in some.hypervolume)
         distances = tuple(f"{reached.within:.0%}" for reached in some.reached)
         title = (
             "method",
@@ -72,7 +72,7 @@ def _row(name: str, score: Score) -> tuple[str, ...]:
         *(_pair(reached.trials) for reached in score.reached),
         *(_pair(reached.seconds) for reached in score.reached),
         _pair(score.out_of_memory),
-        *("" if share.median is None else f"{share.median:.1%}" for _, share in score.hypervolume),
+        *("" if share.median is None else f"{share.median:.1%}" for share in score.hypervolume),
     )
 
 

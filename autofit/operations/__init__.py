@@ -1,4 +1,5 @@
-"""The Python API: one function per thing a user can do. The command line and the server only call these.
+"""The Python API: one function per thing a user can do. The command line and the server only call these, and
+`bench` for replays.
 
 Each is imported on first use, so that a recommendation from the store does not wait for the training libraries.
 """
@@ -17,21 +18,18 @@ if TYPE_CHECKING:
     from autofit.operations.over_devices import OverDevices, search_over_devices
     from autofit.operations.predicted_frontier import PredictedFrontier, predict_frontier
     from autofit.operations.recording import RecordResult, read_table, record
-    from autofit.operations.replaying import SEEDS, ReplayResult, replay, searches_kept
     from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
     from autofit.operations.sampling import lattice_sampler
     from autofit.operations.searching import SearchResult, search
     from autofit.operations.single_trial import trial
 
 __all__ = [
-    "SEEDS",
     "Estimation",
     "Explanation",
     "Keeper",
     "OverDevices",
     "PredictedFrontier",
     "RecordResult",
-    "ReplayResult",
     "SearchRequest",
     "SearchResult",
     "WorkloadOptions",
@@ -44,11 +42,9 @@ __all__ = [
     "read_table",
     "recommend",
     "record",
-    "replay",
     "residuals",
     "search",
     "search_over_devices",
-    "searches_kept",
     "trial",
 ]
 
@@ -61,7 +57,6 @@ _MODULES = {
     "over_devices": ("OverDevices", "search_over_devices"),
     "predicted_frontier": ("PredictedFrontier", "predict_frontier"),
     "recording": ("RecordResult", "read_table", "record"),
-    "replaying": ("SEEDS", "ReplayResult", "replay", "searches_kept"),
     "requests": ("SearchRequest", "WorkloadOptions", "hub_id"),
     "sampling": ("lattice_sampler",),
     "searching": ("SearchResult", "search"),

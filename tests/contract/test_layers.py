@@ -53,8 +53,8 @@ FLOORS: tuple[set[str], ...] = (
 STAIRS = {("autofit.cli.serve_command", "autofit.api.server")}
 """Imports on one floor that are meant: the command that starts the server."""
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-OWNERS = {"optuna": {"search"}, "ray": {"workers"}, "sqlalchemy": {"store"}, "alembic": {"store"}}
-"""Libraries that one room alone may import."""
+OWNERS = {"optuna": {"search", "bench"}, "ray": {"workers"}, "sqlalchemy": {"store"}, "alembic": {"store"}}
+"""Libraries that only these rooms may import: Optuna's samplers are also what our search is compared with."""
 HEAVY = ("torch", "transformers", "ray", "optuna", "peft", "plotly", "matplotlib", "fastapi")
 FOR_ANSWERS = ("pydantic", "yaml", "sqlalchemy", "platformdirs", "rich", "numpy")
 """Libraries that commands need which answer; the help needs none but the one that parses the command line."""

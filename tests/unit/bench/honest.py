@@ -6,12 +6,12 @@ import math
 from dataclasses import replace
 from functools import cache
 
+from autofit.bench.recorded import Recorded
+from autofit.bench.tables import RECORDED, problems_of, read
 from autofit.lattice import Lattice
-from autofit.operations.replay_problems import RECORDED, Tables
 from autofit.outcome import Fits, Prediction, Trial
 from autofit.search.foresight import Foresight
 from autofit.search.memory_fit import completed
-from autofit.search.replay.recorded import Recorded
 from autofit.search.surrogate import TIME
 from autofit.techniques import AXES
 
@@ -21,20 +21,19 @@ TABLE = "cpu-2c-smollm2-135m"
 @cache
 def problems() -> dict[str, Recorded]:
     """The problems of the table by training method, with these predictions."""
-    found = Tables(files=(RECORDED / f"{TABLE}.jsonl",)).problems()
+    every = problems_of(read([RECORDED / f"{TABLE}.jsonl"]))
+    foresight = _foresight(next(r for r in every if r.problem.method == "any"))
     return {
-        recorded.problem.method: replace(recorded, problem=replace(recorded.problem, foresee=lambda: foresight()))
-        for recorded in found
+        recorded.problem.method: replace(recorded, problem=replace(recorded.problem, foresight=foresight))
+        for recorded in every
     }
 
 
-@cache
-def foresight() -> Foresight:
+def _foresight(every: Recorded) -> Foresight:
     """What was recorded, with the error that a guess states.
 
     Of what ran out of memory: a little above the limit, and the seconds that a fit to the others gives.
     """
-    (every,) = (r for r in Tables(files=(RECORDED / f"{TABLE}.jsonl",)).problems() if r.problem.method == "any")
     lattice = Lattice(axes=AXES, configs=every.problem.configs)
     timed = {
         config: math.log(trial.outcome.measurement.step_seconds.median)

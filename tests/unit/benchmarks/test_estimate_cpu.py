@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from unit.bench.made_tables import lines_of, write
 from unit.operations.made_trials import HARDWARE, STACK, fits, make_job, make_trial
-from unit.search.made_tables import lines_of, write
 
 from autofit.operations.recording import _covering
 from autofit.outcome import Fits, OutOfMemory

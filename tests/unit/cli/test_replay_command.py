@@ -5,16 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from unit.bench.made_tables import lines_of, write
 from unit.cli.conftest import Autofit
 from unit.operations.made_trials import STACK
 from unit.search.conftest import MACHINE
-from unit.search.made_tables import lines_of, write
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
+from autofit.bench import tables
+from autofit.bench.methods import METHODS
+from autofit.bench.oracle import CannotRun, Oracle
+from autofit.bench.problem import Problem
 from autofit.catalog.models import load
-from autofit.operations import replay_foresight
-from autofit.search.replay import rivals_deepspeed
-from autofit.search.replay.method import CannotRun
 from autofit.units import GIB
 
 REPLAY = ("bench", "replay", "--table", "made.jsonl", "--keep", "kept", "--jobs", "1")
@@ -23,7 +24,7 @@ REPLAY = ("bench", "replay", "--table", "made.jsonl", "--keep", "kept", "--jobs"
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A table in the folder where commands run, of which nothing is estimated."""
-    monkeypatch.setattr(replay_foresight, "estimate_all", lambda *asked, **options: {})
+    monkeypatch.setattr(tables, "estimate_all", lambda *asked, **options: {})
     truth = Truth(job := make_job(MACHINE, STACK, model=load("smollm2-135m")), cpu_lattice(job), seed=0)
     return write(tmp_path / "made.jsonl", lines_of(truth.trial(c, 3 * GIB // 2) for c in truth.lattice.configs))
 
@@ -51,17 +52,17 @@ def test_a_table_of_methods_for_each_problem(autofit: Autofit) -> None:
 
 @pytest.mark.usefixtures("table")
 def test_json_is_one_document_and_says_what_did_not_run(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacking() -> None:
+    def lacking(problem: Problem, oracle: Oracle, seed: int) -> None:
         raise CannotRun("it needs what is not here")
 
-    monkeypatch.setattr(rivals_deepspeed, "_imported", lacking)
-    asked = ("--methods", "checklist,deepspeed-grid", "--seeds", "1", "--memory-limit", "1GiB")
+    monkeypatch.setitem(METHODS, "falling-accelerate", lacking)  # type: ignore[arg-type]
+    asked = ("--methods", "checklist,falling-accelerate", "--seeds", "1", "--memory-limit", "1GiB")
     document = autofit(*REPLAY, *asked, "--json").document
     assert document["seeds"] == 1 and {p["memory_limit_bytes"] for p in document["problems"]} == {GIB}
-    checklist, grid = document["problems"][0]["methods"]
+    checklist, falling = document["problems"][0]["methods"]
     assert checklist["not_run"] is None and checklist["score"]["seeds"] == 1
-    assert grid == {"name": "deepspeed-grid", "not_run": "it needs what is not here", "score": None}
-    assert "deepspeed-grid not run: it needs what is not here" in autofit(*REPLAY, *asked).out
+    assert falling == {"name": "falling-accelerate", "not_run": "it needs what is not here", "score": None}
+    assert "falling-accelerate not run: it needs what is not here" in autofit(*REPLAY, *asked).out
 
 
 @pytest.mark.usefixtures("table")

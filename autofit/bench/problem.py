@@ -1,0 +1,105 @@
+"""What a search method is told before it starts: everything that a user of the machine would know, but no outcome."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+
+from autofit.hardware import Hardware, Stack
+from autofit.lattice import Axis, Config, Value
+from autofit.search.foresight import Foresight
+from autofit.techniques import AXES, TECHNIQUES
+from autofit.workload import METHODS, Workload
+
+ANY = "any"
+"""The method of a problem that has all configs of a table: they are searched side by side."""
+FAITHFUL = 10.0
+"""Times as fast as it is that a config of the next more faithful method counts, where methods are searched side by
+side: enough for any of them to come before what is faster but less faithful, as `--method any` wants it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """`autofit search --method METHOD` on one table: its configs of that method, under one memory limit.
+
+    What is looked for is the fastest config of the most faithful training method of which something fits.
+    """
+
+    table: str
+    method: str
+    """`full`, `lora`, `qlora` or `any`."""
+    configs: tuple[Config, ...]
+    """The recorded configs of the method, each once, as a loop over the axes lists them, lightest values first."""
+    workload: Workload
+    hardware: Hardware
+    stack: Stack
+    memory_limit_bytes: int
+    foresight: Foresight = field(default_factory=Foresight, compare=False)
+    """The estimator's predictions for the configs, learnt from no trial."""
+
+    @property
+    def name(self) -> str:
+        """The table's name and the method's."""
+        return f"{self.table}/{self.method}"
+
+    @cached_property
+    def methods(self) -> tuple[str, ...]:
+        """The training methods of its configs, the most faithful first."""
+        present = {config.text("method") for config in self.configs}
+        return tuple(method for method in METHODS if method in present)
+
+    @cached_property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes on which the configs differ."""
+        return tuple(axis for axis in AXES if len(self.values(axis)) > 1)
+
+    def values(self, axis: Axis) -> tuple[Value, ...]:
+        """The values that the configs have on an axis, lightest first; none where it does not apply."""
+        return self._values[axis.name]
+
+    @cached_property
+    def _values(self) -> Mapping[str, tuple[Value, ...]]:
+        present = [(axis, {v for c in self.configs if (v := c.get(axis.name)) is not None}) for axis in AXES]
+        return {axis.name: tuple(sorted(some, key=partial(_place, axis))) for axis, some in present}
+
+    def config(self, chosen: Mapping[str, Value]) -> Config:
+        """The config with these values on `axes`, which need not be recorded; on every other axis it has the value that
+        all configs have. An axis that does not apply to its method is left out."""
+        every = {axis.name: chosen.get(axis.name, known[0]) for axis in AXES if (known := self.values(axis))}
+        config = Config.of(every)
+        return Config.of(
+            {name: every[name] for t in TECHNIQUES if (name := t.axis.name) in every and t.applies(config)}
+        )
+
+    def merit(self, config: Config, tokens_per_second: float) -> float:
+        """The one figure to be made as large as possible, for methods that want one: tokens per second, times
+        `FAITHFUL` for every less faithful training method that is searched, too."""
+        less_faithful = len(self.methods) - 1 - self.methods.index(config.text("method"))
+        return tokens_per_second * FAITHFUL**less_faithful
+
+    def nearest(self, config: Config) -> Config:
+        """The recorded config that differs from `config` on the fewest axes; of several, one that trains the same (a
+        chunked loss that is one chunk is recorded as the full loss), then the one with the nearest numbers, and of
+        those the first. `config` itself, if it is recorded."""
+        return min(self.configs, key=lambda known: _distance(known, config))
+
+
+def listed(configs: Iterable[Config]) -> tuple[Config, ...]:
+    """The configs as a loop over the axes lists them: the first axis changes slowest, lightest values first."""
+    return tuple(sorted(configs, key=lambda config: [_place(axis, config.get(axis.name)) for axis in AXES]))
+
+
+def _place(axis: Axis, value: Value | None) -> int:
+    """Where a value stands among those of its axis, lightest first; -1 where the axis does not apply."""
+    return -1 if value is None else int(value) if axis.numeric else axis.values.index(value)
+
+
+def _distance(a: Config, b: Config) -> tuple[int, int, float]:
+    """On how many axes two configs differ, on how many of those that change the training, and by how many doublings
+    their numbers do."""
+    differing = [(axis, x, y) for axis in AXES if (x := a.get(axis.name)) != (y := b.get(axis.name))]
+    inexact = sum(not axis.exact for axis, _, _ in differing)
+    doublings = sum(abs(math.log2(int(x) / int(y))) for axis, x, y in differing if axis.numeric and x and y)
+    return len(differing), inexact, doublings

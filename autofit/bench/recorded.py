@@ -1,0 +1,114 @@
+"""The ground truth of a problem, which only the oracle and the judge see."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from autofit.bench.problem import Problem
+from autofit.frontier import Point, pareto
+from autofit.lattice import Config
+from autofit.outcome import Fits, Outcome, OutOfMemory, Trial
+from autofit.search.knowledge import point
+from autofit.units import format_bytes
+
+BEYOND_HEAVIEST = 1.1
+"""Multiple of the heaviest fitting config's memory at which the hypervolume ends, unless the limit is below that. A
+limit far above every config would make all frontiers look alike."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded:
+    """The outcomes of a problem's configs under its limit."""
+
+    problem: Problem
+    trials: Mapping[Config, Trial]
+    digest: str = ""
+    """Of the table's file."""
+
+    @cached_property
+    def points(self) -> tuple[Point, ...]:
+        """The configs that fit. Where there is none, what follows does not exist."""
+        return tuple(p for p in map(point, self.trials.values()) if p is not None)
+
+    @cached_property
+    def best(self) -> Point:
+        """What is looked for: the fastest config that fits, of the most faithful method of which something does."""
+        fitting = {p.method for p in self.points}
+        return self.best_of(next(method for method in self.problem.methods if method in fitting))
+
+    def best_of(self, method: str) -> Point:
+        """The fastest config that fits, of a method of which something does."""
+        return max((p for p in self.points if p.method == method), key=lambda p: p.measurement.tokens_per_second)
+
+    @cached_property
+    def frontier(self) -> tuple[Point, ...]:
+        """The points that no other dominates, sorted by memory."""
+        return pareto(self.points)
+
+    @cached_property
+    def reference(self) -> tuple[float, float]:
+        """The hypervolume's reference point, which every point beats: bytes and tokens per second."""
+        heaviest = max(p.measurement.device_bytes for p in self.points)
+        return min(float(self.problem.memory_limit_bytes), BEYOND_HEAVIEST * heaviest), 0.0
+
+    @cached_property
+    def _area(self) -> float:
+        return self._dominated(Fits(measurement=p.measurement) for p in self.frontier)
+
+    def share_of_frontier(self, outcomes: Iterable[Outcome]) -> float:
+        """Share of the exhaustive frontier's hypervolume that those cover that fit; 0 if none does. Where the frontier
+        has no area, 1 if any does."""
+        fitted = [outcome for outcome in outcomes if isinstance(outcome, Fits)]
+        return self._dominated(fitted) / self._area if self._area else float(bool(fitted))
+
+    def _dominated(self, fitted: Iterable[Fits]) -> float:
+        corners = ((float(f.measurement.device_bytes), f.measurement.tokens_per_second) for f in fitted)
+        return hypervolume(corners, self.reference)
+
+    @property
+    def out_of_memory(self) -> int:
+        """How many configs do not fit."""
+        return sum(isinstance(trial.outcome, OutOfMemory) for trial in self.trials.values())
+
+    def under(self, limit: int) -> Recorded:
+        """The same under a memory limit no higher than its own, in bytes: what it does not hold is out of memory. The
+        seconds stay: a real trial would have failed somewhat earlier."""
+        lowered = {
+            config: replace(trial, outcome=under(limit, trial.outcome), memory_limit_bytes=limit)
+            for config, trial in self.trials.items()
+        }
+        return replace(self, problem=replace(self.problem, memory_limit_bytes=limit), trials=lowered)
+
+
+def share_of_speed(trial: Trial, best: Point) -> float:
+    """How fast a trial of the best one's method is, as a share of the best speed; 0 for one that did not train, and for
+    one of another method."""
+    if not isinstance(trial.outcome, Fits) or trial.config.text("method") != best.method:
+        return 0.0
+    return trial.outcome.measurement.tokens_per_second / best.measurement.tokens_per_second
+
+
+def under(limit: int, outcome: Outcome) -> Outcome:
+    """The outcome that a trial would have had under a limit no higher than the one it ran under."""
+    if isinstance(outcome, Fits) and outcome.measurement.device_bytes > limit:
+        needed = format_bytes(outcome.measurement.device_bytes)
+        return OutOfMemory(reason=f"took {needed} when it was recorded, and the limit is {format_bytes(limit)}")
+    return outcome
+
+
+def hypervolume(points: Iterable[tuple[float, float]], reference: tuple[float, float]) -> float:
+    """The area of all (bytes, tokens per second) that some point dominates and that dominate the reference point: less
+    memory and more speed are better. Exact; O(n log n).
+
+    In two dimensions it is the area under a staircase (Zitzler and Thiele 1998): in order of memory, each point that is
+    faster than all lighter ones adds a strip from its memory to the reference's.
+    """
+    most, slowest = reference
+    area, height = 0.0, slowest
+    for memory, speed in sorted(points):
+        if memory < most and speed > height:
+            area += (most - memory) * (speed - height)
+            height = speed
+    return area

@@ -1,0 +1,292 @@
+"""Search methods driven over recorded tables as if the trials ran, and what it costs each to find the best config.
+
+Searches are kept, one file each, as they end: an interrupted replay resumes, and no search runs twice.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from importlib.metadata import distributions
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from platformdirs import user_cache_path
+
+import autofit
+from autofit.bench.methods import METHODS, OURS, chosen
+from autofit.bench.oracle import CannotRun, Trace, searched
+from autofit.bench.recorded import Recorded
+from autofit.bench.score import Score, score
+from autofit.bench.tables import LimitOf, Report, foresight_of, problems_of, read, silent
+from autofit.errors import AutofitError, UsageError
+from autofit.operations.recorded_tables import RecordedTable
+from autofit.search.foresight import Foresight
+from autofit.workload import digest
+
+SEEDS = 20
+PACKAGE = Path(autofit.__file__).parent
+RIVALS_CODE = ("bench", "techniques")
+"""Folders of the package that decide what a rival does; all of it decides what our search does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One problem, with the score of every method on it."""
+
+    recorded: Recorded
+    scores: Mapping[str, Score | str]
+    """By method name; for a method that cannot run here, the reason."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        problem, recorded = self.recorded.problem, self.recorded
+        bytes_, speed = recorded.reference
+        return {
+            "name": problem.name,
+            "table": problem.table,
+            "method": problem.method,
+            "hardware": problem.hardware.to_json(),
+            "stack": problem.stack.to_json(),
+            "workload": problem.workload.to_json(),
+            "memory_limit_bytes": problem.memory_limit_bytes,
+            "configs": len(problem.configs),
+            "fitting": len(recorded.points),
+            "out_of_memory": recorded.out_of_memory,
+            "best": {
+                "config": recorded.best.config.to_json(),
+                "tokens_per_second": recorded.best.measurement.tokens_per_second,
+            },
+            "frontier": len(recorded.frontier),
+            "reference_point": {"device_bytes": bytes_, "tokens_per_second": speed},
+            "methods": [
+                {"name": name, "not_run": found, "score": None}
+                if isinstance(found, str)
+                else {"name": name, "not_run": None, "score": asdict(found)}
+                for name, found in self.scores.items()
+            ],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayResult:
+    """Every problem of the tables, judged."""
+
+    seeds: int
+    problems: tuple[Judged, ...]
+    left_out: tuple[str, ...]
+    """Names of the problems in which nothing fits."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "seeds": self.seeds,
+            "problems": [judged.to_json() for judged in self.problems],
+            "left_out": list(self.left_out),
+        }
+
+
+class Wanted(NamedTuple):
+    """One search."""
+
+    problem: str
+    method: str
+    seed: int
+    noise: float
+
+
+def searches_kept() -> Path:
+    """The folder in which `autofit bench replay` keeps searches by default."""
+    return user_cache_path("autofit") / "searches"
+
+
+def replay(
+    tables: Sequence[Path] = (),
+    *,
+    methods: Iterable[str] = (),
+    seeds: int = SEEDS,
+    limit_of: LimitOf | None = None,
+    noise: float = 0.0,
+    store: str | None = None,
+    keep: Path | None = None,
+    jobs: int = 1,
+    report: Report = silent,
+) -> ReplayResult:
+    """Drive search methods over recorded tables, as if the trials ran, with the recorded seconds as their cost.
+
+    Without tables, those of the checkout are used; without methods, all that take seconds a search. `limit_of` lowers
+    the tables' memory limits. `noise` is what executions differ by beyond what their trials show (`Oracle`). The store
+    at this URL serves only as a cache of estimates. Searches already in the folder `keep` are not run again, and new
+    ones are added to it, `jobs` at a time.
+
+    Raises `UsageError` for unknown names, a table that is not whole, and a limit above a table's, and `NothingFits`
+    if nothing fits in any table.
+    """
+    for name, count in (("seeds", seeds), ("jobs", jobs)):
+        if count < 1:
+            raise UsageError(f"{name} is {count}: it must be at least 1")
+    names = chosen(methods)
+    known = read(tables, report)
+    every = problems_of(known, limit_of)
+    problems = {recorded.problem.name: recorded for recorded in every if recorded.points}
+    # Every method runs its first seed before any runs its second, so that an interrupted replay has some of each.
+    wanted = [Wanted(p, method, seed, noise) for seed in range(seeds) for p in problems for method in names]
+    with TemporaryDirectory(prefix="autofit-replay-") as temporary:
+        folder = keep or Path(temporary)
+        files = {one: folder / _file_name(problems[one.problem], one) for one in wanted}
+        lacking = [one for one in wanted if not files[one].exists()]
+        ours = {problems[one.problem].problem.table for one in lacking if one.method in OURS}
+        foreseen = _foreseen(problems, [table for table in known if table.name in ours], store, report)
+        cannot = _run_lacking(foreseen, lacking, files, jobs, report)
+        judged = []
+        for name, recorded in problems.items():
+            scores: dict[str, Score | str] = {}
+            for method in names:
+                own = [files[Wanted(name, method, seed, noise)] for seed in range(seeds)]
+                scores[method] = cannot.get((name, method)) or score(
+                    recorded, [pickle.loads(file.read_bytes()) for file in own]
+                )
+            judged.append(Judged(recorded=recorded, scores=scores))
+    left_out = tuple(recorded.problem.name for recorded in every if not recorded.points)
+    return ReplayResult(seeds=seeds, problems=tuple(judged), left_out=left_out)
+
+
+def _foreseen(
+    problems: Mapping[str, Recorded], tables: Iterable[RecordedTable], store: str | None, report: Report
+) -> dict[str, Recorded]:
+    """The problems, those of the tables with predictions."""
+    foresight: dict[str, Foresight] = {}
+    for table in tables:
+        with suppress(AutofitError):  # the search itself says what is missing
+            foresight[table.name] = foresight_of(table, store=store, report=report)
+    return {
+        name: replace(r, problem=replace(r.problem, foresight=foresight.get(r.problem.table, r.problem.foresight)))
+        for name, r in problems.items()
+    }
+
+
+def _run_lacking(
+    problems: dict[str, Recorded], lacking: Sequence[Wanted], files: Mapping[Wanted, Path], jobs: int, report: Report
+) -> dict[tuple[str, str], str]:
+    """Run the searches and keep them. Returns, for each problem and method that cannot run here, the reason."""
+    cannot: dict[tuple[str, str], str] = {}
+    run = 0
+    for one, ended, seconds in _run(problems, lacking, jobs):
+        if isinstance(ended, str):
+            if (one.problem, one.method) not in cannot:
+                report(f"{one.problem}: {one.method} not run: {ended}")
+            cannot[one.problem, one.method] = ended
+            continue
+        _keep(files[one], ended)
+        run += 1
+        which = f"{one.problem}: {one.method}, seed {one.seed + 1}"
+        report(f"{run} of {len(lacking)}: {which}: {ended.asks} asks, {seconds:.1f} s")
+    return cannot
+
+
+def _run(
+    problems: dict[str, Recorded], wanted: Sequence[Wanted], jobs: int
+) -> Iterator[tuple[Wanted, Trace | str, float]]:
+    """The searches as they end, `jobs` at a time, each on one core."""
+    if min(jobs, len(wanted)) <= 1:
+        yield from (_timed(problems[one.problem], one) for one in wanted)
+        return
+    # No fork: libraries that have started threads do not survive it.
+    context, workers = multiprocessing.get_context("spawn"), min(jobs, len(wanted))
+    with (
+        _one_thread_each(),
+        ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(problems,)) as pool,
+    ):
+        try:
+            for done in as_completed([pool.submit(_run_one, one) for one in wanted]):
+                yield done.result()
+        except BrokenProcessPool as broken:
+            raise AutofitError(
+                "a worker was killed; finished searches are saved: run the same command again to continue"
+            ) from broken
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+
+
+@contextmanager
+def _one_thread_each() -> Iterator[None]:
+    """Processes that start meanwhile compute on one core each: every core runs a search of its own."""
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = before
+
+
+_problems: dict[str, Recorded] = {}
+"""Those of a worker."""
+
+
+def _begin(problems: dict[str, Recorded]) -> None:
+    """Begin a worker: an interrupt ends it at once, and so does the end of the process that waits for it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, daemon=True).start()
+    _problems.update(problems)
+    gc.collect()
+    gc.freeze()  # accelerate collects garbage at every trial, which would take seconds with all libraries on the heap
+
+
+def _run_one(wanted: Wanted) -> tuple[Wanted, Trace | str, float]:
+    return _timed(_problems[wanted.problem], wanted)
+
+
+def _timed(recorded: Recorded, wanted: Wanted) -> tuple[Wanted, Trace | str, float]:
+    """One search with its seconds of computing; if it cannot run here, the reason in place of its trace."""
+    started = time.perf_counter()
+    try:
+        trace = searched(recorded, METHODS[wanted.method], wanted.seed, noise=wanted.noise)
+    except CannotRun as missing:
+        return wanted, str(missing), 0.0
+    return wanted, trace, time.perf_counter() - started
+
+
+def _keep(file: Path, trace: Trace) -> None:
+    """Write a file that is either whole or not there."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = file.with_suffix(".tmp")
+    unfinished.write_bytes(pickle.dumps(trace))
+    unfinished.replace(file)
+
+
+def _file_name(recorded: Recorded, wanted: Wanted) -> str:
+    """A name for all that determines a search: what is asked, the table, the limit, the code and the libraries."""
+    decides = digest([*wanted, recorded.digest, recorded.problem.memory_limit_bytes, _code(wanted.method in OURS)])
+    return f"{wanted.problem.replace('/', '.')}.{wanted.method}.{wanted.seed}.{decides}.pickle"
+
+
+@cache
+def _code(is_ours: bool) -> str:
+    """A digest of the code and the installed packages that decide what our search does, or all others."""
+    folders = [PACKAGE] if is_ours else [PACKAGE / name for name in RIVALS_CODE]
+    code = [file.read_text(encoding="utf-8") for folder in folders for file in sorted(folder.rglob("*.py"))]
+    return digest([code, sorted(f"{d.name} {d.version}" for d in distributions()), sys.version_info[:2]])

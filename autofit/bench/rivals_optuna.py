@@ -1,0 +1,72 @@
+"""Optuna's own samplers, told of the constraint as their documentation recommends.
+
+The objective is tokens per second, which count more for the more faithful training methods where several are searched
+side by side (`Problem.merit`). The parameters are the axes on which a problem's configs differ: numeric ones
+(micro-batch, rank) as an integer index into their values, all others as categories. One that does not apply to the
+training method asked for is ignored.
+
+A trial that fits has the constraint (its memory - limit) / limit. One that does not is told as completed, with the
+finite worst value (no speed) and a violated constraint: GPSampler ignores pruned and failed trials, and would ask for
+the same config again. A suggestion that is not in the table gets the outcome of the nearest config.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.samplers import BaseSampler
+
+from autofit.bench.oracle import CannotRun, Oracle, SearchMethod
+from autofit.bench.problem import Problem
+from autofit.lattice import Axis, Value
+from autofit.outcome import Fits
+
+OVER_LIMIT = "over_limit"
+"""Name of the constraint: feasible where it is at most 0."""
+
+
+def rival(make: Callable[[int], BaseSampler]) -> SearchMethod:
+    """The search by the sampler that `make` builds from a seed."""
+
+    def search(problem: Problem, oracle: Oracle, seed: int) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Optuna's about experimental features
+            try:
+                _search(problem, oracle, optuna.create_study(direction="maximize", sampler=make(seed)))
+            except ImportError as error:
+                raise CannotRun(f"{error}: Optuna's sampler needs it (pip install 'scipy>=1.15')") from error
+
+    return search
+
+
+RIVALS: Mapping[str, SearchMethod] = {
+    "optuna-random": rival(lambda seed: optuna.samplers.RandomSampler(seed=seed)),
+    "optuna-tpe": rival(lambda seed: optuna.samplers.TPESampler(seed=seed)),
+    "optuna-gp": rival(lambda seed: optuna.samplers.GPSampler(seed=seed)),
+}
+"""All settings are the samplers' defaults."""
+
+
+def _search(problem: Problem, oracle: Oracle, study: optuna.Study) -> None:
+    axes = [(axis, problem.values(axis)) for axis in problem.axes]
+    space = {axis.name: _distribution(axis, values) for axis, values in axes}
+    while True:
+        trial = study.ask(space)
+        config = problem.config(
+            {a.name: values[trial.params[a.name]] if a.numeric else trial.params[a.name] for a, values in axes}
+        )
+        outcome = oracle.ask(config).outcome
+        speed, over = 0.0, 1.0
+        if isinstance(outcome, Fits):
+            measured = outcome.measurement
+            speed, over = measured.tokens_per_second, measured.device_bytes / problem.memory_limit_bytes - 1.0
+        trial.set_constraint(OVER_LIMIT, over)
+        study.tell(trial, problem.merit(config, speed))
+
+
+def _distribution(axis: Axis, values: tuple[Value, ...]) -> BaseDistribution:
+    return IntDistribution(0, len(values) - 1) if axis.numeric else CategoricalDistribution(values)

@@ -1,0 +1,243 @@
+"""How good a method was on a problem, over its seeds, judged by its traces."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from autofit.bench.oracle import HORIZON, Trace
+from autofit.bench.recorded import Recorded, share_of_speed
+from autofit.frontier import Point
+from autofit.outcome import OutOfMemory, Trial
+
+WITHIN = (0.05, 0.02, 0.01)
+"""Relative distances from the best speed: the score says when a search came this close."""
+AFTER = (5, 10, 20, 40)
+"""Trials after which the frontier is judged."""
+MOST = 0.9
+"""Share of the seeds that the second figure of each pair covers."""
+MOMENTS = 40
+"""At how many points in time, in seconds of trials, a trajectory is sampled."""
+DIGITS = 4
+"""Digits of a trajectory's shares, and of its seconds: more than a plot shows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """A figure over the seeds. None where it is infinite: half, or nine tenths, of the seeds never got there."""
+
+    median: float | None
+    p90: float | None
+    """By nearest rank: at least nine tenths of the seeds are no worse."""
+
+    @classmethod
+    def of(cls, figures: Iterable[float], *, more_is_better: bool = False) -> Spread:
+        """From at least one figure; infinity stands for never."""
+        worst_last = sorted(figures, reverse=more_is_better)
+        both = statistics.median(worst_last), worst_last[math.ceil(MOST * len(worst_last)) - 1]
+        median, p90 = (figure if math.isfinite(figure) else None for figure in both)
+        return cls(median=median, p90=p90)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reached:
+    """When the best config that had run was first this close to the problem's best."""
+
+    within: float
+    seeds: int
+    """Number of seeds that came this close at all."""
+    trials: Spread
+    seconds: Spread
+    """Seconds of trials, as recorded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Share of the exhaustive frontier's hypervolume after so many trials; p90: nine tenths of the seeds have at least
+    that. A search that ended earlier keeps what it had."""
+
+    trials: int
+    median: float | None
+    p90: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """The searches that the method itself ended."""
+
+    seeds: int
+    trials: Spread
+    seconds: Spread
+    out_of_memory: Spread
+    regret: Spread
+    """By what share the best config that had run was slower than the problem's best; None where nothing of its training
+    method had fitted."""
+    recommended: Spread | None
+    """The same of the config that they recommended, which noise may have chosen over a faster one; None for a method
+    that recommends none."""
+    stated: Spread | None
+    """The bound on the recommended config's regret that the searches stated; None for a method that states none."""
+    within_stated: int | None
+    """Number of searches whose recommended config was no slower than they stated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Band:
+    """A share over the seeds at successive places of a plot, rounded. By nearest rank, nine tenths of the seeds have at
+    least `p10`, and at most `p90`."""
+
+    median: tuple[float, ...]
+    p10: tuple[float, ...]
+    p90: tuple[float, ...]
+
+    @classmethod
+    def of(cls, searches: Iterable[Sequence[float]]) -> Band:
+        """From at least one search, each given as its shares at all places."""
+        places = list(zip(*searches, strict=True))
+        low = [Spread.of(shares, more_is_better=True) for shares in places]
+        bands = [s.median for s in low], [s.p90 for s in low], [Spread.of(shares).p90 for shares in places]
+        median, p10, p90 = (tuple(round(share or 0.0, DIGITS) for share in band) for band in bands)
+        return cls(median=median, p10=p10, p90=p90)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """A method's progress over the seeds of one problem. A search that has ended keeps what it had."""
+
+    speed: Band
+    """After each of 1 to `HORIZON` trials: the best speed so far, as a share of the problem's best; 0 while nothing of
+    its training method fits."""
+    hypervolume: Band
+    """After each number of trials: the share of the exhaustive frontier's hypervolume."""
+    seconds: tuple[float, ...]
+    """`moments` of the problem."""
+    speed_by_seconds: Band
+    """Like `speed`, but over the trials that have ended after each of `seconds`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Score:
+    """How good a method was on a problem."""
+
+    seeds: int
+    reached: tuple[Reached, ...]
+    """For each of `WITHIN`."""
+    out_of_memory: Spread
+    """Trials that ran out before the best was within the last of `WITHIN`; all, for a search that never got there."""
+    hypervolume: tuple[Share, ...]
+    """For each of `AFTER`."""
+    ended: Ended | None
+    """None where the method itself ended no search."""
+    asks: Spread
+    repeats: Spread
+    outside: Spread
+    """All asks, and among them those for configs that had already run and for configs that the table lacks."""
+    trajectory: Trajectory
+
+
+def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
+    """The score of at least one search, one trace per seed."""
+    ended = [trace for trace in traces if trace.stopped]
+    shares = {n: Spread.of((_frontier(recorded, t, n) for t in traces), more_is_better=True) for n in AFTER}
+    return Score(
+        seeds=len(traces),
+        reached=tuple(_reached(traces, recorded.best, within) for within in WITHIN),
+        out_of_memory=Spread.of(_ran_out(t.runs[: trials_to(t, recorded.best, WITHIN[-1])]) for t in traces),
+        hypervolume=tuple(Share(trials=n, median=share.median, p90=share.p90) for n, share in shares.items()),
+        ended=_ended(recorded, ended) if ended else None,
+        asks=Spread.of(t.asks for t in traces),
+        repeats=Spread.of(t.repeats for t in traces),
+        outside=Spread.of(t.outside for t in traces),
+        trajectory=trajectory(recorded, traces),
+    )
+
+
+def trials_to(trace: Trace, best: Point, within: float) -> int | None:
+    """After how many trials one had run that is slower than the best by at most the share `within`; None for never."""
+    near = (n for n, trial in enumerate(trace.runs, start=1) if share_of_speed(trial, best) >= 1.0 - within)
+    return next(near, None)
+
+
+def regret(trials: Iterable[Trial], best: Point) -> float:
+    """By what share the fastest config that fitted is slower than the best; infinite where nothing of its method has
+    fitted."""
+    fastest = max((share_of_speed(trial, best) for trial in trials), default=0.0)
+    return 1.0 - fastest if fastest else math.inf
+
+
+def recommended(trace: Trace) -> list[Trial]:
+    """The trials of the config that the search recommended."""
+    return [trial for trial in trace.runs if trace.stated is not None and trial.config == trace.stated.config]
+
+
+def bound_holds(trace: Trace, recorded: Recorded) -> bool:
+    """Whether the recommended config is no slower than stated, which is of the best of the same training method."""
+    assert trace.stated is not None
+    best = recorded.best_of(trace.stated.config.text("method"))
+    return regret(recommended(trace), best) <= trace.stated.regret_bound
+
+
+def trajectory(recorded: Recorded, traces: Sequence[Trace]) -> Trajectory:
+    """The trajectory of at least one search, one trace per seed."""
+    best, numbers, times = recorded.best, range(1, HORIZON + 1), moments(recorded)
+    ends = [list(accumulate(trial.seconds for trial in trace.runs)) for trace in traces]
+    ended = [[sum(end <= time for end in own) for time in times] for own in ends]
+    return Trajectory(
+        speed=Band.of(_fastest(trace, best, numbers) for trace in traces),
+        hypervolume=Band.of([_frontier(recorded, trace, number) for number in numbers] for trace in traces),
+        seconds=tuple(float(f"{moment:.{DIGITS}g}") for moment in times),
+        speed_by_seconds=Band.of(_fastest(trace, best, own) for trace, own in zip(traces, ended, strict=True)),
+    )
+
+
+def moments(recorded: Recorded) -> list[float]:
+    """The `MOMENTS` times, in seconds, at which a search of the problem is sampled, equal for all methods: from the
+    cheapest trial to the sum of all, evenly spaced on a logarithmic axis."""
+    seconds = [trial.seconds for trial in recorded.trials.values()]
+    first, last = min(seconds), math.fsum(seconds)
+    return [*(first * (last / first) ** (n / (MOMENTS - 1)) for n in range(MOMENTS - 1)), last]
+
+
+def _reached(traces: Sequence[Trace], best: Point, within: float) -> Reached:
+    numbers = [(trace, trials_to(trace, best, within)) for trace in traces]
+    return Reached(
+        within=within,
+        seeds=sum(number is not None for _, number in numbers),
+        trials=Spread.of(math.inf if n is None else n for _, n in numbers),
+        seconds=Spread.of(math.inf if n is None else _seconds(trace.runs[:n]) for trace, n in numbers),
+    )
+
+
+def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
+    stating = [trace for trace in traces if trace.stated]
+    return Ended(
+        seeds=len(traces),
+        trials=Spread.of(len(t.runs) for t in traces),
+        seconds=Spread.of(_seconds(t.runs) for t in traces),
+        out_of_memory=Spread.of(_ran_out(t.runs) for t in traces),
+        regret=Spread.of(regret(t.runs, recorded.best) for t in traces),
+        recommended=Spread.of(regret(recommended(t), recorded.best) for t in stating) if stating else None,
+        stated=Spread.of(t.stated.regret_bound for t in stating if t.stated) if stating else None,
+        within_stated=sum(bound_holds(t, recorded) for t in stating) if stating else None,
+    )
+
+
+def _frontier(recorded: Recorded, trace: Trace, trials: int) -> float:
+    return recorded.share_of_frontier(trial.outcome for trial in trace.runs[:trials])
+
+
+def _fastest(trace: Trace, best: Point, numbers: Iterable[int]) -> list[float]:
+    """The speed of the fastest among the first n trials, for each n in `numbers`, as a share of the best's."""
+    so_far = list(accumulate((share_of_speed(trial, best) for trial in trace.runs), max, initial=0.0))
+    return [so_far[min(number, len(trace.runs))] for number in numbers]
+
+
+def _ran_out(trials: Iterable[Trial]) -> int:
+    return sum(isinstance(trial.outcome, OutOfMemory) for trial in trials)
+
+
+def _seconds(trials: Iterable[Trial]) -> float:
+    return math.fsum(trial.seconds for trial in trials)

@@ -1,0 +1,139 @@
+"""The problems of a replay: recorded tables, split by training method, and what the estimator says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import autofit
+from autofit.bench.problem import ANY, Problem, listed
+from autofit.bench.recorded import Recorded
+from autofit.catalog.models import load
+from autofit.errors import NothingFits, UsageError, unknown
+from autofit.estimate.speed import prior
+from autofit.operations.allocator_shown import shown
+from autofit.operations.estimate_cache import readable
+from autofit.operations.predicting import estimate_all
+from autofit.operations.probing import rates_of
+from autofit.operations.recorded_tables import RecordedTable, is_table, read_whole
+from autofit.search.foresight import Foresight
+from autofit.techniques import Job
+from autofit.trial.site import installed_stack
+from autofit.units import format_bytes
+from autofit.workload import METHODS
+
+RECORDED = Path(autofit.__file__).parent.parent / "benchmarks" / "recorded"
+"""The tables of a checkout, which are replayed if none is named."""
+LimitOf = Callable[[Recorded], int | None]
+"""The memory limit in bytes under which a problem is replayed; None to leave it out."""
+Report = Callable[[str], None]
+"""Called with a line on what is done."""
+
+
+def silent(line: str) -> None:
+    """A report that nobody reads."""
+
+
+def read(files: Sequence[Path], report: Report = silent) -> list[RecordedTable]:
+    """The tables in these files; those of the checkout if none is named. Raises `UsageError` for one that is not there
+    or not whole, and for two of the same name, which could not be told apart."""
+    named = list(files) or sorted(path for path in RECORDED.glob("*.jsonl") if is_table(path))
+    if not named:
+        raise UsageError(f"there is no recorded table in {RECORDED}, which a checkout has: give --table FILE")
+    for file in named:
+        if not file.exists():
+            folder = file.parent if file.parent.is_dir() else RECORDED
+            raise unknown("table", str(file), [str(path) for path in sorted(folder.glob("*.jsonl"))])
+    stems = [file.stem for file in named]
+    for stem in stems:
+        if stems.count(stem) > 1:
+            raise UsageError(f"two tables are named {stem}: give each once, under names of their own")
+    tables = [read_whole(file) for file in named]
+    for table in tables:
+        if number := len(table.contradicting):
+            some = "1 config fits" if number == 1 else f"{number} configs fit"
+            report(f"{table.name}: {some} in one pass but not in another: counted as not fitting")
+    return tables
+
+
+def problems_of(tables: Iterable[RecordedTable], limit_of: LimitOf | None = None) -> list[Recorded]:
+    """A problem for each training method of a table and, if there are several, one of all together, including those in
+    which nothing fits. `limit_of` lowers their limits, or leaves some out.
+
+    Raises `UsageError` for a limit above a table's, and `NothingFits` if nothing fits in any of them.
+    """
+    problems: list[Recorded] = []
+    for table in tables:
+        for recorded in _split(table):
+            limit = table.memory_limit_bytes if limit_of is None else limit_of(recorded)
+            if limit is None:
+                continue
+            if limit > table.memory_limit_bytes:
+                raise UsageError(
+                    f"memory-limit {format_bytes(limit)} is above the {format_bytes(table.memory_limit_bytes)} under "
+                    f"which {table.file} was recorded: what would have fitted is not known"
+                )
+            problems.append(recorded.under(limit))
+    if problems and not any(recorded.points for recorded in problems):
+        name, limit = problems[0].problem.table, problems[0].problem.memory_limit_bytes
+        raise NothingFits(
+            f"nothing of {name} fits {format_bytes(limit)}: give a higher --memory-limit, or another table"
+        )
+    return problems
+
+
+def _split(table: RecordedTable) -> list[Recorded]:
+    by_method = {method: [t for t in table.trials if t.config["method"] == method] for method in METHODS}
+    parts = {method: trials for method, trials in by_method.items() if trials}
+    if len(parts) > 1:
+        parts[ANY] = list(table.trials)
+    digest = sha256(table.file.read_bytes()).hexdigest()
+    return [
+        Recorded(
+            problem=Problem(
+                table=table.name,
+                method=method,
+                configs=listed(trial.config for trial in trials),
+                workload=table.workload,
+                hardware=table.hardware,
+                stack=table.stack,
+                memory_limit_bytes=table.memory_limit_bytes,
+            ),
+            trials={trial.config: trial for trial in trials},
+            digest=digest,
+        )
+        for method, trials in parts.items()
+    ]
+
+
+def foresight_of(table: RecordedTable, *, store: str | None = None, report: Report = silent) -> Foresight:
+    """What a search foresees of a table on a machine where nothing has been measured yet, but for the probe that was
+    taken before the table. Estimating may take minutes; `store` is the URL of a store that keeps estimates."""
+    # Traced with the libraries installed here, for the device, driver and optional kernels of the recording.
+    there = table.stack
+    stack = replace(
+        installed_stack(),
+        cuda=there.cuda,
+        driver=there.driver,
+        flash_attn=there.flash_attn,
+        liger_kernel=there.liger_kernel,
+    )
+    job = Job(model=load(table.workload.model), workload=table.workload, hardware=table.hardware, stack=stack)
+    job = shown(job, reversed(table.trials))
+    configs = [trial.config for trial in table.trials]
+
+    def told(done: int, total: int) -> None:
+        report(f"{table.name}: {done} of {total} configs estimated")
+
+    with readable(store, create=True) as kept:
+        # What is predicted is the same under every limit.
+        limit = table.memory_limit_bytes
+        estimates = estimate_all(job, configs, memory_limit_bytes=limit, store=kept, report=told)
+    rates = prior(table.hardware)
+    if table.probe is not None and rates is not None:
+        rates = rates_of(table.probe, rates)
+    return Foresight(
+        predictions={config: estimate.timed(job, rates).prediction for config, estimate in estimates.items()}
+    )
