@@ -9,7 +9,7 @@ from typing import Any
 
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Measurement
+from autofit.outcome import Fits, Measurement, Trial
 from autofit.repeatability import widened
 from autofit.workload import METHODS, Workload
 
@@ -62,6 +62,19 @@ class Point:
         }
 
 
+def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
+    """The trial as a point; None if it did not fit."""
+    if not isinstance(trial.outcome, Fits):
+        return None
+    return Point(
+        config=trial.config,
+        measurement=trial.outcome.measurement,
+        trial_id=trial.trial_id,
+        runs=runs,
+        between=between,
+    )
+
+
 def dominates(a: Point, b: Point) -> bool:
     """Whether `a` is at least as good as `b` in both memory and throughput, and better in one."""
     memory_a, memory_b = a.measurement.device_bytes, b.measurement.device_bytes
@@ -104,7 +117,7 @@ class Frontier:
     trials: int
     out_of_memory: int
     contradictory: int = 0
-    """Configs whose trials contradict each other: they count as out of memory (`autofit.contradiction`)."""
+    """Configs whose trials contradict each other: they count as out of memory (`core.verdict`)."""
     considered: tuple[Point, ...] = ()
     """All points that the frontier was taken from. The recommendation is chosen among these, because a config beaten
     only within the noise may change the training less."""

@@ -12,6 +12,8 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.workload import Workload
 
+DEADLINE_SECONDS = 600.0
+"""A trial that has not ended by then is killed; the slowest thing it must allow for is compiling a large model."""
 PHASES = ("forward", "backward", "optimizer")
 """The phases of a training step, in order."""
 
@@ -338,6 +340,15 @@ class Trial:
         if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
             return ()
         return self.device_state.doubts(self.hardware)
+
+    @property
+    def timed_in_full(self) -> bool:
+        """Whether it fitted, and its timing was not stopped early."""
+        return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early
+
+    def fits_within(self, memory_limit_bytes: int) -> bool:
+        """Whether it fitted and took no more than the limit."""
+        return isinstance(self.outcome, Fits) and self.outcome.measurement.device_bytes <= memory_limit_bytes
 
     @property
     def least_step_seconds(self) -> float | None:

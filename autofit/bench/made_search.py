@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from autofit.bench.made_device import MadeDevice
 from autofit.frontier import PRACTICAL, Point
-from autofit.outcome import OutOfMemory, TimedOut
+from autofit.outcome import DEADLINE_SECONDS, OutOfMemory, TimedOut
 from autofit.search.replay import ours
 from autofit.search.replay.frontier_share import FrontierShare
 from autofit.search.replay.oracle import Enough, Oracle
@@ -16,7 +16,6 @@ from autofit.search.replay.problem import Problem
 from autofit.search.replay.recorded import Recorded, share_of_speed
 from autofit.search.replay.rivals_optuna import RIVALS
 from autofit.search.replay.trace import Run, Trace
-from autofit.trial.request import DEADLINE_SECONDS
 
 OURS = "autofit"
 BUDGET_SECONDS = 600.0

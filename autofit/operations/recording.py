@@ -25,9 +25,9 @@ from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.probing import undisturbed_probe
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
-from autofit.outcome import Crashed, Fits, Outcome, Trial, now, outcome_from_json, outcome_to_json
+from autofit.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, Trial, now, outcome_from_json, outcome_to_json
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
-from autofit.trial.request import DEADLINE_SECONDS, Rival, TrialRequest
+from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
 from autofit.workload import Effect, Goal, Workload
 

@@ -13,9 +13,9 @@ from pathlib import Path
 from sqlalchemy import Connection, MetaData, Table, func, inspect, select, text
 
 from autofit import __version__
-from autofit.contradiction import Contradiction
+from autofit.core.verdict import Contradiction, contradiction
 from autofit.errors import StoreError
-from autofit.store import contradictions
+from autofit.store import ranking
 from autofit.store.address import Address
 from autofit.store.engine import BUSY_SECONDS, Database
 from autofit.store.failures import translated
@@ -123,7 +123,7 @@ def check(url: str | None = None) -> StoreReport:
             newest=REVISIONS[-1],
             problems=tuple(problems),
             counts=_counts(connection, found.tables) if found else {},
-            contradictions=tuple(contradictions.every(connection, Reader())) if current else (),
+            contradictions=_contradictions(connection) if current else (),
         )
 
 
@@ -214,6 +214,11 @@ def _damage(connection: Connection) -> list[str]:
     broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(20)
     lost = [f"row {number} of {table} refers to a row of {other} that is lost" for table, number, other, _ in broken]
     return lost
+
+
+def _contradictions(connection: Connection) -> tuple[Contradiction, ...]:
+    found = (contradiction(attempts) for attempts in ranking.both_ways(connection, Reader()))
+    return tuple(one for one in found if one is not None)
 
 
 def _counts(connection: Connection, tables: frozenset[str]) -> dict[str, int]:

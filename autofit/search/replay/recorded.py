@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from autofit.frontier import Point, pareto
+from autofit.frontier import Point, pareto, point
 from autofit.lattice import Config
 from autofit.outcome import Fits, Outcome, OutOfMemory, Trial
-from autofit.search.knowledge import point
 from autofit.search.replay.problem import Problem
 from autofit.units import format_bytes
 
