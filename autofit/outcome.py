@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from autofit.core.device_state import DeviceState
 from autofit.hardware import Hardware, Stack
@@ -192,6 +192,11 @@ Outcome = Fits | OutOfMemory | TimedOut | Crashed | Diverged | Unsupported
 _KINDS: dict[str, type[Any]] = {c.kind: c for c in (Fits, OutOfMemory, TimedOut, Crashed, Diverged, Unsupported)}
 OUTCOME_KINDS = tuple(_KINDS)
 """The names of the outcomes in JSON."""
+
+
+def machinery_failed(outcome: Outcome) -> TypeGuard[Crashed]:
+    """Whether what failed is what runs the trials, so that this one says nothing about its config."""
+    return isinstance(outcome, Crashed) and outcome.transient
 
 
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from typing import Any
 
 from autofit.outcome import (
     DEADLINE_SECONDS,
-    Crashed,
     Diverged,
     Fits,
     Measurement,
@@ -23,6 +22,7 @@ from autofit.outcome import (
     TimedOut,
     Trial,
     Unsupported,
+    machinery_failed,
 )
 
 FITS_TO_DISPROVE = 2
@@ -165,7 +165,7 @@ def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> b
         return trial.fits_within(memory_limit_bytes) or outcome.measurement.peak_allocated_bytes > memory_limit_bytes
     if isinstance(outcome, OutOfMemory):
         return trial.memory_limit_bytes >= memory_limit_bytes and not outcome.host
-    if isinstance(outcome, Unsupported) or (isinstance(outcome, Crashed) and outcome.transient):
+    if isinstance(outcome, Unsupported) or machinery_failed(outcome):
         return False  # what the machine lacked may be there next time
     if isinstance(outcome, TimedOut) and (outcome.deadline_seconds < deadline_seconds or trial.doubts):
         return False  # with more time, or the device to itself, it may end
