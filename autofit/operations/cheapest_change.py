@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from autofit.catalog.hardware import fitting
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.floor import floor_bytes
+from autofit.frontier import speed
 from autofit.lattice import Axis, Config, Lattice, Value
 from autofit.operations.lattices import default_space, load_space
 from autofit.space import ADAPTER_AXES
@@ -97,14 +98,13 @@ class _Neighbourhood:
     def faster(self) -> Change | None:
         """The fastest single change that fits: an exact one if it gains enough, else one in numerics. The training
         itself stays as the user chose it."""
-        speed = self._found.tokens_per_second
-        if speed is None:
+        if self._found.tokens_per_second is None:
             return None
         for effect in (Effect.EXACT, Effect.NUMERICS):
             self._grant_traces()
             fits = self._fitting(self._not_sure_to_be_slower(effect))
-            best = max(fits, key=_speed, default=None)
-            if best is not None and _speed(best) >= speed * (1 + GAIN):
+            best = max(fits, key=speed, default=None)
+            if best is not None and speed(best) >= speed(self._found) * (1 + GAIN):
                 return self._change(best)
         return None
 
@@ -221,11 +221,7 @@ def _decoder(config: Config) -> tuple[tuple[str, Value], ...]:
     return tuple(item for item in config.items if item[0] not in WITHOUT_TRACE)
 
 
-def _speed(estimate: Estimate) -> float:
-    return estimate.tokens_per_second or 0.0
-
-
 def _preference(estimate: Estimate) -> tuple[int, float, int]:
     """A sort key: the most faithful method first, then the fastest; if no speed is known, the config that needs the
     most memory is likely the fastest."""
-    return METHODS.index(estimate.config.text("method")), -_speed(estimate), -estimate.device_bytes
+    return METHODS.index(estimate.config.text("method")), -speed(estimate), -estimate.device_bytes
