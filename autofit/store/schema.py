@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from pathlib import Path
 from sqlalchemy import Connection, MetaData, Table, func, inspect, select, text
 
 from autofit import __version__
+from autofit.core.retrying import retried
 from autofit.core.verdict import Contradiction, contradiction
 from autofit.errors import StoreError
 from autofit.store import ranking
@@ -191,19 +190,17 @@ def _migrate(database: Database) -> None:
 
 def _use_log(database: Database) -> None:
     """Turns on SQLite's write-ahead log, which lets readers continue alongside a writer and stays on for good."""
-    deadline = time.monotonic() + BUSY_SECONDS
+
+    def turn_on() -> None:
+        with closing(database.engine.raw_connection()) as connection:
+            connection.cursor().execute("PRAGMA journal_mode = WAL").close()
+
+    def is_busy(error: Exception) -> bool:
+        return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_BUSY")
+
     with translated(database.address):
-        while True:
-            # SQLite does not wait by itself here, and refuses this within a transaction.
-            with closing(database.engine.raw_connection()) as connection:
-                try:
-                    connection.cursor().execute("PRAGMA journal_mode = WAL").close()
-                    return
-                except sqlite3.OperationalError as error:
-                    busy = str(error.sqlite_errorname).startswith("SQLITE_BUSY")
-                    if not busy or time.monotonic() > deadline:
-                        raise
-            time.sleep(0.05)
+        # SQLite does not wait by itself here, and refuses this within a transaction.
+        retried(turn_on, is_busy, seconds=BUSY_SECONDS, pause_seconds=0.05)
 
 
 def _damage(connection: Connection) -> list[str]:
