@@ -5,17 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Measurement
+from autofit.outcome import Fits, Measurement, Trial
 from autofit.repeatability import widened
 from autofit.workload import METHODS, Workload
 
 MAX_TIE = 0.05
 """Relative speed difference above which two configs never tie, however noisy their measurements: otherwise noise would
 make the choice."""
+
+
+class Candidate(Protocol):
+    """A config with its memory and speed, measured or predicted."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def device_bytes(self) -> int: ...
+
+    @property
+    def tokens_per_second(self) -> float | None: ...
+
+
+C = TypeVar("C", bound=Candidate)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +65,16 @@ class Point:
         return MAX_TIE if spread is None else min(spread / 2, MAX_TIE)
 
     @property
+    def device_bytes(self) -> int:
+        """`Measurement.device_bytes`."""
+        return self.measurement.device_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """`Measurement.tokens_per_second`."""
+        return self.measurement.tokens_per_second
+
+    @property
     def method(self) -> str:
         """Training method; each method has its own frontier."""
         return self.config.text("method")
@@ -62,16 +88,38 @@ class Point:
         }
 
 
-def dominates(a: Point, b: Point) -> bool:
+def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
+    """The trial as a point; None if it did not fit."""
+    if not isinstance(trial.outcome, Fits):
+        return None
+    return Point(
+        config=trial.config,
+        measurement=trial.outcome.measurement,
+        trial_id=trial.trial_id,
+        runs=runs,
+        between=between,
+    )
+
+
+def speed(candidate: Candidate) -> float:
+    """Tokens per second; 0 where it is unknown."""
+    return candidate.tokens_per_second or 0.0
+
+
+def of_method(method: str, candidates: Iterable[C]) -> list[C]:
+    """Those of one training method."""
+    return [c for c in candidates if c.config["method"] == method]
+
+
+def dominates(a: Candidate, b: Candidate) -> bool:
     """Whether `a` is at least as good as `b` in both memory and throughput, and better in one."""
-    memory_a, memory_b = a.measurement.device_bytes, b.measurement.device_bytes
-    speed_a, speed_b = a.measurement.tokens_per_second, b.measurement.tokens_per_second
-    return memory_a <= memory_b and speed_a >= speed_b and (memory_a < memory_b or speed_a > speed_b)
+    no_worse = a.device_bytes <= b.device_bytes and speed(a) >= speed(b)
+    return no_worse and (a.device_bytes < b.device_bytes or speed(a) > speed(b))
 
 
 def ties(a: Point, b: Point) -> bool:
     """Whether the speeds differ by no more than their measurement uncertainty."""
-    speeds = (a.measurement.tokens_per_second, b.measurement.tokens_per_second)
+    speeds = (a.tokens_per_second, b.tokens_per_second)
     return min(speeds) >= max(speeds) * (1 - max(a.half_spread, b.half_spread))
 
 
@@ -82,14 +130,20 @@ def timed_in_full(points: Iterable[Point]) -> list[Point]:
     return [p for p in every if not p.measurement.stopped_early or p.method not in full]
 
 
-def pareto(points: Iterable[Point]) -> tuple[Point, ...]:
-    """The points that no other dominates, sorted by memory; of exact ties, the first. O(n log n)."""
-    ordered = sorted(points, key=lambda p: (p.measurement.device_bytes, -p.measurement.tokens_per_second))
-    best: list[Point] = []
-    for point in ordered:
-        if not best or point.measurement.tokens_per_second > best[-1].measurement.tokens_per_second:
-            best.append(point)
+def pareto(candidates: Iterable[C]) -> tuple[C, ...]:
+    """Those that no other dominates, sorted by memory; of exact ties, the first. O(n log n)."""
+    best: list[C] = []
+    for candidate in sorted(candidates, key=lambda c: (c.device_bytes, -speed(c))):
+        if not best or speed(candidate) > speed(best[-1]):
+            best.append(candidate)
     return tuple(best)
+
+
+def frontiers(candidates: Iterable[C]) -> tuple[C, ...]:
+    """The frontiers of all methods together, sorted by memory."""
+    every = list(candidates)
+    kept = [c for method in METHODS for c in pareto(of_method(method, every))]
+    return tuple(sorted(kept, key=lambda c: c.device_bytes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +158,7 @@ class Frontier:
     trials: int
     out_of_memory: int
     contradictory: int = 0
-    """Configs whose trials contradict each other: they count as out of memory (`autofit.contradiction`)."""
+    """Configs whose trials contradict each other: they count as out of memory (`core.verdict`)."""
     considered: tuple[Point, ...] = ()
     """All points that the frontier was taken from. The recommendation is chosen among these, because a config beaten
     only within the noise may change the training less."""
@@ -123,14 +177,11 @@ class Frontier:
     ) -> Frontier:
         """The frontiers of `points`, whatever their methods."""
         every = list(points)
-        full = timed_in_full(every)
-        kept = [p for method in METHODS for p in pareto(q for q in full if q.method == method)]
-        kept.sort(key=lambda p: p.measurement.device_bytes)
         return cls(
             hardware=hardware,
             workload=workload,
             stack=stack,
-            points=tuple(kept),
+            points=frontiers(timed_in_full(every)),
             trials=trials,
             out_of_memory=out_of_memory,
             contradictory=contradictory,
@@ -258,6 +309,29 @@ def no_preference(config: Config) -> int:
     return 0
 
 
+def best(
+    fitting: Iterable[C], *, methods: Iterable[str], ties: Callable[[C, C], bool], changes: Callable[[Config], int]
+) -> C | None:
+    """The fastest of what fits, from the first of `methods` that has a practical one (`practical`); None if nothing
+    fits.
+
+    Among those that tie with the fastest, the one that `changes` the training least, then the lightest.
+    """
+    every = list(fitting)
+    own = {method: found for method in methods if (found := of_method(method, every))}
+    method = practical({name: max(map(speed, found)) for name, found in own.items()})
+    if method is None:
+        return None
+    fastest = max(own[method], key=speed)
+    tied = [c for c in own[method] if ties(c, fastest)]
+    # A noisy one may tie with the fastest where a better one does not: leave out what is beaten outright.
+    return next(
+        c
+        for c in sorted(tied, key=lambda c: (changes(c.config), c.device_bytes, -speed(c)))
+        if not any(dominates(d, c) and changes(d.config) <= changes(c.config) for d in own[method])
+    )
+
+
 def choose(
     points: Iterable[Point],
     *,
@@ -265,51 +339,48 @@ def choose(
     methods: Iterable[str],
     changes: Callable[[Config], int] = no_preference,
 ) -> Point | None:
-    """The fastest point within the limit, from the first of `methods` that has a practical one (`practical`); None if
-    nothing fits.
-
-    Among points that tie with the fastest, the one that `changes` the training least, then the lightest.
-    """
-    fitting = [p for p in points if p.measurement.device_bytes <= memory_limit_bytes]
-    of_method = {m: timed_in_full(p for p in fitting if p.method == m) for m in methods}
-    speeds = {m: max(p.measurement.tokens_per_second for p in own) for m, own in of_method.items() if own}
-    method = practical(speeds)
-    return None if method is None else _first_among_equals(of_method[method], changes)
+    """The `best` point within the limit; None if nothing fits."""
+    fitting = timed_in_full(p for p in points if p.device_bytes <= memory_limit_bytes)
+    return best(fitting, methods=methods, ties=ties, changes=changes)
 
 
-def _first_among_equals(points: list[Point], changes: Callable[[Config], int]) -> Point:
-    fastest = max(points, key=lambda p: p.measurement.tokens_per_second)
-    tied = [p for p in points if ties(p, fastest)]
-    # A noisy point may tie with the fastest where a better one does not: leave out what is beaten outright.
-    sound = [p for p in tied if not any(dominates(q, p) and changes(q.config) <= changes(p.config) for q in points)]
-    return min(sound, key=lambda p: (changes(p.config), p.measurement.device_bytes, -p.measurement.tokens_per_second))
+def beside(
+    chosen: C,
+    candidates: Iterable[C],
+    *,
+    fits: Callable[[C], bool],
+    best_of: Callable[[str], C | None],
+    least_speedup: float = 1.0,
+) -> list[tuple[str, C]]:
+    """What is of interest beside the chosen one, each with its role: the lightest that does not fit and is more than
+    `least_speedup` times as fast, the next lighter one, and the best of each other method."""
+    every, method = list(candidates), chosen.config.text("method")
+    own = [c for c in of_method(method, every) if c.config != chosen.config]
+    over = [c for c in own if not fits(c) and speed(c) > least_speedup * speed(chosen)]
+    lighter = [c for c in pareto(filter(fits, own)) if c.device_bytes < chosen.device_bytes]
+    picks = [("faster, does not fit", c) for c in pareto(over)[:1]] + [("lighter", c) for c in lighter[-1:]]
+    for other in METHODS:
+        found = None if other == method else best_of(other)
+        if found is not None:
+            picks.append((beside_role(method, other, speed(found) / speed(chosen)), found))
+    return picks
 
 
 def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:
-    """The lightest faster point that does not fit, the next lighter one, and each other method's best fitting point."""
+    """The points of interest `beside` the chosen one."""
     every = list(points)
-    own = [p for p in every if p.method == chosen.method and p.config != chosen.config]
-    speed = chosen.measurement.tokens_per_second
-    picks: list[tuple[str, Point]] = []
-    over = [
-        p for p in own if p.measurement.device_bytes > memory_limit_bytes and p.measurement.tokens_per_second > speed
-    ]
-    if over:
-        picks.append(("faster, does not fit", min(over, key=lambda p: p.measurement.device_bytes)))
-    lighter = [p for p in pareto(own) if p.measurement.device_bytes < chosen.measurement.device_bytes]
-    if lighter:
-        picks.append(("lighter", lighter[-1]))
-    for method in METHODS:
-        best = choose(every, memory_limit_bytes=memory_limit_bytes, methods=[method])
-        if method != chosen.method and best is not None:
-            share = best.measurement.tokens_per_second / speed
-            picks.append((beside_role(chosen.method, method, share), best))
+    picks = beside(
+        chosen,
+        every,
+        fits=lambda p: p.device_bytes <= memory_limit_bytes,
+        best_of=lambda method: choose(every, memory_limit_bytes=memory_limit_bytes, methods=[method]),
+    )
     return tuple(
         Alternative(
             role=role,
-            point=point,
-            over_limit_bytes=point.measurement.device_bytes - memory_limit_bytes,
-            speedup=point.measurement.tokens_per_second / speed,
+            point=other,
+            over_limit_bytes=other.device_bytes - memory_limit_bytes,
+            speedup=speed(other) / speed(chosen),
         )
-        for role, point in picks
+        for role, other in picks
     )

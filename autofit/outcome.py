@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 from autofit.core.device_state import DeviceState
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.workload import Workload
 
+DEADLINE_SECONDS = 600.0
+"""A trial that has not ended by then is killed; the slowest thing it must allow for is compiling a large model."""
 PHASES = ("forward", "backward", "optimizer")
 """The phases of a training step, in order."""
 
@@ -192,6 +194,11 @@ OUTCOME_KINDS = tuple(_KINDS)
 """The names of the outcomes in JSON."""
 
 
+def machinery_failed(outcome: Outcome) -> TypeGuard[Crashed]:
+    """Whether what failed is what runs the trials, so that this one says nothing about its config."""
+    return isinstance(outcome, Crashed) and outcome.transient
+
+
 def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
     """`{"outcome": kind, "measurement": ...}` or `{"outcome": kind, "reason": ..., evidence}`."""
     if isinstance(outcome, Fits):
@@ -338,6 +345,15 @@ class Trial:
         if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
             return ()
         return self.device_state.doubts(self.hardware)
+
+    @property
+    def timed_in_full(self) -> bool:
+        """Whether it fitted, and its timing was not stopped early."""
+        return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early
+
+    def fits_within(self, memory_limit_bytes: int) -> bool:
+        """Whether it fitted and took no more than the limit."""
+        return isinstance(self.outcome, Fits) and self.outcome.measurement.device_bytes <= memory_limit_bytes
 
     @property
     def least_step_seconds(self) -> float | None:

@@ -6,7 +6,7 @@ import sys
 from datetime import UTC, datetime
 
 from autofit.catalog.models import load
-from autofit.outcome import Crashed, Trial
+from autofit.outcome import Trial, machinery_failed
 from autofit.search.budget import TIMING_SECONDS
 from autofit.techniques import Job
 from autofit.trial.request import TrialRequest
@@ -24,7 +24,7 @@ def measured(pool: Pool, recorded: Trial, limit: int) -> Trial | None:
     while not (done := pool.wait(1.0)):
         pass
     outcome = done[0].outcome
-    if isinstance(outcome, Crashed) and outcome.transient:
+    if machinery_failed(outcome):
         print(f"failed through no fault of its own: {outcome.reason}", file=sys.stderr)
         return None
     return Trial(

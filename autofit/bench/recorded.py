@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autofit.bench.problem import Problem
-from autofit.frontier import Point, pareto
+from autofit.frontier import Point, pareto, point
 from autofit.lattice import Config
 from autofit.outcome import Fits, Outcome, OutOfMemory, Trial
-from autofit.search.knowledge import point
 from autofit.units import format_bytes
 
 BEYOND_HEAVIEST = 1.1

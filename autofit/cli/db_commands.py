@@ -13,7 +13,7 @@ from autofit.cli import options
 from autofit.cli.output import STDOUT, columns, print_json, write
 
 if TYPE_CHECKING:
-    from autofit.contradiction import Contradiction
+    from autofit.core.verdict import Contradiction
     from autofit.store import StoreReport
 
 File = Annotated[Path, typer.Argument(help="JSON lines file; - is standard output or input.")]
@@ -98,7 +98,7 @@ def report_rows(report: StoreReport) -> list[tuple[str, str]]:
 
 def contradictions_text(found: Sequence[Contradiction]) -> str:
     """The configs with contradictory results, each with the trials that contradict each other and their limits."""
-    from autofit.contradiction import MENDS
+    from autofit.core.verdict import MENDS
     from autofit.units import format_bytes
 
     rows = [("contradictory config", "job", "fits in (trial)", "out of memory under (trial)")]

@@ -30,7 +30,7 @@ def warn(message: str) -> None:
 
 def warn_of_contradictions(contradictory: int) -> None:
     """Print a line on standard error if any configs, `contradictory` of them, have contradictory results."""
-    from autofit.contradiction import in_words
+    from autofit.core.verdict import in_words
 
     if contradictory:
         warn(in_words(contradictory))

@@ -143,7 +143,7 @@ def trial(
     """The command that `TRIAL_HELP` describes."""
     from autofit import operations
     from autofit.cli.tables import trial_text
-    from autofit.outcome import Crashed
+    from autofit.outcome import machinery_failed
     from autofit.store import Store
     from autofit.units import parse_bytes, parse_duration
 
@@ -162,8 +162,7 @@ def trial(
         )
     print_json(done.to_json()) if as_json else print(trial_text(done))
     keeper.check()
-    transient = isinstance(done.outcome, Crashed) and done.outcome.transient
-    raise typer.Exit(4 if transient else EXIT_CODES[done.outcome.kind])
+    raise typer.Exit(4 if machinery_failed(done.outcome) else EXIT_CODES[done.outcome.kind])
 
 
 EXIT_CODES = {"fits": 0, "unsupported": 2, "out_of_memory": 3, "timed_out": 3, "crashed": 3, "diverged": 3}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from shlex import quote
 
 from autofit.catalog.hardware import cards
-from autofit.contradiction import in_words
+from autofit.core.verdict import in_words
 from autofit.errors import EnvironmentLacks, unknown
 from autofit.frontier import Frontier, Recommendation, alternatives, choose
 from autofit.hardware import Hardware

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from autofit.catalog.hardware import fitting
 from autofit.estimate.estimate import Change, Estimate, Lightest
 from autofit.estimate.floor import floor_bytes
+from autofit.frontier import speed
 from autofit.lattice import Axis, Config, Lattice, Value
 from autofit.operations.lattices import default_space, load_space
 from autofit.space import ADAPTER_AXES
@@ -104,13 +105,12 @@ class _Neighbourhood:
     def faster(self) -> tuple[Change, ...]:
         """Single changes that are likely to fit and gain enough: exact ones, else those in numerics. The training
         itself stays as the user chose it."""
-        speed = self._found.tokens_per_second
-        if speed is None:
+        if self._found.tokens_per_second is None:
             return ()
         for effect in (Effect.EXACT, Effect.NUMERICS):
             self._grant_traces()
             fits = self._fitting(self._not_sure_to_be_slower(effect))
-            faster = [estimate for estimate in fits if _speed(estimate) >= speed * (1 + GAIN)]
+            faster = [estimate for estimate in fits if speed(estimate) >= speed(self._found) * (1 + GAIN)]
             if faster:
                 return self._options(faster)
         return ()
@@ -122,7 +122,7 @@ class _Neighbourhood:
         best = {
             "smallest": max(changes, key=lambda change: (-len(change.values), *_speed_or_memory(change.estimate))),
             "fastest": max(changes, key=lambda change: _speed_or_memory(change.estimate)),
-            "safest": max(changes, key=lambda change: (change.estimate.headroom_bytes, _speed(change.estimate))),
+            "safest": max(changes, key=lambda change: (change.estimate.headroom_bytes, speed(change.estimate))),
         }
         options: dict[Config, Change] = {}
         for role, change in best.items():
@@ -246,13 +246,9 @@ def _decoder(config: Config) -> tuple[tuple[str, Value], ...]:
     return tuple(item for item in config.items if item[0] not in WITHOUT_TRACE)
 
 
-def _speed(estimate: Estimate) -> float:
-    return estimate.tokens_per_second or 0.0
-
-
 def _speed_or_memory(estimate: Estimate) -> tuple[float, int]:
     """A sort key by speed: where none is known, what needs the most memory is likely the fastest."""
-    return _speed(estimate), estimate.device_bytes
+    return speed(estimate), estimate.device_bytes
 
 
 def _method(estimate: Estimate) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+from autofit.core.retrying import retried
 from autofit.errors import StoreError
 from autofit.outcome import Trial
 from autofit.store import Store, line_of, opening_line
@@ -34,7 +34,12 @@ class Keeper:
         """
         try:
             if self._failure is None:
-                return _patiently(lambda: self._store.add(trial, search_id=self._search_id))
+                return retried(
+                    lambda: self._store.add(trial, search_id=self._search_id),
+                    lambda error: isinstance(error, StoreError),
+                    seconds=PATIENCE_SECONDS,
+                    pause_seconds=PAUSE_SECONDS,
+                )
         except StoreError as error:
             self._failure = error
         except KeyboardInterrupt:
@@ -71,14 +76,3 @@ class Keeper:
         folders = [self._store.folder, Path.cwd(), Path(tempfile.gettempdir())]
         name = f"autofit-unsaved-{self._search_id or 'trials'}.jsonl"
         yield from (folder / name for folder in folders if folder is not None)
-
-
-def _patiently(work: Callable[[], Trial]) -> Trial:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while True:
-        try:
-            return work()
-        except StoreError:
-            if time.monotonic() + PAUSE_SECONDS > deadline:
-                raise
-        time.sleep(PAUSE_SECONDS)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.estimate.estimate import Estimate
-from autofit.frontier import beside_role, practical
+from autofit.frontier import beside, best, frontiers, of_method, speed
 from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.estimate_cache import readable
 from autofit.operations.estimating import is_card, not_estimated, site
@@ -19,7 +19,6 @@ from autofit.operations.requests import SearchRequest, memory_limit
 from autofit.operations.shortfall import Shortfall, holder
 from autofit.techniques import Job, changes
 from autofit.units import format_bytes
-from autofit.workload import METHODS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +82,7 @@ class PredictedFrontier:
 
     def of(self, method: str) -> tuple[Estimate, ...]:
         """The frontier of one method."""
-        return tuple(p for p in self.points if p.config["method"] == method)
+        return tuple(of_method(method, self.points))
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object: that of `outline`, and the predictions."""
@@ -128,65 +127,32 @@ def predict_frontier(
     )
 
 
-def pareto(estimates: Iterable[Estimate]) -> list[Estimate]:
-    """The estimates that none beats in both memory and speed, lightest first; if no speed is known, the lightest."""
-    best: list[Estimate] = []
-    for estimate in sorted(estimates, key=lambda e: (e.device_bytes, -_speed(e))):
-        if not best or _speed(estimate) > _speed(best[-1]):
-            best.append(estimate)
-    return best
-
-
-def frontiers(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
-    """The frontiers of all methods together, sorted by memory."""
-    kept = [e for method in METHODS for e in pareto(_of(method, estimates))]
-    return tuple(sorted(kept, key=lambda e: e.device_bytes))
-
-
 def recommended(estimates: Sequence[Estimate], methods: Iterable[str]) -> PredictedChoice | None:
-    """The fastest config that fits, of the first of `methods` that has a practical one (`frontier.practical`); None if
-    none fits or no speed is known.
+    """What `frontier.best` makes of the predictions, where speeds within `GAIN` tie; None if none fits or no speed is
+    known."""
 
-    Among those within `GAIN` of the fastest, the one that changes the training least, then the lightest.
-    """
-    fits = [e for e in estimates if e.fits and e.tokens_per_second is not None]
-    of_method = {method: found for method in methods if (found := _of(method, fits))}
-    method = practical({name: max(map(_speed, own)) for name, own in of_method.items()})
-    chosen = _choice(of_method.get(method or "", []))
+    def fits(estimate: Estimate) -> bool:
+        return estimate.fits and estimate.tokens_per_second is not None
+
+    def of(methods: Iterable[str]) -> Estimate | None:
+        return best(filter(fits, estimates), methods=methods, ties=_ties, changes=lambda c: len(changes(c)))
+
+    chosen = of(methods)
     if chosen is None:
         return None
+    picks = beside(chosen, estimates, fits=fits, best_of=lambda method: of([method]), least_speedup=1 + GAIN)
     return PredictedChoice(
         estimate=chosen,
         changes_training=changes(chosen.config),
         alternatives=tuple(
-            PredictedAlternative(role=role, estimate=other, speedup=_speed(other) / _speed(chosen))
-            for role, other in _beside(chosen, estimates, fits)
+            PredictedAlternative(role=role, estimate=other, speedup=speed(other) / speed(chosen))
+            for role, other in picks
         ),
     )
 
 
-def _choice(fits: Sequence[Estimate]) -> Estimate | None:
-    least = max(map(_speed, fits), default=0.0) * (1 - GAIN)
-    tied = [e for e in fits if _speed(e) >= least]
-    return min(tied, key=lambda e: (len(changes(e.config)), e.device_bytes, -_speed(e)), default=None)
-
-
-def _beside(chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Estimate]) -> list[tuple[str, Estimate]]:
-    """The lightest faster config that does not fit, the next lighter one, and the other methods' choices, each with its
-    role."""
-    method = chosen.config.text("method")
-    picks: list[tuple[str, Estimate]] = []
-    over = [e for e in _of(method, estimates) if not e.fits and _speed(e) > _speed(chosen) * (1 + GAIN)]
-    if over:
-        picks.append(("faster, does not fit", min(over, key=lambda e: (e.device_bytes, -_speed(e)))))
-    lighter = [e for e in pareto(_of(method, fits)) if e.device_bytes < chosen.device_bytes]
-    if lighter:
-        picks.append(("lighter", lighter[-1]))
-    for other in METHODS:
-        best = _choice(_of(other, fits)) if other != method else None
-        if best is not None:
-            picks.append((beside_role(method, other, _speed(best) / _speed(chosen)), best))
-    return picks
+def _ties(one: Estimate, fastest: Estimate) -> bool:
+    return speed(one) >= speed(fastest) * (1 - GAIN)
 
 
 def _prepared(request: SearchRequest) -> Prepared:
@@ -231,11 +197,3 @@ def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
             "over_limit_bytes": -lightest.headroom_bytes,
         },
     )
-
-
-def _of(method: str, estimates: Iterable[Estimate]) -> list[Estimate]:
-    return [e for e in estimates if e.config["method"] == method]
-
-
-def _speed(estimate: Estimate) -> float:
-    return estimate.tokens_per_second or 0.0

@@ -14,7 +14,16 @@ from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
 from autofit.operations.pooling import contradicting, pooled
 from autofit.operations.recording import BESIDE_OUTCOME, SAME, SCHEMA
-from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut, Trial, outcome_from_json
+from autofit.outcome import (
+    Fits,
+    Measurement,
+    Outcome,
+    OutOfMemory,
+    TimedOut,
+    Trial,
+    machinery_failed,
+    outcome_from_json,
+)
 from autofit.techniques import complete
 from autofit.workload import Workload
 
@@ -186,7 +195,7 @@ def _pass(file: Path, number: int, row: dict[str, Any]) -> int:
 
 def _impossible(outcome: Outcome, seconds: Any, workload: Workload, limit: int) -> str | None:
     """Why no trial can have given these values; None if one can."""
-    if isinstance(outcome, Crashed) and outcome.transient:
+    if machinery_failed(outcome):
         return "a failure of the machinery says nothing about its config"
     above_zero: dict[str, Any] = {"seconds": seconds}
     if isinstance(outcome, Fits):

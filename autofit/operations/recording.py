@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from autofit.errors import AutofitError, EnvironmentLacks, UsageError
 from autofit.hardware import Hardware, Stack
@@ -25,9 +25,18 @@ from autofit.operations.preparing import Prepared, prepare
 from autofit.operations.probing import undisturbed_probe
 from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import open_pool
-from autofit.outcome import Crashed, Fits, Outcome, Trial, now, outcome_from_json, outcome_to_json
+from autofit.outcome import (
+    DEADLINE_SECONDS,
+    Fits,
+    Outcome,
+    Trial,
+    machinery_failed,
+    now,
+    outcome_from_json,
+    outcome_to_json,
+)
 from autofit.search.budget import LEAST_DEADLINE_SECONDS, TIMING_SECONDS
-from autofit.trial.request import DEADLINE_SECONDS, Rival, TrialRequest
+from autofit.trial.request import Rival, TrialRequest
 from autofit.workers.pool import Completed, Pool
 from autofit.workload import Effect, Goal, Workload
 
@@ -209,10 +218,6 @@ def read_table(file: Path) -> list[Trial]:
     return [_trial(header, Config.from_json(d["config"]), _outcome(d), d["seconds"]) for d in lines]
 
 
-def _is_transient(outcome: Outcome) -> TypeGuard[Crashed]:
-    return isinstance(outcome, Crashed) and outcome.transient
-
-
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
     """Lock the file, so that no two recordings write to it at once."""
@@ -322,13 +327,13 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed
         if not under_way:
             return
         # What was measured is kept before anything is raised.
-        for done in sorted(pool.wait(1.0), key=lambda done: _is_transient(done.outcome)):
+        for done in sorted(pool.wait(1.0), key=lambda done: machinery_failed(done.outcome)):
             under_way -= 1
             if done.is_doubted and done.request.config not in repeated:
                 repeated.add(done.request.config)
                 requests = itertools.chain([done.request], requests)
                 continue
-            if not _is_transient(done.outcome):
+            if not machinery_failed(done.outcome):
                 failures = 0
                 yield done
                 continue

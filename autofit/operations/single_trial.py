@@ -9,11 +9,11 @@ from autofit.errors import UsageError
 from autofit.lattice import Config
 from autofit.operations.keeping import Keeper
 from autofit.operations.requests import WorkloadOptions, left_by_others, memory_limit
-from autofit.outcome import Trial, Unsupported, now
+from autofit.outcome import DEADLINE_SECONDS, Trial, Unsupported, now
 from autofit.training.requirements import cannot_here
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.recording import check_writable, modified
-from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
+from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_devices, detect
 
 _log = logging.getLogger(__name__)

@@ -6,12 +6,11 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from autofit.contradiction import contradiction, ran_out
-from autofit.frontier import Point, dominates
+from autofit.core.verdict import contradiction, verdict
+from autofit.frontier import Point, dominates, point
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial, Unsupported
+from autofit.outcome import DEADLINE_SECONDS, Fits, OutOfMemory, Trial
 from autofit.trial.pace import UNSTEADY
-from autofit.trial.request import DEADLINE_SECONDS
 
 MOST_EARLY_ENDS = 2
 """Trials of a config that end early before the search gives it up."""
@@ -38,72 +37,11 @@ def answers(
     return {config: trial for config, trial in found.items() if not _lost_its_rival(trial, full)}
 
 
-def verdict(
-    trials: Iterable[Trial], memory_limit_bytes: int, deadline_seconds: float = DEADLINE_SECONDS
-) -> Trial | None:
-    """The stored trial that settles a config under a limit; None if the config must be run.
-
-    A trial that fitted under any limit settles every limit that holds its memory. One that ran out of memory settles
-    every limit no higher than its own, a divergence every limit. A crash or a time-out settles its own limit only, and
-    a time-out only deadlines no longer than its own; a failure of the machinery settles nothing. The latest trial
-    counts, but one that was stopped early gives way to one that was timed in full, one whose time is in doubt
-    (`Trial.doubts`) to one whose time is not, and where one ran out of device memory, a fit counts only once that is
-    disproved (`autofit.contradiction`).
-    """
-    attempts = list(trials)
-    no_fit = bool(ran_out(attempts, memory_limit_bytes))
-    lesser: Trial | None = None
-    for trial in reversed(attempts):
-        if not _speaks(trial, memory_limit_bytes, deadline_seconds) or (no_fit and _within(trial, memory_limit_bytes)):
-            continue
-        if not isinstance(trial.outcome, Fits):
-            return lesser or trial
-        if _in_full(trial) and not trial.doubts:
-            return trial
-        if lesser is None or (_in_full(trial) and not _in_full(lesser)):
-            lesser = trial
-    return lesser
-
-
-def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
-    outcome = trial.outcome
-    if isinstance(outcome, Fits):
-        m = outcome.measurement
-        return m.device_bytes <= memory_limit_bytes or m.peak_allocated_bytes > memory_limit_bytes
-    if isinstance(outcome, OutOfMemory):
-        return trial.memory_limit_bytes >= memory_limit_bytes and not outcome.host
-    if isinstance(outcome, Unsupported) or (isinstance(outcome, Crashed) and outcome.transient):
-        return False  # what the machine lacked may be there next time
-    if isinstance(outcome, TimedOut) and (outcome.deadline_seconds < deadline_seconds or trial.doubts):
-        return False  # with more time, or the device to itself, it may end
-    if isinstance(outcome, Diverged):
-        return True  # no memory limit makes it train
-    return trial.memory_limit_bytes == memory_limit_bytes
-
-
-def _within(trial: Trial, memory_limit_bytes: int) -> bool:
-    """Whether the trial fitted and took no more than the limit."""
-    return isinstance(trial.outcome, Fits) and trial.outcome.measurement.device_bytes <= memory_limit_bytes
-
-
 def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
     own = point(trial)
     if own is None or not own.measurement.stopped_early:
         return False
     return not any(p.method == own.method and dominates(p, own) for p in full)
-
-
-def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
-    """The trial as a point; None if it did not fit."""
-    if not isinstance(trial.outcome, Fits):
-        return None
-    return Point(
-        config=trial.config,
-        measurement=trial.outcome.measurement,
-        trial_id=trial.trial_id,
-        runs=runs,
-        between=between,
-    )
 
 
 class Knowledge:
@@ -170,14 +108,14 @@ class Knowledge:
         """`learn` for the stored trial that settles its config, which is one of several attempts."""
         config, known = trial.config, list(attempts)
         self._attempts[config] = known if trial in known else [*known, trial]
-        self.runs[config] = sum(map(_in_full, known))
+        self.runs[config] = sum(attempt.timed_in_full for attempt in known)
         return self._count_as(trial)
 
     def learn(self, trial: Trial) -> int:
         """Add an outcome; returns how many other configs it rules out.
 
-        A config that ran out of device memory before still counts as out of memory, until that is disproved
-        (`autofit.contradiction`).
+        A trial that fitted, or whose time is in doubt, counts as what it means together with earlier ones of its config
+        (`core.verdict`).
         """
         config = trial.config
         self.recall_bounds([trial])
@@ -186,13 +124,11 @@ class Knowledge:
             self.give_back(config)
             return 0
         self._attempts[config].append(trial)
-        self.runs[config] += _in_full(trial)
-        failed = ran_out(self._attempts[config], self.memory_limit_bytes)
-        if failed and self._fits(trial):
-            return self._count_as(failed[-1])
-        earlier = self.trials.get(config)
-        clean = earlier is not None and self._fits(earlier) and not earlier.doubts
-        return self._count_as(earlier if clean and earlier is not None and trial.doubts else trial)
+        self.runs[config] += trial.timed_in_full
+        together = None
+        if self._fits(trial) or trial.doubts:
+            together = verdict(self._attempts[config], self.memory_limit_bytes)
+        return self._count_as(together or trial)
 
     def recall_bounds(self, trials: Iterable[Trial]) -> None:
         """Learn what trials that ended early show of their configs' steps, whatever else they show, unless these have
@@ -300,7 +236,7 @@ class Knowledge:
         return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in every)
 
     def _fits(self, trial: Trial) -> bool:
-        return _within(trial, self.memory_limit_bytes)
+        return trial.fits_within(self.memory_limit_bytes)
 
     def _rules_out(self, trial: Trial) -> bool:
         """Whether configs above this one cannot fit either. The order is one of device memory: running out of host
@@ -373,7 +309,3 @@ class Knowledge:
             above = (ruler for ruler in sound if self.lattice.is_lighter_or_equal(ruler, config))
             if (ruler := next(above, None)) is not None:
                 self._rule_out_above(ruler, config)
-
-
-def _in_full(trial: Trial) -> bool:
-    return isinstance(trial.outcome, Fits) and not trial.outcome.measurement.stopped_early

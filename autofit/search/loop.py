@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from autofit.catalog.models import shape
 from autofit.frontier import PRACTICAL, Point, choose
 from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, Trial, now
+from autofit.outcome import Fits, Trial, machinery_failed, now
 from autofit.search.advice import BESIDE, MUCH, Advice, Candidate
 from autofit.search.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits, wall_clock
@@ -16,7 +16,7 @@ from autofit.search.exactness import FamilyBaselines
 from autofit.search.foresight import Foresight
 from autofit.search.knowledge import Knowledge, answers
 from autofit.search.progress import Progress
-from autofit.search.runs import Runs, machinery_failed
+from autofit.search.runs import Runs
 from autofit.techniques import Job, changes
 from autofit.trial.request import Rival
 from autofit.units import format_bytes
@@ -343,7 +343,7 @@ class Search:
             shown, _ = self._runs.collect()
             has_shown = has_shown or bool(shown)
             for trial in shown:
-                if not machinery_failed(trial):
+                if not machinery_failed(trial.outcome):
                     self._adviser.tell(trial)
             self._refute()
             self.knowledge.executions_differ(self.between())  # the second run shows more of it

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from autofit.frontier import Point
 from autofit.repeatability import INTERVAL_DEVIATIONS
 from autofit.search.step_times import Mixture
-from autofit.search.surrogate import TIME
+from autofit.search.surrogate import TIME, normal_tail
 
 Array = NDArray[np.float64]
 Claim = tuple[float, Array | float]
@@ -74,7 +74,7 @@ def regret_bound(
 
 
 _NODES = np.linspace(-8.0, 8.0, 1601)
-_SHARES = np.array([math.erfc(-node / math.sqrt(2)) / 2 for node in _NODES])
+_SHARES = np.array([normal_tail(-node) for node in _NODES])
 
 
 def normal_share_below(deviations: Array) -> Array:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from autofit.errors import EnvironmentLacks
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Fits, Prediction, TimedOut, Trial, now
+from autofit.outcome import Fits, Prediction, TimedOut, Trial, machinery_failed, now
 from autofit.search.budget import Budget
 from autofit.techniques import Job
 from autofit.trial.classify import DEVICE_GONE, NO_KERNELS
@@ -174,10 +174,9 @@ class Runs:
         """Retry a trial once if the machinery failed, up to `DOUBTED_REPEATS` times if its time is in doubt; returns
         whether it is retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the
         device is gone or torch was not built for it."""
-        if not machinery_failed(trial):
+        if not machinery_failed(trial.outcome):
             self._machinery_failures = 0
             return self._begun_again_in_doubt(begun, trial)
-        assert isinstance(trial.outcome, Crashed)
         if DEVICE_GONE in trial.outcome.reason:
             raise EnvironmentLacks(
                 f"{trial.outcome.reason}; everything measured is kept",
@@ -234,8 +233,3 @@ class Runs:
 def _killed_at(trial: Trial, deadline_seconds: float) -> bool:
     """Whether the trial was killed at this deadline, and not before because its pace was too slow."""
     return isinstance(trial.outcome, TimedOut) and trial.outcome.deadline_seconds >= deadline_seconds
-
-
-def machinery_failed(trial: Trial) -> bool:
-    """Whether what failed is what runs the trials, so that this one says nothing about its config."""
-    return isinstance(trial.outcome, Crashed) and trial.outcome.transient

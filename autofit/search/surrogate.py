@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
@@ -229,6 +230,11 @@ def moments_above(least: float, mean: float, deviation: float) -> tuple[float, f
     standard = (least - mean) / deviation
     if standard > FAR:
         return least + deviation / standard, (deviation / standard) ** 2
-    density = math.exp(-(standard**2) / 2) / math.sqrt(2 * math.pi)
-    hazard = density / (math.erfc(standard / math.sqrt(2)) / 2)
+    hazard = NormalDist().pdf(standard) / normal_tail(standard)
     return mean + deviation * hazard, deviation**2 * (1.0 - hazard * (hazard - standard))
+
+
+def normal_tail(deviations: float) -> float:
+    """The probability that a normal variable is more than so many standard deviations above its mean. Rounding leaves
+    nothing of it in `1 - NormalDist().cdf(deviations)` where it is small."""
+    return math.erfc(deviations / math.sqrt(2)) / 2

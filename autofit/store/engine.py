@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 from urllib.parse import quote
 
 from sqlalchemy import Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError
 
+from autofit.core.retrying import retried
 from autofit.errors import StoreError
 from autofit.store.address import Address
 from autofit.store.failures import is_conflict, translated
@@ -64,16 +62,13 @@ class Database:
 
         Raises `StoreError`.
         """
-        deadline = time.monotonic() + CONFLICT_SECONDS
+
+        def attempt() -> T:
+            with self._writer.begin() as connection:
+                return work(connection)
+
         with translated(self.address):
-            while True:
-                try:
-                    with self._writer.begin() as connection:
-                        return work(connection)
-                except DBAPIError as error:
-                    if not is_conflict(error) or time.monotonic() > deadline:
-                        raise
-                time.sleep(random.uniform(0.001, 0.02))
+            return retried(attempt, is_conflict, seconds=CONFLICT_SECONDS, pause_seconds=0.01)
 
     def close(self) -> None:
         """Closes all connections."""

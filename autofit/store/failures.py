@@ -95,8 +95,10 @@ def _sqlstate(error: Exception, cause: BaseException) -> str:
     return "08" if lost else ""
 
 
-def is_conflict(error: DBAPIError) -> bool:
+def is_conflict(error: Exception) -> bool:
     """Whether another process wrote the same rows at the same time, so that trying again will succeed."""
+    if not isinstance(error, DBAPIError):
+        return False
     name = getattr(error.orig, "sqlite_errorname", None)
     if name is not None:
         return name in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_BUSY_SNAPSHOT")

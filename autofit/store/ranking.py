@@ -1,152 +1,119 @@
-"""The frontier, computed inside the database: of 100,000 trials, only the few that matter are read."""
+"""The trials that a frontier needs: the database selects them, `core.verdict` judges what they mean together."""
 
 from __future__ import annotations
 
-from sqlalchemy import (
-    ColumnElement,
-    Connection,
-    FromClause,
-    ScalarSelect,
-    Select,
-    and_,
-    case,
-    exists,
-    func,
-    or_,
-    select,
-    true,
-)
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, exists, func, select, tuple_
 from sqlalchemy.orm import aliased
 
-from autofit.outcome import Diverged, Fits, OutOfMemory
-from autofit.store.contradictions import Columns, contradicted, in_full, only_of_config, same_config, same_context
+from autofit.core.verdict import standing
+from autofit.frontier import Point, point
+from autofit.outcome import Fits, OutOfMemory, Trial
+from autofit.store.rows import TRIAL_COLUMNS, Reader
 from autofit.store.tables import TrialRow
-from autofit.trial.request import DEADLINE_SECONDS
+
+Columns = Any
+"""`TrialRow` or an alias of it."""
+_CONFIG = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
 
 
-def of_context(hardware_key: str, stack_key: str, workload_key: str) -> tuple[ColumnElement[bool], ...]:
+def of_context(rows: Columns, hardware_key: Any, stack_key: Any, workload_key: Any) -> tuple[Any, ...]:
     """The condition that a trial is of one hardware, stack and workload."""
-    return same_context(TrialRow, hardware_key, stack_key, workload_key)
-
-
-def undominated(
-    hardware_key: str, stack_key: str, workload_key: str, memory_limit_bytes: int | None
-) -> Select[tuple[int]]:
-    """The ids of the trials on the frontiers of the families: at least those that `Frontier.of` would keep, whichever
-    families it is given. Trials timed in full and trials stopped early have separate frontiers, so that none of the
-    latter hides one of the former.
-
-    Of each config only the latest attempt that stands counts (`_stands`). The index holds every family's trials in the
-    order of memory, then speed: from one point of a frontier the database looks for the next row that is faster, so
-    that it reads no row twice and sorts nothing.
-    """
-    context = (hardware_key, stack_key, workload_key)
-    groups = (
-        select(TrialRow.stopped_early, TrialRow.family)
-        .where(*same_context(TrialRow, *context), TrialRow.outcome == Fits.kind)
-        .distinct()
-        .subquery()
+    return (
+        rows.workload_key == workload_key,
+        rows.hardware_key == hardware_key,
+        rows.stack_key == stack_key,
     )
-    first = _next(context, groups, None, memory_limit_bytes)
-    steps = select(*groups.c, first.label("id")).cte("steps", recursive=True)
-    here = aliased(TrialRow, name="here")
-    following = _next(context, steps, here, memory_limit_bytes)
-    walked = (steps.c.stopped_early, steps.c.family)
-    steps = steps.union_all(select(*walked, following.label("id")).join_from(steps, here, here.id == steps.c.id))
-    return select(steps.c.id).where(steps.c.id.is_not(None))
 
 
-def runs() -> ScalarSelect[int]:
-    """How often a trial's config has fitted and been timed in full, under any limit."""
-    other = aliased(TrialRow, name="other_run")
-    times = select(func.coalesce(func.sum(case((in_full(other), 1), else_=0)), 0))
-    return times.where(same_config(other, TrialRow)).correlate(TrialRow).scalar_subquery()
+def same_config(one: Columns, other: Columns) -> ColumnElement[bool]:
+    """The condition that two trials are of one config, hardware, stack and workload."""
+    return and_(*(getattr(one, column.key) == getattr(other, column.key) for column in _CONFIG))
 
 
-def counts(connection: Connection, context: tuple[ColumnElement[bool], ...]) -> tuple[int, int]:
-    """How many trials there are, and how many of them ran out of memory."""
-    every = select(func.count()).select_from(TrialRow).where(*context)
+def only_of_config(condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    """`condition` on the trials of one config, wrapped in a CASE so that the database finds the config's few rows by
+    their key instead of using the index of all trials with one outcome."""
+    return case((condition, 1), else_=0) == 1
+
+
+def counts(connection: Connection, keys: Mapping[str, str]) -> tuple[int, int]:
+    """How many trials of a context there are, and how many of them ran out of memory."""
+    every = select(func.count()).select_from(TrialRow).where(*of_context(TrialRow, **keys))
     found = [connection.scalar(query) or 0 for query in (every, every.where(TrialRow.outcome == OutOfMemory.kind))]
     return found[0], found[1]
 
 
-def _next(
-    context: tuple[str, str, str], group: FromClause, here: Columns | None, limit: int | None
-) -> ScalarSelect[int]:
-    """The lightest trial of a group that stands and, if `here` is given, is faster than it and no lighter."""
-    rows = aliased(TrialRow, name="candidate")
-    query = select(rows.id).where(
-        *same_context(rows, *context),
-        rows.outcome == Fits.kind,
-        rows.stopped_early == group.c.stopped_early,
-        rows.family == group.c.family,
-        *_stands(rows, limit),
+def undominated(
+    connection: Connection, reader: Reader, keys: Mapping[str, str], memory_limit_bytes: int, between: float
+) -> Iterator[Point]:
+    """The frontiers of the families: at least those points that `Frontier.of` would keep, whichever families it is
+    given. Trials timed in full and trials stopped early have separate frontiers, so that none of the latter hides one
+    of the former.
+
+    Each config is known by one trial (`core.verdict.standing`). An index holds every family's trials in the order of
+    memory, then speed: from each point the database finds the next trial that is faster, and reads no other config's.
+    """
+    families = select(TrialRow.stopped_early, TrialRow.family).where(
+        *of_context(TrialRow, **keys), TrialRow.outcome == Fits.kind
     )
-    if here is not None:
-        query = query.where(
-            rows.device_bytes >= here.device_bytes,
-            rows.tokens_per_second > here.tokens_per_second,
+    for stopped_early, family in connection.execute(families.distinct()).all():
+        here: dict[str, Any] = {**keys, "stopped_early": stopped_early, "family": family, **_START}
+        while rows := connection.execute(_NEXT_CONFIG, here).all():
+            attempts = [reader.trial(connection, row) for row in rows]
+            here |= {"bytes": rows[0].bytes, "speed": rows[0].speed, "number": rows[0].number}
+            known = standing(attempts, memory_limit_bytes)
+            if known is None or known.trial_id != here["number"]:
+                continue
+            here["fastest"] = here["speed"]
+            found = point(known, sum(t.timed_in_full for t in attempts), between)
+            assert found is not None
+            yield found
+
+
+def both_ways(connection: Connection, reader: Reader, keys: Mapping[str, str] | None = None) -> Iterator[list[Trial]]:
+    """The attempts of each config that has fitted and has run out of memory, which may contradict each other."""
+    failed, fitted = aliased(TrialRow, name="failed"), aliased(TrialRow, name="fitted")
+    ran_out = select(failed.config_key).where(failed.outcome == OutOfMemory.kind)
+    repeated = select(*_CONFIG).group_by(*_CONFIG).having(func.count() > 1)
+    if keys is not None:
+        ran_out, repeated = ran_out.where(*of_context(failed, **keys)), repeated.where(*of_context(TrialRow, **keys))
+    # Few configs have several trials, and an index alone tells which: only their rows are read.
+    candidates = repeated.where(TrialRow.config_key.in_(ran_out)).subquery()
+    query = (
+        select(*TRIAL_COLUMNS, *_CONFIG)
+        .join_from(candidates, TrialRow, same_config(TrialRow, candidates.c))
+        .where(exists().where(same_config(fitted, candidates.c), only_of_config(fitted.outcome == Fits.kind)))
+    )
+    rows = connection.execute(query.order_by(*_CONFIG, TrialRow.id))
+    for _, attempts in groupby(rows, lambda row: row[-len(_CONFIG) :]):
+        yield [reader.trial(connection, row) for row in attempts]
+
+
+def _next_config() -> Select[*tuple[Any, ...]]:
+    """All attempts, oldest first, of the config of the next trial in a family's order that is faster than `fastest`."""
+    following, one = aliased(TrialRow, name="following"), aliased(TrialRow, name="one")
+    order = (following.device_bytes, following.tokens_per_second, following.id)
+    number = (
+        select(following.id)
+        .where(
+            *of_context(following, *(bindparam(column.key) for column in _CONFIG[:3])),
+            following.outcome == Fits.kind,
+            following.stopped_early == bindparam("stopped_early"),
+            following.family == bindparam("family"),
+            tuple_(*order) > tuple_(bindparam("bytes"), bindparam("speed"), bindparam("number")),
+            following.tokens_per_second > bindparam("fastest"),
         )
-    query = query.order_by(rows.device_bytes, rows.tokens_per_second, rows.id).limit(1)
-    return query.correlate(group, *([] if here is None else [here])).scalar_subquery()
-
-
-def _stands(rows: Columns, limit: int | None) -> tuple[ColumnElement[bool], ...]:
-    """Whether a fitting trial stands for its config: no later attempt replaces or refutes it, no attempt at any time
-    contradicts it and, if it was stopped early or its time is in doubt, there is no valid attempt that was timed in
-    full, or whose time is not.
-    """
-    later = aliased(TrialRow, name="later")
-    refuted = exists().where(same_config(later, rows), later.id > rows.id, _refutes(later, rows, limit))
-    return (
-        ~refuted,
-        ~contradicted(rows, limit),
-        or_(~rows.stopped_early, ~_beside(rows, limit, clean=False)),
-        or_(~rows.suspect, ~_beside(rows, limit, clean=True)),
+        .order_by(*order)
+        .limit(1)
     )
+    own = (one.device_bytes.label("bytes"), one.tokens_per_second.label("speed"), one.id.label("number"))
+    query = select(*TRIAL_COLUMNS, *own).join(one, same_config(TrialRow, one))
+    return query.where(one.id == number.scalar_subquery()).order_by(TrialRow.id)
 
 
-def _beside(rows: Columns, limit: int | None, *, clean: bool) -> ColumnElement[bool]:
-    """Whether the trial's config has a valid attempt that was timed in full and, if `clean`, without doubts."""
-    names = ("clean", "after_clean") if clean else ("timed_in_full", "after_it")
-    full, after = (aliased(TrialRow, name=name) for name in names)
-    refuted = exists().where(same_config(after, full), after.id > full.id, _fails(after, full, limit))
-    fits = and_(in_full(full), ~full.suspect) if clean else in_full(full)
-    return exists().where(same_config(full, rows), only_of_config(fits), ~refuted, _speaks(full, rows, limit))
-
-
-def _refutes(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
-    """Whether a later attempt of the same config takes the place of a fitting one."""
-    no_worse = and_(or_(~later.stopped_early, rows.stopped_early), or_(~later.suspect, rows.suspect))
-    again = and_(later.outcome == Fits.kind, no_worse, _speaks(later, rows, limit))
-    return or_(again, _fails(later, rows, limit))
-
-
-def _speaks(fitted: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
-    """Whether a fitting attempt may take the place of another. It may not if the other stayed within the limit while it
-    exceeded it only by memory that it had reserved but not allocated. A search runs such a config again."""
-    if limit is None:
-        return true()
-    return or_(rows.device_bytes > limit, fitted.device_bytes <= limit, fitted.peak_allocated_bytes > limit)
-
-
-def _fails(later: Columns, rows: Columns, limit: int | None) -> ColumnElement[bool]:
-    """Whether a later attempt failed in a way that overrides a fitting one.
-
-    For a question about `limit`, as a search under that limit judges it (`search.knowledge.verdict`): it ran out of
-    memory under the limit or a higher one, or failed otherwise under exactly the limit. Without a limit, and for a
-    fitting trial that exceeds it: it failed under that trial's own limit or a higher one. Divergence counts under any
-    limit. Failures of the machinery say nothing about the config, nor do deadlines shorter than the default, nor those
-    missed on a device that was busy.
-    """
-    own = later.memory_limit_bytes >= rows.memory_limit_bytes
-    if limit is None:
-        where = own
-    else:
-        out_of_memory = and_(later.outcome == OutOfMemory.kind, later.memory_limit_bytes >= limit)
-        otherwise = and_(later.outcome != OutOfMemory.kind, later.memory_limit_bytes == limit)
-        within = rows.device_bytes <= limit
-        where = or_(and_(within, or_(out_of_memory, otherwise)), and_(~within, own))
-    where = or_(where, later.outcome == Diverged.kind)
-    too_short = and_(later.deadline_seconds.is_not(None), later.deadline_seconds < DEADLINE_SECONDS)
-    return and_(later.outcome != Fits.kind, ~later.transient, ~later.suspect, ~too_short, where)
+_NEXT_CONFIG = _next_config()  # built once, because that takes longer than running it
+_START = {"bytes": -1, "speed": 0.0, "number": 0, "fastest": 0.0}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from sqlalchemy import Connection, and_, func, select
+from sqlalchemy import ColumnElement, Connection, and_, func, select
 from sqlalchemy.orm import aliased
 
+from autofit.outcome import Fits
 from autofit.repeatability import Execution
-from autofit.store.contradictions import in_full, only_of_config, same_config
+from autofit.store.ranking import Columns, only_of_config, same_config
 from autofit.store.tables import TrialRow
 
 LATEST = 2000
@@ -33,7 +34,7 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
     keys = [latest.c[column.key] for column in config]
     repeated = (
         select(*keys)
-        .where(latest.c.hardware_key == hardware_key, in_full(latest.c), ~latest.c.suspect)
+        .where(latest.c.hardware_key == hardware_key, _undisturbed(latest.c))
         .group_by(*keys)
         .having(func.count() > 1)
         .subquery()
@@ -43,7 +44,7 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
     query = (
         select(run.stack_key, run.workload_key, run.config_key, run.tokens_per_second, spread)
         .join_from(repeated, run, same_config(run, repeated.c))
-        .where(only_of_config(and_(in_full(run), ~run.suspect)))
+        .where(only_of_config(_undisturbed(run)))
         .order_by(run.id)
     )
     found: defaultdict[tuple[str, str, str], list[Execution]] = defaultdict(list)
@@ -51,3 +52,8 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
         if width is not None and speed:
             found[stack, workload, key].append((speed, width))
     return list(found.values())
+
+
+def _undisturbed(rows: Columns) -> ColumnElement[bool]:
+    """The condition that a trial fitted, was timed in full and not disturbed by others."""
+    return and_(rows.outcome == Fits.kind, ~rows.stopped_early, ~rows.suspect)

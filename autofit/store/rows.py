@@ -15,7 +15,16 @@ from autofit.core.device_state import DeviceState
 from autofit.errors import StoreError
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Fits, Outcome, Prediction, TimedOut, Trial, outcome_from_json, outcome_to_json
+from autofit.outcome import (
+    Fits,
+    Outcome,
+    Prediction,
+    TimedOut,
+    Trial,
+    machinery_failed,
+    outcome_from_json,
+    outcome_to_json,
+)
 from autofit.store.engine import to_text
 from autofit.store.tables import Base, HardwareRow, StackRow, TrialRow, WorkloadRow
 from autofit.techniques import family
@@ -109,7 +118,7 @@ def trial_values(trial: Trial) -> Values:
         "family": family(trial.config),
         "outcome": trial.outcome.kind,
         "stopped_early": measured is not None and measured.stopped_early,
-        "transient": isinstance(trial.outcome, Crashed) and trial.outcome.transient,
+        "transient": machinery_failed(trial.outcome),
         "deadline_seconds": trial.outcome.deadline_seconds if isinstance(trial.outcome, TimedOut) else None,
         "device_bytes": measured and measured.device_bytes,
         "peak_allocated_bytes": measured and measured.peak_allocated_bytes,

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -13,9 +11,10 @@ from pathlib import Path
 from sqlalchemy import Connection, MetaData, Table, func, inspect, select, text
 
 from autofit import __version__
-from autofit.contradiction import Contradiction
+from autofit.core.retrying import retried
+from autofit.core.verdict import Contradiction, contradiction
 from autofit.errors import StoreError
-from autofit.store import contradictions
+from autofit.store import ranking
 from autofit.store.address import Address
 from autofit.store.engine import BUSY_SECONDS, Database
 from autofit.store.failures import translated
@@ -123,7 +122,7 @@ def check(url: str | None = None) -> StoreReport:
             newest=REVISIONS[-1],
             problems=tuple(problems),
             counts=_counts(connection, found.tables) if found else {},
-            contradictions=tuple(contradictions.every(connection, Reader())) if current else (),
+            contradictions=_contradictions(connection) if current else (),
         )
 
 
@@ -191,19 +190,17 @@ def _migrate(database: Database) -> None:
 
 def _use_log(database: Database) -> None:
     """Turns on SQLite's write-ahead log, which lets readers continue alongside a writer and stays on for good."""
-    deadline = time.monotonic() + BUSY_SECONDS
+
+    def turn_on() -> None:
+        with closing(database.engine.raw_connection()) as connection:
+            connection.cursor().execute("PRAGMA journal_mode = WAL").close()
+
+    def is_busy(error: Exception) -> bool:
+        return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_BUSY")
+
     with translated(database.address):
-        while True:
-            # SQLite does not wait by itself here, and refuses this within a transaction.
-            with closing(database.engine.raw_connection()) as connection:
-                try:
-                    connection.cursor().execute("PRAGMA journal_mode = WAL").close()
-                    return
-                except sqlite3.OperationalError as error:
-                    busy = str(error.sqlite_errorname).startswith("SQLITE_BUSY")
-                    if not busy or time.monotonic() > deadline:
-                        raise
-            time.sleep(0.05)
+        # SQLite does not wait by itself here, and refuses this within a transaction.
+        retried(turn_on, is_busy, seconds=BUSY_SECONDS, pause_seconds=0.05)
 
 
 def _damage(connection: Connection) -> list[str]:
@@ -214,6 +211,11 @@ def _damage(connection: Connection) -> list[str]:
     broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(20)
     lost = [f"row {number} of {table} refers to a row of {other} that is lost" for table, number, other, _ in broken]
     return lost
+
+
+def _contradictions(connection: Connection) -> tuple[Contradiction, ...]:
+    found = (contradiction(attempts) for attempts in ranking.both_ways(connection, Reader()))
+    return tuple(one for one in found if one is not None)
 
 
 def _counts(connection: Connection, tables: frozenset[str]) -> dict[str, int]:

@@ -11,12 +11,13 @@ from typing import Any, Self
 from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 
 from autofit.core.device_probe import Probe
-from autofit.frontier import Frontier, Point
+from autofit.core.verdict import contradiction, most_memory
+from autofit.frontier import Frontier
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
-from autofit.outcome import Fits, Trial
+from autofit.outcome import Trial
 from autofit.repeatability import between_executions
-from autofit.store import attempts, contradictions, estimates, probes, ranking, repeats, schema, searches
+from autofit.store import attempts, estimates, probes, ranking, repeats, schema, searches
 from autofit.store.address import Address
 from autofit.store.engine import Database
 from autofit.store.rows import TRIAL_COLUMNS, Reader, storable
@@ -193,33 +194,32 @@ class Store:
         memory_limit_bytes: int | None = None,
         allowed: Callable[[Config], bool] = lambda config: True,
     ) -> Frontier | None:
-        """The frontier, with each config represented by one trial; None if nothing was tried.
+        """The frontier, with each config represented by one trial (`core.verdict.standing`); None if nothing was tried.
 
-        That is its latest attempt that fits, unless a later one failed under the same or a higher memory limit or any
-        contradicts it (`autofit.contradiction`); one timed in full takes precedence over one stopped early. With
-        `memory_limit_bytes`, configs are judged as a search under that limit judges them. `allowed` must give the same
-        answer for all configs of a family (`techniques.family`). The frontier's `considered` points are those that no
-        other of their family beats. Its `trials` and `out_of_memory` count all attempts, its `contradictory` configs.
+        With `memory_limit_bytes`, configs are judged as a search under that limit judges them. `allowed` must give the
+        same answer for all configs of a family (`techniques.family`). The frontier's `considered` points are those that
+        no other of their family beats. Its `trials` and `out_of_memory` count all attempts, its `contradictory`
+        configs.
         """
-        keys = (hardware_key, stack_key, workload_key)
-        context = ranking.of_context(*keys)
+        limit = memory_limit_bytes or 0
+        keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
         with self._database.read() as connection:
-            last = select(func.max(TrialRow.id)).where(*context).scalar_subquery()
+            last = select(func.max(TrialRow.id)).where(*ranking.of_context(TrialRow, **keys)).scalar_subquery()
             newest = connection.scalar(select(TrialRow.hardware_digest).where(TrialRow.id == last))
             if newest is None:
                 return None
-            trials, out_of_memory = ranking.counts(connection, context)
-            undominated = ranking.undominated(*keys, memory_limit_bytes)
+            trials, out_of_memory = ranking.counts(connection, keys)
             between = between_executions(repeats.of_hardware(connection, hardware_key))
-            points = [p for p in self._points(connection, undominated, between) if allowed(p.config)]
+            points = ranking.undominated(connection, self._reader, keys, limit, between)
+            both_ways = ranking.both_ways(connection, self._reader, keys)
             return Frontier.of(
-                points,
+                sorted((p for p in points if allowed(p.config)), key=lambda p: p.trial_id or 0),
                 hardware=self._reader.hardware(connection, newest),
                 workload=self._reader.workload(connection, workload_key),
                 stack=self._reader.stack(connection, stack_key),
                 trials=trials,
                 out_of_memory=out_of_memory,
-                contradictory=contradictions.count(connection, keys, memory_limit_bytes),
+                contradictory=sum(contradiction(a, limit or most_memory(a)) is not None for a in both_ways),
             )
 
     def between_executions(self, hardware_key: str) -> float:
@@ -323,20 +323,6 @@ class Store:
         with self._database.read() as connection, connection.execute(query) as rows:
             for row in rows:
                 yield self._reader.trial(connection, row)
-
-    def _points(self, connection: Connection, ids: Select[tuple[int]], between: float) -> Iterator[Point]:
-        """The trials with these ids as points, oldest first."""
-        query = select(*TRIAL_COLUMNS, ranking.runs().label("runs")).where(TrialRow.id.in_(ids)).order_by(TrialRow.id)
-        for row in connection.execute(query).all():
-            trial = self._reader.trial(connection, row)
-            assert isinstance(trial.outcome, Fits)
-            yield Point(
-                config=trial.config,
-                measurement=trial.outcome.measurement,
-                trial_id=trial.trial_id,
-                runs=row.runs,
-                between=between,
-            )
 
 
 def _conditions(

@@ -95,7 +95,7 @@ class TrialRow(Base):
             "attempt",
             name="uq_trials_attempt",
         ),
-        # In the frontier's own order: a query goes from point to point without reading what lies between (ranking.py).
+        # In the frontier's own order, so that a query sorts nothing and reads no row (ranking.py).
         Index(
             "ix_trials_frontier",
             "workload_key",

@@ -14,12 +14,11 @@ from typing import Any
 from autofit.catalog.models import Model
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config
+from autofit.outcome import DEADLINE_SECONDS
 from autofit.rendezvous import Rendezvous
 from autofit.techniques import Job
 from autofit.workload import Workload
 
-DEADLINE_SECONDS = 600.0
-"""A trial that has not ended by then is killed; the slowest thing it must allow for is compiling a large model."""
 LEAST_SECONDS = 1.0
 """What is left to a trial at least that had to wait for its device."""
 TIMING_SECONDS = 20.0

@@ -27,7 +27,6 @@ VALUES = {
     "outcome",
     "hardware",
     "frontier",
-    "contradiction",
     "repeatability",
     "rendezvous",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sqlite3
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
@@ -299,7 +300,7 @@ def test_an_interrupt_while_the_store_is_waited_for_loses_nothing(
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(keeping.time, "sleep", interrupt)
+    monkeypatch.setattr(time, "sleep", interrupt)
     with ExitStack() as lock:
         failing_after(world, 3, lambda: lock.enter_context(locked(store_file)))
         done = autofit(*SEARCH, "--json", "--store", f"sqlite:///{store_file}?timeout=0.1")

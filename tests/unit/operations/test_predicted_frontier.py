@@ -15,8 +15,9 @@ from autofit.catalog.hardware import card
 from autofit.cli.tables import predicted_frontier_text
 from autofit.errors import UsageError
 from autofit.estimate.estimate import Estimate
+from autofit.frontier import frontiers, pareto
 from autofit.operations import PredictedFrontier, SearchRequest, WorkloadOptions, predict_frontier
-from autofit.operations.predicted_frontier import frontiers, pareto, recommended
+from autofit.operations.predicted_frontier import recommended
 from autofit.operations.shortfall import Shortfall
 from autofit.techniques import changes, complete, parse
 from autofit.units import GIB, MIB
@@ -178,9 +179,9 @@ def chosen(estimates: Sequence[Estimate], methods: Sequence[str] = METHODS) -> E
 
 def test_a_point_is_kept_if_none_is_lighter_and_as_fast() -> None:
     a, b, c, d = made("micro_batch=1", 1, 10), made("micro_batch=2", 2, 9), made("micro_batch=4", 3, 20), one()
-    assert pareto([c, b, a]) == [a, c]
+    assert pareto([c, b, a]) == (a, c)
     assert pareto([a, replace(a, tokens_per_second=11.0)])[0].tokens_per_second == 11.0
-    assert pareto([]) == []
+    assert pareto([]) == ()
     assert pareto([replace(d, tokens_per_second=None), replace(c, tokens_per_second=None)])[0].device_bytes == GIB
     lora = made("method=lora", 0.5, 30)
     assert frontiers([a, c, lora]) == (lora, a, c)

@@ -20,8 +20,8 @@ from autofit.errors import EnvironmentLacks, UsageError
 from autofit.operations import SearchRequest, preparing, read_table, record, recording
 from autofit.operations.preparing import prepare
 from autofit.operations.recorded_tables import read_whole
-from autofit.outcome import Fits, OutOfMemory
-from autofit.trial.request import DEADLINE_SECONDS, TrialRequest
+from autofit.outcome import DEADLINE_SECONDS, Fits, OutOfMemory
+from autofit.trial.request import TrialRequest
 from autofit.units import GIB
 
 REQUEST = SearchRequest(workload=OPTIONS, device="cpu", memory_limit_bytes=2 * GIB, space="smoke")

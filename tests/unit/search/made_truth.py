@@ -15,13 +15,13 @@ from typing import Any
 
 from unit.operations.made_trials import fits, make_trial
 
+from autofit.core.verdict import verdict
 from autofit.hardware import Hardware, Stack
 from autofit.lattice import Config, Lattice
 from autofit.operations.lattices import load_space, narrow
 from autofit.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
 from autofit.search.budget import Limits
 from autofit.search.foresight import Foresight
-from autofit.search.knowledge import verdict
 from autofit.search.loop import Search
 from autofit.search.progress import Progress
 from autofit.techniques import Job, unsupported

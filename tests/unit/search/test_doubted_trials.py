@@ -14,7 +14,7 @@ from autofit.errors import EnvironmentLacks
 from autofit.hardware import Hardware
 from autofit.outcome import Crashed, Outcome, TimedOut, Trial
 from autofit.search.budget import Budget, Limits
-from autofit.search.knowledge import Knowledge, verdict
+from autofit.search.knowledge import Knowledge
 from autofit.search.runs import Runs
 from autofit.units import GIB
 from autofit.workers.pool import Completed
@@ -112,18 +112,6 @@ CONFIG: dict[str, object] = {"method": "full", "micro_batch": 1}
 
 def tried(outcome: Outcome, state: DeviceState | None) -> Trial:
     return replace(make_trial(CONFIG, outcome, limit=10 * GIB), hardware=CPU, device_state=state)
-
-
-def test_the_verdict_prefers_a_clean_attempt() -> None:
-    clean, busy, late = tried(fits(4, 100), CLEAN), tried(fits(4, 60), BUSY), tried(LATE, BUSY)
-    assert verdict([clean, busy, late], 10 * GIB) == clean
-    assert verdict([busy, clean], 10 * GIB) == clean
-    assert verdict([busy, late], 10 * GIB) == busy
-    assert verdict([late], 10 * GIB) is None
-    of_before = tried(fits(4, 50), None)
-    assert verdict([of_before, busy], 10 * GIB) == of_before
-    failed = tried(out_of_memory(), BUSY)
-    assert verdict([clean, failed], 10 * GIB) == failed, "its memory counts"
 
 
 def test_a_search_does_not_unlearn_a_clean_time(truth: Truth) -> None:

@@ -1,10 +1,10 @@
-"""The frontier that SQL finds is the one that Python finds attempt by attempt, and no table is walked for it."""
+"""The frontier from the trials that the database selects is that of all of them, and no table is walked for it."""
 
 from __future__ import annotations
 
 import itertools
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +14,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from autofit.contradiction import contradiction, ran_out
 from autofit.core.device_state import CardState, DeviceState
-from autofit.frontier import Frontier, Point, choose, pareto, timed_in_full
+from autofit.core.verdict import contradiction, most_memory, standing, verdict
+from autofit.frontier import Frontier, choose, point
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut, Trial
+from autofit.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, OutOfMemory, TimedOut, Trial
 from autofit.repeatability import between_executions
-from autofit.search.knowledge import point, verdict
 from autofit.store import Store
-from autofit.trial.request import DEADLINE_SECONDS
 from autofit.workload import METHODS
 
 MakeTrial = Callable[..., Trial]
@@ -31,152 +29,32 @@ MakeFits = Callable[..., Fits]
 CARDS = itertools.count()
 
 
-def measurement_of(trial: Trial) -> Measurement | None:
-    """What a trial measured, if it did."""
-    return trial.outcome.measurement if isinstance(trial.outcome, Fits) else None
+def executions_differ_by(attempts: dict[Config, list[Trial]]) -> float:
+    """What all that was timed in full more than once shows of it."""
+    full = ([p for t in every if t.timed_in_full and (p := point(t))] for every in attempts.values())
+    return between_executions(
+        [(p.measurement.tokens_per_second, p.measurement.step_seconds.relative_spread or 0.0) for p in every]
+        for every in full
+    )
 
 
-def fails(trial: Trial, fitting: Trial, limit: int | None) -> bool:
-    """Whether a later trial says that `fitting` is no answer."""
-    measured = measurement_of(fitting)
-    assert measured is not None
-    if isinstance(trial.outcome, Fits) or (isinstance(trial.outcome, Crashed) and trial.outcome.transient):
-        return False
-    if isinstance(trial.outcome, TimedOut) and trial.outcome.deadline_seconds < DEADLINE_SECONDS:
-        return False
-    if limit is None or measured.device_bytes > limit:
-        return trial.memory_limit_bytes >= fitting.memory_limit_bytes
-    if isinstance(trial.outcome, OutOfMemory):
-        return trial.memory_limit_bytes >= limit
-    return trial.memory_limit_bytes == limit
-
-
-def contradicted(fitting: Trial, attempts: list[Trial], limit: int | None) -> bool:
-    """Whether a trial ran out of device memory where `fitting` has fitted, and no two have fitted since."""
-    measured = measurement_of(fitting)
-    assert measured is not None
-    for number, trial in enumerate(attempts):
-        if not isinstance(trial.outcome, OutOfMemory) or trial.outcome.host:
-            continue
-        since = [t for t in attempts[number + 1 :] if (m := measurement_of(t)) and not m.stopped_early]
-        disproved = sum(t.memory_limit_bytes <= trial.memory_limit_bytes for t in since) >= 2
-        within_it = limit is not None and measured.device_bytes <= limit
-        if not disproved and trial.memory_limit_bytes >= (limit if within_it else fitting.memory_limit_bytes):
-            return True
-    return False
-
-
-def is_contradictory(attempts: list[Trial], limit: int | None) -> bool:
-    """Whether a frontier counts the config as one with contradictory results."""
-    if limit is not None:
-        return contradiction(attempts, limit) is not None
-    fitted = [t.memory_limit_bytes for t in attempts if isinstance(t.outcome, Fits)]
-    return any(least <= failed.memory_limit_bytes for failed in ran_out(attempts) for least in fitted)
-
-
-def known_by(attempts: list[Trial], limit: int | None) -> list[Trial]:
-    """The attempts of one config that stand for it."""
-    fitting = [
-        trial
-        for number, trial in enumerate(attempts)
-        if isinstance(trial.outcome, Fits) and not any(fails(late, trial, limit) for late in attempts[number + 1 :])
-    ]
-    in_full = [trial for trial in fitting if not (m := measurement_of(trial)) or not m.stopped_early]
-    beside = [t for t in fitting if t in in_full or not any(speaks(full, t, limit) for full in in_full)]
-    kept = [t for t in beside if not contradicted(t, attempts, limit)]
-    if limit is None:
-        return [t for t in kept[-1:] if t is last_fit(attempts, t)]
-    return [t for t in kept if not replaced(t, attempts, limit)]
-
-
-def last_fit(attempts: list[Trial], trial: Trial) -> Trial:
-    """The last fitting attempt that was timed at least as long as `trial`."""
-    own = measurement_of(trial)
-    assert own is not None
-    rivals = [t for t in attempts if (m := measurement_of(t)) and (own.stopped_early or not m.stopped_early)]
-    return rivals[-1]
-
-
-def replaced(trial: Trial, attempts: list[Trial], limit: int) -> bool:
-    """Whether a later fitting attempt takes its place under a limit."""
-    own = measurement_of(trial)
-    assert own is not None
-    for late in attempts[attempts.index(trial) + 1 :]:
-        m = measurement_of(late)
-        if m is None or (m.stopped_early and not own.stopped_early):
-            continue
-        if speaks(late, trial, limit):
-            return True
-    return False
-
-
-def speaks(fitted: Trial, trial: Trial, limit: int | None) -> bool:
-    """Whether one that has fitted may take the place of `trial`, which has: not where it has gone over a limit, which
-    `trial` holds, with what it did not need to hold."""
-    m, own = measurement_of(fitted), measurement_of(trial)
-    assert m is not None and own is not None
-    if limit is None:
-        return True
-    return own.device_bytes > limit or m.device_bytes <= limit or m.peak_allocated_bytes > limit
-
-
-def runs(attempts: list[Trial]) -> int:
-    """How often a config was timed in full."""
-    return sum((m := measurement_of(trial)) is not None and not m.stopped_early for trial in attempts)
-
-
-def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier | None:
-    """The frontier of what each config is known by, without SQL."""
-    if not trials:
-        return None
+def frontier_of(trials: list[Trial], limit: int | None = None) -> Frontier:
+    """The frontier of what each config is known by, judged one after another."""
     attempts: dict[Config, list[Trial]] = {}
     for trial in trials:
         attempts.setdefault(trial.config, []).append(trial)
     between = executions_differ_by(attempts)
-    standing = [trial for every in attempts.values() for trial in known_by(every, limit)]
+    known = {config: standing(every, limit or 0) for config, every in attempts.items()}
+    points = [point(t, sum(a.timed_in_full for a in attempts[c]), between) for c, t in known.items() if t is not None]
     return Frontier.of(
-        (
-            Point(
-                config=trial.config,
-                measurement=trial.outcome.measurement,
-                trial_id=trial.trial_id,
-                runs=runs(attempts[trial.config]),
-                between=between,
-            )
-            for trial in sorted(standing, key=lambda trial: trial.trial_id or 0)
-            if isinstance(trial.outcome, Fits)
-        ),
+        sorted((p for p in points if p is not None), key=lambda p: p.trial_id or 0),
         hardware=trials[-1].hardware,
         workload=trials[-1].workload,
         stack=trials[-1].stack,
         trials=len(trials),
         out_of_memory=sum(isinstance(trial.outcome, OutOfMemory) for trial in trials),
-        contradictory=sum(is_contradictory(every, limit) for every in attempts.values()),
+        contradictory=sum(contradiction(a, limit or most_memory(a)) is not None for a in attempts.values()),
     )
-
-
-def executions_differ_by(attempts: dict[Config, list[Trial]]) -> float:
-    """What all that was timed in full more than once shows of it."""
-    full = ([m for t in every if (m := measurement_of(t)) and not m.stopped_early] for every in attempts.values())
-    return between_executions(
-        [(m.tokens_per_second, m.step_seconds.relative_spread or 0.0) for m in every] for every in full
-    )
-
-
-def by_verdict(trials: list[Trial], limit: int) -> list[Point]:
-    """The frontiers that a search under `limit` takes from stored trials."""
-    attempts: dict[Config, list[Trial]] = {}
-    for trial in trials:
-        attempts.setdefault(trial.config, []).append(trial)
-    known = (verdict(every, limit) for every in attempts.values())
-    between = executions_differ_by(attempts)
-    return within(limit, (p for t in known if t is not None and (p := point(t, runs(attempts[t.config]), between))))
-
-
-def within(limit: int, points: Iterable[Point]) -> list[Point]:
-    """The frontiers of those that fit a limit."""
-    fitting = timed_in_full(p for p in points if p.measurement.device_bytes <= limit)
-    return [p for method in METHODS for p in pareto(q for q in fitting if q.method == method)]
 
 
 def found(store: Store, trial: Trial, limit: int | None = None) -> Frontier | None:
@@ -211,7 +89,6 @@ def test_is_that_of_the_latest_attempts(store: Store, make_trial: MakeTrial, fit
     frontier = found(store, base)
     assert frontier is not None
     expected = frontier_of(tried)
-    assert expected is not None
     assert replace(frontier, considered=()) == replace(expected, considered=())
     assert [point.trial_id for point in frontier.points] == [tried[i].trial_id for i in (0, 2, 7)]
     assert (frontier.trials, frontier.out_of_memory) == (8, 2)
@@ -373,7 +250,9 @@ def drawn_trial(make_trial: MakeTrial, fits: MakeFits, drawn: Drawn) -> Trial:
     )
 
 
-def test_equals_the_frontier_without_sql(shared: Store, make_trial: MakeTrial, fits: MakeFits) -> None:
+def test_equals_the_frontier_of_all_configs_judged_one_by_one(
+    shared: Store, make_trial: MakeTrial, fits: MakeFits
+) -> None:
     @settings(max_examples=120, deadline=None, database=None)
     @given(st.lists(HISTORY, min_size=1, max_size=10), st.sampled_from([None, *LIMITS]))
     @example(drawn=OVER_THEN_EARLY, limit=2)
@@ -386,7 +265,6 @@ def test_equals_the_frontier_without_sql(shared: Store, make_trial: MakeTrial, f
             tried.append(shared.add(replace(trial, hardware=card)))
         frontier, expected = found(shared, tried[-1], limit), frontier_of(tried, limit)
         assert frontier is not None
-        assert expected is not None
         # Which points are considered is the store's affair, as long as none is missing that may be chosen.
         assert replace(frontier, considered=()) == replace(expected, considered=())
         chosen = [
@@ -395,9 +273,6 @@ def test_equals_the_frontier_without_sql(shared: Store, make_trial: MakeTrial, f
         ]
         assert len({p and (p.config, p.measurement.tokens_per_second) for p in chosen}) == 1
         assert [point.trial_id for point in frontier.points] == [point.trial_id for point in expected.points]
-        if limit is not None and not any(how == "host" for _, how, *_ in drawn):
-            # A search takes no trial's word for the host; where it reads the store, one that failed there is left out.
-            assert within(limit, frontier.considered) == by_verdict(tried, limit)
 
     holds()
 
@@ -455,7 +330,7 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
         ]
     walked = [statement for plan, statement in plans if plan.startswith("SCAN trials")]
     assert all("ORDER BY trials.id DESC" in w and "LIMIT" in w for w in walked), "but for the latest rows"
-    for alias in ("later", "timed_in_full", "after_it", "failed", "since", "fitting", "other_run", "run"):
+    for alias in ("fitted", "run"):
         ways = [plan for plan, _ in plans if plan.startswith(f"SEARCH {alias} ")]
         assert ways and all("config_key=?" in way for way in ways), (alias, ways)
 

@@ -1,0 +1,174 @@
+"""What several attempts of one config mean together: the one verdict, of searches as of the store.
+
+Attempts of a config are its trials on one hardware and stack and of one workload, oldest first. They may contradict
+each other: the config fitted, but also ran out of memory under a limit that would have held it. Another process may
+have held memory at the time, the config may briefly need more than it is observed to hold, or it may fit only by luck.
+This cannot be told afterwards, so the conservative reading is used everywhere: for limits up to the one under which it
+ran out, the config counts as out of memory until enough trials have shown otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.outcome import (
+    DEADLINE_SECONDS,
+    Diverged,
+    Fits,
+    Measurement,
+    OutOfMemory,
+    TimedOut,
+    Trial,
+    Unsupported,
+    machinery_failed,
+)
+
+FITS_TO_DISPROVE = 2
+"""Trials that must fit after one that ran out of memory before it no longer counts: as many as a winner needs."""
+MENDS = "run them again under that limit, with `autofit trial` twice or `autofit search --fresh`"
+"""How to get a sound result for a config with contradictory ones."""
+
+
+def verdict(
+    attempts: Sequence[Trial], memory_limit_bytes: int, deadline_seconds: float = DEADLINE_SECONDS
+) -> Trial | None:
+    """The attempt that settles a config under a limit; None if the config must be run.
+
+    A trial that fitted under any limit settles every limit that holds its memory. One that ran out of memory settles
+    every limit no higher than its own, a divergence every limit. A crash or a time-out settles its own limit only, and
+    a time-out only deadlines no longer than its own. A failure of the machinery settles nothing. Running out of host
+    memory settles nothing either, but what fitted before it must show that again.
+
+    The latest trial counts. But one that was stopped early gives way to one that was timed in full, and one whose time
+    is in doubt (`Trial.doubts`) to one whose time is not. Where one ran out of device memory, a fit counts only once
+    that is disproved (`ran_out`).
+    """
+    refuted = bool(ran_out(attempts, memory_limit_bytes))
+    lesser: Trial | None = None
+    for trial in reversed(attempts):
+        if isinstance(trial.outcome, OutOfMemory) and trial.memory_limit_bytes >= memory_limit_bytes:
+            refuted = True  # of the host's memory, too
+        if not _speaks(trial, memory_limit_bytes, deadline_seconds):
+            continue
+        if refuted and trial.fits_within(memory_limit_bytes):
+            continue
+        if not isinstance(trial.outcome, Fits):
+            return lesser or trial
+        if trial.timed_in_full and not trial.doubts:
+            return trial
+        if lesser is None or (trial.timed_in_full and not lesser.timed_in_full):
+            lesser = trial
+    return lesser
+
+
+def standing(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> Trial | None:
+    """The attempt by which a frontier knows a config; None if it knows none.
+
+    Within the limit, the one that settles the config there. Beyond it, the one that settles it under the most memory
+    that any attempt had.
+    """
+    within = verdict(attempts, memory_limit_bytes)
+    if within is not None and within.fits_within(memory_limit_bytes):
+        return within
+    beyond = verdict(attempts, most_memory(attempts))
+    if beyond is None or not isinstance(beyond.outcome, Fits) or beyond.fits_within(memory_limit_bytes):
+        return None
+    return beyond
+
+
+def most_memory(attempts: Sequence[Trial]) -> int:
+    """The most bytes of device memory that any attempt was given or, where more, took."""
+    taken = (t.outcome.measurement.device_bytes for t in attempts if isinstance(t.outcome, Fits))
+    return max((*taken, *(t.memory_limit_bytes for t in attempts)))
+
+
+def ran_out(attempts: Sequence[Trial], memory_limit_bytes: int = 0) -> tuple[Trial, ...]:
+    """The attempts that ran out of device memory under the limit or a higher one, and still count.
+
+    A failure no longer counts once `FITS_TO_DISPROVE` later trials have fitted under its limit or a lower one, timed in
+    full.
+    """
+    return tuple(
+        trial
+        for number, trial in enumerate(attempts)
+        if isinstance(trial.outcome, OutOfMemory)
+        and not trial.outcome.host
+        and trial.memory_limit_bytes >= memory_limit_bytes
+        and sum(
+            later.timed_in_full and later.memory_limit_bytes <= trial.memory_limit_bytes
+            for later in attempts[number + 1 :]
+        )
+        < FITS_TO_DISPROVE
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """The attempts of one config that contradict each other."""
+
+    fitted: tuple[Trial, ...]
+    """Trials that took no more memory than the limit of one in `ran_out`."""
+    ran_out: tuple[Trial, ...]
+    """Trials that ran out of device memory and have not been disproved by later ones."""
+
+    @property
+    def measured(self) -> tuple[tuple[Trial, Measurement], ...]:
+        """The `fitted` trials, each with its measurement."""
+        return tuple((t, t.outcome.measurement) for t in self.fitted if isinstance(t.outcome, Fits))
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        one = self.fitted[0]
+        return {
+            "config": one.config.to_json(),
+            "hardware": one.hardware.name,
+            "workload": one.workload.to_json(),
+            "fits": [
+                {"trial_id": t.trial_id, "device_bytes": m.device_bytes, "memory_limit_bytes": t.memory_limit_bytes}
+                for t, m in self.measured
+            ],
+            "out_of_memory": [
+                {"trial_id": t.trial_id, "memory_limit_bytes": t.memory_limit_bytes} for t in self.ran_out
+            ],
+        }
+
+
+def contradiction(attempts: Sequence[Trial], memory_limit_bytes: int | None = None) -> Contradiction | None:
+    """The contradiction among the attempts; None if there is none.
+
+    The question is about `memory_limit_bytes` or, if that is None, about any limit.
+    """
+    failed = ran_out(attempts, memory_limit_bytes or 0)
+    if not failed:
+        return None
+    most = max(t.memory_limit_bytes for t in failed) if memory_limit_bytes is None else memory_limit_bytes
+    fitted = tuple(t for t in attempts if t.fits_within(most))
+    return Contradiction(fitted=fitted, ran_out=failed) if fitted else None
+
+
+def in_words(contradictory: int) -> str:
+    """One line that says how configs with contradictory results are treated, and how to resolve them."""
+    one = contradictory == 1
+    return (
+        f"{contradictory} {'config has' if one else 'configs have'} contradictory results (fitted, and ran out of "
+        f"memory under a limit that held {'it' if one else 'them'}) and {'counts' if one else 'count'} as out of "
+        f"memory; `autofit db check` lists the trials; to resolve this, {MENDS}"
+    )
+
+
+def _speaks(trial: Trial, memory_limit_bytes: int, deadline_seconds: float) -> bool:
+    """Whether the trial alone would settle its config."""
+    outcome = trial.outcome
+    if isinstance(outcome, Fits):
+        return trial.fits_within(memory_limit_bytes) or outcome.measurement.peak_allocated_bytes > memory_limit_bytes
+    if isinstance(outcome, OutOfMemory):
+        return trial.memory_limit_bytes >= memory_limit_bytes and not outcome.host
+    if isinstance(outcome, Unsupported) or machinery_failed(outcome):
+        return False  # what the machine lacked may be there next time
+    if isinstance(outcome, TimedOut) and (outcome.deadline_seconds < deadline_seconds or trial.doubts):
+        return False  # with more time, or the device to itself, it may end
+    if isinstance(outcome, Diverged):
+        return True  # no memory limit makes it train
+    return trial.memory_limit_bytes == memory_limit_bytes
