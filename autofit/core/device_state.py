@@ -11,7 +11,7 @@ from autofit.units import GIB, format_bytes
 
 TOLERATED = 0.1
 """Share of a device's time that others may take. Executions of one config on a quiet machine differ by 4 to 7 % anyway
-(`benchmarks/trial_noise.py`): less than this is lost among that."""
+(`benchmarks/timings.py noise`): less than this is lost among that."""
 CAPPED_CLOCK = 1 / 3
 """A card at its power limit counts as throttled below this share of its highest clock. Matrix products bring every card
 to its limit; then large ones run at two thirds of that clock, and those of 70 W at two fifths."""

@@ -26,9 +26,10 @@ SIZE_POWER = 0.25
 """Power of a block's size in MiB by which its bytes are weighted: the larger a hole, the more blocks split it, and the
 larger a block, the fewer holes it fits in."""
 SHARES = np.array([58.9 * MIB, 0.056, 0.151, 0.032, -0.011, 0.229, 0.639, 0.974])
-"""Coefficients of `causes`, in their order. benchmarks/estimate_cpu.py fits the first seven to the 84 configs of
-cpu-2c-every-axis.jsonl and cpu-2c-main-job-trials.jsonl in benchmarks/recorded, and to no table that searches are
-judged by; it also prints the error of a fit to the other tables. The last is the median, over the 16 configs with
+"""Coefficients of `causes`, in their order. The first seven have the least absolute relative errors (iteratively
+reweighted least squares, Schlossmacher 1973) over the 84 configs of cpu-2c-every-axis.jsonl and
+cpu-2c-main-job-trials.jsonl in benchmarks/recorded, and of no table that searches are judged by; estimate-cpu.json
+there has the errors of fits to the other tables. The last is the median, over the 16 configs with
 offload of memory/offload-cpu-zen5-2c-pythia-160m.jsonl, of what the others leave, relative to its cause."""
 
 

@@ -28,7 +28,8 @@ TRACES_SECONDS = 3.0
 """Seconds of one core for the traces that a group of configs shares (method, precision and targets)."""
 ESTIMATE_SECONDS = 0.02
 """Seconds of one core to estimate one further config from shared traces; those of single-gpu took half of this, traces
-included (benchmarks/estimator_time.py). The three together are what the space `cpu` takes on two cores, some 20 s."""
+included (`benchmarks/timings.py estimator`). The three together are what the space `cpu` takes on two cores, some
+20 s."""
 ESTIMATING_SHARE = 0.2
 """Share of a time budget: if estimating might take more, the budget is better spent on trials."""
 

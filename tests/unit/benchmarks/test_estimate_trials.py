@@ -4,26 +4,68 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
-from unit.operations.made_trials import fits, make_trial
+from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
+from unit.search.made_tables import lines_of, write
 
 from autofit.operations import read_table
-from autofit.outcome import Crashed, Fits, OutOfMemory, Trial
+from autofit.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TABLE = BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    yield importlib.import_module("estimate_trials")
+    return importlib.import_module("estimate_trials")
+
+
+def test_tau_counts_pairs(script: ModuleType) -> None:
+    assert script.kendall([1, 2, 3], [10, 20, 30]) == 1
+    assert script.kendall([3, 2, 1], [10, 20, 30]) == -1
+    assert script.kendall([1, 3, 2], [10, 20, 30]) == pytest.approx(1 / 3)
+    assert script.kendall([1, 1, 2], [10, 20, 30]) == pytest.approx(2 / 3)
+
+
+def test_fit_is_misjudged_where_a_limit_lies_between_the_two_sizes(script: ModuleType) -> None:
+    pairs = ((10, 10), (20, 20), (22, 30))
+    rows = [
+        SimpleNamespace(estimate=SimpleNamespace(device_bytes=said), measured=SimpleNamespace(device_bytes=measured))
+        for said, measured in pairs
+    ]
+    assert script.between_sizes(rows) == pytest.approx(1 / 6)
+
+
+def test_of_every_config_the_last_trial_in_full_counts(script: ModuleType) -> None:
+    job = make_job(hardware=replace(HARDWARE, kind="cpu", cores=2))
+    early = fits(1, 30)
+    early = Fits(measurement=replace(early.measurement, stopped_early=True))
+    trials = [
+        make_trial({"rank": 8, "method": "lora"}, outcome, job=job) for outcome in (fits(1, 10), fits(1, 20), early)
+    ]
+    other = make_trial({"rank": 16, "method": "lora"}, early, job=job)
+    short = make_trial({"rank": 32, "method": "lora"}, OutOfMemory(reason="no room", phase="forward"), job=job)
+    crashed = replace(short, config=make_trial({}, fits(1, 1)).config, outcome=Crashed(reason="killed"))
+    elsewhere = make_trial({}, fits(1, 1))
+    assert script.latest([*trials, other, elsewhere]) == [[trials[1], other], [elsewhere]]
+    assert script.latest([short, crashed]) == [[short]]
+    assert script.latest([crashed]) == []
+
+
+def test_passes_are_pooled(script: ModuleType, tmp_path: Path) -> None:
+    first = [(8, fits(1, 10)), (16, fits(1, 20)), (64, fits(1, 80))]
+    second = [(8, fits(1.5, 30)), (16, fits(1.1, 20)), (64, OutOfMemory(reason="no room"))]
+    lines = lines_of([make_trial({"rank": rank, "method": "lora"}, end) for rank, end in (*first, *second)])
+    file = write(tmp_path / "t.jsonl", [*lines[:4], *({**line, "pass": 2} for line in lines[4:])])
+    measured = [t.outcome.measurement for t in script.read(file)[0] if isinstance(t.outcome, Fits)]
+    assert [m.tokens_per_second for m in measured] == pytest.approx([300**0.5, 20.0])
+    assert [m.device_bytes / 2**30 for m in measured] == pytest.approx([1.25, 1.05])
 
 
 def recorded() -> list[Trial]:
@@ -31,168 +73,90 @@ def recorded() -> list[Trial]:
     return [t for t in read_table(TABLE) if isinstance(t.outcome, Fits) and t.config["compile"] is False][:3]
 
 
-def made_guess(*, sizes: tuple[float, float, float], seconds: float | None = None, fits: bool = True) -> Any:
-    """A prediction of these sizes: allocated, reserved and device memory."""
-    allocated, reserved, device = sizes
-    return SimpleNamespace(
-        peak_allocated_bytes=allocated,
-        peak_reserved_bytes=reserved,
-        device_bytes=device,
-        host_bytes=0,
-        step_seconds=seconds,
-        calibrated_on=0,
-        fits=fits,
-    )
-
-
 def test_every_trial_stands_beside_its_prediction_after_the_others(script: ModuleType) -> None:
     trials = recorded()
     short = replace(trials[2], outcome=OutOfMemory(reason="no room", phase="forward"))
     rows = script.compared([*trials[:2], short])
-    assert [row.calibrated.calibrated_on for row in rows] == [1, 1, 2], "no trial is among those that foretell it"
-    for row, trial in zip(rows[:2], trials, strict=False):
-        assert isinstance(trial.outcome, Fits)
-        assert row.memory_error() == row.guessed.device_bytes / trial.outcome.measurement.device_bytes - 1
-        assert row.time_error(row.guessed) != row.time_error(row.calibrated)
-        assert not row.misjudged
-    assert rows[2].misjudged and rows[2].memory_error() is None
-    found = script.summary(rows)
-    assert (found["configs"], found["trained"], found["fit_misjudged"]) == (3, 2, 1)
-    errors = [abs(row.memory_error()) for row in rows[:2]]
-    assert found["errors"]["device_bytes"]["median_absolute"] == sum(errors) / 2
-    assert found["errors"]["device_bytes"]["p95_absolute"] == max(errors)
-    written = json.loads(json.dumps([row.to_json() for row in rows]))
-    assert written[0]["measured"]["host_bytes"] > 0 and written[2]["measured"] is None
-    assert "does not" not in script.text(rows[2]) and script.text(rows[2]).startswith("out of memory; predicted: fits")
+    assert [row.is_eager for row in rows] == [True, True, False]
+    found = [row.predicted([other for other in rows[:2] if other is not row]) for row in rows]
+    assert [trial.prediction.calibrated_on for trial in found] == [1, 1, 2]
+    figures = script.figures_of("made", found, 1, {})
+    assert figures["groups"][0]["fit"] == {"judged": 3, "too_hopeful": 1, "too_careful": 0, "misjudged": 1}
+    sizes = [(row.estimate.device_bytes, row.measured.device_bytes) for row in rows[:2]]
+    errors = [abs(said / measured - 1) for said, measured in sizes]
+    targets = {target["figure"]: target for target in figures["targets"]}
+    assert targets["device_bytes median_absolute"]["found"] == pytest.approx(sum(errors) / 2)
+    assert targets["fit_misjudged"] == {
+        "figure": "fit_misjudged", "found": 1 / 3, "target": 0.02, "reached": False,
+    }  # fmt: skip
+    assert script.figures_of("made", found, 3, {})["targets"] == []
+
+
+def predicted(off: float, *, kind: str, fits_as_predicted: bool = True) -> Trial:
+    """A trial whose memory and time are predicted `off` times as large as measured."""
+    trial = make_trial({}, fits(20, 512, allocated=10), job=make_job(hardware=replace(HARDWARE, kind=kind)))
+    assert isinstance(trial.outcome, Fits)
+    m = trial.outcome.measurement
+    said = Prediction(
+        peak_allocated_bytes=int(off * m.peak_allocated_bytes),
+        peak_reserved_bytes=int(off * m.peak_reserved_bytes),
+        device_bytes=int(off * m.device_bytes) if fits_as_predicted else 10**15,
+        step_seconds=off * m.step_seconds.median,
+        calibrated_on=3,
+        relative_error=0.1,
+        memory_error=1e-12,  # as one by formula, which states no version
+    )
+    return replace(trial, prediction=said)
 
 
 @pytest.mark.parametrize(
-    ("off", "asked", "status"),
+    ("off", "misjudged", "missed"),
     [
-        (1.02, ["--memory", "0.03", "--time", "100"], 0),
-        (1.04, ["--memory", "0.03", "--time", "100"], 1),
-        (1.04, ["--time", "100"], 0),
-        (1.02, ["--memory", "0.03", "--time", "0.9"], 1),
-        (1.02, [], 0),
-        (1.04, [], 1),
-    ],
-)
-def test_the_limits_that_are_asked_for_or_else_the_targets_decide_the_exit_status(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, off: float, asked: list[str], status: int
-) -> None:
-    trial = recorded()[0]
-    file = tmp_path / "found.json"
-    assert status_of(script, monkeypatch, [trial], [*asked, "--json", str(file)], off=off) == status
-    (found,) = json.loads(file.read_text())
-    assert found["rows"][0]["memory_errors"]["device_bytes"] == pytest.approx(off - 1, abs=1e-6)
-
-
-def status_of(
-    script: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    trials: list[Trial],
-    asked: list[str],
-    *,
-    off: float = 1.0,
-    seconds: float | None = 2.0,
-) -> int:
-    """The exit status for a table of these trials, whose predictions are `off` times the measured memory and `seconds`
-    times the measured time; what ran out of memory is foreseen."""
-
-    def row(trial: Trial) -> Any:
-        if not isinstance(trial.outcome, Fits):
-            guessed = made_guess(sizes=(1, 1, 1), fits=False)
-        else:
-            measured = trial.outcome.measurement
-            size, taken = int(off * measured.device_bytes), measured.step_seconds.median
-            guessed = made_guess(sizes=(size, size, size), seconds=None if seconds is None else seconds * taken)
-        return script.Row(trial=trial, guessed=guessed, calibrated=guessed)
-
-    monkeypatch.setattr(script, "read", lambda table: trials)
-    monkeypatch.setattr(script, "compared", lambda group: [row(trial) for trial in group])
-    monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", *asked])
-    return int(script.main())
-
-
-def test_what_crashed_or_never_trained_is_not_as_asked_for(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    one, other, third = recorded()
-    short = replace(other, outcome=OutOfMemory(reason="no room", phase="forward"))
-    crashed = replace(other, outcome=Crashed(reason="killed by signal 9"))
-    asked = ["--memory", "0.03", "--time", "100"]
-
-    def status(trials: list[Trial], *more: str, **kwargs: Any) -> int:
-        return status_of(script, monkeypatch, trials, [*asked, *more], **kwargs)
-
-    assert status([one, short]) == 0
-    assert status([one, crashed]) == 1
-    said = capsys.readouterr().out
-    assert f"not compared: crashed: killed by signal 9   {other.config}" in said and "1 failed in another way" in said
-    assert status([crashed, one, other]) == 0, "a later trial of it trained"
-    assert status([short]) == 1, "that nothing fits is foreseen, and no prediction is shown to be right"
-    assert status([one], seconds=None) == 1, "a time that is not predicted is not within the limit"
-    value = str(one.config["optimizer"])
-    assert status([one, third], "--trained", f"optimizer={value}") == 0
-    assert status([one, third], "--trained", f"optimizer={value},sgd") == 1
-    assert status([one], "--trained", "compile=false") == 0
-    assert "none trained with optimizer=sgd" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("asked", [["--trained", "offload=none"], ["--time", "1", "--trained", "offload="]])
-def test_values_that_must_train_are_refused_where_they_are_not_understood(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, asked: list[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        status_of(script, monkeypatch, [], asked)
-    assert ended.value.code == 2
-
-
-def gpu_rows(script: ModuleType, errors: list[tuple[float, float]], *, compiled: int = 0, misjudged: int = 0) -> Any:
-    """Rows on a GPU, of which the first are compiled, with these relative errors of allocated and reserved memory."""
-    rows = []
-    for place, (allocated, reserved) in enumerate(errors):
-        trial = make_trial({"compile": place < compiled}, fits(20, 512, allocated=10))
-        measured = trial.outcome.measurement
-        sizes = (1 + allocated) * measured.peak_allocated_bytes, (1 + reserved) * measured.peak_reserved_bytes
-        guessed = made_guess(sizes=(*sizes, measured.device_bytes), fits=place >= misjudged)
-        rows.append(script.Row(trial=trial, guessed=guessed, calibrated=guessed))
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("errors", "misjudged", "missed"),
-    [
-        ([(0.0099, 0.0299)] * 100, 1, []),
-        ([(0.011, -0.031)] * 100, 2, ["peak allocated, median", "peak reserved, median", "fit misjudged"]),
-        ([(0.0, 0.0)] * 95 + [(-0.5, 0.5)] * 5, 0, []),
-        ([(0.0, 0.0)] * 94 + [(-0.5, 0.5)] * 6, 0, ["peak allocated, 95th percentile"]),
+        (1.009, 1, []),
+        (0.985, 0, ["peak_allocated_bytes median_absolute"]),
+        (
+            1.04,
+            2,
+            [
+                "peak_allocated_bytes median_absolute",
+                "peak_allocated_bytes p95_absolute",
+                "peak_reserved_bytes median_absolute",
+                "fit_misjudged",
+            ],
+        ),
     ],
 )
 def test_a_gpus_figures_stand_beside_their_targets(
-    script: ModuleType, errors: list[tuple[float, float]], misjudged: int, missed: list[str]
+    script: ModuleType, off: float, misjudged: int, missed: list[str]
 ) -> None:
-    rows = gpu_rows(script, errors, misjudged=misjudged)
-    figures = script.FIGURES["cuda"]
-    assert [figure.name for figure in figures if not figure.reached(rows)] == missed
-    said = script.figures_text("all", "cuda", rows).splitlines()
-    assert [line.split("  ")[0] for line in said if "MISSED" in line] == missed
-    assert sum("reached" in line for line in said) == 4 - len(missed)
+    trials = [predicted(off, kind="cuda", fits_as_predicted=place >= misjudged) for place in range(100)]
+    targets = script.figures_of("made", trials, 60, {})["targets"]
+    assert len(targets) == len(script.TARGETS["cuda"])
+    assert [target["figure"] for target in targets if not target["reached"]] == missed
 
 
-def test_compiled_configs_are_told_apart_and_the_farthest_off_are_listed(script: ModuleType) -> None:
-    rows = gpu_rows(script, [(0.2, 0.0), (0.004, -0.3), (0.006, 0.0), (0.0, 0.0)] * 2, compiled=1, misjudged=8)
-    rows = [*rows[:4], *gpu_rows(script, [(0.0, 0.0)] * 4)]
-    found = {figure.name: figure.of(rows[1:4]) for figure in script.FIGURES["cuda"]}
-    assert found["peak allocated, median"] == pytest.approx(0.004)
-    median = next(line for line in script.figures_text("all", "cuda", rows[:4]).splitlines() if "allocated, m" in line)
-    assert median.split()[3:] == ["1.0%", "0.5%", "reached", "0.4%"], "half of the way from 0.4 % to 0.6 %"
-    assert script.farthest(rows)[:3] == [rows[1], rows[0], rows[2]], "those that were misjudged come first"
-    assert script.FIGURES["cuda"][0].reached([]) is False, "nothing shows nothing"
+def test_a_processors_ranks_have_a_target(script: ModuleType) -> None:
+    more: dict[str, Any] = {
+        "calibrated tokens_per_second": {"median": 0.16, "worst": 0.2},
+        "calibrated kendall_tau": {"median": 0.85, "worst": 0.1},
+    }
+    targets = script.figures_of("made", [predicted(1.0, kind="cpu")], 1, more)["targets"]
+    assert [target["reached"] for target in targets] == [True, True, False, True]
 
 
-def test_nothing_to_compare_is_an_error(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("least", "status"), [(1, 1), (60, 1)])
+def test_a_missed_target_and_nothing_to_judge_are_told_by_the_exit_status(
+    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, least: int, status: int
 ) -> None:
-    assert status_of(script, monkeypatch, [], []) == 2
-    assert "no config" in capsys.readouterr().err
+    trials = [*recorded()[:2], replace(recorded()[2], outcome=Crashed(reason="killed by signal 9"))]
+    monkeypatch.setattr(script, "read", lambda table: (trials, None))
+    file = tmp_path / "found.json"
+    monkeypatch.setattr("sys.argv", ["estimate_trials.py", "t.jsonl", "--least", str(least), "--json", str(file)])
+    assert script.main() == status
+    assert [table["table"] for table in json.loads(file.read_text())["tables"]] == ["t.jsonl", "all on cpu"]
+
+
+def test_recorded_trials_are_all_of_one_workload(script: ModuleType) -> None:
+    groups = {table.name: script.latest(script.read(table)[0]) for table in script.RECORDED}
+    assert {len(found) for found in groups.values()} == {1}
+    assert len(groups) >= 4 and all(len(found[0]) > 10 for found in groups.values())

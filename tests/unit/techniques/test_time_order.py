@@ -1,5 +1,5 @@
 """Every claim about what cannot be faster, against the operations of real training steps. Against measured times:
-tests/unit/benchmarks/test_measured_time_order.py."""
+test_recorded_time_order.py."""
 
 from __future__ import annotations
 

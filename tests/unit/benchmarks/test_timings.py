@@ -1,0 +1,54 @@
+"""What the timings say of made-up figures, and what they record. Nothing is timed here."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from datetime import datetime
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+
+
+@pytest.fixture
+def timings(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("timings")
+
+
+def test_the_worst_split_is_of_all_splits(timings: ModuleType) -> None:
+    assert timings.worst_split([100.0, 110.0, 100.0, 110.0]) == pytest.approx(0.1)
+    assert timings.worst_split([100.0, 110.0]) == pytest.approx(0.1)
+
+
+def test_what_is_in_the_file_is_not_searched_again(
+    timings: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, ran = tmp_path / "searches.json", []
+
+    def searched(job: str, processor: str) -> dict[str, object]:
+        ran.append((job, processor))
+        return {"job": job, "processor": processor, "trials": []}
+
+    monkeypatch.setattr(timings, "searched", searched)
+    for jobs in (["main"], ["main", "lora"]):
+        options = [word for job in jobs for word in ("--job", job)]
+        monkeypatch.setattr("sys.argv", ["timings.py", "search", "--only", "own", *options, "--out", str(out)])
+        timings.main()
+    assert ran == [("main", "own"), ("lora", "own")]
+    assert [one["job"] for one in json.loads(out.read_text())] == ["main", "lora"]
+
+
+def test_a_record_says_when_and_on_what_it_was_made(
+    timings: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out = tmp_path / "start-up.json"
+    monkeypatch.setattr(timings, "command_seconds", lambda command: {"median": 0.1, "max": 0.2})
+    monkeypatch.setattr("sys.argv", ["timings.py", "start-up", "--count", "20", "--out", str(out)])
+    timings.main()
+    record = json.loads(out.read_text())
+    assert datetime.fromisoformat(record["recorded_at"]).tzinfo is not None
+    assert {"hardware", "stack", "trials", "help_seconds", "recommend_seconds"} <= set(record)
