@@ -1,4 +1,4 @@
-"""The picture in docs/search.md: one search over a recorded table, in the plane of memory and speed.
+"""The picture docs/search.svg of README.md and docs/internals/search.md: one search over a recorded table.
 
     python benchmarks/picture_of_a_search.py [--table FILE] [--method full] [--memory-limit 2GiB] [--svg FILE]
 

@@ -2,10 +2,10 @@
 
     python benchmarks/time_order.py [TABLE ...] [--rounds 3] [--json FILE]
 
-The order in time claims of some configs that they cannot be faster than another (docs/search-in-depth.md). Machines
-whose speed changes within minutes measure the opposite now and then, since a table's trials run in shuffled order: a
-trial that met a slow moment lies far from its neighbour that did not. Here the two trials of a pair follow one another,
-and change places every round, so that a slow moment that lasts favours neither.
+The order in time claims of some configs that they cannot be faster than another (docs/internals/search-in-depth.md).
+Machines whose speed changes within minutes measure the opposite now and then, since a table's trials run in shuffled
+order: a trial that met a slow moment lies far from its neighbour that did not. Here the two trials of a pair follow one
+another, and change places every round, so that a slow moment that lasts favours neither.
 
 A pair of another machine's table is measured here, too, which shows what holds here alone. For each pair of the tables
 (by default, all in `recorded/`) whose slower config was the faster one beyond the wider of
