@@ -82,11 +82,11 @@ $(RIVALS): constraints.txt | install
 	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target $@ scipy xgboost-cpu
 	@touch $@
 
-# The documentation as a site in site/; a broken link fails.
+# The documentation as a site in site/; a broken link fails. The variable silences Material's notice about a successor.
 DOCS := $(VENV)/.docs
 
 docs: $(DOCS)
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict  # Material's notice about a successor
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
 $(DOCS): pyproject.toml constraints.txt | install
 	$(PIP) install -q -c constraints.txt -e '.[docs]'
