@@ -1,6 +1,6 @@
 # Start with `make search` and `make test`; everything runs in .venv.
 PYTHON ?= python3
-# TORCH_INDEX picks the torch build ("Choosing the torch build" in README.md). If set, an installed torch is replaced.
+# TORCH_INDEX picks the torch build ("Choosing the torch build" in docs/install.md). If set, an installed torch is replaced.
 TORCH_INDEX ?=
 # Extras of pyproject.toml: `dev,cuda` adds what only NVIDIA GPUs use.
 EXTRAS ?= dev
@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
 
-.PHONY: install search test estimates replay results emulated-card test-rivals lint types clean anew
+.PHONY: install search test estimates replay results emulated-card test-rivals docs lint types clean anew
 
 # Names the extras that are installed, so that others asked for later are added.
 INSTALLED := $(VENV)/.installed
@@ -52,7 +52,7 @@ REPLAY ?=
 replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
-# Writes the tables and the plot of benchmarks/RESULTS.md, and the picture in docs/search.md. Takes some ten minutes the
+# Writes the tables and the plot of benchmarks/RESULTS.md, and the picture docs/search.svg. Takes some ten minutes the
 # first time; if interrupted, run it again to continue. Optuna's Gaussian process, which takes more than an hour, runs
 # only if RESULTS='--methods optuna-gp' names it; the page keeps its figures.
 RESULTS ?=
@@ -71,6 +71,16 @@ test-rivals: $(RIVALS)
 
 $(RIVALS): constraints.txt | install
 	$(PIP) install -q -c constraints.txt --no-deps --upgrade --target $@ scipy
+	@touch $@
+
+# The documentation as a site in site/; a broken link fails. The variable silences Material's notice about a successor.
+DOCS := $(VENV)/.docs
+
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
+
+$(DOCS): pyproject.toml constraints.txt | install
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
 	@touch $@
 
 lint: install

@@ -119,7 +119,7 @@ def hindrance(name: str) -> EnvironmentLacks | None:
     if name == "async_io" and not _has_function(LIBAIO, "io_pgetevents"):
         return EnvironmentLacks(
             "DeepSpeed's async_io is compiled, but cannot be loaded without libaio 0.3.112 or newer",
-            remedy="apt-get install libaio-dev, or see README.md where there is no such package",
+            remedy="apt-get install libaio-dev, or see docs/guides/offload.md where there is no such package",
         )
     return None
 
@@ -141,7 +141,7 @@ def obstacle(name: str) -> EnvironmentLacks | None:
     if name == "async_io" and not _has_libaio():
         return EnvironmentLacks(
             "DeepSpeed's async_io cannot be used without libaio 0.3.112 or newer and its headers",
-            remedy="apt-get install libaio-dev, or see README.md where there is no such package",
+            remedy="apt-get install libaio-dev, or see docs/guides/offload.md where there is no such package",
         )
     return None
 

@@ -218,13 +218,13 @@ def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
     if build.cuda is None:
         raise EnvironmentLacks(
             f"this machine has {first.name}, but the installed torch {build.version} is not built for CUDA",
-            remedy="make install TORCH_INDEX=<URL for your CUDA version>, see README.md; or use --device cpu",
+            remedy="make install TORCH_INDEX=<URL for your CUDA version>, see docs/install.md; or use --device cpu",
         )
     if float(first.capability) < CUDA_13_BEGINS_AT and int(build.cuda.partition(".")[0]) >= 13:
         raise EnvironmentLacks(
             f"the installed torch {build.version} has no kernels for {first.name}: CUDA {build.cuda} begins at compute "
             f"capability {CUDA_13_BEGINS_AT}, and this card has {first.capability}",
-            remedy="make install TORCH_INDEX=<URL of a build for CUDA 12>, see README.md; or use --device cpu",
+            remedy="make install TORCH_INDEX=<URL of a build for CUDA 12>, see docs/install.md; or use --device cpu",
         )
     hardware = _accelerator(
         device_name=first.name,

@@ -29,7 +29,7 @@ def test_everything_that_pyproject_names_is_pinned_within_its_range() -> None:
     locked = pins("constraints.txt")
     extras = project["optional-dependencies"]
     everywhere = pins("constraints-cuda.txt") | locked
-    for text in [*project["dependencies"], *extras["dev"], *extras["bench"]]:
+    for text in [*project["dependencies"], *extras["dev"], *extras["docs"], *extras["bench"]]:
         requirement = Requirement(text)
         assert requirement.specifier.contains(locked[canonicalize_name(requirement.name)]), text
     for text in [*extras["cuda"], *extras["flash"]]:

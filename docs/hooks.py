@@ -1,0 +1,167 @@
+"""Fills the reference pages from the code when MkDocs builds them, so that none of it is written by hand.
+
+`<!-- generated: NAME -->` in a page becomes what the function NAME here returns.
+"""
+
+from __future__ import annotations
+
+import inspect
+import posixpath
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.exceptions import PluginError
+
+ROOT = Path(__file__).parents[1]
+MARKER = re.compile(r"<!-- generated: ([\w-]+) -->")
+LINK = re.compile(r"\[([^\]]+)\]\((\.\./[^)#\s]+)(#[^)]*)?\)")
+
+
+def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
+    """MkDocs' event: a page's text before it is rendered."""
+    here = posixpath.dirname(posixpath.join("docs", page.file.src_uri))
+
+    def outside(link: re.Match[str]) -> str:
+        """Only files below docs/ are pages; of another file of the repository the site names the path."""
+        path = posixpath.normpath(posixpath.join(here, link[2]))
+        if path.startswith("docs/"):
+            return link[0]
+        if not (ROOT / path).exists():
+            raise PluginError(f"{page.file.src_uri} links to {path}, which is not there")
+        return f"`{path}`" if path in link[1] else f"{link[1]} (`{path}`)"
+
+    return LINK.sub(outside, MARKER.sub(lambda marker: GENERATED[marker[1]](), markdown))
+
+
+def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """A Markdown table."""
+    lines = [list(head), *(list(row) for row in rows)]
+    lines.insert(1, ["---"] * len(lines[0]))
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every command's name and what its `--help` prints, as deep as they go."""
+    import typer
+    from typer.testing import CliRunner
+
+    from autofit.cli.main import app
+
+    waiting: list[tuple[str, Any]] = [("", typer.main.get_command(app))]
+    while waiting:
+        name, command = waiting.pop(0)
+        shown = CliRunner().invoke(app, [*name.split(), "--help"], prog_name="autofit", terminal_width=100)
+        yield f"autofit {name}".strip(), shown.stdout.strip()
+        inner = getattr(command, "commands", {})
+        waiting[:0] = [(f"{name} {key}".strip(), value) for key, value in inner.items()]
+
+
+def command_line() -> str:
+    return "\n\n".join(f"## {name}\n\n```text\n{text}\n```" for name, text in commands())
+
+
+def axes() -> str:
+    from autofit.techniques import TECHNIQUES
+
+    parts = []
+    for technique in TECHNIQUES:
+        axis = technique.axis
+        rows = [
+            (f"`{str(value).lower()}`", axis.effect(value).label, "plain recipe" if value == axis.recipe else "")
+            for value in axis.values
+        ]
+        values = (
+            table(("value, lightest first", "changes", ""), rows)
+            if rows
+            else f"A whole number of at least 1; {axis.recipe} in the plain recipe."
+        )
+        parts.append(f"## {axis.name}\n\n{inspect.getdoc(technique)}\n\n{values}")
+    return "\n\n".join(parts)
+
+
+def hardware() -> str:
+    from autofit.catalog.hardware import cards
+
+    rows = (
+        (
+            f"`{card.name}`",
+            f"{card.memory_bytes / 1024**3:.2f} GiB",
+            f"{card.bandwidth_bytes_per_second / 1e12:.2f} TB/s",
+            f"{card.training_peak_flops / 1e12:.0f} TFLOP/s" if card.training_peak_flops else "-",
+            "yes" if card.bf16 else "no",
+            card.source,
+        )
+        for card in cards()
+    )
+    return table(("card", "memory", "bandwidth", "16 bits, dense", "bf16", "source"), rows)
+
+
+def models() -> str:
+    from autofit.catalog.models import load, names
+
+    rows = ((f"`{m.name}`", f"{m.parameters:,}" if m.parameters else "-", m.source) for m in map(load, names()))
+    return table(("model", "parameters", "source"), rows)
+
+
+def spaces() -> str:
+    from autofit.operations.lattices import space_summaries
+
+    rows = ((f"`{s['name']}`", s["devices"], f"{s['configs']:,}", s["purpose"]) for s in space_summaries(64))
+    return table(("space", "devices", "configs", "purpose"), rows)
+
+
+def http() -> str:
+    from autofit.api.app import create_app
+    from autofit.store import Store
+
+    with tempfile.TemporaryDirectory() as folder, Store.open(f"{folder}/store.db") as store:
+        paths = create_app(store).openapi()["paths"]
+    parts = []
+    for path, verbs in paths.items():
+        for verb, operation in verbs.items():
+            rows = (
+                (
+                    f"`{p['name']}`",
+                    "required" if p["required"] else p["schema"].get("default", ""),
+                    p.get("description", ""),
+                )
+                for p in operation.get("parameters", ())
+            )
+            known = operation.get("parameters") and table(("parameter", "default", ""), rows)
+            parts.append(f"## {verb.upper()} {path}\n\n{operation['summary']}.\n\n{known or 'It has no parameters.'}")
+    return "\n\n".join(parts)
+
+
+def python() -> str:
+    from autofit import operations
+
+    parts = []
+    for name in operations.__all__:
+        value = getattr(operations, name)
+        if inspect.isfunction(value):
+            parts.append(f"## {name}\n\n```python\n{name}{inspect.signature(value)}\n```\n\n{inspect.getdoc(value)}")
+    return "\n\n".join(parts)
+
+
+def exit_codes() -> str:
+    from autofit.errors import AutofitError
+
+    kinds = sorted([AutofitError, *AutofitError.__subclasses__()], key=lambda kind: kind.exit_code)
+    rows = [("0", "", "Done.")]
+    rows += [(str(kind.exit_code), f"`{kind.__name__}`", str(inspect.getdoc(kind)).splitlines()[0]) for kind in kinds]
+    return table(("exit code", "Python exception", "meaning"), rows)
+
+
+GENERATED: dict[str, Callable[[], str]] = {
+    "command-line": command_line,
+    "axes": axes,
+    "hardware": hardware,
+    "models": models,
+    "spaces": spaces,
+    "http": http,
+    "python": python,
+    "exit-codes": exit_codes,
+}

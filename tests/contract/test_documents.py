@@ -1,0 +1,94 @@
+"""What the README and docs/ say can be read, followed and run: short sentences, files that are there, real outputs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+import typer
+from documents import PAGES, README, ROOT, TIMES, Shown, cells, commands, prose, shown, without_blocks
+from snapshot_file import UPDATE
+
+from autofit.cli.main import app
+
+EVERY = [README, *PAGES]
+RUN = [example for page in EVERY for example in shown(page) if not example.measured]
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def test_the_readme_is_short() -> None:
+    text = README.read_text()
+    assert len(text.splitlines()) <= 160
+    assert len(text.split()) <= 1500
+
+
+@pytest.mark.parametrize("page", EVERY, ids=name)
+def test_sentences_are_short(page: Path) -> None:
+    assert median(len(sentence.split()) for sentence in prose(page)) <= 15
+    assert [sentence for sentence in prose(page) + cells(page) if len(sentence.split()) > 40] == []
+
+
+@pytest.mark.parametrize("page", EVERY, ids=name)
+def test_files_that_are_linked_are_there(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", without_blocks(page.read_text()))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", EVERY, ids=name)
+def test_the_command_line_takes_what_is_written(page: Path) -> None:
+    """Commands are parsed, not run: a command or an option that does not exist fails."""
+    for words in commands(page):
+        rest, command = list(words), typer.main.get_command(app)
+        while rest and hasattr(command, "commands"):
+            assert rest[0] in command.commands, " ".join(words)
+            command = command.commands[rest.pop(0)]
+        command.make_context("autofit", rest)
+
+
+def test_the_readme_names_the_test_command() -> None:
+    assert re.search(r"^make test\b", README.read_text(), re.MULTILINE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", RUN, ids=lambda example: f"{name(example.page)}: {example.command[:60]}")
+def test_a_command_prints_what_is_written_below_it(example: Shown, tmp_path: Path) -> None:
+    program = shlex.join([sys.executable, "-m", "autofit"])
+    assert example.command.startswith("autofit ")
+    done = subprocess.run(
+        program + example.command.removeprefix("autofit"),  # through a shell: some are piped into `tail`
+        shell=True,
+        cwd=ROOT,
+        env=os.environ | {"AUTOFIT_STORE": str(tmp_path / "store.db")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode in (0, 3), done.stderr
+    if os.environ.get(UPDATE):
+        text = example.page.read_text()
+        example.page.write_text(
+            text.replace(f"{example.command}\n{example.output}", f"{example.command}\n{done.stdout}")
+        )
+        return
+    assert TIMES.sub(r"\1", done.stdout) == TIMES.sub(r"\1", example.output)
+
+
+@pytest.mark.slow
+def test_the_readmes_memory_is_what_its_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others have measured, and one row of the predictions: all of them take a minute."""
+    monkeypatch.setenv("AUTOFIT_STORE", str(tmp_path / "store.db"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    script, text = importlib.import_module("readme_table"), README.read_text()
+    assert "\n".join(script.measured()) in text
+    assert script.row(*script.ROWS[-1]) in text
+    assert all(f"| {words} |" in text for words, _ in script.ROWS)
