@@ -185,7 +185,7 @@ class Runs:
             )
         if NO_KERNELS in trial.outcome.reason:
             raise EnvironmentLacks(
-                trial.outcome.reason, remedy='see "Choosing the torch build" in docs/install.md, then run the same command'
+                trial.outcome.reason, remedy="choose a torch build (docs/install.md), then run the same command"
             )
         self._machinery_failures += 1
         if self._machinery_failures >= MACHINERY_FAILURES:
