@@ -99,7 +99,7 @@ def recommend(
         str | None,
         typer.Option(
             "--format",
-            help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory, torchtune; default: text.",
+            help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory; default: text.",
             autocompletion=options.complete_format,
         ),
     ] = None,

@@ -11,7 +11,6 @@ from autofit.export.deepspeed_format import export_deepspeed
 from autofit.export.document import Export, Task
 from autofit.export.json_format import export_json
 from autofit.export.llamafactory_format import export_llamafactory
-from autofit.export.torchtune_format import export_torchtune
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
 from autofit.frontier import Recommendation
@@ -24,7 +23,6 @@ FORMATS: Mapping[str, Callable[[Task], Export]] = {
     "deepspeed": export_deepspeed,
     "axolotl": export_axolotl,
     "llamafactory": export_llamafactory,
-    "torchtune": export_torchtune,
 }
 """Each format's name and its exporter, a pure function of its task."""
 

@@ -18,7 +18,6 @@ from autofit.export import (
     deepspeed_format,
     export,
     llamafactory_format,
-    torchtune_format,
     transformers_format,
     trl_format,
 )
@@ -31,7 +30,6 @@ TABLES = {
     "trl": trl_format.TABLE,
     "axolotl": axolotl_format.TABLE,
     "llamafactory": llamafactory_format.TABLE,
-    "torchtune": torchtune_format.TABLE,
 }
 STARTERS = {"accelerate": accelerate_format.TABLE, "deepspeed": deepspeed_format.TABLE}
 """Of the formats that start a script: axes that they lack are the script's."""
@@ -141,8 +139,7 @@ def test_names_from_outside_stay_inside_the_comment(name: str, tmp_path: Path) -
         import yaml
 
         found = yaml.safe_load(made.text)
-        places = {"axolotl": found.get("base_model"), "torchtune": found.get("checkpointer", {}).get("checkpoint_dir")}
-        assert places.get(name, found.get("model_name_or_path")) == hostile
+        assert found["base_model" if name == "axolotl" else "model_name_or_path"] == hostile
 
 
 def test_measured_code_is_taken_whole() -> None:
