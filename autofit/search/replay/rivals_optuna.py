@@ -22,6 +22,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.samplers import BaseSampler
 from optuna.study import StudyDirection
 
+from autofit.core.distribution import install
 from autofit.lattice import Axis, Config, Value
 from autofit.outcome import Fits, Outcome
 from autofit.search.replay.method import CannotRun, SearchMethod
@@ -44,7 +45,7 @@ def rival(make: Callable[[int], BaseSampler], directions: tuple[StudyDirection, 
             try:
                 _search(problem, oracle, optuna.create_study(directions=directions, sampler=make(seed)))
             except ImportError as error:
-                raise CannotRun(f"{error}: Optuna's sampler needs it (pip install 'scipy>=1.15')") from error
+                raise CannotRun(f"{error}: Optuna's sampler needs it ({install('bench')})") from error
 
     return search
 
