@@ -2,8 +2,8 @@
 PYTHON ?= python3
 # TORCH_INDEX picks the torch build ("Choosing the torch build" in docs/install.md). If set, an installed torch is replaced.
 TORCH_INDEX ?=
-# Extras of pyproject.toml: `dev,cuda` adds what only NVIDIA GPUs use.
-EXTRAS ?= dev
+# Extras of pyproject.toml to add: `cuda` is what only NVIDIA GPUs use. Tests, lint and types add `dev` by themselves.
+EXTRAS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
@@ -12,28 +12,33 @@ SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2Gi
 
 .PHONY: install search test estimates replay results emulated-card test-rivals docs lint types clean anew
 
-# Names the extras that are installed, so that others asked for later are added.
+# What is installed has a stamp, and each extra one of its own: those asked for later are added, and newer pins renew all.
 INSTALLED := $(VENV)/.installed
 comma := ,
-ASKED := $(subst $(comma), ,$(EXTRAS))
-LACKING := $(filter-out $(shell cat $(INSTALLED) 2>/dev/null),$(ASKED))
+EXTRA_STAMPS := $(sort $(wildcard $(INSTALLED)-*) $(patsubst %,$(INSTALLED)-%,$(subst $(comma), ,$(EXTRAS))))
+DEV := $(INSTALLED)-dev
+INSTALL := $(PIP) install -q -c constraints.txt -c constraints-cuda.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
-install: $(INSTALLED)
+install: $(INSTALLED) $(EXTRA_STAMPS)
 
-$(INSTALLED): pyproject.toml constraints.txt constraints-cuda.txt $(if $(TORCH_INDEX)$(LACKING),anew)
+$(INSTALLED): pyproject.toml constraints.txt constraints-cuda.txt $(if $(TORCH_INDEX),anew)
 	@$(PYTHON) -c 'import sys; sys.exit("autofit needs Python 3.11 or later, and this is " + sys.version.split()[0] + "; set PYTHON=python3.11") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	@# torch first and alone: its build determines what the other packages pull in. Its dependencies come with them from
 	@# PyPI, because an index of torch builds lacks the pinned versions; it stays as an extra index for what only it has,
 	@# such as ROCm's Triton.
 	$(PIP) install -q -c constraints.txt $(if $(TORCH_INDEX),--no-deps --force-reinstall --index-url $(TORCH_INDEX)) "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install -q -c constraints.txt -c constraints-cuda.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -e '.[$(EXTRAS)]'
-	@echo $(ASKED) >$@
+	$(INSTALL) -e .
+	@touch $@
+
+$(INSTALLED)-%: $(INSTALLED)
+	$(INSTALL) -e '.[$*]'
+	@touch $@
 
 search: install
 	$(BIN)/autofit search $(SEARCH)
 
-test: install
+test: install $(DEV)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
 # The estimator's figures: its error against published and recorded runs, and its own running time. A missed target ends
@@ -63,10 +68,10 @@ results: $(RIVALS)
 	$(BIN)/python benchmarks/replay.py --picture docs/search.svg
 
 # An NVIDIA card that is not there: the CUDA build of torch on an emulated driver (tests/emulated_card/README.md).
-emulated-card: install
+emulated-card: install $(DEV)
 	$(BIN)/python tests/emulated_card/build.py --home $(VENV)/emulated-card
 
-test-rivals: $(RIVALS)
+test-rivals: $(RIVALS) $(DEV)
 	PYTHONPATH=$(RIVALS) $(BIN)/python -m pytest tests/unit/bench/test_replay_rivals.py
 
 $(RIVALS): constraints.txt | install
@@ -74,20 +79,14 @@ $(RIVALS): constraints.txt | install
 	@touch $@
 
 # The documentation as a site in site/; a broken link fails. The variable silences Material's notice about a successor.
-DOCS := $(VENV)/.docs
-
-docs: $(DOCS)
+docs: install $(INSTALLED)-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q --strict
 
-$(DOCS): pyproject.toml constraints.txt | install
-	$(PIP) install -q -c constraints.txt -e '.[docs]'
-	@touch $@
-
-lint: install
+lint: install $(DEV)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: install
+types: install $(DEV)
 	$(BIN)/mypy
 
 clean:

@@ -40,20 +40,6 @@ def in_one_line(error: BaseException) -> str:
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
-def not_installed(error: ModuleNotFoundError, *, otherwise: str = "") -> Exception:
-    """The error to raise for a required package that is not installed; `otherwise` is a way to do without it.
-
-    Returns `error` itself where only a submodule of a package is missing: installing the package would not help.
-    """
-    name = error.name
-    if not name or "." in name:
-        return error
-    required = {"ray": "'ray>=2.50'", "optuna": "'optuna>=5.0'", "yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
-    return EnvironmentLacks(
-        f"{name} is not installed here", remedy=f"pip install {required.get(name, name)}{otherwise}"
-    )
-
-
 class StoreError(EnvironmentLacks):
     """The store cannot be used: locked, read-only, corrupt, unreachable, or of a newer schema."""
 

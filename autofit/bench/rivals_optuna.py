@@ -21,6 +21,7 @@ from optuna.samplers import BaseSampler
 
 from autofit.bench.oracle import CannotRun, Oracle, SearchMethod
 from autofit.bench.problem import Problem
+from autofit.core.distribution import install
 from autofit.lattice import Axis, Value
 from autofit.outcome import Fits
 
@@ -38,7 +39,7 @@ def rival(make: Callable[[int], BaseSampler]) -> SearchMethod:
             try:
                 _search(problem, oracle, optuna.create_study(direction="maximize", sampler=make(seed)))
             except ImportError as error:
-                raise CannotRun(f"{error}: Optuna's sampler needs it (pip install 'scipy>=1.15')") from error
+                raise CannotRun(f"{error}: Optuna's sampler needs it ({install('bench')})") from error
 
     return search
 

@@ -10,7 +10,7 @@ import typer
 
 from autofit.cli import options
 from autofit.cli.arguments import goal, workload
-from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write
+from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
 FRONTIER_HELP = """Show the measured Pareto frontier of memory against throughput.
 
@@ -46,7 +46,9 @@ def frontier(
     lora_dropout: options.LoraDropout = 0.0,
     devices: options.Devices = 1,
     seed: options.Seed = 0,
-    html: Annotated[Path | None, typer.Option("--html", help="Write an interactive chart to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write an interactive chart to this file, and its script beside it.")
+    ] = None,
     png: Annotated[Path | None, typer.Option("--png", help="Write a chart to this file.")] = None,
     store: options.Store = None,
     as_json: options.Json = False,
@@ -71,12 +73,12 @@ def frontier(
         )
     warn_of_contradictions(found.contradictory)
     if html is not None or png is not None:
-        from autofit.export import charts
+        from autofit.export.charts import frontier_chart
 
         if html is not None:
-            write(html, [charts.html(found).encode()])
+            write_page(html, frontier_chart.figure(found))
         if png is not None:
-            write(png, [charts.png(found)])
+            write(png, [frontier_chart.png(found)])
     if as_json:
         print_json(found.to_json())
     else:
@@ -99,7 +101,7 @@ def recommend(
         str | None,
         typer.Option(
             "--format",
-            help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory, torchtune; default: text.",
+            help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory; default: text.",
             autocompletion=options.complete_format,
         ),
     ] = None,

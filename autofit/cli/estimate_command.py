@@ -9,7 +9,7 @@ import typer
 
 from autofit.cli import options
 from autofit.cli.arguments import read_config, workload
-from autofit.cli.output import print_json, write
+from autofit.cli.output import print_json, write_page
 
 if TYPE_CHECKING:
     from autofit.operations.requests import WorkloadOptions
@@ -53,7 +53,8 @@ def estimate(
         bool, typer.Option("--no-advice", help="Do not look for a change that makes it fit, or makes it faster.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Write a chart of a step's memory, with its peak, to this file.")
+        Path | None,
+        typer.Option("--html", help="Write a chart of a step's memory to this file, and its script beside it."),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Also print the allocator's figures and what is assumed.")
@@ -91,9 +92,9 @@ def estimate(
     print_json(found.to_json()) if as_json else print(estimate_text(found, verbose=verbose))
     if html is not None:
         # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
-        from autofit.export import memory_chart
+        from autofit.export.charts import memory_chart
 
-        write(html, [memory_chart.html(asked.timeline(), found, asked.job).encode()])
+        write_page(html, memory_chart.figure(asked.timeline(), found, asked.job))
     raise typer.Exit(0 if found.likely_fits else 3)
 
 

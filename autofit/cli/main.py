@@ -22,8 +22,9 @@ from autofit.cli import (
     run_commands,
     serve_command,
 )
-from autofit.cli.output import FULL
-from autofit.errors import AutofitError, not_installed
+from autofit.cli.output import FULL, warn
+from autofit.core.distribution import not_installed, stranger
+from autofit.errors import AutofitError
 
 app = typer.Typer(
     name="autofit",
@@ -57,6 +58,8 @@ def root(
     ] = False,
 ) -> None:
     """Find, by measurement, the fastest LLM training configuration that fits your GPU."""
+    if (error := stranger()) is not None:
+        warn(str(error))
 
 
 def _interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:

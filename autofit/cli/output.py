@@ -10,12 +10,17 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers for running out of room to write: disk full, quota exceeded, file too large."""
 STDOUT = "-"
 """The file name that stands for standard input or output."""
+PLOTLY = "plotly.min.js"
+"""The name by which plotly's pages refer to its script."""
 
 
 def print_json(document: Any) -> None:
@@ -73,6 +78,20 @@ def write(path: Path, chunks: Iterable[bytes]) -> None:
                 f"{path} cannot be written: {error.strerror}", remedy="free some space, or write elsewhere"
             ) from error
         raise UsageError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def write_page(path: Path, figure: Figure) -> None:
+    """Write a figure as an HTML page that opens without a network; raises as `write` does.
+
+    The pages of a folder share plotly's script, 5 MB, which is written beside them. What goes to standard output or a
+    pipe holds it.
+    """
+    from plotly.offline import get_plotlyjs
+
+    has_a_folder = str(path) != STDOUT and (path.is_file() or not path.exists())
+    write(path, [figure.to_html(include_plotlyjs="directory" if has_a_folder else True).encode()])
+    if has_a_folder:
+        write(path.with_name(PLOTLY), [get_plotlyjs().encode()])
 
 
 def _replace(path: Path, chunks: Iterable[bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 
 from autofit.errors import unknown
@@ -9,22 +10,25 @@ from autofit.export.accelerate_format import export_accelerate
 from autofit.export.axolotl_format import export_axolotl
 from autofit.export.deepspeed_format import export_deepspeed
 from autofit.export.document import Export, Task
-from autofit.export.json_format import export_json
 from autofit.export.llamafactory_format import export_llamafactory
-from autofit.export.torchtune_format import export_torchtune
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
 from autofit.frontier import Recommendation
 
+
+def _export_json(task: Task) -> Export:
+    """The whole recommendation, for programs, as the contract has it: without the task's source."""
+    return Export(text=json.dumps(task.recommendation.to_json(), indent=2) + "\n", suffix=".json")
+
+
 FORMATS: Mapping[str, Callable[[Task], Export]] = {
-    "json": export_json,
+    "json": _export_json,
     "transformers": export_transformers,
     "trl": export_trl,
     "accelerate": export_accelerate,
     "deepspeed": export_deepspeed,
     "axolotl": export_axolotl,
     "llamafactory": export_llamafactory,
-    "torchtune": export_torchtune,
 }
 """Each format's name and its exporter, a pure function of its task."""
 

@@ -9,12 +9,10 @@ import yaml
 
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import Emit, Export, Settings, Task, collect_known, merge, settings
-from autofit.export.header import header
+from autofit.export.document import Emit, Export, Settings, Task, collect, header, merge, settings
 from autofit.lattice import Value
 from autofit.techniques.deepspeed_settings import deepspeed_stage
 from autofit.techniques.optimizer import weight_decay
-from autofit.techniques.sharding import Sharding
 
 MIXED = {"bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}
 """`mixed_precision` of each precision."""
@@ -24,13 +22,11 @@ FILLED = ("lr", "weight_decay")
 
 
 def _precision(value: Value, task: Task) -> Settings:
-    mixed = ta.named("precision", value, MIXED)
     if distributed.by_deepspeed(task):  # its own configuration sets this, and nothing else may
         return settings()
-    return settings(
-        *([f"precision={value}: the training script must load the weights in that format"] if mixed == "no" else []),
-        launch={"mixed_precision": mixed},
-    )
+    mixed = MIXED[str(value)]
+    notes = [f"precision={value}: the training script must load the weights in that format"] if mixed == "no" else []
+    return settings(*notes, launch={"mixed_precision": mixed})
 
 
 def _micro_batch(value: Value, task: Task) -> Settings:
@@ -42,7 +38,6 @@ def _micro_batch(value: Value, task: Task) -> Settings:
 
 
 def _sharding(value: Value, task: Task) -> Settings:
-    Sharding.axis.check(value)
     if distributed.by_deepspeed(task):
         return _deepspeed(task)
     if distributed.by_fsdp(task):
@@ -101,7 +96,7 @@ def export_accelerate(task: Task) -> Export:
     """The file only says how to launch a script; what is trained is up to the script."""
     devices, kind = task.workload.devices, task.recommendation.hardware.kind
     notes = distributed.machine_notes(task, otherwise="num_machines, machine_rank and main_process_ip")
-    made = merge(settings(*notes), collect_known(TABLE, task))
+    made = merge(settings(*notes), collect(TABLE, task, starts_a_script=True))
     launch: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "num_machines": 1,
@@ -112,7 +107,7 @@ def export_accelerate(task: Task) -> Export:
     }
     top = header(
         task,
-        needs="accelerate >= 1.15" + (", deepspeed >= 0.18" if distributed.by_deepspeed(task) else ""),
+        needs=["accelerate >= 1.15", *(["deepspeed >= 0.18"] if distributed.by_deepspeed(task) else [])],
         launch=f"{distributed.threads(task)}accelerate launch --config_file THIS_FILE YOUR_SCRIPT",
         notes=made.notes,
     )

@@ -9,17 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autofit.errors import unknown
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
-from autofit.export.header import header
-from autofit.export.yaml_document import CHOOSE, blocks
+from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
 from autofit.lattice import Value
-from autofit.techniques.adapters import alpha
 from autofit.techniques.optimizer import weight_decay
-from autofit.techniques.precision import Precision
-from autofit.techniques.sharding import Sharding
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 _LIGER = ("rope", "rms_norm", "layer_norm", "glu_activation", "cross_entropy", "fused_linear_cross_entropy")
@@ -35,10 +29,6 @@ def _method(value: Value, task: Task) -> Settings:
     return settings(model={**model, "lora_dropout": task.workload.lora_dropout})
 
 
-def _rank(value: Value, task: Task) -> Settings:
-    return settings(model={"lora_r": value, "lora_alpha": alpha(int(value))})
-
-
 def _targets(value: Value, task: Task) -> Settings:
     modules = ta.target_modules(value, task)
     if isinstance(modules, str):
@@ -48,7 +38,6 @@ def _targets(value: Value, task: Task) -> Settings:
 
 def _precision(value: Value, task: Task) -> Settings:
     """Its keys name the format in which weights are loaded, and turn on autocast for the same one."""
-    Precision.axis.check(value)
     config = task.config
     sixteen = value in ("bf16", "bf16-mixed")
     training: dict[str, object] = {"bf16": sixteen, "fp16": value == "fp16-mixed", "tf32": False}
@@ -83,15 +72,12 @@ def _micro_batch(value: Value, task: Task) -> Settings:
 
 
 def _checkpointing(value: Value, task: Task) -> Settings:
-    every = ta.checkpointed_every(value)
-    if every is None:
+    kwargs = ta.checkpointing(value)
+    if kwargs is None:
         return settings(training={"gradient_checkpointing": False})
-    kwargs: dict[str, object] = {"use_reentrant": False}
-    if every > 1:
-        kwargs["every_n_layers"] = every
     training: dict[str, object] = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": kwargs}
-    if value == "offload":
-        return settings(training={**training, "activation_offloading": "hidden_states"})
+    if kwargs.pop("offload", False):
+        training["activation_offloading"] = "hidden_states"
     if value != "selective":
         return settings(training=training)
     note = (
@@ -102,27 +88,24 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _optimizer(value: Value, task: Task) -> Settings:
-    name = ta.named("optimizer", value, ta.OPTIMIZERS)
-    if value != "adamw-8bit" or not distributed.by_fsdp(task):
-        return settings(training={"optimizer": name, "weight_decay": weight_decay(value)})
-    note = "optimizer=adamw-8bit: axolotl refuses bitsandbytes' with FSDP; torchao's stands in for it"
-    return settings(note, training={"optimizer": "adamw_torch_8bit", "weight_decay": weight_decay(value)})
+    name, notes = ta.OPTIMIZERS[str(value)], []
+    if value == "adamw-8bit" and distributed.by_fsdp(task):
+        name = "adamw_torch_8bit"
+        notes.append("optimizer=adamw-8bit: axolotl refuses bitsandbytes' with FSDP; torchao's stands in for it")
+    return settings(*notes, training={"optimizer": name, "weight_decay": weight_decay(value)})
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    name = ta.named("attention", value, ta.ATTENTION)
     notes = []
     if value != "flash":
         notes.append(f"attention={value}: axolotl keeps the sequences that it packs apart with flash attention only")
-    return settings(*notes, model={"attn_implementation": name})
+    return merge(settings(*notes), ta.attention(value, task))
 
 
 def _loss(value: Value, task: Task) -> Settings:
     if value == "fused":
         switches = {f"liger_{name}": name == _LIGER[-1] for name in _LIGER}
         return settings(training={"plugins": ["axolotl.integrations.liger.LigerPlugin"], **switches})
-    if value not in ("chunked", "full"):
-        raise unknown("value of loss", value, ["fused", "chunked", "full"])
     notes = []
     if value == "chunked":
         notes.append("loss=chunked: axolotl chunks the loss alone; all logits exist at once: more memory than measured")
@@ -130,7 +113,6 @@ def _loss(value: Value, task: Task) -> Settings:
 
 
 def _sharding(value: Value, task: Task) -> Settings:
-    Sharding.axis.check(value)
     if distributed.by_deepspeed(task):
         library = distributed.deepspeed_config(task, filled=ta.FILLED)
         return settings(*distributed.nvme_notes(task), training={"deepspeed": library})
@@ -156,7 +138,7 @@ def _fsdp(task: Task) -> dict[str, object]:
 
 TABLE: Mapping[str, Emit] = {
     "method": _method,
-    "rank": _rank,
+    "rank": ta.rank,
     "targets": _targets,
     "precision": _precision,
     "micro_batch": _micro_batch,
@@ -180,10 +162,9 @@ _TITLES = {
 def export_axolotl(task: Task) -> Export:
     """Every value is stated: bf16 and tf32 are `auto` by default."""
     workload, kind = task.workload, task.recommendation.hardware.kind
-    notes = ["the model: axolotl loads the whole checkpoint, but only the text model was measured"]
     made = merge(
         settings(
-            *(notes if ta.is_part(task) else []),
+            *ta.whole_checkpoint(task, "axolotl"),
             *(["hardware: axolotl has no setting for the CPU, on which this was measured"] if kind == "cpu" else []),
             *distributed.machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
             model={"base_model": task.source},
@@ -197,18 +178,12 @@ def export_axolotl(task: Task) -> Export:
         ),
         collect(TABLE, task),
     )
-    top = header(task, needs=_needs(task), launch=_launch(task), notes=made.notes)
-    return Export(text="\n".join([top, *blocks(made, _TITLES)]), suffix=".yaml", notes=made.notes)
-
-
-def _needs(task: Task) -> str:
-    config = task.config
-    parts = ["axolotl >= 0.19"]
+    needs = ["axolotl >= 0.19"]
     if distributed.by_deepspeed(task):
-        parts.append("deepspeed")
-    if config.get("attention") == "flash":
-        parts.append("flash-attn")
-    return ", ".join(parts)
+        needs.append("deepspeed")
+    if task.config.get("attention") == "flash":
+        needs.append("flash-attn")
+    return yaml_file(task, made, titles=_TITLES, needs=needs, launch=_launch(task))
 
 
 def _launch(task: Task) -> str:

@@ -7,13 +7,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autofit.export import distributed
-from autofit.export.document import Emit, Export, Settings, Task, collect_known, merge, settings
-from autofit.lattice import Axis, Value
-from autofit.techniques.micro_batch import MicroBatch
-from autofit.techniques.offload import Offload
-from autofit.techniques.optimizer import Optimizer, weight_decay
-from autofit.techniques.precision import Precision
-from autofit.techniques.sharding import Sharding
+from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
+from autofit.lattice import Value
+from autofit.techniques.optimizer import weight_decay
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "sgd": ("SGD", {"fused": True}),
@@ -33,10 +29,14 @@ _WITHOUT_ZERO = {
 
 
 def _optimizer(value: Value, task: Task) -> Settings:
-    Optimizer.axis.check(value)
-    own = {} if distributed.on_host(task) else _named_optimizer(str(value))
-    if own is None:
-        return settings(f"optimizer={value}: DeepSpeed has no name for it: pass the optimizer to deepspeed.initialize")
+    own: dict[str, object] = {}
+    if not distributed.on_host(task):
+        if value not in OPTIMIZERS:
+            note = f"optimizer={value}: DeepSpeed has no name for it: pass the optimizer to deepspeed.initialize"
+            return settings(note)
+        name, arguments = OPTIMIZERS[str(value)]
+        parameters = {"lr": "auto", "weight_decay": weight_decay(value), **arguments}
+        own = {"optimizer": {"type": name, "params": parameters}}
     return settings(
         "learning rate: yours to choose: Trainer and accelerate fill in 'auto', deepspeed.initialize needs a number",
         f"weight decay: {weight_decay(value)} was measured; Trainer and accelerate must be given the same",
@@ -44,16 +44,8 @@ def _optimizer(value: Value, task: Task) -> Settings:
     )
 
 
-def _named_optimizer(value: str) -> dict[str, object] | None:
-    if value not in OPTIMIZERS:
-        return None
-    name, arguments = OPTIMIZERS[value]
-    return {"optimizer": {"type": name, "params": {"lr": "auto", "weight_decay": weight_decay(value), **arguments}}}
-
-
 def _sharding(value: Value, task: Task) -> Settings:
     """Everything in the file except the optimizer."""
-    Sharding.axis.check(value)
     if distributed.by_deepspeed(task):
         notes = distributed.nvme_notes(task)
         if threads := distributed.threads(task).strip():
@@ -79,18 +71,14 @@ def _without_zero(task: Task) -> dict[str, object]:
     return made
 
 
-def _said_by_sharding(axis: Axis) -> Emit:
-    def emit(value: Value, task: Task) -> Settings:
-        axis.check(value)
-        return settings()
-
-    return emit
+def _said_by_sharding(value: Value, task: Task) -> Settings:
+    return settings()
 
 
 TABLE: Mapping[str, Emit] = {
-    "precision": _said_by_sharding(Precision.axis),
-    "micro_batch": _said_by_sharding(MicroBatch.axis),
-    "offload": _said_by_sharding(Offload.axis),
+    "precision": _said_by_sharding,
+    "micro_batch": _said_by_sharding,
+    "offload": _said_by_sharding,
     "sharding": _sharding,
     "optimizer": _optimizer,
 }
@@ -103,6 +91,6 @@ def export_deepspeed(task: Task) -> Export:
     ranks = (
         f"ranks: start {workload.devices}; with another number a step does not have {workload.global_batch} sequences"
     )
-    made = merge(settings(ranks), collect_known(TABLE, task))
+    made = merge(settings(ranks), collect(TABLE, task, starts_a_script=True))
     text = json.dumps(made.sections.get("zero", {}), indent=2) + "\n"
     return Export(text=text, suffix=".json", notes=made.notes)

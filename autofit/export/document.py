@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import yaml
 
 from autofit.catalog.architecture_file import is_path
 from autofit.catalog.models import Model, architecture, load, names
 from autofit.frontier import Recommendation
 from autofit.lattice import Config, Value
+from autofit.techniques import AXES
+from autofit.units import format_bytes
 from autofit.workload import Workload
 
 
@@ -107,29 +111,86 @@ def merge(*parts: Settings) -> Settings:
     return Settings(sections=sections, notes=tuple(note for part in parts for note in part.notes))
 
 
-def collect(table: Mapping[str, Emit], task: Task) -> Settings:
-    """The table applied to the config. An axis missing from either becomes a note, so that none is lost."""
+def collect(table: Mapping[str, Emit], task: Task, *, starts_a_script: bool = False) -> Settings:
+    """The table applied to the config. An axis missing from either becomes a note, so that none is lost.
+
+    With `starts_a_script`, for a format that only launches a training script, one note lists what the script must set.
+    Raises `UsageError` for a value that its axis does not have.
+    """
     config = task.config
+    for axis in AXES:
+        if axis.name in table and axis.name in config:
+            axis.check(config[axis.name])
     parts = []
-    for axis, emit in table.items():
-        value = config.get(axis)
-        if value is not None:
-            parts.append(emit(value, task))
-        elif axis not in NOT_IN_EVERY_CONFIG:
-            parts.append(settings(f"{axis}: the config does not name it; the trainer's own default applies"))
-    for axis in config:
-        if axis not in table:
-            parts.append(settings(f"{axis}={config[axis]}: this format has no line for it; set it by hand"))
+    for name, emit in table.items():
+        if name in config:
+            parts.append(emit(config[name], task))
+        elif name not in NOT_IN_EVERY_CONFIG:
+            parts.append(settings(f"{name}: the config does not name it; the trainer's own default applies"))
+    others = [f"{name}={config[name]}" for name in config if name not in table]
+    if others and starts_a_script:
+        parts.append(settings(f"{', '.join(others)}: this format has no line for them; the training script sets them"))
+    else:
+        parts += [settings(f"{other}: this format has no line for it; set it by hand") for other in others]
     return merge(*parts)
 
 
-def collect_known(table: Mapping[str, Emit], task: Task) -> Settings:
-    """Like `collect`, for a format that launches a training script: one note lists what the script itself must set."""
-    config = task.config
-    parts = [emit(value, task) for axis, emit in table.items() if (value := config.get(axis)) is not None]
-    absent = [axis for axis in table if axis not in config]
-    parts += [settings(f"{axis}: the config does not name it; the library's own default applies") for axis in absent]
-    others = ", ".join(f"{axis}={config[axis]}" for axis in config if axis not in table)
-    if others:
-        parts.append(settings(f"{others}: this format has no line for them; the training script sets them"))
-    return merge(*parts)
+def header(task: Task, *, needs: Sequence[str], launch: str, notes: Sequence[str]) -> str:
+    """Comment lines (`# ...`) that say what was measured, where, and what the file cannot express; `needs` names the
+    packages that read it."""
+    recommendation, workload = task.recommendation, task.workload
+    hardware = recommendation.hardware
+    rows = [
+        ("Model", f"{workload.model}, loaded from {task.source}"),
+        ("Workload", _workload(workload)),
+        ("Config", str(recommendation.point.config)),
+        (recommendation.provenance.capitalize(), _measurement(recommendation)),
+        ("Hardware", f"{hardware.name} ({hardware.device_name}, {format_bytes(hardware.memory_bytes)})"),
+        ("Stack", ", ".join(f"{k} {v}" for k, v in recommendation.stack.to_json().items() if v)),
+        ("Needs", ", ".join(needs)),
+        ("Launch", launch),
+        *(("Changes", change) for change in recommendation.changes_training),
+        *(("Differs", note) for note in notes),
+    ]
+    lines = ["Written by autofit. Data, learning rate and schedule are yours; they do not change memory or speed."]
+    lines += [f"{name + ':':<10} {_printable(text)}" for name, text in rows]
+    return "".join(f"# {line}\n" for line in lines)
+
+
+def _workload(workload: Workload) -> str:
+    devices = "1 device" if workload.devices == 1 else f"{workload.devices} devices"
+    return f"{workload.global_batch} sequences of {workload.seq_len} tokens per optimizer step, on {devices}"
+
+
+def _measurement(recommendation: Recommendation) -> str:
+    point = recommendation.point
+    measured = point.measurement
+    trial = "" if point.trial_id is None else f", trial {point.trial_id}"
+    return (
+        f"{measured.tokens_per_second:,.0f} tokens/s, {measured.step_seconds.median:.3g} s a step, "
+        f"{format_bytes(measured.device_bytes)} of device memory "
+        f"({format_bytes(recommendation.headroom_bytes)} below the limit of "
+        f"{format_bytes(recommendation.memory_limit_bytes)}){trial}"
+    )
+
+
+def _printable(text: str) -> str:
+    """`text` on one line, so that an untrusted name cannot break out of the comment."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+CHOOSE = "CHOOSE"
+"""A word where a trainer expects a number, for what only the user can choose: the trainer refuses to start with it."""
+
+
+def yaml_file(task: Task, made: Settings, *, titles: Mapping[str, str], needs: Sequence[str], launch: str) -> Export:
+    """For a trainer that reads one flat YAML file: the header, then the keys of each section of `made` below its title.
+
+    Sections come in the order of `titles`; empty ones are left out.
+    """
+    parts = [header(task, needs=needs, launch=launch, notes=made.notes)]
+    for section, title in titles.items():
+        if values := made.sections.get(section):
+            keys = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+            parts.append(f"# {title}\n{keys}" if title else keys)
+    return Export(text="\n".join(parts), suffix=".yaml", notes=made.notes)

@@ -8,24 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autofit.errors import unknown
+from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import (
-    by_deepspeed,
-    by_fsdp,
-    fsdp_notes,
-    machine_notes,
-    nvme_notes,
-    reshards,
-    sharded_layers,
-    threads,
-)
-from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
-from autofit.export.header import header
-from autofit.export.yaml_document import CHOOSE, blocks
+from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
 from autofit.lattice import Value
 from autofit.techniques.adapters import alpha
-from autofit.techniques.precision import Precision
 
 ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}
 """`flash_attn` of each attention."""
@@ -52,23 +39,19 @@ def _targets(value: Value, task: Task) -> Settings:
 
 def _precision(value: Value, task: Task) -> Settings:
     """It loads weights in the checkpoint's own format, and trains copies in fp32 unless `pure_bf16` is set."""
-    Precision.axis.check(value)
-    training, method = ta.autocast_flags(task), task.config["method"]
-    pure = value == "bf16" and not by_deepspeed(task)
+    pure = value == "bf16" and not distributed.by_deepspeed(task)
     notes = []
-    if value == "fp32":
-        training["tf32"] = False
-        if method != "full":
+    if task.config["method"] != "full":
+        if value == "fp32":
             notes.append("precision=fp32: LLaMA-Factory keeps frozen weights in the format of the checkpoint")
-    if pure and method != "full":
-        notes.append("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured")
-    return settings(*notes, method={"pure_bf16": pure}, training=training)
+        if pure:
+            notes.append("precision=bf16: LLaMA-Factory trains adapters in fp32; bf16 was measured")
+    return settings(*notes, method={"pure_bf16": pure}, training=ta.precision(task))
 
 
 def _checkpointing(value: Value, task: Task) -> Settings:
-    every = ta.checkpointed_every(value)
     # Reentrant by default, unlike trials.
-    model: dict[str, object] = {"disable_gradient_checkpointing": every is None, "use_reentrant_gc": False}
+    model: dict[str, object] = {"disable_gradient_checkpointing": value == "none", "use_reentrant_gc": False}
     notes = []
     if value in ("every-2", "every-4", "selective"):
         notes.append(
@@ -82,26 +65,22 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    return settings(model={"flash_attn": ta.named("attention", value, ATTENTION)})
+    return settings(model={"flash_attn": ATTENTION[str(value)]})
 
 
 def _loss(value: Value, task: Task) -> Settings:
     different = {
         "fused": "LLaMA-Factory then uses Liger's other kernels as well; only the loss was measured",
         "chunked": "LLaMA-Factory has no such loss; all logits exist at once: more memory than was measured",
-        "full": None,
     }
-    if value not in different:
-        raise unknown("value of loss", value, different)
-    note = different[str(value)]
-    notes = [] if note is None else [f"loss={value}: {note}"]
+    notes = [f"loss={value}: {different[str(value)]}"] if value in different else []
     return settings(*notes, model={"enable_liger_kernel": value == "fused"})
 
 
 def _sharding(value: Value, task: Task) -> Settings:
-    if not by_fsdp(task):
-        return merge(settings(*nvme_notes(task)), ta.sharding(value, task))
-    notes = fsdp_notes(task, narrow_sums=True)
+    if not distributed.by_fsdp(task):
+        return merge(settings(*distributed.nvme_notes(task)), ta.sharding(value, task))
+    notes = distributed.fsdp_notes(task, narrow_sums=True)
     notes.append(
         f"sharding={value}: every process loads the whole model first, unless it is started with accelerate launch and "
         "the file that --format accelerate writes"
@@ -116,8 +95,8 @@ def _fsdp(task: Task) -> dict[str, object]:
         "fsdp": f"full_shard {offloaded}auto_wrap",
         "fsdp_config": {
             "version": 2,
-            "reshard_after_forward": reshards(task),
-            "transformer_layer_cls_to_wrap": sharded_layers(task),
+            "reshard_after_forward": distributed.reshards(task),
+            "transformer_layer_cls_to_wrap": distributed.sharded_layers(task),
         },
         "accelerator_config": ta.SYNCHRONISED,
     }
@@ -149,45 +128,32 @@ _TITLES = {
 
 def export_llamafactory(task: Task) -> Export:
     """Every value is stated: checkpointing is on by default, and reentrant."""
-    workload = task.workload
-    notes = ["the model: LLaMA-Factory loads the whole checkpoint, but only the text model was measured"]
     made = merge(
         settings(
-            *(notes if ta.is_part(task) else []),
-            *machine_notes(task, otherwise="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"),
+            *ta.whole_checkpoint(task, "LLaMA-Factory"),
+            *distributed.machine_notes(
+                task, otherwise="NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment"
+            ),
             model={"model_name_or_path": task.source},
             method={"stage": "sft", "do_train": True},
             # It fills packed sequences up to one token more than this.
-            data={"cutoff_len": workload.seq_len - 1, "packing": True, "neat_packing": False},
+            data={"cutoff_len": task.workload.seq_len - 1, "packing": True, "neat_packing": False},
             training={"learning_rate": CHOOSE, **ta.run(task)},
         ),
         collect(TABLE, task),
     )
-    top = header(task, needs=_needs(task), launch=_launch(task), notes=made.notes)
-    return Export(text="\n".join([top, *blocks(made, _TITLES)]), suffix=".yaml", notes=made.notes)
-
-
-def _needs(task: Task) -> str:
-    config = task.config
-    parts = ["llamafactory >= 0.9.5"]
-    if by_deepspeed(task):
-        parts.append("deepspeed")
-    if config["method"] == "qlora" or "8bit" in str(config.get("optimizer")) or config.get("optimizer") == "lion":
-        parts.append("bitsandbytes")
-    if config.get("loss") == "fused":
-        parts.append("liger-kernel")
-    if config.get("attention") == "flash":
-        parts.append("flash-attn")
-    return ", ".join(parts)
+    needs = ["llamafactory >= 0.9.5", *(["deepspeed"] if distributed.by_deepspeed(task) else [])]
+    needs += ta.libraries(task.config)
+    return yaml_file(task, made, titles=_TITLES, needs=needs, launch=_launch(task))
 
 
 def _launch(task: Task) -> str:
     """For one device the others are hidden, as LLaMA-Factory uses every device it sees."""
     devices = task.workload.devices
     train = "llamafactory-cli train THIS_FILE learning_rate=YOURS dataset=YOURS template=YOURS"
-    if devices > 1 or by_deepspeed(task):
+    if devices > 1 or distributed.by_deepspeed(task):
         # It then asks for expandable segments by itself.
-        return f"{threads(task)}FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"
+        return f"{distributed.threads(task)}FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"
     chosen = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
     segments = task.recommendation.point.measurement.expandable_segments
     return f"{chosen}{'PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ' if segments else ''}{train}"

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from autofit.errors import unknown
 from autofit.export import distributed
 from autofit.export.document import Settings, Task, settings
 from autofit.lattice import Config, Value
-from autofit.techniques.adapters import attention_projections
-from autofit.techniques.offload import Offload
+from autofit.techniques.adapters import alpha, attention_projections
 from autofit.techniques.optimizer import weight_decay
-from autofit.techniques.sharding import Sharding
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
@@ -37,16 +34,9 @@ keeps them unsharded until then."""
 _COMPUTE = {"bf16": "bfloat16", "bf16-mixed": "bfloat16", "fp16-mixed": "float16", "fp32": "float32"}
 
 
-def named(axis: str, value: Value, names: dict[str, str]) -> str:
-    """The target format's name for `value`; raises `UsageError` for a value that is not in `names`."""
-    if str(value) not in names:
-        raise unknown(f"value of {axis}", value, names)
-    return names[str(value)]
-
-
 def compute_dtype(config: Config) -> str:
     """Torch's name for the dtype of matrix products and of frozen weights."""
-    return named("precision", config["precision"], _COMPUTE)
+    return _COMPUTE[config.text("precision")]
 
 
 def trained_dtype(task: Task) -> str:
@@ -65,15 +55,15 @@ def load_dtype(task: Task) -> str:
     return trained_dtype(task) if task.config["method"] == "full" else compute_dtype(task.config)
 
 
-def autocast_flags(task: Task) -> dict[str, object]:
-    """The arguments `bf16` and `fp16`, which turn on mixed precision. For pure bf16 both are off, and the model is
-    loaded in bf16.
+def precision(task: Task) -> dict[str, object]:
+    """The arguments `bf16` and `fp16`, which turn on mixed precision, and for fp32 `tf32`, which is off. For pure bf16
+    both are off, and the model is loaded in bf16.
 
     Under DeepSpeed they must agree with its own configuration, which says `bf16` for pure and for mixed bf16 alike.
     """
     value = task.config["precision"]
     bf16 = value == "bf16-mixed" or (value == "bf16" and distributed.by_deepspeed(task))
-    return {"bf16": bf16, "fp16": value == "fp16-mixed"}
+    return {"bf16": bf16, "fp16": value == "fp16-mixed", **({"tf32": False} if value == "fp32" else {})}
 
 
 def run(task: Task) -> dict[str, object]:
@@ -108,8 +98,7 @@ def optimizer(value: Value, task: Task) -> Settings:
             "optimizer=adamw-foreach: on a CPU Trainer's adamw_torch updates one tensor at a time: less memory "
             "than was measured"
         )
-    name = named("optimizer", value, OPTIMIZERS)
-    return settings(*notes, training={"optim": name, "weight_decay": weight_decay(value)})
+    return settings(*notes, training={"optim": OPTIMIZERS[str(value)], "weight_decay": weight_decay(value)})
 
 
 def compilation(value: Value, task: Task) -> Settings:
@@ -122,7 +111,6 @@ def compilation(value: Value, task: Task) -> Settings:
 
 def offload(value: Value, task: Task) -> Settings:
     """No settings: those for offloading are written by `sharding`. A note if that cannot cover `value`."""
-    Offload.axis.check(value)
     if distributed.offload_is_said(task):
         return settings()
     return settings(f"offload={value}: not possible with sharding={task.config['sharding']}; it is left out")
@@ -130,7 +118,6 @@ def offload(value: Value, task: Task) -> Settings:
 
 def sharding(value: Value, task: Task, *, narrow_sums: bool = True) -> Settings:
     """The argument `deepspeed` or `fsdp`, or what DDP needs; `narrow_sums` is as in `distributed.fsdp_notes`."""
-    Sharding.axis.check(value)
     if distributed.by_deepspeed(task):
         return settings(training={"deepspeed": distributed.deepspeed_config(task, filled=FILLED)})
     if distributed.by_fsdp(task):
@@ -153,25 +140,51 @@ def _fsdp(task: Task) -> dict[str, object]:
     }
 
 
-def checkpointed_every(value: Value) -> int | None:
-    """N if every N-th layer is checkpointed (1 for all layers), None for `none`; raises `UsageError`."""
+def checkpointing(value: Value) -> dict[str, object] | None:
+    """`gradient_checkpointing_kwargs` but for what is selected by `selective`; None for `none`."""
     if value == "none":
         return None
-    every = {"full": 1, "offload": 1, "selective": 1, "every-2": 2, "every-4": 4}
-    if value not in every:
-        raise unknown("value of checkpointing", value, [*every, "none"])
-    return every[str(value)]
+    kwargs: dict[str, object] = {"use_reentrant": False}
+    name, _, every = str(value).partition("-")
+    if name == "every":
+        kwargs["every_n_layers"] = int(every)
+    if name == "offload":
+        kwargs["offload"] = True
+    return kwargs
+
+
+def attention(value: Value, task: Task) -> Settings:
+    """`attn_implementation`, by which the model is loaded."""
+    return settings(model={"attn_implementation": ATTENTION[str(value)]})
+
+
+def rank(value: Value, task: Task) -> Settings:
+    """The adapters' rank and scale, in trl's and axolotl's terms."""
+    return settings(model={"lora_r": value, "lora_alpha": alpha(int(value))})
 
 
 def target_modules(value: Value, task: Task) -> list[str] | str:
-    """`target_modules` of a LoRA configuration, found in the architecture as in trials; raises `UsageError`."""
-    if value == "attention":
-        return attention_projections(task.laid_out())
-    if value == "all-linear":
-        return "all-linear"
-    raise unknown("value of targets", value, ["attention", "all-linear"])
+    """`target_modules` of a LoRA configuration, found in the architecture as in trials."""
+    return attention_projections(task.laid_out()) if value == "attention" else "all-linear"
 
 
 def is_part(task: Task) -> bool:
     """Whether the weights may be part of a larger checkpoint, such as a vision-language model's."""
     return str(task.model().config["model_type"]).endswith("_text")
+
+
+def whole_checkpoint(task: Task, trainer: str) -> list[str]:
+    """A note where `trainer` may load more than the model that was measured."""
+    note = f"the model: {trainer} loads the whole checkpoint, but only the text model was measured"
+    return [note] if is_part(task) else []
+
+
+def libraries(config: Config) -> list[str]:
+    """Packages that the config needs in Trainer and its heirs, beside those that train, adapt and shard."""
+    optimizer = str(config.get("optimizer"))
+    needed = {
+        "bitsandbytes": config["method"] == "qlora" or "8bit" in optimizer or optimizer == "lion",
+        "liger-kernel": config.get("loss") == "fused",
+        "flash-attn": config.get("attention") == "flash",
+    }
+    return [name for name, is_needed in needed.items() if is_needed]

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
-from autofit.export.document import Code, Emit, Export, Settings, Task, collect, merge, settings
-from autofit.export.header import header
+from autofit.export.document import Code, Emit, Export, Settings, Task, collect, header, merge, settings
 from autofit.export.measured_code import Excerpt, excerpt
-from autofit.export.transformers_code import (
-    CHECKPOINTING_NAME,
-    CHUNK_THE_LOSS,
-    FUNCTIONS,
-    LOAD,
-    LOAD_TEXT_PART,
-    MAIN,
-)
+from autofit.export.transformers_script import CHUNK_THE_LOSS, script
 from autofit.lattice import Value
 from autofit.techniques.adapters import alpha
 
@@ -34,10 +24,6 @@ _LIGER_LOSS_ONLY = {
 """Liger's switches: only its fused loss was measured, none of its other kernels."""
 CHUNKED_KERNEL = "lighter_cross_entropy"
 """The loss kernel of `chunked`."""
-
-
-def _torch(dtype: str) -> Code:
-    return Code(f"torch.{dtype}")
 
 
 def _method(value: Value, task: Task) -> Settings:
@@ -70,23 +56,13 @@ def _targets(value: Value, task: Task) -> Settings:
 
 
 def _precision(value: Value, task: Task) -> Settings:
-    training = ta.autocast_flags(task)
-    if value == "fp32":
-        training["tf32"] = False
-    return settings(model={"dtype": _torch(ta.load_dtype(task))}, training=training)
+    return settings(model={"dtype": Code(f"torch.{ta.load_dtype(task)}")}, training=ta.precision(task))
 
 
 def _checkpointing(value: Value, task: Task) -> Settings:
-    every = ta.checkpointed_every(value)
-    if every is None:
-        return settings(checkpointing={"on": False, "kwargs": None})
-    kwargs: dict[str, object] = {"use_reentrant": False}
-    if every > 1:
-        kwargs["every_n_layers"] = every
-    if value == "offload":
-        kwargs["offload"] = True
-    if value != "selective":
-        return settings(checkpointing={"on": True, "kwargs": kwargs})
+    kwargs = ta.checkpointing(value)
+    if kwargs is None or value != "selective":
+        return settings(checkpointing={"on": kwargs is not None, "kwargs": kwargs})
     policy = excerpt("autofit.techniques.selective", "selective_contexts")
     adapters = task.config.get("rank") is not None
     kwargs["context_fn"] = Code(f"partial(selective_contexts, adapters={adapters})")
@@ -101,17 +77,11 @@ def _imports_of(part: Excerpt, *others: str) -> dict[str, object]:
     return dict.fromkeys((*part.imports, *others))
 
 
-def _attention(value: Value, task: Task) -> Settings:
-    return settings(model={"attn_implementation": ta.named("attention", value, ta.ATTENTION)})
-
-
 def _loss(value: Value, task: Task) -> Settings:
     if value == "fused":
         return settings(training={"use_liger_kernel": True, "liger_kernel_config": _LIGER_LOSS_ONLY})
     if value == "full":
         return settings(training={"use_liger_kernel": False})
-    if value != "chunked":
-        raise unknown("value of loss", value, ["fused", "chunked", "full"])
     kernel = excerpt("autofit.techniques.cross_entropy", CHUNKED_KERNEL)
     return settings(
         training={"use_liger_kernel": False},
@@ -168,7 +138,7 @@ TABLE: Mapping[str, Emit] = {
     "micro_batch": ta.batch,
     "checkpointing": _checkpointing,
     "optimizer": ta.optimizer,
-    "attention": _attention,
+    "attention": ta.attention,
     "loss": _loss,
     "compile": _compilation,
     "offload": ta.offload,
@@ -182,21 +152,8 @@ def export_transformers(task: Task) -> Export:
     machines = machine_notes(task, otherwise="torchrun's --nnodes, --nproc-per-node, --node-rank and --master-addr")
     yours = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
     made = merge(yours, collect(TABLE, task))
-    top = header(task, needs=_needs(made), launch=_launch(task), notes=made.notes)
-    constants = (
-        f"SOURCE = {task.source!r}\nSEQ_LEN = {task.workload.seq_len}\n"
-        "LEARNING_RATE = None  # yours to choose: it changes neither memory nor speed\n"
-    ) + "".join(f"{name} = {value}\n" for name, value in made.sections.get("constants", {}).items())
-    code = [str(block).strip("\n") + "\n" for block in made.sections.get("code", {}).values()]
-    part = ta.is_part(task)
-    imports = _imports(
-        made,
-        expandable_segments=task.recommendation.point.measurement.expandable_segments,
-        names=["AutoConfig"] if part else [],
-    )
-    functions = _functions(made, LOAD_TEXT_PART if part else LOAD, ta.trained_dtype(task))
-    blocks = [imports, constants, *code, _definitions(made), functions, MAIN]
-    return Export(text=top + "\n\n".join(blocks), suffix=".py", notes=made.notes)
+    top = header(task, needs=_needs(task), launch=_launch(task), notes=made.notes)
+    return Export(text=top + script(made, task), suffix=".py", notes=made.notes)
 
 
 def _launch(task: Task) -> str:
@@ -210,108 +167,12 @@ def _launch(task: Task) -> str:
     return "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 python THIS_FILE TOKENS.pt"
 
 
-def _needs(made: Settings) -> str:
-    kwargs = made.sections["checkpointing"]["kwargs"] if "checkpointing" in made.sections else None
-    newer = isinstance(kwargs, dict) and ("every_n_layers" in kwargs or "offload" in kwargs)
-    newer = newer or "fsdp" in made.sections["training"]
-    parts = [f"transformers >= {'5.17' if newer else '5.0'}"]
-    if "adapter" in made.sections:
-        parts.append("peft")
-    if "deepspeed" in made.sections:
-        parts.append("deepspeed >= 0.18")
-    bits = str(made.sections["training"].get("optim"))
-    if "quantization_config" in made.sections.get("model", {}) or "8bit" in bits or "lion" in bits:
-        parts.append("bitsandbytes")
-    if made.sections["training"].get("use_liger_kernel"):
-        parts.append("liger-kernel")
-    if made.sections.get("model", {}).get("attn_implementation") == "flash_attention_2":
-        parts.append("flash-attn")
-    return ", ".join(parts)
-
-
-def _imports(made: Settings, *, expandable_segments: bool, names: list[str]) -> str:
-    quantised = "quantization_config" in made.sections.get("model", {})
-    config = ["BitsAndBytesConfig"] if quantised else []
-    names = sorted([*names, "AutoModelForCausalLM", *config, "Trainer", "TrainingArguments"])
-    needed = {*made.sections.get("imports", {}), "import sys", "import torch"}
-    needed.add(f"from transformers import {', '.join(names)}")
-    if expandable_segments:
-        needed.add("import os")
-    if "adapter" in made.sections:
-        needed.add("from peft import LoraConfig, get_peft_model")
-    ours = sorted(needed, key=lambda line: (line.startswith("from"), line))
-    standard = [line for line in ours if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
-    environment = 'os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # read when CUDA starts'
-    lines = [
-        "",
-        *(["from __future__ import annotations", ""] if made.sections.get("code") else []),
-        *standard,
-        "",
-        *([environment, ""] if expandable_segments else []),
-        *(line for line in ours if line not in standard),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _definitions(made: Settings) -> str:
-    checkpointing = made.sections.get("checkpointing")
-    arguments = _arguments(made.sections["training"])
-    before = ""
-    if "deepspeed" in made.sections:
-        before = f"DEEPSPEED = {_literal(dict(made.sections['deepspeed']), '')}\n\n"
-    if checkpointing is not None:
-        before += CHECKPOINTING_NAME
-        arguments += f"    **{{CHECKPOINTING: {checkpointing['on']!r}, "
-        arguments += f'f"{{CHECKPOINTING}}_kwargs": {checkpointing["kwargs"]!r}}},\n'
-    entries = "".join(f"    {key!r}: {value!r},\n" for key, value in made.sections.get("model", {}).items())
-    adapter = made.sections.get("adapter")
-    lora = "None" if adapter is None else f"LoraConfig(\n{_arguments(adapter)})"
-    return (
-        f"model_kwargs = {{\n{entries}}}\n\npeft_config = {lora}\n\n{before}"
-        f"training_args = TrainingArguments(\n{arguments})\n"
-    )
-
-
-def _literal(value: object, indent: str = "    ") -> str:
-    """`value` as Python source; a dictionary gets a line for each key."""
-    if not isinstance(value, dict):
-        return repr(value)
-    inner = indent + "    "
-    return "{\n" + "".join(f"{inner}{k!r}: {_literal(v, inner)},\n" for k, v in value.items()) + indent + "}"
-
-
-def _arguments(values: Mapping[str, object]) -> str:
-    return "".join(f"    {key}={_literal(value)},\n" for key, value in values.items())
-
-
-def _functions(made: Settings, load: str, trained: str) -> str:
-    lines: list[str] = ["model.config.use_cache = False", *made.sections.get("load", {})]
-    decoder = "model.base_model"
-    if "adapter" in made.sections:
-        lines += [
-            "model = get_peft_model(model, peft_config)",
-            "for parameter in model.parameters():",
-            "    if parameter.requires_grad:",
-            f"        parameter.data = parameter.data.to(torch.{trained})",
-        ]
-        decoder = "model.get_base_model().base_model"
-    if "compile" in made.sections:
-        lines.append(f"{decoder}.compile()  # the decoder alone, as it was measured")
-    return FUNCTIONS.replace("    LOAD\n", load + _indented(lines)).replace("    TRAINER\n", _indented(_trainer(made)))
-
-
-def _trainer(made: Settings) -> list[str]:
-    lines = []
-    if made.sections.get("constants"):
-        lines += [
-            "if NVME_FOLDER is None:",
-            '    raise SystemExit("where to offload is yours to choose: set NVME_FOLDER in this script")',
-        ]
-    call = "Trainer(model=load_model(), args=training_args, train_dataset=train_dataset)"
-    if "trainer" not in made.sections:
-        return [*lines, f"return {call}"]
-    return [*lines, f"trainer = {call}", *made.sections["trainer"], "return trainer"]
-
-
-def _indented(lines: Iterable[str]) -> str:
-    return "".join(f"    {line}\n" for line in lines)
+def _needs(task: Task) -> list[str]:
+    config = task.config
+    newer = config.get("checkpointing") in ("every-2", "every-4", "offload") or by_fsdp(task)
+    needed = {
+        f"transformers >= {'5.17' if newer else '5.0'}": True,
+        "peft": config["method"] != "full",
+        "deepspeed >= 0.18": by_deepspeed(task),
+    }
+    return [*(name for name, is_needed in needed.items() if is_needed), *ta.libraries(config)]

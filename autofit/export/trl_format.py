@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import by_deepspeed, by_fsdp, machine_notes, nvme_notes, threads
-from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
-from autofit.export.header import header
-from autofit.export.yaml_document import CHOOSE, blocks, lines
+from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
 from autofit.lattice import Value
-from autofit.techniques.adapters import alpha
 
 
 def _method(value: Value, task: Task) -> Settings:
@@ -24,42 +20,26 @@ def _method(value: Value, task: Task) -> Settings:
     return settings(model=model)
 
 
-def _rank(value: Value, task: Task) -> Settings:
-    return settings(model={"lora_r": value, "lora_alpha": alpha(int(value))})
-
-
 def _targets(value: Value, task: Task) -> Settings:
     modules = ta.target_modules(value, task)
     return settings(model={"lora_target_modules": [modules] if isinstance(modules, str) else modules})
 
 
 def _precision(value: Value, task: Task) -> Settings:
-    config = task.config
-    training = ta.autocast_flags(task)
-    if value == "fp32":
-        training["tf32"] = False
-    notes: list[str] = []
-    if by_deepspeed(task):  # DeepSpeed casts all weights itself
-        return settings(model={"dtype": ta.load_dtype(task)}, training=training)
-    if config["method"] == "lora" and value == "bf16":
-        notes.append("precision=bf16: trl trains the adapters of a 16-bit base in fp32; bf16 was measured")
-    if config["method"] == "qlora" and value != "bf16":
-        notes.append(f"precision={value}: trl trains the adapters of a 4-bit base in bf16; fp32 was measured")
-    return settings(*notes, model={"dtype": ta.load_dtype(task)}, training=training)
+    method, notes = task.config["method"], []
+    if not by_deepspeed(task):  # which casts all weights itself
+        if method == "lora" and value == "bf16":
+            notes.append("precision=bf16: trl trains the adapters of a 16-bit base in fp32; bf16 was measured")
+        if method == "qlora" and value != "bf16":
+            notes.append(f"precision={value}: trl trains the adapters of a 4-bit base in bf16; fp32 was measured")
+    return settings(*notes, model={"dtype": ta.load_dtype(task)}, training=ta.precision(task))
 
 
 def _checkpointing(value: Value, task: Task) -> Settings:
-    every = ta.checkpointed_every(value)
-    on = every is not None
-    training: dict[str, object] = {"gradient_checkpointing": on, "activation_offloading": False}
-    if every is None:
+    kwargs, notes = ta.checkpointing(value), []
+    training: dict[str, object] = {"gradient_checkpointing": kwargs is not None, "activation_offloading": False}
+    if kwargs is None:
         return settings(training=training)
-    kwargs: dict[str, object] = {"use_reentrant": False}
-    if every > 1:
-        kwargs["every_n_layers"] = every
-    if value == "offload":
-        kwargs["offload"] = True
-    notes = []
     if value == "selective":
         kwargs["selective"] = True
         notes.append(
@@ -72,22 +52,17 @@ def _checkpointing(value: Value, task: Task) -> Settings:
 
 
 def _attention(value: Value, task: Task) -> Settings:
-    return settings(
-        model={"attn_implementation": ta.named("attention", value, ta.ATTENTION)},
-        # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
-        data={"packing_strategy": "bfd" if value == "flash" else "wrapped"},
-    )
+    # The default, `bfd`, flattens a micro-batch into one row, which needs a dense mask except in flash attention.
+    packing = {"packing_strategy": "bfd" if value == "flash" else "wrapped"}
+    return merge(ta.attention(value, task), settings(data=packing))
 
 
 def _loss(value: Value, task: Task) -> Settings:
     different = {
-        "chunked": "trl chunks the loss with a kernel of its own",
         "full": "trl always chunks the loss: less memory than was measured",
         "fused": "trl refuses Liger's fused loss and chunks the loss with a kernel of its own",
     }
-    if value not in different:
-        raise unknown("value of loss", value, different)
-    notes = [] if value == "chunked" else [f"loss={value}: {different[str(value)]}"]
+    notes = [f"loss={value}: {different[str(value)]}"] if value in different else []
     return settings(*notes, training={"loss_type": "nll", "use_liger_kernel": False})
 
 
@@ -103,7 +78,7 @@ def _sharding(value: Value, task: Task) -> Settings:
 
 TABLE: Mapping[str, Emit] = {
     "method": _method,
-    "rank": _rank,
+    "rank": ta.rank,
     "targets": _targets,
     "precision": _precision,
     "micro_batch": ta.batch,
@@ -118,6 +93,7 @@ TABLE: Mapping[str, Emit] = {
 """Each axis and its translation. A new technique is one new line here."""
 
 _TITLES = {
+    "environment": "",
     "model": "Model",
     "data": "Data: add dataset_name or datasets. Full sequences, as was measured",
     "training": "Training",
@@ -127,11 +103,12 @@ _TITLES = {
 def export_trl(task: Task) -> Export:
     """Every value is stated explicitly: `SFTConfig()` turns checkpointing and bf16 on by default."""
     workload = task.workload
-    notes = ["the model: trl loads the whole checkpoint, but only the text model was measured"]
+    segments = {"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}
     made = merge(
         settings(
-            *(notes if ta.is_part(task) else []),
+            *ta.whole_checkpoint(task, "trl"),
             *machine_notes(task, otherwise="--num_machines, --machine_rank and --main_process_ip"),
+            environment=segments if task.recommendation.point.measurement.expandable_segments else {},
             model={"model_name_or_path": task.source},
             data={"max_length": workload.seq_len, "packing": True},
             training={"learning_rate": CHOOSE, **ta.run(task)},
@@ -139,14 +116,10 @@ def export_trl(task: Task) -> Export:
         collect(TABLE, task),
     )
     processes = f"--num_processes {workload.devices}{' --use_deepspeed' if by_deepspeed(task) else ''}"
-    top = header(
+    return yaml_file(
         task,
-        needs="trl >= 1.16, transformers >= 5.17",
+        made,
+        titles=_TITLES,
+        needs=["trl >= 1.16", "transformers >= 5.17"],
         launch=f"{threads(task)}trl sft --config THIS_FILE --learning_rate YOURS {processes}",
-        notes=made.notes,
     )
-    parts = [top]
-    if task.recommendation.point.measurement.expandable_segments:
-        parts.append(lines({"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}}))
-    parts += blocks(made, _TITLES)
-    return Export(text="\n".join(parts), suffix=".yaml", notes=made.notes)

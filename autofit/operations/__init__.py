@@ -1,74 +1,28 @@
 """The Python API: one function per thing a user can do. The command line and the server only call these, and
 `bench` for replays.
 
-Each is imported on first use, so that a recommendation from the store does not wait for the training libraries.
+Its names are those that the stub beside this file imports. Each is imported on first use, so that a recommendation from
+the store does not wait for the training libraries.
 """
 
 from __future__ import annotations
 
+import ast
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
-if TYPE_CHECKING:
-    from autofit.operations.answers import frontier, recommend
-    from autofit.operations.comparing import residuals
-    from autofit.operations.estimating import Estimation, estimate
-    from autofit.operations.explaining import Explanation, explain
-    from autofit.operations.keeping import Keeper
-    from autofit.operations.over_devices import OverDevices, search_over_devices
-    from autofit.operations.predicted_frontier import PredictedFrontier, predict_frontier
-    from autofit.operations.recording import RecordResult, read_table, record
-    from autofit.operations.requests import SearchRequest, WorkloadOptions, hub_id
-    from autofit.operations.sampling import lattice_sampler
-    from autofit.operations.searching import SearchResult, search
-    from autofit.operations.single_trial import trial
-
-__all__ = [
-    "Estimation",
-    "Explanation",
-    "Keeper",
-    "OverDevices",
-    "PredictedFrontier",
-    "RecordResult",
-    "SearchRequest",
-    "SearchResult",
-    "WorkloadOptions",
-    "estimate",
-    "explain",
-    "frontier",
-    "hub_id",
-    "lattice_sampler",
-    "predict_frontier",
-    "read_table",
-    "recommend",
-    "record",
-    "residuals",
-    "search",
-    "search_over_devices",
-    "trial",
-]
-
-_MODULES = {
-    "answers": ("frontier", "recommend"),
-    "comparing": ("residuals",),
-    "estimating": ("Estimation", "estimate"),
-    "explaining": ("Explanation", "explain"),
-    "keeping": ("Keeper",),
-    "over_devices": ("OverDevices", "search_over_devices"),
-    "predicted_frontier": ("PredictedFrontier", "predict_frontier"),
-    "recording": ("RecordResult", "read_table", "record"),
-    "requests": ("SearchRequest", "WorkloadOptions", "hub_id"),
-    "sampling": ("lattice_sampler",),
-    "searching": ("SearchResult", "search"),
-    "single_trial": ("trial",),
+_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+_MODULE_OF = {
+    alias.name: str(node.module) for node in _STUB.body if isinstance(node, ast.ImportFrom) for alias in node.names
 }
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+__all__ = list(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value  # later look-ups bypass this function
     return value
 

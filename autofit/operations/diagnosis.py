@@ -8,6 +8,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from autofit import __version__
+from autofit.core.distribution import install, stranger
 from autofit.errors import AutofitError, EnvironmentLacks
 from autofit.hardware import Hardware, Stack
 from autofit.operations.requests import WorkloadOptions
@@ -39,11 +41,13 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
     With `build_ops`, DeepSpeed's native operations are compiled first if they are not already, a minute each; whatever
     then prevents every offload is missing.
     """
+    package = _package()
     try:
         hardware, stack = detect(device)
     except EnvironmentLacks as error:
-        return [Check(name="device", state="missing", found=error.message, remedy=error.remedy)]
+        return [package, Check(name="device", state="missing", found=error.message, remedy=error.remedy)]
     checks = [
+        package,
         Check(
             name="device",
             state="ok",
@@ -56,27 +60,25 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
         _attempt("trial", lambda: _trial(device, hardware), "the message says which library fails"),
     ]
     if with_ray:
-        checks.append(_attempt("ray", lambda: _ray(device), "pip install 'ray>=2.50'"))
+        checks.append(_attempt("ray", lambda: _ray(device), install()))
     return checks
+
+
+def _package() -> Check:
+    if (error := stranger()) is not None:
+        return Check(name="autofit", state="missing", found=error.message, remedy=error.remedy)
+    return Check(name="autofit", state="ok", found=__version__)
 
 
 def libraries(hardware: Hardware, stack: Stack, *, offload: bool = False) -> list[Check]:
     """The libraries that training and searching on `hardware` use; with `offload`, DeepSpeed is needed."""
     found = stack.to_json() | {name: version(name) for name in ("optuna", "sqlalchemy", "alembic")}
-    gpu = hardware.kind == "cuda"
-    rows = [("torch", True, ""), ("transformers", True, ""), ("peft", True, "pip install peft")]
-    rows.append(("bitsandbytes", True, "pip install bitsandbytes"))
-    rows.append(("optuna", True, "pip install 'optuna>=5.0'"))
-    rows += [
-        ("sqlalchemy", True, "pip install 'sqlalchemy>=2.1,<2.2'"),
-        ("alembic", True, "pip install 'alembic>=1.16'"),
-    ]
-    rows.append(("deepspeed", offload, "pip install deepspeed"))
-    if gpu:
-        rows += [
-            ("liger_kernel", False, "pip install 'liger-kernel>=0.6.4'"),
-            ("flash_attn", False, "pip install --no-build-isolation 'flash-attn>=2.8'"),
-        ]
+    required = ("torch", "transformers", "peft", "bitsandbytes", "optuna", "sqlalchemy", "alembic")
+    rows = [(name, True, install()) for name in required] + [("deepspeed", offload, install())]
+    if hardware.kind == "cuda":
+        rows.append(("liger_kernel", False, install("cuda")))
+        # Its build imports torch, which an isolated one lacks.
+        rows.append(("flash_attn", False, install("flash", options="--no-build-isolation ")))
     checks = []
     for name, needed, remedy in rows:
         there: Any = found[name]

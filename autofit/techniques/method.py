@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.catalog.models import shape
+from autofit.core.distribution import install
 from autofit.lattice import Axis, Config, Value
 from autofit.techniques import adapters, quantisation
 from autofit.techniques.job import Job
@@ -30,11 +31,11 @@ class Method(Technique):
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["method"] != "full" and job.stack.peft is None:
-            return f"{config['method']} needs peft, which is not installed here (pip install peft)"
+            return f"{config['method']} needs peft, which is not installed here ({install()})"
         if config["method"] != "qlora":
             return None
         if job.stack.bitsandbytes is None:
-            return "qlora needs bitsandbytes, which is not installed here (pip install bitsandbytes)"
+            return f"qlora needs bitsandbytes, which is not installed here ({install()})"
         if job.hardware.kind not in ("cpu", "cuda", "xpu"):
             return f"bitsandbytes has no 4-bit kernels for {job.hardware.kind}"
         counts = shape(job.model)

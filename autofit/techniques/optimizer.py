@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from autofit.core.distribution import install
 from autofit.lattice import Axis, Config, Value
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Plan, Technique
@@ -65,7 +66,7 @@ class Optimizer(Technique):
         if value == "paged-adamw-8bit" and job.hardware.kind != "cuda":
             return "paged-adamw-8bit pages states between a CUDA device and its host; here it would page nothing"
         if value in ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit") and job.stack.bitsandbytes is None:
-            return f"{value} needs bitsandbytes, which is not installed here (pip install bitsandbytes)"
+            return f"{value} needs bitsandbytes, which is not installed here ({install()})"
         return None
 
     def plan(self, config: Config, job: Job, plan: Plan) -> None:

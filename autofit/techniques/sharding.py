@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 from autofit.catalog.models import shape
+from autofit.core.distribution import install
 from autofit.lattice import Axis, Config
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 from autofit.techniques.job import Job
@@ -94,7 +95,7 @@ def _not_by_deepspeed(config: Config, job: Job) -> str | None:
     what = "sharding=" + config.text("sharding") if config["sharding"] != "none" else f"offload={config['offload']}"
     zero3 = deepspeed_stage(config) == 3
     if job.stack.deepspeed is None:
-        return f"{what} needs deepspeed, which is not installed here (pip install deepspeed)"
+        return f"{what} needs deepspeed, which is not installed here ({install()})"
     if job.hardware.kind not in ("cpu", "cuda", "xpu"):
         return f"{what} cannot work: DeepSpeed has no ZeRO for {job.hardware.kind}"
     if config["precision"] == "fp16-mixed" and job.hardware.kind == "cpu":

@@ -17,6 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 from autofit.catalog.hardware import Card, match
+from autofit.core.distribution import install
 from autofit.errors import EnvironmentLacks, unknown
 from autofit.hardware import EMULATED, Hardware, Stack
 from autofit.trial import control_groups, nvml, process_memory
@@ -157,12 +158,9 @@ def host_memory_bytes() -> int:
 
 def installed_stack() -> Stack:
     """Versions of the installed libraries, read without importing them."""
-    torch = version("torch")
-    if torch is None:
-        raise EnvironmentLacks("torch is not installed", remedy="pip install torch")
-    transformers = version("transformers")
-    if transformers is None:
-        raise EnvironmentLacks("transformers is not installed", remedy="pip install transformers")
+    torch, transformers = version("torch"), version("transformers")
+    if torch is None or transformers is None:
+        raise EnvironmentLacks(f"{'torch' if torch is None else 'transformers'} is not installed", remedy=install())
     build = _torch_build()
     return Stack(
         python=f"{sys.version_info.major}.{sys.version_info.minor}",

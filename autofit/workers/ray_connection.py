@@ -15,7 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.errors import EnvironmentLacks, not_installed
+from autofit.core.distribution import not_installed
+from autofit.errors import EnvironmentLacks
 from autofit.workers.private_folder import PrivateFolder
 
 OBJECT_STORE_BYTES = 80 * 1024**2

@@ -57,7 +57,7 @@ DEFAULTS = {
     ("serve", "--host"): "127.0.0.1",
     ("serve", "--port"): 8000,
 }
-FORMATS = ("json", "transformers", "trl", "accelerate", "deepspeed", "axolotl", "llamafactory", "torchtune")
+FORMATS = ("json", "transformers", "trl", "accelerate", "deepspeed", "axolotl", "llamafactory")
 
 
 def commands() -> Iterator[tuple[str, Any]]:

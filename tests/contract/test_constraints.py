@@ -53,3 +53,7 @@ def test_image_is_built_from_every_pin() -> None:
     for file in ("constraints.txt", "constraints-cuda.txt"):
         assert f"-c {file}" in dockerfile
         assert f"!{file}" in (ROOT / "k8s/Dockerfile.dockerignore").read_text().split()
+
+
+def test_type_checkers_read_the_package() -> None:
+    assert (ROOT / "autofit/py.typed").exists()

@@ -211,7 +211,7 @@ def test_images_are_of_one_version(objects: tuple[Object, ...]) -> None:
     for container in all_containers(objects):
         image, _, tag = container["image"].rpartition(":")
         assert re.fullmatch(r"\d+\.\d+(\.\d+)?", tag), container["image"]
-        if image.endswith("autofit"):
+        if image.endswith("autofit-llm"):
             assert tag == __version__
     assert len({c["image"] for c in all_containers(objects)}) == 2
 
@@ -454,4 +454,4 @@ def test_the_readme_names_what_exists(objects: tuple[Object, ...]) -> None:
     for overlay in (K8S / "overlays").iterdir():
         assert f"kubectl apply -k k8s/overlays/{overlay.name}\n" in README
     assert set(re.findall(r"\b(?:job|rayjob)[ /](autofit-\w+)", README)) <= set(SEARCHES.values())
-    assert f"autofit:{__version__}" in README
+    assert f"autofit-llm:{__version__}" in README

@@ -35,20 +35,33 @@ def installs(checkout: Path, *words: str) -> list[str]:
 
 
 def test_what_is_installed_is_not_installed_again(checkout: Path) -> None:
-    assert installs(checkout, "install") == [".[dev]"]
+    assert installs(checkout, "install") == ["."]
     assert installs(checkout, "install") == []
-    assert installs(checkout, "test") == []
+    assert installs(checkout, "install", "EXTRAS=") == []
+
+
+def test_a_search_installs_nothing_for_development(checkout: Path) -> None:
+    (checkout / ".venv/bin/autofit").symlink_to("python")
+    assert installs(checkout, "search") == ["."]
+
+
+@pytest.mark.parametrize("target", ["test", "types"])
+def test_what_development_needs_is_added(checkout: Path, target: str) -> None:
+    (checkout / ".venv/bin/mypy").symlink_to("python")
+    installs(checkout, "install")
+    assert installs(checkout, target) == [".[dev]"]
+    assert installs(checkout, target) == []
 
 
 def test_extras_that_are_asked_for_later_are_added(checkout: Path) -> None:
     installs(checkout, "test")
-    assert installs(checkout, "install", "EXTRAS=dev,cuda") == [".[dev,cuda]"]
-    assert installs(checkout, "install", "EXTRAS=dev,cuda") == []
+    assert installs(checkout, "install", "EXTRAS=cuda,bench") == [".[bench]", ".[cuda]"]
+    assert installs(checkout, "install", "EXTRAS=cuda,bench") == []
     assert installs(checkout, "test") == []
 
 
-def test_another_build_of_torch_and_newer_pins_are_installed(checkout: Path) -> None:
-    installs(checkout, "install")
-    assert installs(checkout, "install", "TORCH_INDEX=https://example.com/cpu") == [".[dev]"]
+def test_another_build_of_torch_and_newer_pins_renew_all(checkout: Path) -> None:
+    installs(checkout, "install", "EXTRAS=cuda")
+    assert installs(checkout, "install", "TORCH_INDEX=https://example.com/cpu") == [".", ".[cuda]"]
     os.utime(checkout / ".venv/.installed", (0, 0))  # older than the pins
-    assert installs(checkout, "test") == [".[dev]"]
+    assert installs(checkout, "test") == [".", ".[cuda]", ".[dev]"]

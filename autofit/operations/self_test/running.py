@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from autofit import __version__
 from autofit.catalog.models import load
+from autofit.core.distribution import install
 from autofit.errors import EnvironmentLacks, in_one_line
 from autofit.operations.diagnosis import libraries
 from autofit.operations.probe_findings import emulated, findings
@@ -131,7 +132,7 @@ def self_test(
 
 def _absent(bench: Bench) -> dict[str, str]:
     absent = {check.name: check.remedy for check in libraries(bench.hardware, bench.stack) if check.remedy}
-    return absent if version("ray") else absent | {"ray": "pip install 'ray>=2.50'"}
+    return absent if version("ray") else absent | {"ray": install()}
 
 
 def _run(check: Check, bench: Bench, left_seconds: float) -> Finding:

@@ -378,8 +378,8 @@ def test_a_library_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPa
     done = autofit("doctor", "--device", "cpu", "--json")
     assert done.code == 4
     states = {c["name"]: (c["state"], c["remedy"]) for c in done.document}
-    assert states["peft"] == ("missing", "pip install peft")
-    assert states["deepspeed"] == ("optional", "pip install deepspeed")
+    assert states["peft"] == ("missing", "pip install autofit-llm")
+    assert states["deepspeed"] == ("optional", "pip install autofit-llm")
     building = autofit("doctor", "--device", "cpu", "--build-ops", "--json").document
     assert {c["name"] for c in building if c["state"] == "missing"} == {"peft", "deepspeed"}
 
@@ -390,7 +390,7 @@ def test_ray_that_is_absent(autofit: Autofit, monkeypatch: pytest.MonkeyPatch) -
     done = autofit("doctor", "--device", "cpu", "--json")
     assert (done.code, done.err) == (4, "")
     (missing,) = [c for c in done.document if c["state"] == "missing"]
-    assert (missing["name"], missing["remedy"]) == ("ray", "pip install 'ray>=2.50', or use --in-place")
+    assert (missing["name"], missing["remedy"]) == ("ray", "pip install autofit-llm, or use --in-place")
 
 
 def test_the_store_travels(autofit: Autofit, filled: Path, tmp_path: Path) -> None:

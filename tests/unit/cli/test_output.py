@@ -8,13 +8,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.cli.conftest import Autofit
 
 from autofit import __version__
-from autofit.cli.output import write
+from autofit.cli.output import PLOTLY, write, write_page
 from autofit.errors import EnvironmentLacks, UsageError
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
@@ -42,6 +44,44 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert file.read_text() == "after"
     assert file.stat().st_mode & 0o777 == 0o640
     assert os.listdir(tmp_path) == ["chart.html"]
+
+
+class Page(HTMLParser):
+    """What a page refers to, and its tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [str(value) for name, value in attrs if name in ("src", "href", "data", "action")]
+
+
+def figure() -> Any:
+    from plotly.graph_objects import Figure
+
+    return Figure().add_scatter(y=[1, 2], name="</script><script>alert(1)</script>")
+
+
+def test_pages_share_a_script_and_need_no_network(tmp_path: Path) -> None:
+    for name in ("a.html", "b.html"):
+        write_page(tmp_path / name, figure())
+        text = (tmp_path / name).read_text()
+        page = Page(text)
+        assert page.references == [PLOTLY]
+        assert page.tags[0] == "html" and not {"link", "iframe"} & set(page.tags)
+        assert len(text) < 1_000_000
+        assert "<script>alert(1)" not in text
+    assert sorted(os.listdir(tmp_path)) == ["a.html", "b.html", PLOTLY]
+    assert "plotly.js v" in (tmp_path / PLOTLY).read_text()[:200]
+
+
+def test_a_page_without_a_folder_holds_its_script(capsysbinary: pytest.CaptureFixture[bytes], tmp_path: Path) -> None:
+    write_page(Path("-"), figure())
+    assert Page(capsysbinary.readouterr().out.decode()).references == []
 
 
 def test_chunks_that_fail_leave_nothing(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from jobs import tiny_model
 
+from autofit.core import distribution
 from autofit.operations import diagnosis
 from autofit.trial.site import detect
 
@@ -35,10 +37,10 @@ def run_without(package: str, folder: Path, *words: str) -> subprocess.Completed
 @pytest.mark.parametrize(
     ("package", "words", "code", "said"),
     [
-        ("ray", SEARCH, 4, "autofit: ray is not installed here (pip install 'ray>=2.50', or use --in-place)"),
-        ("optuna", (*SEARCH, "--in-place"), 4, "autofit: optuna is not installed here (pip install 'optuna>=5.0')"),
-        ("torch", SEARCH, 4, "autofit: torch is not installed (pip install torch)"),
-        ("transformers", SEARCH, 4, "autofit: transformers is not installed (pip install transformers)"),
+        ("ray", SEARCH, 4, "autofit: ray is not installed here (pip install autofit-llm, or use --in-place)"),
+        ("optuna", (*SEARCH, "--in-place"), 4, "autofit: optuna is not installed here (pip install autofit-llm)"),
+        ("torch", SEARCH, 4, "autofit: torch is not installed (pip install autofit-llm)"),
+        ("transformers", SEARCH, 4, "autofit: transformers is not installed (pip install autofit-llm)"),
     ],
 )
 def test_what_a_search_needs(tmp_path: Path, package: str, words: tuple[str, ...], code: int, said: str) -> None:
@@ -54,7 +56,7 @@ def test_what_a_search_needs(tmp_path: Path, package: str, words: tuple[str, ...
 def test_what_a_config_needs(tmp_path: Path, package: str, config: str) -> None:
     done = run_without(package, tmp_path, "trial", *JOB, "--config", config)
     assert done.returncode == 2
-    assert f"needs {package}, which is not installed here (pip install {package})" in done.stdout
+    assert f"needs {package}, which is not installed here (pip install autofit-llm)" in done.stdout
     assert "Traceback" not in done.stderr
 
 
@@ -82,14 +84,56 @@ def test_the_doctor_looks_for_optuna(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "version", lambda name: None)
     hardware, stack = detect("cpu")
     found = {c.name: c for c in diagnosis.libraries(hardware, stack, offload=False)}
-    assert (found["optuna"].state, found["optuna"].remedy) == ("missing", "pip install 'optuna>=5.0'")
+    assert (found["optuna"].state, found["optuna"].remedy) == ("missing", "pip install autofit-llm")
 
 
-def test_the_doctor_installs_flash_attn_as_pyproject_asks() -> None:
+def test_the_doctor_installs_flash_attn_with_the_torch_that_is_there() -> None:
     hardware, stack = detect("cpu")
     hardware, stack = replace(hardware, kind="cuda"), replace(stack, flash_attn=None)
     found = {c.name: c for c in diagnosis.libraries(hardware, stack, offload=False)}
-    extras = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    (asked,) = extras["flash"]
     # flash-attn's build imports torch, which an isolated one lacks
-    assert found["flash_attn"].remedy == f"pip install --no-build-isolation '{asked}'"
+    assert found["flash_attn"].remedy == "pip install --no-build-isolation 'autofit-llm[flash]'"
+
+
+def test_remedies_name_what_pyproject_has() -> None:
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]
+    assert project["name"] == distribution.NAME
+    named = re.findall(
+        r"""\binstall\(["'](\w+)""", "".join(map(Path.read_text, (TESTS.parent / "autofit").rglob("*.py")))
+    )
+    assert {"cuda", "flash", "bench"} == set(named) <= set(project["optional-dependencies"])
+
+
+@pytest.fixture
+def stranger(tmp_path: Path) -> Path:
+    """A folder where PyAutoFit's metadata is, as pip leaves it."""
+    folder = tmp_path / "autofit-2024.11.13.2.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: autofit\nVersion: 2024.11.13.2\n")
+    return tmp_path
+
+
+def test_a_package_of_the_same_name_is_said(stranger: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(stranger), str(TESTS.parent)])}
+    command = [sys.executable, "-m", "autofit", "hardware", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and json.loads(done.stdout)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("autofit: PyAutoFit 2024.11.13.2 is installed here, too: ")
+    assert line.endswith("(pip uninstall --yes autofit && pip install --force-reinstall --no-deps autofit-llm)")
+
+
+def test_the_doctor_says_it_too(stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert diagnosis._package().state == "ok"
+    monkeypatch.syspath_prepend(stranger)
+    found = diagnosis._package()
+    assert (found.name, found.state) == ("autofit", "missing")
+    assert "PyAutoFit 2024.11.13.2" in found.found and found.remedy.startswith("pip uninstall")
+
+
+def test_this_package_under_its_former_name_is_no_stranger(stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (stranger / "autofit-2024.11.13.2.dist-info" / "entry_points.txt").write_text(
+        "[console_scripts]\nautofit = autofit.cli.main:main\n"
+    )
+    monkeypatch.syspath_prepend(stranger)
+    assert distribution.stranger() is None

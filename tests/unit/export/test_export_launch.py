@@ -196,7 +196,7 @@ def test_notes_of_accelerate() -> None:
     assert any("on accelerators only" in note for note in on_cpu)
 
 
-LAUNCHERS = ["transformers", "trl", "accelerate", "axolotl", "llamafactory", "torchtune", "deepspeed"]
+LAUNCHERS = ["transformers", "trl", "accelerate", "axolotl", "llamafactory", "deepspeed"]
 
 
 @pytest.mark.parametrize("form", LAUNCHERS)
@@ -208,11 +208,10 @@ def test_updates_on_the_host_have_all_its_cores(form: str) -> None:
         made_text = made(form, **values)
         return f"{start}{threads}" in made_text.text + "".join(made_text.notes)
 
-    sharding = "fsdp" if form == "torchtune" else "zero3"
-    assert starts_with("OMP_NUM_THREADS=$(($(nproc) / 2))", sharding=sharding, offload="params")
-    assert starts_with("OMP_NUM_THREADS=$(nproc)", sharding=sharding, offload="params", devices=1)
-    assert not starts_with("OMP_NUM_THREADS", sharding=sharding)
-    if form in ("transformers", "torchtune"):
+    assert starts_with("OMP_NUM_THREADS=$(($(nproc) / 2))", sharding="zero3", offload="params")
+    assert starts_with("OMP_NUM_THREADS=$(nproc)", sharding="zero3", offload="params", devices=1)
+    assert not starts_with("OMP_NUM_THREADS", sharding="zero3")
+    if form == "transformers":
         assert not starts_with("OMP_NUM_THREADS", sharding="zero1", offload="params"), "it is left out"
 
 

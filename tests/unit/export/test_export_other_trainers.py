@@ -1,4 +1,4 @@
-"""YAML for axolotl, LLaMA-Factory and torchtune: it has keys that their sources read, and says what the config says.
+"""YAML for axolotl and LLaMA-Factory: it has keys that their sources read, and says what the config says.
 
 `trainers_keys.json` has the names of keys, values and parameters in the versions that it states."""
 
@@ -13,7 +13,6 @@ import pytest
 import yaml
 from export_samples import OPTIM, make_config, make_recommendation
 
-from autofit.errors import UsageError
 from autofit.export import export
 from autofit.export.distributed import by_deepspeed, deepspeed_config
 from autofit.export.document import Task
@@ -49,26 +48,6 @@ def test_every_key_and_name_is_one_that_the_trainer_reads(name: str, some: list[
             assert isinstance(found.get(key), bool | None) or found[key] in choices, (key, found[key])
         for nested in ("fsdp_config", "selective_checkpointing"):
             assert nested not in known or set(found.get(nested, {})) <= set(known[nested])
-
-
-def test_torchtune_recipes_find_all_that_they_require(some: list[Recommendation]) -> None:
-    known, used = KNOWN["torchtune"], set()
-    for recommendation in some:
-        text = export(recommendation, format="torchtune", source="org/model").text
-        found = yaml.safe_load(text)
-        (launch,) = [line for line in text.splitlines() if line.startswith("# Launch:")]
-        (recipe,) = [recipe for recipe in known["recipes"] if f" {recipe} " in launch]
-        used.add(recipe)
-        required, optional = (set(known["recipes"][recipe][kind]) for kind in ("required", "optional"))
-        assert required <= set(found) <= required | optional, recipe
-        assert found["checkpointer"]["model_type"] in known["model_types"]
-        for part in (part for part in found.values() if isinstance(part, dict)):
-            component = part.pop("_component_")
-            if component in known["components"]:
-                assert set(part) <= set(known["components"][component]), component
-            else:
-                assert not component.startswith("torchtune."), component
-    assert used == set(known["recipes"])
 
 
 @pytest.mark.parametrize("name", ["axolotl", "llamafactory"])
@@ -137,55 +116,6 @@ def test_llamafactory_says_what_the_config_says(some: list[Recommendation]) -> N
         assert ("offload" in found.get("fsdp", "")) is offloads
 
 
-def test_torchtune_says_what_the_config_says(some: list[Recommendation]) -> None:
-    for recommendation in some:
-        config, found = recommendation.point.config, document(recommendation, "torchtune")
-        model, method, value = found["model"], config["method"], config["checkpointing"]
-        builder = model["_component_"].rpartition(".")[2]
-        assert builder == ("llama3_1" if method == "full" else "lora_llama3_1")
-        assert model.get("quantize_base", False) is (method == "qlora")
-        if method != "full":
-            assert (model["lora_rank"], model["apply_lora_to_mlp"]) == (
-                config["rank"],
-                config["targets"] != "attention",
-            )
-        assert found["dtype"] == ("fp32" if config["precision"] == "fp32" else "bf16")
-        workload = recommendation.workload
-        assert found["batch_size"] == config["micro_batch"]
-        assert found["batch_size"] * found["gradient_accumulation_steps"] * workload.devices == workload.global_batch
-        assert found["enable_activation_checkpointing"] is (value != "none")
-        assert found["enable_activation_offloading"] is (value == "offload")
-        options = {"every-2": 2, "every-4": 4, "selective": "op"}
-        assert found.get("ac_option") in (None, options.get(str(value)))
-        assert found["optimizer"]["lr"] == "???"
-        fsdp = config.text("sharding").startswith("fsdp")
-        assert found.get("fsdp_cpu_offload", False) is (fsdp and config["offload"] == "params")
-
-
-@pytest.mark.parametrize(
-    ("model", "package", "tied"),
-    [("llama-3.2-1b", "llama3_2", True), ("qwen2.5-7b", "qwen2", False), ("mistral-7b", "mistral", None)],
-)
-def test_torchtune_builds_the_models_it_has(model: str, package: str, tied: bool | None) -> None:
-    found = document(make_recommendation(make_config(method="lora"), model=model), "torchtune")["model"]
-    component = found.pop("_component_")
-    assert component == f"torchtune.models.{package}.lora_{package}"
-    assert set(found) <= set(KNOWN["torchtune"]["components"][component])
-    assert found.get("tie_word_embeddings") is tied
-
-
-@pytest.mark.parametrize("model", ["smollm2-135m", "qwen3-8b", "gemma-2-2b", "llama-3.2-3b-with-wide-heads"])
-def test_torchtune_refuses_the_models_it_lacks(model: str, tmp_path: Path) -> None:
-    source = "x"
-    if model.endswith("heads"):
-        (tmp_path / model).mkdir()
-        shape = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "head_dim": 64}
-        (tmp_path / model / "config.json").write_text(json.dumps(shape))
-        source = str(tmp_path / model)
-    with pytest.raises(UsageError, match="torchtune cannot build"):
-        export(make_recommendation(model=model), format="torchtune", source=source)
-
-
 NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
     "axolotl": [
         ({"attention": "flash", "precision": "fp32"}, set()),
@@ -208,19 +138,6 @@ NOTES: dict[str, list[tuple[dict[str, Value], set[str]]]] = {
         ({"sharding": "fsdp", "offload": "params"}, {"sharding=fsdp"}),
         ({"sharding": "zero3", "offload": "nvme"}, {"offload=nvme"}),
     ],
-    "torchtune": [
-        ({"precision": "bf16"}, {"attention=sdpa"}),
-        ({}, {"attention=sdpa", "precision=bf16-mixed"}),
-        ({"precision": "bf16", "sharding": "zero2"}, {"attention=sdpa", "sharding=zero2"}),
-        ({"precision": "bf16", "sharding": "fsdp", "offload": "params"}, {"attention=sdpa"}),
-        ({"precision": "bf16", "offload": "optimizer"}, {"attention=sdpa", "offload=optimizer"}),
-        ({"precision": "bf16", "sharding": "fsdp", "checkpointing": "every-2"}, {"attention=sdpa"}),
-        ({"precision": "bf16", "checkpointing": "every-2"}, {"attention=sdpa", "checkpointing=every-2"}),
-        (
-            {"precision": "bf16", "optimizer": "adamw-8bit", "loss": "fused"},
-            {"attention=sdpa", "loss=fused", "optimizer=adamw-8bit"},
-        ),
-    ],
 }
 
 
@@ -240,7 +157,6 @@ def test_the_launch_says_how_many_processes() -> None:
 
     assert "--num_processes 4" in launch("axolotl", devices=4)
     assert "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 " in launch("llamafactory", devices=4)
-    assert "tune run --nproc_per_node 4 full_finetune_distributed " in launch("torchtune", devices=4)
     for name in NOTES:
         assert "CUDA_VISIBLE_DEVICES=0 " in launch(name)
 
@@ -249,6 +165,5 @@ def test_a_measurement_on_the_cpu_is_said_to_be_one() -> None:
     recommendation = make_recommendation(make_config(precision="fp32"))
     on_cpu = replace(recommendation, hardware=replace(recommendation.hardware, kind="cpu"))
     assert document(on_cpu, "llamafactory")["use_cpu"] is True
-    assert document(on_cpu, "torchtune")["device"] == "cpu"
     notes = export(on_cpu, format="axolotl", source="x").notes
     assert any(note.startswith("hardware: axolotl has no setting for the CPU") for note in notes)

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, job, model
-from unit.operations.test_charts import Page
 
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.export import memory_chart
+from autofit.export.charts import memory_chart
 from autofit.operations import Estimation
 from autofit.operations.memory_deviations import memory_deviations
 from autofit.techniques import complete, parse
@@ -109,20 +108,14 @@ def test_few_points_are_enough_and_none_is_lost() -> None:
     assert memory_chart._highest(totals[:5]).tolist() == [0, 1, 2, 3, 4]
 
 
-def figure(name: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The page's figure."""
-    import plotly.graph_objects as go
-
-    figures: list[Any] = []
-    with monkeypatch.context() as patch:
-        patch.setattr(go.Figure, "to_html", lambda figure, **options: figures.append(figure) or "")
-        memory_chart.html(asked(name).timeline(), estimate(name), asked(name).job)
-    return dict(figures[0].to_dict())
+def figure(name: str) -> dict[str, Any]:
+    found = asked(name)
+    return dict(memory_chart.figure(found.timeline(), estimate(name), found.job).to_dict())
 
 
 @pytest.mark.parametrize("name", ["accumulated", "paged states", "offloaded on a processor"])
-def test_the_page_stacks_what_is_held_and_marks_the_peak(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn, shown = course(name), figure(name, monkeypatch)
+def test_the_figure_stacks_what_is_held_and_marks_the_peak(name: str) -> None:
+    drawn, shown = course(name), figure(name)
     assert [t["name"].replace(" ", "_") for t in shown["data"]] == list(drawn.levels)
     assert {t["stackgroup"] for t in shown["data"]} == {"alive"}
     stacked = np.sum([t["y"] for t in shown["data"]], axis=0)
@@ -138,17 +131,8 @@ def test_the_page_stacks_what_is_held_and_marks_the_peak(name: str, monkeypatch:
     assert {"forward", "backward", "optimizer"} <= set(phases)
 
 
-def test_a_page_says_what_the_device_holds_beyond_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_figure_says_what_the_device_holds_beyond_what_is_drawn() -> None:
     for name, said in (("paged states", "of fragmentation and context"), ("a processor", None)):
-        text = figure(name, monkeypatch)["layout"]["title"]["subtitle"]["text"]
+        text = figure(name)["layout"]["title"]["subtitle"]["text"]
         whole = f"{format_bytes(estimate(name).device_bytes)} on the device"
         assert (said in text and text.endswith(whole)) if said else text == str(asked(name).config)
-
-
-def test_a_page_needs_nothing_from_elsewhere() -> None:
-    text = memory_chart.html(asked("adapters").timeline(), estimate("adapters"), asked("adapters").job)
-    page = Page(text)
-    assert page.references == []
-    assert "link" not in page.tags and "iframe" not in page.tags
-    assert "<script>alert(1)" not in text
-    assert len(text) > 1_000_000, "the plotting library is inside"

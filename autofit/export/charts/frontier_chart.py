@@ -1,13 +1,16 @@
-"""The frontier as a chart: an interactive HTML page, and a PNG."""
+"""The frontier as a chart: an interactive figure, and a PNG."""
 
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from autofit.frontier import Frontier, Point
 from autofit.units import GIB, format_bytes
 from autofit.workload import METHODS
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 COLOURS = {"full": "#0072B2", "lora": "#D55E00", "qlora": "#009E73"}
 """From Okabe and Ito's palette, which colour-blind readers can tell apart."""
@@ -39,11 +42,11 @@ def half_spread(point: Point) -> float:
     return point.measurement.tokens_per_second * (point.relative_spread or 0.0) / 2
 
 
-def html(frontier: Frontier) -> str:
-    """A self-contained HTML page: it opens without a network."""
-    import plotly.graph_objects as go
+def figure(frontier: Frontier) -> Figure:
+    """Throughput against memory, a line for each method."""
+    from plotly.graph_objects import Figure
 
-    figure, devices = go.Figure(), frontier.workload.devices
+    figure, devices = Figure(), frontier.workload.devices
     memory_title, speed_title = axis_titles(frontier)
     each = "" if devices == 1 else " (%{customdata:,.0f} of each device)"
     for method, points in by_method(frontier).items():
@@ -72,8 +75,7 @@ def html(frontier: Frontier) -> str:
         template="simple_white",
         hovermode="closest",
     )
-    page: str = figure.to_html(include_plotlyjs=True, full_html=True)
-    return page
+    return figure
 
 
 def png(frontier: Frontier) -> bytes:

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from autofit.units import GIB, format_bytes
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from autofit.estimate.estimate import Estimate
     from autofit.estimate.timeline import Timeline
     from autofit.techniques import Job
@@ -117,13 +119,13 @@ def title(found: Estimate, workload: Workload) -> str:
     )
 
 
-def html(line: Timeline, found: Estimate, job: Job) -> str:
-    """A self-contained HTML page: it opens without a network."""
-    import plotly.graph_objects as go
+def figure(line: Timeline, found: Estimate, job: Job) -> Figure:
+    """The bytes alive over the step with the peak, by category, below the memory limit if that is in sight."""
+    from plotly.graph_objects import Figure
 
     of_heap = job.hardware.kind == "cpu"
     drawn = course(line, found, of_heap=of_heap)
-    figure = go.Figure()
+    figure = Figure()
     for name, level in drawn.levels.items():
         figure.add_scatter(
             name=name.replace("_", " "),
@@ -171,8 +173,7 @@ def html(line: Timeline, found: Estimate, job: Job) -> str:
         hovermode="x unified",
         legend_traceorder="reversed",
     )
-    page: str = figure.to_html(include_plotlyjs=True, full_html=True)
-    return page
+    return figure
 
 
 def subtitle(found: Estimate, drawn: Course) -> str:

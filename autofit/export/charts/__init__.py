@@ -1,0 +1,1 @@
+"""Charts: interactive pages, as plotly figures, and pictures."""

@@ -1,0 +1,180 @@
+"""The Python script that settings for transformers become: fixed pieces, and what is filled in between them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+
+from autofit.export import trainer_arguments as ta
+from autofit.export.document import Settings, Task
+
+CHUNK_THE_LOSS = '''
+def chunk_the_loss(model):
+    """Make `model` compute its loss a few rows of logits at a time; without labels nothing changes."""
+    whole = model.forward
+
+    def forward(
+        input_ids=None, attention_mask=None, position_ids=None, labels=None, num_items_in_batch=None, **kwargs
+    ):
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": position_ids}
+        if labels is None:
+            return whole(**inputs, **kwargs)
+        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+        config, output = model.config.get_text_config(), model.get_output_embeddings()
+        head = Head(
+            weight=output.weight,
+            bias=getattr(output, "bias", None),
+            softcap=getattr(config, "final_logit_softcapping", None),
+            scale=(getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0),
+        )
+        shifted = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        loss = KERNEL(hidden.flatten(0, 1), head, shifted.flatten())
+        count = (shifted != -100).sum() if num_items_in_batch is None else num_items_in_batch
+        return CausalLMOutput(loss=loss / count)
+
+    model.forward = forward
+'''
+"""Installs a loss kernel, called KERNEL here, in a model; needs the measured `Head`, and `CausalLMOutput`."""
+
+CHECKPOINTING_NAME = """\
+# transformers 5.23 renamed gradient_checkpointing to activation_checkpointing.
+CHECKPOINTING = "activation_checkpointing"
+if CHECKPOINTING not in TrainingArguments.__dataclass_fields__:
+    CHECKPOINTING = "gradient_checkpointing"
+
+"""
+"""Finds what the installed transformers calls checkpointing."""
+
+LOAD = """\
+    model = AutoModelForCausalLM.from_pretrained(SOURCE, **model_kwargs)
+"""
+LOAD_TEXT_PART = """\
+    # The language model alone, as it was measured, even if SOURCE holds more.
+    text = AutoConfig.from_pretrained(SOURCE).get_text_config()
+    names = {r"^(model\\.)?language_model\\.(model\\.)?": "model.", r"^language_model\\.lm_head\\.": "lm_head."}
+    model = AutoModelForCausalLM.from_pretrained(SOURCE, config=text, key_mapping=names, **model_kwargs)
+"""
+
+FUNCTIONS = '''\
+def load_model():
+    """The model as it was measured."""
+    LOAD
+    return model
+
+
+def make_trainer(train_dataset):
+    """A Trainer for items of `input_ids` and `labels`: SEQ_LEN tokens each, none of them padding."""
+    if training_args.learning_rate is None:
+        raise SystemExit("the learning rate is yours to choose: set LEARNING_RATE in this script")
+    TRAINER
+'''
+"""LOAD stands for loading the model and applying the method and techniques to it; TRAINER for creating the trainer."""
+
+MAIN = """\
+if __name__ == "__main__":
+    tokens = torch.load(sys.argv[1])[:, :SEQ_LEN]  # your data: token ids, [sequences, SEQ_LEN]
+    make_trainer([{"input_ids": row, "labels": row} for row in tokens]).train()
+"""
+"""What the script does when run."""
+
+
+def script(made: Settings, task: Task) -> str:
+    """The script without its header, from the sections of `made`."""
+    constants = (
+        f"SOURCE = {task.source!r}\nSEQ_LEN = {task.workload.seq_len}\n"
+        "LEARNING_RATE = None  # yours to choose: it changes neither memory nor speed\n"
+    ) + "".join(f"{name} = {value}\n" for name, value in made.sections.get("constants", {}).items())
+    code = [str(block).strip("\n") + "\n" for block in made.sections.get("code", {}).values()]
+    return "\n\n".join([_imports(made, task), constants, *code, _definitions(made), _functions(made, task), MAIN])
+
+
+def _imports(made: Settings, task: Task) -> str:
+    expandable_segments = task.recommendation.point.measurement.expandable_segments
+    names = ["AutoModelForCausalLM", "Trainer", "TrainingArguments"]
+    if "quantization_config" in made.sections.get("model", {}):
+        names.append("BitsAndBytesConfig")
+    if ta.is_part(task):
+        names.append("AutoConfig")
+    needed = {*made.sections.get("imports", {}), "import sys", "import torch"}
+    needed.add(f"from transformers import {', '.join(sorted(names))}")
+    if expandable_segments:
+        needed.add("import os")
+    if "adapter" in made.sections:
+        needed.add("from peft import LoraConfig, get_peft_model")
+    ours = sorted(needed, key=lambda line: (line.startswith("from"), line))
+    standard = [line for line in ours if line.split()[1].partition(".")[0] in sys.stdlib_module_names]
+    environment = 'os.environ["PYTORCH_ALLOC_CONF"] = "expandable_segments:True"  # read when CUDA starts'
+    lines = [
+        "",
+        *(["from __future__ import annotations", ""] if made.sections.get("code") else []),
+        *standard,
+        "",
+        *([environment, ""] if expandable_segments else []),
+        *(line for line in ours if line not in standard),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _definitions(made: Settings) -> str:
+    checkpointing = made.sections.get("checkpointing")
+    arguments = _arguments(made.sections["training"])
+    before = ""
+    if "deepspeed" in made.sections:
+        before = f"DEEPSPEED = {_literal(dict(made.sections['deepspeed']), '')}\n\n"
+    if checkpointing is not None:
+        before += CHECKPOINTING_NAME
+        arguments += f"    **{{CHECKPOINTING: {checkpointing['on']!r}, "
+        arguments += f'f"{{CHECKPOINTING}}_kwargs": {checkpointing["kwargs"]!r}}},\n'
+    entries = "".join(f"    {key!r}: {value!r},\n" for key, value in made.sections.get("model", {}).items())
+    adapter = made.sections.get("adapter")
+    lora = "None" if adapter is None else f"LoraConfig(\n{_arguments(adapter)})"
+    return (
+        f"model_kwargs = {{\n{entries}}}\n\npeft_config = {lora}\n\n{before}"
+        f"training_args = TrainingArguments(\n{arguments})\n"
+    )
+
+
+def _literal(value: object, indent: str = "    ") -> str:
+    """`value` as Python source; a dictionary gets a line for each key."""
+    if not isinstance(value, dict):
+        return repr(value)
+    inner = indent + "    "
+    return "{\n" + "".join(f"{inner}{k!r}: {_literal(v, inner)},\n" for k, v in value.items()) + indent + "}"
+
+
+def _arguments(values: Mapping[str, object]) -> str:
+    return "".join(f"    {key}={_literal(value)},\n" for key, value in values.items())
+
+
+def _functions(made: Settings, task: Task) -> str:
+    lines: list[str] = ["model.config.use_cache = False", *made.sections.get("load", {})]
+    decoder = "model.base_model"
+    if "adapter" in made.sections:
+        lines += [
+            "model = get_peft_model(model, peft_config)",
+            "for parameter in model.parameters():",
+            "    if parameter.requires_grad:",
+            f"        parameter.data = parameter.data.to(torch.{ta.trained_dtype(task)})",
+        ]
+        decoder = "model.get_base_model().base_model"
+    if "compile" in made.sections:
+        lines.append(f"{decoder}.compile()  # the decoder alone, as it was measured")
+    load = LOAD_TEXT_PART if ta.is_part(task) else LOAD
+    return FUNCTIONS.replace("    LOAD\n", load + _indented(lines)).replace("    TRAINER\n", _indented(_trainer(made)))
+
+
+def _trainer(made: Settings) -> list[str]:
+    lines = []
+    if made.sections.get("constants"):
+        lines += [
+            "if NVME_FOLDER is None:",
+            '    raise SystemExit("where to offload is yours to choose: set NVME_FOLDER in this script")',
+        ]
+    call = "Trainer(model=load_model(), args=training_args, train_dataset=train_dataset)"
+    if "trainer" not in made.sections:
+        return [*lines, f"return {call}"]
+    return [*lines, f"trainer = {call}", *made.sections["trainer"], "return trainer"]
+
+
+def _indented(lines: Iterable[str]) -> str:
+    return "".join(f"    {line}\n" for line in lines)
