@@ -1,4 +1,4 @@
-"""A prediction as a value: a config's memory and speed, and the cheapest change that helps."""
+"""A prediction as a value: a config's memory and speed, and the changes that help."""
 
 from __future__ import annotations
 
