@@ -26,7 +26,7 @@ class Check:
 
     name: str
     state: str
-    """`ok`, `optional` (absent, and only some techniques need it, which were not asked for) or `missing`."""
+    """`ok`; `optional`: absent, and only needed by techniques that were not asked for; `missing`: absent, or broken."""
     found: str
     remedy: str = ""
 
