@@ -96,16 +96,18 @@ def record(
 ) -> None:
     """Measure every config of a space into a file."""
     from autofit import operations
-    from autofit.cli.arguments import workload
-    from autofit.errors import Interrupted
-    from autofit.units import parse_bytes, parse_duration
+    from autofit.cli.arguments import size, workload
+    from autofit.errors import Interrupted, UsageError
+    from autofit.units import parse_duration
 
+    if cover and max_trials is None:
+        raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
     seconds = parse_duration(time_budget) if time_budget is not None else None
     request = operations.SearchRequest(
         workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
         space=space,
         device=device,
-        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        memory_limit_bytes=size(memory_limit),
         max_trials=max_trials,
         ray_address=ray_address,
         in_place=in_place,
@@ -175,10 +177,10 @@ def replay(
         _residuals(table or [], (methods, seeds, keep, jobs, memory_limit), store, as_json)
         return
     from autofit import operations
+    from autofit.cli.arguments import size
     from autofit.cli.replay_text import replay_text
     from autofit.errors import Interrupted
     from autofit.trial.site import cores
-    from autofit.units import parse_bytes
 
     folder = operations.searches_kept() if keep is None else keep
     try:
@@ -186,7 +188,7 @@ def replay(
             table or (),
             methods=() if methods is None else [name.strip() for name in methods.split(",")],
             seeds=operations.SEEDS if seeds is None else seeds,
-            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            memory_limit_bytes=size(memory_limit),
             store=store,
             keep=folder,
             jobs=cores() if jobs is None else jobs,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from shlex import quote
 
-from autofit.catalog.hardware import cards
+from autofit.catalog.hardware import called, card
 from autofit.contradiction import in_words
 from autofit.errors import EnvironmentLacks, unknown
 from autofit.frontier import Frontier, Recommendation, alternatives, choose
@@ -152,7 +152,8 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
 def find_hardware(name: str, store: Store) -> Hardware:
     """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
-    Raises `UsageError` for an unknown name, `EnvironmentLacks` for a catalog card that no trial has run on.
+    Raises `UsageError` for an unknown name, or one that may be several cards', and `EnvironmentLacks` for a card that
+    no trial has run on.
     """
     stored = store.hardware()
     if name == "auto":
@@ -162,11 +163,13 @@ def find_hardware(name: str, store: Store) -> Hardware:
         if any(h.key == here.key for h in stored) or len(stored) != 1:
             return here
         return stored[0]
-    for hardware in stored:
-        if hardware.name == name.lower():
-            return hardware
-    if any(known.name == name.lower() for known in cards()):
-        raise EnvironmentLacks(f"nothing has been measured on {name.lower()} yet", remedy="run the search there")
+    meant = [known.name for known in called(name)]
+    measured = [h for h in stored if h.name == name.lower()] or [h for h in stored if h.name in meant]
+    if len({h.name for h in measured}) == 1:
+        return measured[0]
+    if meant:
+        found = card(name).name  # raises if the name may be several cards'
+        raise EnvironmentLacks(f"nothing has been measured on {found} yet", remedy="run the search there")
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 
 

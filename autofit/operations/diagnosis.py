@@ -24,7 +24,7 @@ class Check:
 
     name: str
     state: str
-    """`ok`, `optional` (absent, and only some techniques need it, which were not asked for) or `missing`."""
+    """`ok`, `optional` (absent, and only some techniques need it, which were not asked for), `missing` or `skipped`."""
     found: str
     remedy: str = ""
 
@@ -33,11 +33,13 @@ class Check:
         return asdict(self)
 
 
-def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool = False) -> list[Check]:
+def diagnose(
+    *, store: str | None, device: str, with_ray: bool, build_ops: bool = False, quick: bool = False
+) -> list[Check]:
     """Check everything that a search needs on this machine; never raises for anything missing.
 
     With `build_ops`, DeepSpeed's native operations are compiled first if they are not already, a minute each; whatever
-    then prevents every offload is missing.
+    then prevents every offload is missing. If `quick`, what takes seconds is skipped, and said to be.
     """
     try:
         hardware, stack = detect(device)
@@ -53,11 +55,15 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
         *(_operations(build_ops) if stack.deepspeed is not None else []),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
         _disk(),
-        _attempt("trial", lambda: _trial(device, hardware), "the message says which library fails"),
     ]
+    lasting = {"trial": (lambda: _trial(device, hardware), "the message says which library fails")}
     if with_ray:
-        checks.append(_attempt("ray", lambda: _ray(device), "pip install 'ray>=2.50'"))
-    return checks
+        lasting["ray"] = (lambda: _ray(device), "pip install 'ray>=2.50'")
+    if quick:
+        return checks + [
+            Check(name=name, state="skipped", found="not checked, because it takes long") for name in lasting
+        ]
+    return checks + [_attempt(name, *check) for name, check in lasting.items()]
 
 
 def libraries(hardware: Hardware, stack: Stack, *, offload: bool = False) -> list[Check]:

@@ -12,12 +12,13 @@ from autofit.frontier import beside_role, practical
 from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.cheapest_change import GAIN
 from autofit.operations.estimate_cache import readable
-from autofit.operations.estimating import is_card, not_estimated, site
+from autofit.operations.estimating import not_estimated, site
 from autofit.operations.predicting import predict_all
 from autofit.operations.preparing import Prepared, check_dry_run, outline, prepare, walked
 from autofit.operations.requests import SearchRequest, memory_limit
 from autofit.operations.shortfall import Shortfall, holder
 from autofit.techniques import Job, changes
+from autofit.trial.site import asked
 from autofit.units import format_bytes
 from autofit.workload import METHODS
 
@@ -191,7 +192,7 @@ def _beside(chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Esti
 
 def _prepared(request: SearchRequest) -> Prepared:
     """A search on a catalog card as if this machine had it, or else on this machine's device."""
-    if not is_card(request.hardware):
+    if asked(request.hardware, request.device) is None:
         return prepare(request)
     job = request.workload.job(site(request.hardware))
     return walked(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))

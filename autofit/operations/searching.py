@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.hardware import card
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
@@ -25,6 +24,7 @@ from autofit.operations.requests import SearchRequest
 from autofit.operations.shortfall import Shortfall, levers, of_failures
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.store import Store
+from autofit.trial.site import asked
 from autofit.units import format_bytes, format_duration
 from autofit.workers.pool import Pool
 from autofit.workload import Goal
@@ -106,15 +106,13 @@ def open_pool(request: SearchRequest) -> Pool:
         return InPlacePool(device=request.device, devices=request.workload.devices)
     from autofit.workers.ray_pool import RayPool
 
-    accelerator = None
-    if request.ray_address is not None and request.hardware.lower() != "auto":
-        accelerator = card(request.hardware).ray_accelerator_type
+    wanted = None if request.ray_address is None else asked(request.hardware)
     return RayPool(
         address=request.ray_address,
         workers=request.workers,
         devices=request.workload.devices,
         device=request.device,
-        accelerator=accelerator,
+        accelerator=None if wanted is None else wanted.ray_accelerator_type,
     )
 
 
