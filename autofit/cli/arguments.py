@@ -11,6 +11,8 @@ from autofit.cli.output import warn
 
 if TYPE_CHECKING:
     # Imported where they are used: `autofit --help` needs none of them.
+    import typer
+
     from autofit.catalog.hardware import Card
     from autofit.hardware import Hardware
     from autofit.lattice import Config
@@ -43,6 +45,12 @@ def goal(method: str, min_rank: int, allow: str) -> Goal:
     if allow not in effects:
         raise unknown("value of --allow", allow, effects)
     return Goal(method=method, min_rank=min_rank, allow=effects[allow])
+
+
+def given(context: typer.Context, *names: str) -> list[str]:
+    """Those of the options with these parameters' names that the user has typed."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [f"--{n.replace('_', '-')}" for n, source in sources.items() if source and source.name == "COMMANDLINE"]
 
 
 def device_asked(hardware: str, device: str = "auto") -> Card | Hardware:

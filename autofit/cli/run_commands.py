@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import device_asked, goal, read_config, size, warn_of_emulated_bf16, workload
-from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn_of_contradictions
+from autofit.cli.arguments import device_asked, given, goal, read_config, size, warn_of_emulated_bf16, workload
+from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, warn_of_contradictions
 
 SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
 
@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
+    context: typer.Context,
     model: options.Model,
     seq_len: options.SeqLen = 2048,
     global_batch: options.GlobalBatch = 64,
@@ -107,6 +108,9 @@ def search(
     if dry_run:
         if fewer_devices:
             raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
+        idle = given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place")
+        if idle:
+            warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
         with nothing_fits_as_json(as_json), Waiting() as waiting:
             predicted = operations.predict_frontier(request, waiting)
         warn_of_emulated_bf16(predicted.prepared.job.hardware)

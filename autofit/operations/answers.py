@@ -35,10 +35,13 @@ def frontier(
     """The frontier of this workload on this hardware, for the most recently used stack that it was measured under.
 
     With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
-    `EnvironmentLacks`, naming the search to run, if nothing has been measured yet.
+    `EnvironmentLacks`, naming the search to run, if nothing within the goal has been measured yet.
     """
-    device = find_hardware(hardware, store)
-    return _frontier(asked, device, goal or Goal(), memory_limit_bytes, store)
+    goal, device = goal or Goal(), find_hardware(hardware, store)
+    found = _frontier(asked, device, goal, memory_limit_bytes, store)
+    if not found.points:
+        _tried_within(goal, asked, found, store)
+    return found
 
 
 def recommend(

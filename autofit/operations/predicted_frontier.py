@@ -20,7 +20,7 @@ from autofit.operations.shortfall import Shortfall, holder
 from autofit.techniques import Job, changes
 from autofit.trial.site import asked
 from autofit.units import format_bytes
-from autofit.workload import METHODS
+from autofit.workload import METHODS, Goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +124,7 @@ def predict_frontier(
         not_predicted={} if reason is None else {reason: len(configs)},
         fitting=len(fits),
         points=frontiers(fits),
-        recommendation=recommended(found, request.goal.methods),
+        recommendation=recommended(found, request.goal),
         seconds=time.monotonic() - started,
     )
 
@@ -144,35 +144,37 @@ def frontiers(estimates: Sequence[Estimate]) -> tuple[Estimate, ...]:
     return tuple(sorted(kept, key=lambda e: e.device_bytes))
 
 
-def recommended(estimates: Sequence[Estimate], methods: Iterable[str]) -> PredictedChoice | None:
-    """The fastest config that fits, of the first of `methods` that has a practical one (`frontier.practical`); None if
-    none fits or no speed is known.
+def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | None:
+    """The fastest config that fits, of the first of the goal's methods that has a practical one
+    (`frontier.practical`); None if none fits or no speed is known.
 
     Among those within `GAIN` of the fastest, the one that changes the training least, then the lightest.
     """
     fits = [e for e in estimates if e.fits and e.tokens_per_second is not None]
-    of_method = {method: found for method in methods if (found := _of(method, fits))}
+    of_method = {method: found for method in goal.methods if (found := _of(method, fits))}
     method = practical({name: max(map(_speed, own)) for name, own in of_method.items()})
-    chosen = _choice(of_method.get(method or "", []))
+    chosen = _choice(of_method.get(method or "", []), goal)
     if chosen is None:
         return None
     return PredictedChoice(
         estimate=chosen,
-        changes_training=changes(chosen.config),
+        changes_training=changes(chosen.config, goal),
         alternatives=tuple(
             PredictedAlternative(role=role, estimate=other, speedup=_speed(other) / _speed(chosen))
-            for role, other in _beside(chosen, estimates, fits)
+            for role, other in _beside(chosen, estimates, fits, goal)
         ),
     )
 
 
-def _choice(fits: Sequence[Estimate]) -> Estimate | None:
+def _choice(fits: Sequence[Estimate], goal: Goal) -> Estimate | None:
     least = max(map(_speed, fits), default=0.0) * (1 - GAIN)
     tied = [e for e in fits if _speed(e) >= least]
-    return min(tied, key=lambda e: (len(changes(e.config)), e.device_bytes, -_speed(e)), default=None)
+    return min(tied, key=lambda e: (len(changes(e.config, goal)), e.device_bytes, -_speed(e)), default=None)
 
 
-def _beside(chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Estimate]) -> list[tuple[str, Estimate]]:
+def _beside(
+    chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Estimate], goal: Goal
+) -> list[tuple[str, Estimate]]:
     """The lightest faster config that does not fit, the next lighter one, and the other methods' choices, each with its
     role."""
     method = chosen.config.text("method")
@@ -184,7 +186,7 @@ def _beside(chosen: Estimate, estimates: Sequence[Estimate], fits: Sequence[Esti
     if lighter:
         picks.append(("lighter", lighter[-1]))
     for other in METHODS:
-        best = _choice(_of(other, fits)) if other != method else None
+        best = _choice(_of(other, fits), goal) if other != method else None
         if best is not None:
             picks.append((beside_role(method, other, _speed(best) / _speed(chosen)), best))
     return picks

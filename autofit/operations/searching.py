@@ -58,6 +58,10 @@ class SearchResult:
     disturbed: Disturbed = field(default_factory=Disturbed)
     emulated: tuple[str, ...] = ()
     """What a probe says of the number formats among the search's that the device only emulates, a sentence each."""
+    unsupported: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> number of configs of the space that were left out because they cannot work here."""
+    beyond_goal: int = 0
+    """Number of configs that were left out because they change more than the user allows."""
     impractical: tuple[str, ...] = ()
     """A sentence for each more faithful method than the recommended one whose trials were all ended as too slow."""
 
@@ -76,6 +80,8 @@ class SearchResult:
             "regret_bound": self.regret_bound,
             "disturbed": asdict(self.disturbed),
             "emulated": list(self.emulated),
+            "unsupported": dict(self.unsupported),
+            "beyond_goal": self.beyond_goal,
             "impractical": list(self.impractical),
         }
 
@@ -232,6 +238,8 @@ def _result(
         regret_bound=said.regret_bound,
         disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
         emulated=tuple(formats.values()),
+        unsupported=prepared.narrowed.unsupported,
+        beyond_goal=prepared.narrowed.beyond_goal,
         impractical=begun_in_vain(
             search_run.knowledge,
             recommended=recommended.point.method,
