@@ -214,6 +214,7 @@ class Frontier:
             "points": [{**p.to_json(), **self._of_each(p)} for p in self.points],
             "trials": self.trials,
             "out_of_memory": self.out_of_memory,
+            "contradictory": self.contradictory,
         }
 
     def _of_each(self, point: Point) -> dict[str, float]:
@@ -278,6 +279,7 @@ class Recommendation:
             "headroom_bytes": self.headroom_bytes,
             "changes_training": list(self.changes_training),
             "alternatives": [a.to_json() for a in self.alternatives],
+            "contradictory": self.contradictory,
             "hardware": self.hardware.to_json(),
             "workload": self.workload.to_json(),
             "stack": self.stack.to_json(),

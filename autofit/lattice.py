@@ -45,6 +45,12 @@ class Axis:
     slower: Pairs = frozenset()
     """Pairs (a, b) where a step with a is claimed to do all the work of one with b and more, all else equal, so that it
     cannot be faster."""
+    does: str = ""
+    """What the axis decides, in a sentence."""
+    meanings: Mapping[Value, str] = field(default_factory=dict)
+    """What each value does and what it needs; empty where values are numbers."""
+    where: str = "everywhere"
+    """Where the axis's values are valid, as far as they have that in common."""
 
     @property
     def numeric(self) -> bool:

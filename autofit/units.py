@@ -41,6 +41,11 @@ def parse_bytes(text: str) -> int:
     return size
 
 
+def is_decimal(text: str) -> bool:
+    """Whether a size that `parse_bytes` accepts is in powers of ten, such as `24GB`."""
+    return text.strip().lower().endswith(("kb", "mb", "gb", "tb"))
+
+
 def parse_duration(text: str) -> float:
     """Seconds of `text` such as `90s`, `10m` or `1h30m`.
 

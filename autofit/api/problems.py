@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from autofit.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
+from autofit.operations.shortfall import Shortfall
 
 STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
     (UsageError, 400, "Wrong request"),
@@ -19,9 +22,9 @@ STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
 """Error class, HTTP status and title; the first class that an error is an instance of decides."""
 
 
-def problem(status: int, title: str, detail: str) -> JSONResponse:
-    """A response of media type application/problem+json."""
-    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+def problem(status: int, title: str, detail: str, **more: Any) -> JSONResponse:
+    """A response of media type application/problem+json, with `more` members."""
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail, **more}
     return JSONResponse(body, status_code=status, media_type="application/problem+json")
 
 
@@ -31,7 +34,8 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(AutofitError)
     async def foreseen(request: Request, error: AutofitError) -> JSONResponse:
         status, title = next((s, t) for kind, s, t in STATUSES if isinstance(error, kind))
-        return problem(status, title, str(error))
+        more = error.facts() if isinstance(error, Shortfall) else {}
+        return problem(status, title, str(error), **more)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:

@@ -9,14 +9,16 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from autofit.errors import unknown
+from autofit.errors import UsageError, unknown
 from autofit.hardware import EMULATED
+from autofit.units import format_bytes
 
 TOLERANCE = 0.12
 """Relative difference up to which reported memory still counts as a card's: drivers reserve up to 9 % for error
 correction and firmware, while cards with the same chip differ by half."""
 
 
+_LEFT_OUT = re.compile(r"nvidia|geforce|tesla|amd|instinct|sxm\d?")
 _POWER_LIMIT = re.compile(r"-\d+w$")
 """What the name of hardware ends with if its card has another power limit than its default."""
 
@@ -87,9 +89,15 @@ class Card:
         """Dense FLOP/s in bf16, or in fp16 where bf16 is not native: the denominator of MFU."""
         return self.peak_flops.get("bf16") or self.peak_flops.get("fp16")
 
+    @property
+    def supports(self) -> tuple[str, ...]:
+        """What autofit can do for it: `estimate` and `search`, `search` alone, or nothing yet."""
+        return {"nvidia": ("estimate", "search"), "amd": ("search",)}.get(self.vendor, ())
+
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {**asdict(self), "features": sorted(self.features), "device_names": list(self.device_names)}
+        data = {**asdict(self), "features": sorted(self.features), "device_names": list(self.device_names)}
+        return {**data, "supports": list(self.supports)}
 
 
 @cache
@@ -102,11 +110,36 @@ def cards() -> tuple[Card, ...]:
 
 
 def card(name: str) -> Card:
-    """The card with that catalog name, in any case; raises `UsageError` with the nearest names if there is none."""
-    for known in cards():
-        if known.name == name.lower():
-            return known
+    """The one card that a user may call so (`called`); raises `UsageError` if there are several, or none."""
+    found = called(name)
+    if len(found) == 1:
+        return found[0]
+    if found:
+        sizes = " or ".join(f"{known.name} ({format_bytes(known.memory_bytes)})" for known in found)
+        raise UsageError(f"hardware {name!r} may be {sizes}: name one of them")
     raise unknown("hardware", name, (known.name for known in cards()))
+
+
+def called(name: str) -> tuple[Card, ...]:
+    """The cards that a user may mean by `name`: a catalog name, what a driver reports, or part of either, in any case
+    (`H100`, `A100-SXM4-80GB`, `NVIDIA GeForce RTX 4090`, `rtx4090`)."""
+    asked = _words(name)
+    for wanted in (
+        [known for known in cards() if known.name == name.lower()],
+        [known for known in cards() if _words(known.name) == asked],
+        [known for known in cards() if _is_called(known, name.strip()) and _words(known.name) <= asked],
+        [known for known in cards() if _is_called(known, name.strip())],
+        [known for known in cards() if asked and asked <= _words(known.name)],
+    ):
+        if wanted:
+            return tuple(wanted)
+    return ()
+
+
+def _words(name: str) -> frozenset[str]:
+    """The words and numbers of a card's name without the maker and the socket, which catalog names leave out."""
+    sized = re.sub(r"(?<=\d)\s*gi?b\b", "g", name.lower())
+    return frozenset(re.findall(r"[a-z]+|\d+", _LEFT_OUT.sub(" ", sized)))
 
 
 def named(hardware_name: str) -> Card | None:

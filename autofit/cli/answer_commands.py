@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import goal, workload
+from autofit.cli.arguments import goal, size, workload
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
 FRONTIER_HELP = """Show the measured Pareto frontier of memory against throughput.
@@ -58,9 +58,8 @@ def frontier(
     from autofit.cli.tables import frontier_table
     from autofit.errors import UsageError
     from autofit.store import Store
-    from autofit.units import parse_bytes
 
-    limit = parse_bytes(memory_limit) if memory_limit is not None else None
+    limit = size(memory_limit)
     if html is not None and html == png:
         raise UsageError(f"--html and --png both name {html}: give each a file of its own")
     with Store.open(store, create=False) as opened:
@@ -114,7 +113,6 @@ def recommend(
     from autofit.cli.tables import recommendation_text
     from autofit.errors import UsageError
     from autofit.store import Store
-    from autofit.units import parse_bytes
 
     if as_json:
         if form not in (None, "json"):
@@ -128,7 +126,7 @@ def recommend(
         answer = operations.recommend(
             workload(model, seq_len, global_batch, lora_dropout, devices, seed),
             hardware=hardware,
-            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            memory_limit_bytes=size(memory_limit),
             goal=goal(method, min_rank, allow),
             store=opened,
         )

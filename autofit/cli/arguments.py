@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from autofit.cli.output import warn
+
 if TYPE_CHECKING:
     # Imported where they are used: `autofit --help` needs none of them.
+    import typer
+
+    from autofit.catalog.hardware import Card
+    from autofit.hardware import Hardware
     from autofit.lattice import Config
     from autofit.operations import WorkloadOptions
     from autofit.workload import Goal
@@ -40,13 +47,62 @@ def goal(method: str, min_rank: int, allow: str) -> Goal:
     return Goal(method=method, min_rank=min_rank, allow=effects[allow])
 
 
-def read_config(text: str) -> Config:
-    """The config given as `axis=value,...` or as the path of a JSON file; raises `UsageError`."""
+def given(context: typer.Context, *names: str) -> list[str]:
+    """Those of the options with these parameters' names that the user has typed."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return [f"--{n.replace('_', '-')}" for n, source in sources.items() if source and source.name == "COMMANDLINE"]
+
+
+def device_asked(hardware: str, device: str = "auto") -> Card | Hardware:
+    """The card that --hardware names, or this machine's own device.
+
+    Commands call it first: a wrong name is refused before anything is imported that takes long. Raises what `asked`
+    and `detect` raise.
+    """
+    from autofit.trial.site import asked, detect
+
+    return asked(hardware, device) or detect(device)[0]
+
+
+def size(text: str | None) -> int | None:
+    """The bytes of --memory-limit; a line on standard error says so where a unit is a power of ten. Raises
+    `UsageError`."""
+    from autofit.units import format_bytes, is_decimal, parse_bytes
+
+    if text is None:
+        return None
+    found = parse_bytes(text)
+    if is_decimal(text):
+        warn(f"{text} is in powers of ten: {found:,} bytes, or {format_bytes(found)}")
+    return found
+
+
+def read_config(text: str, *, on: Card | Hardware) -> Config:
+    """The config given as `axis=value,...` or as the path of a JSON file, for a device: what it leaves out takes the
+    plain recipe's values, or the nearest that the device has. Raises `UsageError`."""
+    from autofit import techniques
+
+    values = _config_values(text)
+    if "precision" not in values:
+        warn_of_emulated_bf16(on)
+    return techniques.complete(values, {"precision": techniques.mixed_precision(on)})
+
+
+def warn_of_emulated_bf16(on: Card | Hardware) -> None:
+    """Say on standard error if the device's plain recipe is in fp16."""
+    from autofit.techniques import mixed_precision
+
+    found = mixed_precision(on)
+    if found != "bf16-mixed":
+        warn(f"{on.name} only emulates bf16: precision={found} takes the place of bf16-mixed")
+
+
+def _config_values(text: str) -> Mapping[str, object]:
     from autofit import techniques
     from autofit.errors import UsageError
 
     if "=" in text and not Path(text).exists():
-        return techniques.complete(techniques.parse(text))
+        return techniques.parse(text)
     try:
         data = json.loads(Path(text).read_text())
     except OSError as error:
@@ -60,4 +116,4 @@ def read_config(text: str) -> Config:
     config = data.get("config", data) if isinstance(data, dict) else data
     if not isinstance(config, dict):
         raise UsageError(f"config file {text} must hold one JSON object")
-    return techniques.complete(config)
+    return config

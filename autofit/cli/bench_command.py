@@ -96,16 +96,18 @@ def record(
 ) -> None:
     """Measure every config of a space into a file."""
     from autofit import operations
-    from autofit.cli.arguments import workload
-    from autofit.errors import Interrupted
-    from autofit.units import parse_bytes, parse_duration
+    from autofit.cli.arguments import size, workload
+    from autofit.errors import Interrupted, UsageError
+    from autofit.units import parse_duration
 
+    if cover and max_trials is None:
+        raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
     seconds = parse_duration(time_budget) if time_budget is not None else None
     request = operations.SearchRequest(
         workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
         space=space,
         device=device,
-        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        memory_limit_bytes=size(memory_limit),
         max_trials=max_trials,
         ray_address=ray_address,
         in_place=in_place,
@@ -176,13 +178,13 @@ def replay(
         return
     from autofit.bench.replay import SEEDS, searches_kept
     from autofit.bench.replay import replay as replayed
+    from autofit.cli.arguments import size
     from autofit.cli.replay_text import replay_text
     from autofit.errors import Interrupted
     from autofit.trial.site import cores
-    from autofit.units import parse_bytes
 
     folder = searches_kept() if keep is None else keep
-    limit = None if memory_limit is None else parse_bytes(memory_limit)
+    limit = size(memory_limit)
     try:
         found = replayed(
             table or (),

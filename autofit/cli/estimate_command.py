@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import read_config, workload
+from autofit.cli.arguments import device_asked, read_config, size, workload
 from autofit.cli.output import print_json, write_page
 
 if TYPE_CHECKING:
+    from autofit.lattice import Config
     from autofit.operations.requests import WorkloadOptions
 
 ESTIMATE_HELP = """Predict the memory and speed of a config on a card that need not be in this machine.
@@ -62,46 +63,38 @@ def estimate(
     as_json: options.Json = False,
 ) -> None:
     """Predict what a config needs, and print where every byte goes."""
+    from autofit.errors import UsageError
+
+    if explain is not None and (exact or html is not None):
+        raise UsageError("--explain compares two configs: leave --exact and --html out")
+    on, limit = device_asked(hardware), size(memory_limit)
+    chosen = read_config(config, on=on)
+    other = None if explain is None else read_config(explain, on=on)
+    asked = workload(model, seq_len, global_batch, lora_dropout, devices, seed)
+
     from autofit import operations
     from autofit.cli.tables import estimate_text
     from autofit.cli.waiting import Waiting
-    from autofit.errors import UsageError
-    from autofit.units import parse_bytes
 
-    if explain is not None:
-        if exact or html is not None:
-            raise UsageError("--explain compares two configs: leave --exact and --html out")
-        _explain(
-            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
-            config,
-            explain,
-            hardware=hardware,
-            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
-            as_json=as_json,
-        )
+    if other is not None:
+        _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
         return
     with Waiting() as waiting:
-        asked = operations.Estimation.of(
-            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
-            read_config(config),
-            hardware=hardware,
-            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
-            exact=exact,
-        )
-        found = asked.estimate() if no_advice else asked.advised(waiting)
+        estimation = operations.Estimation.of(asked, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact)
+        found = estimation.estimate() if no_advice else estimation.advised(waiting)
     print_json(found.to_json()) if as_json else print(estimate_text(found, verbose=verbose))
     if html is not None:
         # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
         from autofit.export.charts import memory_chart
 
-        write_page(html, memory_chart.figure(asked.timeline(), found, asked.job))
+        write_page(html, memory_chart.figure(estimation.timeline(), found, estimation.job))
     raise typer.Exit(0 if found.likely_fits else 3)
 
 
 def _explain(
     options: WorkloadOptions,
-    before: str,
-    after: str,
+    before: Config,
+    after: Config,
     *,
     hardware: str,
     memory_limit_bytes: int | None,
@@ -113,11 +106,5 @@ def _explain(
     from autofit.cli.waiting import Waiting
 
     with Waiting():
-        found = operations.explain(
-            options,
-            read_config(before),
-            read_config(after),
-            hardware=hardware,
-            memory_limit_bytes=memory_limit_bytes,
-        )
+        found = operations.explain(options, before, after, hardware=hardware, memory_limit_bytes=memory_limit_bytes)
     print_json(found.to_json()) if as_json else print(explanation_text(found))

@@ -1,4 +1,4 @@
-"""Commands that list what autofit knows: models, hardware, spaces, and the state of this machine."""
+"""Commands that list what autofit knows: models, hardware, and the state of this machine."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from autofit.cli.output import columns, print_json, warn
 
 NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the published count is the text model's"}
 """What the table's row for a model cannot express, by model name."""
-
-
+SUPPORT = {
+    ("estimate", "search"): "estimate, search",
+    ("search",): "search, not estimate",
+    (): "nothing yet: listed only",
+}
+"""What autofit can do for a card, in words."""
 MODELS_HELP = """List the models of the catalog. Any folder with a config.json works too.
 
 \b
@@ -28,18 +32,12 @@ Examples:
   autofit hardware
   autofit hardware --json
 """
-SPACES_HELP = """List the search spaces, with how many valid configs each has.
-
-\b
-Examples:
-  autofit spaces
-  autofit spaces --json
-"""
 DOCTOR_HELP = """Check what trials need on this machine; exit code 4 if something is missing.
 
 \b
 Examples:
   autofit doctor
+  autofit doctor --quick                           only what takes no time: no trial, no Ray
   autofit doctor --json
   autofit doctor --self-test                       a short trial of every technique: what works on this device?
 """
@@ -49,7 +47,6 @@ def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
     app.command("models", help=MODELS_HELP)(models)
     app.command("hardware", help=HARDWARE_HELP)(hardware)
-    app.command("spaces", help=SPACES_HELP)(spaces)
     app.command("doctor", help=DOCTOR_HELP)(doctor)
 
 
@@ -88,7 +85,7 @@ def hardware(as_json: options.Json = False) -> None:
         if lacks is not None:
             warn(f"this machine: {lacks}")
         return
-    rows = [("card", "memory", "bandwidth", "bf16 dense", "source")]
+    rows = [("card", "memory", "bandwidth", "bf16 dense", "autofit can", "source")]
     for card in cards():
         peak = card.training_peak_flops
         rows.append(
@@ -97,6 +94,7 @@ def hardware(as_json: options.Json = False) -> None:
                 format_bytes(card.memory_bytes),
                 f"{card.bandwidth_bytes_per_second / 1e12:.2f} TB/s",
                 f"{peak / 1e12:.0f} TFLOP/s" if peak else "-",
+                SUPPORT[card.supports],
                 card.source,
             )
         )
@@ -108,28 +106,10 @@ def hardware(as_json: options.Json = False) -> None:
     print(f"\nThis machine: {found}")
 
 
-def spaces(
-    global_batch: options.GlobalBatch = 64,
-    as_json: options.Json = False,
-) -> None:
-    """List the search spaces."""
-    from autofit.operations.lattices import space_summaries
-
-    found = space_summaries(global_batch)
-    if as_json:
-        print_json(found)
-        return
-    rows = [("space", "devices", "configs", "purpose")]
-    rows += [(str(s["name"]), str(s["devices"]), f"{s['configs']:,}", str(s["purpose"])) for s in found]
-    print(columns(rows, right=frozenset({1, 2})))
-    print(
-        f"\nconfigs: valid ones at --global-batch {global_batch} on so many devices, before this hardware rules any out"
-    )
-
-
 def doctor(
     store: options.Store = None,
     device: options.Device = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Skip whatever takes long: the trial and Ray.")] = False,
     ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Also start a Ray worker.")] = True,
     build_ops: Annotated[
         bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first, about a minute each.")
@@ -150,12 +130,16 @@ def doctor(
     as_json: options.Json = False,
 ) -> None:
     """Check what trials need on this machine."""
+    from autofit.errors import UsageError
+
+    if quick and (self_test or build_ops):
+        raise UsageError("--quick skips what takes long: leave --self-test and --build-ops out")
     if self_test:
         _self_test(device, devices, out, time_limit, as_json)
         return
     from autofit.operations.diagnosis import diagnose
 
-    checks = diagnose(store=store, device=device, with_ray=ray, build_ops=build_ops)
+    checks = diagnose(store=store, device=device, with_ray=ray, build_ops=build_ops, quick=quick)
     if as_json:
         print_json([c.to_json() for c in checks])
     else:

@@ -14,6 +14,7 @@ import typer
 from autofit import __version__
 from autofit.cli import (
     answer_commands,
+    axes_command,
     bench_command,
     db_commands,
     estimate_command,
@@ -21,6 +22,7 @@ from autofit.cli import (
     probe_command,
     run_commands,
     serve_command,
+    spaces_commands,
 )
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
@@ -39,6 +41,8 @@ run_commands.register(app)
 estimate_command.register(app)
 answer_commands.register(app)
 list_commands.register(app)
+axes_command.register(app)
+spaces_commands.register(app)
 probe_command.register(app)
 serve_command.register(app)
 db_commands.register(app)

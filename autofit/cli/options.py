@@ -79,6 +79,7 @@ def _names(kind: str) -> Iterable[str]:
     from autofit import export, space
     from autofit.catalog.hardware import cards
     from autofit.catalog.models import names as models
+    from autofit.techniques import AXES
     from autofit.trial.site import DEVICE_KINDS
     from autofit.workload import METHODS, Effect
 
@@ -90,6 +91,7 @@ def _names(kind: str) -> Iterable[str]:
         "effects": lambda: (effect.label for effect in Effect),
         "devices": lambda: DEVICE_KINDS,
         "formats": lambda: export.FORMATS,
+        "axes": lambda: (axis.name for axis in AXES),
     }
     return every[kind]()
 
@@ -112,3 +114,8 @@ Space = Annotated[
 def complete_format(incomplete: str) -> list[str]:
     """Formats of a recommendation, for shell completion."""
     return _completed("formats", incomplete)
+
+
+def complete_axis(incomplete: str) -> list[str]:
+    """Names of axes, for shell completion."""
+    return _completed("axes", incomplete)

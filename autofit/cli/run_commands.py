@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from autofit.cli import options
-from autofit.cli.arguments import goal, read_config, workload
-from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn_of_contradictions
+from autofit.cli.arguments import device_asked, given, goal, read_config, size, warn_of_emulated_bf16, workload
+from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, warn_of_contradictions
 
 SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
 
@@ -40,6 +40,7 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
+    context: typer.Context,
     model: options.Model,
     seq_len: options.SeqLen = 2048,
     global_batch: options.GlobalBatch = 64,
@@ -75,13 +76,17 @@ def search(
     as_json: options.Json = False,
 ) -> None:
     """The command that `SEARCH_HELP` describes."""
+    from autofit.trial.site import asked
+
+    asked(hardware, device)  # a wrong name is refused before anything is imported that takes long
+
     from autofit import operations
     from autofit.cli.live import ProgressDisplay
     from autofit.cli.search_text import over_devices_text, result_text
     from autofit.cli.tables import predicted_frontier_text
     from autofit.cli.waiting import Waiting
     from autofit.errors import Interrupted, UsageError
-    from autofit.units import parse_bytes, parse_duration
+    from autofit.units import parse_duration
 
     request = operations.SearchRequest(
         workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
@@ -89,7 +94,7 @@ def search(
         space=space,
         hardware=hardware,
         device=device,
-        memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+        memory_limit_bytes=size(memory_limit),
         max_trials=max_trials,
         time_budget_seconds=parse_duration(time_budget),
         workers=workers,
@@ -103,8 +108,12 @@ def search(
     if dry_run:
         if fewer_devices:
             raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
+        idle = given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place")
+        if idle:
+            warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
         with nothing_fits_as_json(as_json), Waiting() as waiting:
             predicted = operations.predict_frontier(request, waiting)
+        warn_of_emulated_bf16(predicted.prepared.job.hardware)
         found = predicted.to_json()
         print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
         return
@@ -115,6 +124,7 @@ def search(
         said = "interrupted; what was measured is stored, the same command resumes from there"
         raise Interrupted(said) from None
     every = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
+    warn_of_emulated_bf16(every[0].frontier.hardware)
     warn_of_contradictions(sum(one.frontier.contradictory for one in every))
     if as_json:
         print_json(result.to_json())
@@ -145,16 +155,16 @@ def trial(
     from autofit.cli.tables import trial_text
     from autofit.outcome import machinery_failed
     from autofit.store import Store
-    from autofit.units import parse_bytes, parse_duration
+    from autofit.units import parse_duration
 
-    chosen = read_config(config)
+    chosen = read_config(config, on=device_asked("auto", device))
     with Store.open(store) as opened:
         keeper = operations.Keeper(opened)
         done = operations.trial(
             workload(model, seq_len, global_batch, lora_dropout, devices, seed),
             chosen,
             device=device,
-            memory_limit_bytes=parse_bytes(memory_limit) if memory_limit is not None else None,
+            memory_limit_bytes=size(memory_limit),
             deadline_seconds=parse_duration(deadline),
             snapshot=str(Path(snapshot).resolve()) if snapshot else None,
             profile=str(Path(profile).resolve()) if profile else None,

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 LEAST_TOLD, WIDE, MOST_TOLD = 0.0005, 0.5, 0.9
 """Regret bounds, as shares of the best speed: below the first the regret is reported as none; above the second it is
 also said what may have made it so wide; the third is the most that is told."""
+MOST_REASONS = 3
+"""Reasons why configs cannot work here that are told, the most frequent first."""
 WHY_WIDE = (
     "That is so much because trials were noisy, or because configs that may be faster were left untried as likelier "
     "to run out of memory than to fit, which --thorough tries."
@@ -41,7 +43,18 @@ def _cost(result: SearchResult) -> str:
         f"{result.trials} trials ({result.out_of_memory} out of memory), {result.answered_from_store} configs from the "
         f"store, {result.ruled_out} ruled out without running, in {format_duration(result.seconds)}; "
         f"{result.stopped_because}.{_regret(result.regret_bound)}{_disturbed(result.disturbed)}"
+        f"{_left_out(result)}"
     )
+
+
+def _left_out(result: SearchResult) -> str:
+    """What the space has that was not searched, a line for each of the most frequent reasons."""
+    reasons = sorted(result.unsupported.items(), key=lambda item: -item[1])
+    rest = sum(count for _, count in reasons[MOST_REASONS:])
+    lines = [f"{result.beyond_goal} go beyond --method, --min-rank or --allow"] if result.beyond_goal else []
+    lines += [f"{count} cannot work here: {reason}" for reason, count in reasons[:MOST_REASONS]]
+    lines += [f"{rest} cannot work here for other reasons, which --dry-run lists"] if rest else []
+    return "\nLeft out of the space:" + "".join(f"\n  {line}" for line in lines) if lines else ""
 
 
 def _disturbed(disturbed: Disturbed) -> str:

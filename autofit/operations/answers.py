@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from shlex import quote
 
-from autofit.catalog.hardware import cards
+from autofit.catalog.hardware import called, card
 from autofit.core.verdict import in_words
 from autofit.errors import EnvironmentLacks, unknown
 from autofit.frontier import Frontier, Recommendation, alternatives, choose
@@ -35,10 +35,13 @@ def frontier(
     """The frontier of this workload on this hardware, for the most recently used stack that it was measured under.
 
     With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
-    `EnvironmentLacks`, naming the search to run, if nothing has been measured yet.
+    `EnvironmentLacks`, naming the search to run, if nothing within the goal has been measured yet.
     """
-    device = find_hardware(hardware, store)
-    return _frontier(asked, device, goal or Goal(), memory_limit_bytes, store)
+    goal, device = goal or Goal(), find_hardware(hardware, store)
+    found = _frontier(asked, device, goal, memory_limit_bytes, store)
+    if not found.points:
+        _tried_within(goal, asked, found, store)
+    return found
 
 
 def recommend(
@@ -152,7 +155,8 @@ def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequ
 def find_hardware(name: str, store: Store) -> Hardware:
     """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
 
-    Raises `UsageError` for an unknown name, `EnvironmentLacks` for a catalog card that no trial has run on.
+    Raises `UsageError` for an unknown name, or one that may be several cards', and `EnvironmentLacks` for a card that
+    no trial has run on.
     """
     stored = store.hardware()
     if name == "auto":
@@ -162,11 +166,13 @@ def find_hardware(name: str, store: Store) -> Hardware:
         if any(h.key == here.key for h in stored) or len(stored) != 1:
             return here
         return stored[0]
-    for hardware in stored:
-        if hardware.name == name.lower():
-            return hardware
-    if any(known.name == name.lower() for known in cards()):
-        raise EnvironmentLacks(f"nothing has been measured on {name.lower()} yet", remedy="run the search there")
+    meant = [known.name for known in called(name)]
+    measured = [h for h in stored if h.name == name.lower()] or [h for h in stored if h.name in meant]
+    if len({h.name for h in measured}) == 1:
+        return measured[0]
+    if meant:
+        found = card(name).name  # raises if the name may be several cards'
+        raise EnvironmentLacks(f"nothing has been measured on {found} yet", remedy="run the search there")
     raise unknown("hardware with measurements", name, [h.name for h in stored])
 
 

@@ -26,7 +26,8 @@ class Check:
 
     name: str
     state: str
-    """`ok`; `optional`: absent, and only needed by techniques that were not asked for; `missing`: absent, or broken."""
+    """`ok`; `optional`: absent, and only needed by techniques that were not asked for; `missing`: absent, or broken;
+    `skipped`."""
     found: str
     remedy: str = ""
 
@@ -35,11 +36,13 @@ class Check:
         return asdict(self)
 
 
-def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool = False) -> list[Check]:
+def diagnose(
+    *, store: str | None, device: str, with_ray: bool, build_ops: bool = False, quick: bool = False
+) -> list[Check]:
     """Check everything that a search needs on this machine; never raises for anything missing.
 
     With `build_ops`, DeepSpeed's native operations are compiled first if they are not already, a minute each; whatever
-    then prevents every offload is missing.
+    then prevents every offload is missing. If `quick`, what takes seconds is skipped, and said to be.
     """
     package = _package()
     try:
@@ -57,11 +60,14 @@ def diagnose(*, store: str | None, device: str, with_ray: bool, build_ops: bool 
         *(_operations(build_ops) if stack.deepspeed is not None else []),
         _attempt("store", lambda: _store(store), "check --store or AUTOFIT_STORE"),
         _disk(),
-        _attempt("trial", lambda: _trial(device, hardware), "the message says which library fails"),
     ]
+    lasting = {"trial": (lambda: _trial(device, hardware), "the message says which library fails")}
     if with_ray:
-        checks.append(_attempt("ray", lambda: _ray(device), install()))
-    return checks
+        lasting["ray"] = (lambda: _ray(device), install())
+    if quick:
+        skipped = "not checked, because it takes long"
+        return checks + [Check(name=name, state="skipped", found=skipped) for name in lasting]
+    return checks + [_attempt(name, *check) for name, check in lasting.items()]
 
 
 def _package() -> Check:

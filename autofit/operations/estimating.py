@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from autofit.catalog.hardware import Card, card, cards
+from autofit.catalog.hardware import Card
 from autofit.errors import UsageError
 from autofit.estimate.assumptions import ASSUMED
 from autofit.estimate.deviation import MemoryDeviation
@@ -23,7 +23,7 @@ from autofit.operations.helpful_changes import advised
 from autofit.operations.memory_deviations import memory_deviations
 from autofit.operations.requests import WorkloadOptions, memory_limit
 from autofit.techniques import Job, unsupported
-from autofit.trial.site import detect, installed_stack
+from autofit.trial.site import asked, detect, installed_stack
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
@@ -87,6 +87,7 @@ class Estimation:
         if reason is not None:
             raise UsageError(reason)
         limit = memory_limit(memory_limit_bytes, device, options.devices)
+
         with readable(store) as opened:
             job = as_trials_show(job, opened)
             rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
@@ -154,22 +155,18 @@ def why_not(config: Config, job: Job) -> str | None:
     return not_estimated(job.hardware) or unsupported(config, job)
 
 
-def is_card(hardware: str) -> bool:
-    """Whether this is the name of a catalog card, ignoring case."""
-    return hardware.lower() in {known.name for known in cards()}
-
-
 def site(hardware: str) -> tuple[Hardware, Stack]:
     """A catalog card or, with `auto`, this machine's device, together with the libraries installed here.
 
     For a card, Liger's and flash-attn's kernels are assumed even if they are not installed here: no trace runs them.
-    Raises `UsageError` for an unknown name.
+    Raises what `asked` raises.
     """
-    if hardware.lower() == "auto":
+    card = asked(hardware)
+    if card is None:
         return detect()
     stack = installed_stack()
     kernels = {"liger_kernel": stack.liger_kernel or ASSUMED, "flash_attn": stack.flash_attn or ASSUMED}
-    return _device(card(hardware)), replace(stack, **kernels)
+    return _device(card), replace(stack, **kernels)
 
 
 def not_estimated(device: Hardware) -> str | None:

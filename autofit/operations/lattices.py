@@ -12,9 +12,8 @@ from autofit.errors import UsageError
 from autofit.hardware import Hardware
 from autofit.lattice import Config, Lattice
 from autofit.space import Space
-from autofit.techniques import AXES, TECHNIQUES, Job, holds, unsupported
+from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, unsupported
 from autofit.techniques.loss import chunks_are_one
-from autofit.techniques.precision import has_bf16
 from autofit.techniques.rank import nearest
 from autofit.workload import Goal, check_count, digest
 
@@ -113,22 +112,23 @@ def _for_here(config: Config, job: Job) -> Config:
     sharding on a single device."""
     if config["attention"] == "sdpa" and not shape(job.model).sdpa:
         config = config.replace(attention="eager")
-    if config["precision"] == "bf16-mixed" and not has_bf16(job.hardware):
-        config = config.replace(precision="fp16-mixed")
+    if config["precision"] == "bf16-mixed":
+        config = config.replace(precision=mixed_precision(job.hardware))
     if job.workload.devices == 1 and config["sharding"] != "none":
         config = config.replace(sharding="none")
     return config
 
 
 def space_summaries(global_batch: int) -> list[dict[str, object]]:
-    """Every built-in space: its name, purpose, the least number of devices that it is for, and its number of valid
-    configs on so many, on hardware and with packages that lack nothing. Raises `UsageError` for a global batch that no
-    workload can have."""
+    """The `summary` of every built-in space."""
+    return [summary(load_space(name), global_batch) for name in spaces.names()]
+
+
+def summary(space: Space, global_batch: int) -> dict[str, object]:
+    """A space's name, purpose, the least number of devices that it is for, and its number of valid configs on so many,
+    on hardware and with packages that lack nothing. Raises `UsageError` for a global batch that no workload can
+    have."""
     check_count("global-batch", global_batch)
-    return [_summary(load_space(name), global_batch) for name in spaces.names()]
-
-
-def _summary(space: Space, global_batch: int) -> dict[str, object]:
     devices = _least_devices(space)
     share, rest = divmod(global_batch, devices)
     configs = 0 if rest else space.count(AXES, batch=share)

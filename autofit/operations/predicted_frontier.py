@@ -11,14 +11,16 @@ from autofit.estimate.estimate import Estimate
 from autofit.frontier import beside, best, frontiers, of_method, speed
 from autofit.operations.allocator_shown import as_trials_show
 from autofit.operations.estimate_cache import readable
-from autofit.operations.estimating import is_card, not_estimated, site
+from autofit.operations.estimating import not_estimated, site
 from autofit.operations.helpful_changes import GAIN
 from autofit.operations.predicting import predict_all
 from autofit.operations.preparing import Prepared, check_dry_run, outline, prepare, walked
 from autofit.operations.requests import SearchRequest, memory_limit
 from autofit.operations.shortfall import Shortfall, holder
 from autofit.techniques import Job, changes
+from autofit.trial.site import asked
 from autofit.units import format_bytes
+from autofit.workload import Goal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,12 +124,12 @@ def predict_frontier(
         not_predicted={} if reason is None else {reason: len(configs)},
         fitting=len(fits),
         points=frontiers(fits),
-        recommendation=recommended(found, request.goal.methods),
+        recommendation=recommended(found, request.goal),
         seconds=time.monotonic() - started,
     )
 
 
-def recommended(estimates: Sequence[Estimate], methods: Iterable[str]) -> PredictedChoice | None:
+def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | None:
     """What `frontier.best` makes of the predictions, where speeds within `GAIN` tie; None if none fits or no speed is
     known."""
 
@@ -135,15 +137,15 @@ def recommended(estimates: Sequence[Estimate], methods: Iterable[str]) -> Predic
         return estimate.fits and estimate.tokens_per_second is not None
 
     def of(methods: Iterable[str]) -> Estimate | None:
-        return best(filter(fits, estimates), methods=methods, ties=_ties, changes=lambda c: len(changes(c)))
+        return best(filter(fits, estimates), methods=methods, ties=_ties, changes=lambda c: len(changes(c, goal)))
 
-    chosen = of(methods)
+    chosen = of(goal.methods)
     if chosen is None:
         return None
     picks = beside(chosen, estimates, fits=fits, best_of=lambda method: of([method]), least_speedup=1 + GAIN)
     return PredictedChoice(
         estimate=chosen,
-        changes_training=changes(chosen.config),
+        changes_training=changes(chosen.config, goal),
         alternatives=tuple(
             PredictedAlternative(role=role, estimate=other, speedup=speed(other) / speed(chosen))
             for role, other in picks
@@ -157,7 +159,7 @@ def _ties(one: Estimate, fastest: Estimate) -> bool:
 
 def _prepared(request: SearchRequest) -> Prepared:
     """A search on a catalog card as if this machine had it, or else on this machine's device."""
-    if not is_card(request.hardware):
+    if asked(request.hardware, request.device) is None:
         return prepare(request)
     job = request.workload.job(site(request.hardware))
     return walked(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.catalog.hardware import card, named
+from autofit.catalog.hardware import named
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.estimate.floor import floor_bytes
 from autofit.lattice import Config
@@ -23,7 +23,7 @@ from autofit.operations.shortfall import (
 )
 from autofit.techniques import Job, unsupported
 from autofit.training.requirements import cannot_here
-from autofit.trial.site import check_alike, check_devices, detect
+from autofit.trial.site import asked, check_alike, check_devices, detect
 from autofit.units import format_bytes
 from autofit.workers.pool import Pool
 from autofit.workload import Goal
@@ -49,13 +49,13 @@ class Prepared:
 
 def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
     """Resolve a request; raises for anything wrong with it before a worker starts."""
+    wanted = asked(request.hardware, request.device)
     site = pool.site() if pool is not None else detect(request.device)
     job = request.workload.job(site)
     here = named(job.hardware.name)
-    if request.hardware.lower() not in ("auto", job.hardware.name, here and here.name):
-        card(request.hardware)  # raises, naming the nearest, if there is no such card
+    if wanted is not None and wanted != here:
         raise EnvironmentLacks(
-            f"this machine has {job.hardware.name}, not {request.hardware}",
+            f"this machine has {job.hardware.name}, not {wanted.name}",
             remedy="run the search there, or give --ray-address of a cluster that has it",
         )
     devices = request.workload.devices

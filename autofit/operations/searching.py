@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autofit.catalog.hardware import card
 from autofit.errors import EnvironmentLacks, UsageError
 from autofit.frontier import Frontier, Recommendation
 from autofit.lattice import Config
@@ -25,6 +24,7 @@ from autofit.operations.requests import SearchRequest
 from autofit.operations.shortfall import Shortfall, levers, of_failures
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.store import Store
+from autofit.trial.site import asked
 from autofit.units import format_bytes, format_duration
 from autofit.workers.pool import Pool
 from autofit.workload import Goal
@@ -58,6 +58,10 @@ class SearchResult:
     disturbed: Disturbed = field(default_factory=Disturbed)
     emulated: tuple[str, ...] = ()
     """What a probe says of the number formats among the search's that the device only emulates, a sentence each."""
+    unsupported: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> number of configs of the space that were left out because they cannot work here."""
+    beyond_goal: int = 0
+    """Number of configs that were left out because they change more than the user allows."""
     impractical: tuple[str, ...] = ()
     """A sentence for each more faithful method than the recommended one whose trials were all ended as too slow."""
 
@@ -76,6 +80,8 @@ class SearchResult:
             "regret_bound": self.regret_bound,
             "disturbed": asdict(self.disturbed),
             "emulated": list(self.emulated),
+            "unsupported": dict(self.unsupported),
+            "beyond_goal": self.beyond_goal,
             "impractical": list(self.impractical),
         }
 
@@ -106,15 +112,13 @@ def open_pool(request: SearchRequest) -> Pool:
         return InPlacePool(device=request.device, devices=request.workload.devices)
     from autofit.workers.ray_pool import RayPool
 
-    accelerator = None
-    if request.ray_address is not None and request.hardware.lower() != "auto":
-        accelerator = card(request.hardware).ray_accelerator_type
+    wanted = None if request.ray_address is None else asked(request.hardware)
     return RayPool(
         address=request.ray_address,
         workers=request.workers,
         devices=request.workload.devices,
         device=request.device,
-        accelerator=accelerator,
+        accelerator=None if wanted is None else wanted.ray_accelerator_type,
     )
 
 
@@ -234,6 +238,8 @@ def _result(
         regret_bound=said.regret_bound,
         disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
         emulated=tuple(formats.values()),
+        unsupported=prepared.narrowed.unsupported,
+        beyond_goal=prepared.narrowed.beyond_goal,
         impractical=begun_in_vain(
             search_run.knowledge,
             recommended=recommended.point.method,

@@ -40,12 +40,12 @@ class Shortfall(NothingFits):
 
     def to_json(self) -> dict[str, Any]:
         """As the JSON object that is given in place of an answer."""
-        return {
-            "outcome": "nothing_fits",
-            "reason": str(self),
-            "memory_limit_bytes": self.memory_limit_bytes,
-            "closest": None if self.closest is None else dict(self.closest),
-        }
+        return {"outcome": "nothing_fits", "reason": str(self), **self.facts()}
+
+    def facts(self) -> dict[str, Any]:
+        """The limit and what came closest, as JSON values."""
+        closest = None if self.closest is None else dict(self.closest)
+        return {"memory_limit_bytes": self.memory_limit_bytes, "closest": closest}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

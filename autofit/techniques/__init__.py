@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
-from autofit.errors import UsageError, unknown
+from autofit.errors import UsageError
 from autofit.lattice import Axis, Config, Value
 from autofit.techniques.attention import Attention
 from autofit.techniques.checkpointing import Checkpointing
@@ -15,11 +16,12 @@ from autofit.techniques.method import Method
 from autofit.techniques.micro_batch import MicroBatch
 from autofit.techniques.offload import Offload
 from autofit.techniques.optimizer import Optimizer
-from autofit.techniques.precision import Precision
+from autofit.techniques.precision import Precision, mixed_precision
 from autofit.techniques.rank import Rank
 from autofit.techniques.sharding import Sharding, needs_process_group
 from autofit.techniques.targets import Targets
 from autofit.techniques.technique import Technique
+from autofit.techniques.trainer_names import not_an_axis
 from autofit.workload import Effect, Goal
 
 TECHNIQUES: tuple[Technique, ...] = (
@@ -83,9 +85,9 @@ def complete(values: Mapping[str, object], defaults: Mapping[str, Value] | None 
     Raises `UsageError` for an unknown axis or value, and for `rank` or `targets` with method `full`.
     """
     axes = {axis.name: axis for axis in AXES}
-    for name in values:
+    for name, value in values.items():
         if name not in axes:
-            raise unknown("axis", name, axes)
+            raise not_an_axis(name, value, axes)
     known = {name: axes[name].check(value) for name, value in values.items()}
     filled: dict[str, Value] = {}
     for technique in TECHNIQUES:
@@ -109,12 +111,19 @@ def parse(text: str) -> dict[str, object]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals:
             raise UsageError(f"config {part!r} is not understood: write axis=value, such as micro_batch=4")
+        if "=" in value:
+            raise UsageError(f"config {part!r} is not understood: separate with commas, as in {_with_commas(part)}")
         if name not in axes:
-            raise unknown("axis", name, axes)
+            raise not_an_axis(name, value, axes)
         if name in values:
             raise UsageError(f"config names {name} twice")
         values[name] = axes[name].parse(value)
     return values
+
+
+def _with_commas(pairs: str) -> str:
+    """Pairs that something else separates, as they should have been written."""
+    return re.sub(r"[\s;]+(?=[^\s;=]+=)", ",", re.sub(r"\s*=\s*", "=", pairs))
 
 
 def family(config: Config) -> str:
@@ -124,6 +133,11 @@ def family(config: Config) -> str:
     """
     axes = [axis for axis in AXES if axis.numeric or not axis.exact]
     return ",".join(f"{a.name}={config[a.name]}" for a in axes if a.name in config and a.name != "micro_batch")
+
+
+def most_effect(axis: Axis) -> Effect:
+    """The most that a value of the axis changes; a rank, like a method, is part of what the user asks for."""
+    return Effect.TRAINING if axis.name == "rank" else max(axis.effects.values(), default=Effect.EXACT)
 
 
 def changes(config: Config, goal: Goal | None = None) -> tuple[str, ...]:
@@ -152,6 +166,8 @@ __all__ = [
     "complete",
     "family",
     "holds",
+    "mixed_precision",
+    "most_effect",
     "needs_process_group",
     "only_slower",
     "parse",

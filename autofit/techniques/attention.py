@@ -19,6 +19,12 @@ class Attention(Technique):
         values=("sdpa", "flash", "eager"),
         recipe="sdpa",
         lighter=frozenset({("sdpa", "eager"), ("flash", "eager")}),
+        does="The attention kernel.",
+        meanings={
+            "sdpa": "torch's choice of fused kernel; most models",
+            "flash": "the flash-attn package; NVIDIA GPUs from Ampere on and AMD's, in 16 bits",
+            "eager": "all scores in memory",
+        },
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

@@ -30,6 +30,16 @@ class Checkpointing(Technique):
         # Each recomputes the layers of the next and others, or moves what they save. No claim between full and
         # selective, whose bookkeeping may take longer than what it saves from recomputation.
         slower=closure({*chain("offload", "full", "every-2", "every-4", "none"), ("selective", "none")}),
+        does="Which activations are recomputed in the backward pass instead of kept.",
+        meanings={
+            "offload": "all, and what recomputation starts from is moved to host memory; not on a CPU",
+            "full": "those of every decoder layer",
+            "every-2": "those of every second layer",
+            "every-4": "those of every fourth layer",
+            "selective": "all but the outputs of attention and of every second product; not with ZeRO-3",
+            "none": "nothing is recomputed",
+        },
+        where="models whose layers transformers can checkpoint",
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

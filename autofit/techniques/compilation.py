@@ -27,7 +27,13 @@ class Compilation(Technique):
     """
 
     # No claim about memory: fused graphs keep fewer activations, but need workspace of their own.
-    axis = Axis(name="compile", values=(False, True), recipe=False)
+    axis = Axis(
+        name="compile",
+        values=(False, True),
+        recipe=False,
+        does="Whether torch.compile compiles the decoder, which takes minutes once.",
+        meanings={False: "not compiled", True: "compiled; needs a compiler and Python's headers"},
+    )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         if config["compile"] is not True:

@@ -31,6 +31,12 @@ class Loss(Technique):
         values=("fused", "chunked", "full"),
         recipe="full",
         lighter=chain("fused", "chunked", "full"),
+        does="How the cross-entropy over the vocabulary is computed.",
+        meanings={
+            "fused": "Liger's kernel, without logits in memory; GPUs, needs liger-kernel and a C compiler",
+            "chunked": "the logits of a few rows at a time",
+            "full": "all logits at once, as in transformers",
+        },
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

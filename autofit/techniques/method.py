@@ -24,6 +24,12 @@ class Method(Technique):
         # No claim between lora and full: with small models and large batches the adapters' activations outweigh
         # the gradients and states that they save.
         lighter=frozenset({("qlora", "lora")}),
+        does="Which weights are trained.",
+        meanings={
+            "qlora": "adapters on a frozen 4-bit base; needs peft and bitsandbytes, not for stacked experts",
+            "lora": "adapters on a frozen 16-bit base; needs peft",
+            "full": "every weight",
+        },
     )
 
     def plain(self, goal: Goal) -> Value | None:

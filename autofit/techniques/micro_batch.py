@@ -11,7 +11,13 @@ from autofit.techniques.technique import Plan, Technique
 class MicroBatch(Technique):
     """A divisor of the device's share of the global batch; the gradient is the same for every choice."""
 
-    axis = Axis(name="micro_batch", values=(), recipe=1)
+    axis = Axis(
+        name="micro_batch",
+        values=(),
+        recipe=1,
+        does="Sequences per forward pass. Gradients are accumulated up to --global-batch.",
+        where="divisors of each device's share of the global batch",
+    )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
         size, batch = config.number("micro_batch"), job.workload.batch_per_device

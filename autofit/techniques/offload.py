@@ -30,6 +30,14 @@ class Offload(Technique):
         values=("nvme", "params", "optimizer", "none"),
         recipe="none",
         lighter=chain("nvme", "params", "optimizer", "none"),
+        does="Where weights and optimizer states live.",
+        meanings={
+            "nvme": "both in files; DeepSpeed, one device or zero3, not with precision=bf16 or method=qlora",
+            "params": "both in host memory, weights fetched layer by layer; DeepSpeed, one device, zero3 or fsdp",
+            "optimizer": "states and the update on the host; DeepSpeed, one device or ZeRO",
+            "none": "everything on the device",
+        },
+        where="with DeepSpeed, optimizer=adamw",
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

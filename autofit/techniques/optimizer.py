@@ -59,6 +59,17 @@ class Optimizer(Technique):
             {("sgd", other) for other in ("adafactor", "lion-8bit", "adamw-8bit", "lion", "adamw", "adamw-foreach")}
             | {("lion-8bit", "adamw-8bit"), ("lion", "adamw"), ("lion", "adamw-foreach"), ("adamw", "adamw-foreach")}
         ),
+        does="The optimizer, and the number format of its states.",
+        meanings={
+            "sgd": "no states",
+            "adafactor": "factorised states; not with ZeRO or FSDP",
+            "lion-8bit": "one state in 8 bits; needs bitsandbytes, not with FSDP",
+            "adamw-8bit": "two states in 8 bits; needs bitsandbytes, not with FSDP",
+            "paged-adamw-8bit": "the same, moved to host memory under pressure; NVIDIA and AMD GPUs only",
+            "lion": "one state in fp32; needs bitsandbytes, not with FSDP",
+            "adamw": "two states, updated by torch's fused kernel",
+            "adamw-foreach": "the same, with temporaries as large as the weights; in no built-in space",
+        },
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

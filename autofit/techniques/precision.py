@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autofit.catalog.hardware import Card
 from autofit.hardware import Hardware
 from autofit.lattice import Axis, Config
 from autofit.techniques.job import Job
@@ -23,6 +24,13 @@ class Precision(Technique):
         # No claim between mixed precision and fp32: autocast keeps 16-bit copies of all weights, which with a small
         # batch outweigh what halving the activations saves.
         lighter=frozenset({("bf16", "bf16-mixed"), ("bf16", "fp16-mixed"), ("bf16", "fp32")}),
+        does="The number format of weights, products, gradients and optimizer states.",
+        meanings={
+            "bf16": "everything in bf16; GPUs from Ampere on, and CPUs",
+            "bf16-mixed": "products in bf16, trained weights in fp32; GPUs from Ampere on, and CPUs",
+            "fp16-mixed": "products in fp16, trained weights in fp32; the default where bf16 is emulated",
+            "fp32": "everything in fp32",
+        },
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:
@@ -42,6 +50,11 @@ class Precision(Technique):
         plan.loss_scaling = value == "fp16-mixed"
 
 
-def has_bf16(hardware: Hardware) -> bool:
+def has_bf16(hardware: Hardware | Card) -> bool:
     """Whether bf16 is worth using on `hardware`. A CPU may emulate it too, but has no better 16-bit format."""
     return hardware.bf16 or hardware.kind != "cuda"
+
+
+def mixed_precision(hardware: Hardware | Card) -> str:
+    """The plain recipe's precision on `hardware`."""
+    return "bf16-mixed" if has_bf16(hardware) else "fp16-mixed"

@@ -13,7 +13,13 @@ from autofit.workload import Effect, Goal
 class Rank(Technique):
     """Inner dimension of an adapter's matrices. The user sets the minimum; higher ranks only cost memory and time."""
 
-    axis = Axis(name="rank", values=(), recipe=8)
+    axis = Axis(
+        name="rank",
+        values=(),
+        recipe=8,
+        does="The inner dimension of the adapters. A search stays at --min-rank unless --allow is training.",
+        where="with method=lora or method=qlora",
+    )
 
     def plain(self, goal: Goal) -> Value:
         return goal.min_rank

@@ -32,6 +32,17 @@ class Sharding(Technique):
         # No claim between libraries, nor between ZeRO stages: each has buffers of its own, which outweigh what it
         # saves if few parameters are trained.
         lighter=frozenset({("fsdp", "fsdp-no-reshard")}),
+        does="How weights, gradients and states are spread over devices.",
+        meanings={
+            "zero3": "all three sharded by DeepSpeed",
+            "fsdp": "all three sharded by torch; optimizer=adamw",
+            "fsdp-no-reshard": "the same, with gathered weights kept until the backward pass",
+            "zero2": "gradients and states sharded by DeepSpeed",
+            "zero1": "states sharded by DeepSpeed",
+            "ddp": "everything on every device, gradients summed",
+            "none": "one device",
+        },
+        where="several --devices, but for none",
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

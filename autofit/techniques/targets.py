@@ -20,6 +20,12 @@ class Targets(Technique):
         effects={"attention": Effect.TRAINING},
         recipe="all-linear",
         lighter=chain("attention", "all-linear"),
+        does="Which layers get adapters.",
+        meanings={
+            "attention": "the q, k, v and o projections",
+            "all-linear": "every linear layer but the head; with stacked experts not with --lora-dropout",
+        },
+        where="with method=lora or method=qlora",
     )
 
     def unsupported(self, config: Config, job: Job) -> str | None:

@@ -16,9 +16,9 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from autofit.catalog.hardware import Card, match
+from autofit.catalog.hardware import Card, called, card, cards, match
 from autofit.core.distribution import install
-from autofit.errors import EnvironmentLacks, unknown
+from autofit.errors import EnvironmentLacks, UsageError, unknown
 from autofit.hardware import EMULATED, Hardware, Stack
 from autofit.trial import control_groups, nvml, process_memory
 from autofit.trial.machine.instructions import are_capped, instructions
@@ -31,6 +31,8 @@ NATIVE_BF16 = 8.0
 PROCESSORS = Path("/proc/cpuinfo")
 NAME_CHARACTERS = 64
 """The most that the name of a processor may have."""
+GPU_NAMES = ("gpu", "cuda")
+"""Names of hardware that mean whatever GPU this machine has."""
 DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
 
 
@@ -61,6 +63,25 @@ def detect(device: str = "auto") -> tuple[Hardware, Stack]:
             )
     _check_accounting(process_memory.is_accounted(), "/proc/self/status and clear_refs")
     return cpu(), stack
+
+
+def asked(hardware: str, device: str = "auto") -> Card | None:
+    """The card that a user names; None for this machine's own device: `auto`, its name, or `gpu` where it is one.
+
+    Raises `UsageError` for a name that is none, or that may be several cards'.
+    """
+    name = hardware.strip().lower()
+    if name == "auto":
+        return None
+    if called(name):
+        return card(hardware)
+    here, _ = detect(device)
+    if name == here.name or (name in GPU_NAMES and here.kind == "cuda"):
+        return None
+    if name in GPU_NAMES:
+        some = ", ".join(known.name for known in cards() if known.supports)
+        raise UsageError(f"hardware {hardware!r} does not say which, and this machine has no GPU: name one of {some}")
+    return card(hardware)
 
 
 def _check_accounting(accounted: bool, files: str) -> None:

@@ -32,7 +32,9 @@ DESIGN: dict[str, set[str]] = {
     "models": {"--json"},
     "probe": {"--device", "--model", "--fresh", "--json"},
     "hardware": {"--json"},
+    "axes": {"NAME", "--json"},
     "spaces": {"--json"},
+    "spaces show": {"NAME", "--json"},
     "doctor": {"--self-test", "--device", "--out", "--time-limit", "--json"},
     "db upgrade": {"--store"},
     "db check": {"--store"},
@@ -67,7 +69,7 @@ def commands() -> Iterator[tuple[str, Any]]:
         name, found = waiting.pop()
         if hasattr(found, "commands"):
             waiting += [(f"{name} {inner}".strip(), command) for inner, command in found.commands.items()]
-        if name == "" or not hasattr(found, "commands"):
+        if name == "" or not hasattr(found, "commands") or found.invoke_without_command:
             yield name, found
 
 
@@ -151,6 +153,7 @@ def test_an_option_means_the_same_everywhere() -> None:
 def test_the_model_is_required_and_nothing_else_but_a_trials_config() -> None:
     required = {(c, o) for c, options in face().items() for o, p in options.items() if p["required"]}
     assert {(c, o) for c, o in required if o != "FILE"} == {
+        ("spaces show", "NAME"),
         ("search", "--model"),
         ("trial", "--model"),
         ("trial", "--config"),
@@ -222,3 +225,5 @@ def test_completion_of_hardware_spaces_and_commands() -> None:
     assert completed("autofit trial --device c") == ["cpu", "cuda"]
     assert completed("autofit recommend --format tr") == ["transformers", "trl"]
     assert set(completed("autofit s")) == {"search", "serve", "spaces"}
+    assert completed("autofit axes mi") == ["micro_batch"]
+    assert completed("autofit spaces show smo") == ["smoke"]

@@ -70,7 +70,7 @@ def test_a_problem(client: TestClient, request_: str) -> None:
     answer = client.get(request_, follow_redirects=False)
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
     body = answer.json()
-    assert set(body) == {"type", "title", "status", "detail"}
+    assert set(body) - {"memory_limit_bytes", "closest"} == {"type", "title", "status", "detail"}
     assert body["status"] == status
     assert body["title"]
     assert part in body["detail"]
@@ -180,3 +180,9 @@ def test_who_bears_the_token_may_name_the_server_as_they_like(store: Store) -> N
     with TestClient(create_app(store, token=TOKEN, loopback=True)) as client:
         headers = {"Host": "proxy.example.org", "Authorization": f"Bearer {TOKEN}"}
         assert client.get("/v1/trials", headers=headers).status_code == 200
+
+
+def test_what_came_closest_is_told_over_http_too(client: TestClient) -> None:
+    problem = client.get(f"/v1/recommendation?{WORKLOAD}&memory_limit=1GiB").json()
+    assert problem["memory_limit_bytes"] == 1024**3
+    assert problem["closest"]["over_limit_bytes"] == 1024**3

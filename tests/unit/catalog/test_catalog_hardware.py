@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from autofit.catalog.hardware import TOLERANCE, Card, card, cards, fitting, match
+from autofit.catalog.hardware import TOLERANCE, Card, called, card, cards, fitting, match
 from autofit.errors import UsageError
 from autofit.units import GIB, MIB
 
@@ -168,8 +168,8 @@ def test_other_devices_find_none(device_name: str, memory_mebibytes: int) -> Non
 
 def test_card_by_name() -> None:
     assert card("H100-80G") is card("h100-80g")
-    with pytest.raises(UsageError, match=r"unknown hardware 'h100-80gb': did you mean h100-80g"):
-        card("h100-80gb")
+    with pytest.raises(UsageError, match=r"unknown hardware 'h100-90g': did you mean h100-80g"):
+        card("h100-90g")
 
 
 def test_fitting_goes_from_small_to_large() -> None:
@@ -180,3 +180,31 @@ def test_fitting_goes_from_small_to_large() -> None:
     exact = card("a100-40g").memory_bytes
     assert card("a100-40g") in fitting(exact) and card("a100-40g") not in fitting(exact + 1)
     assert fitting(1024 * GIB) == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "names"),
+    {
+        "NVIDIA GeForce RTX 4090": ["rtx-4090"],
+        "RTX 4090": ["rtx-4090"],
+        "4090": ["rtx-4090"],
+        "A100-SXM4-80GB": ["a100-80g"],
+        "NVIDIA A100-PCIE-40GB": ["a100-40g"],
+        "V100-SXM2-16GB": ["v100-16g"],
+        "A100": ["a100-40g", "a100-80g"],
+        "h100": ["h100-80g", "h100-pcie-80g", "h100-nvl-94g"],
+        "H100 SXM 80GB": ["h100-80g"],
+        "L40": ["l40"],
+        "a6000": ["rtx-a6000"],
+        "RTX 3090 Ti": [],
+        "gpu": [],
+        "": [],
+    }.items(),
+)
+def test_the_cards_that_a_user_may_mean(said: str, names: list[str]) -> None:
+    assert [known.name for known in called(said)] == names
+
+
+def test_a_name_that_may_be_several_cards_is_refused_with_these() -> None:
+    with pytest.raises(UsageError, match=r"a100-40g.*a100-80g"):
+        card("A100")

@@ -161,6 +161,29 @@ def test_the_frontier_as_json(autofit: Autofit, filled: Path) -> None:
     assert {p["config"]["precision"] for p in exact} == {"bf16-mixed"}
 
 
+def test_a_frontier_of_which_nothing_was_tried_says_so(autofit: Autofit, store_file: Path) -> None:
+    with Store.open(str(store_file)) as store:
+        fill(store, [({"method": "full", "micro_batch": 1}, out_of_memory())])
+    done = autofit("frontier", *ASKED, "--method", "lora")
+    assert (done.code, done.out) == (4, "")
+    assert "autofit search" in done.err and "--method lora" in done.err
+    assert autofit("frontier", *ASKED, "--method", "full").code == 0
+
+
+def test_a_search_says_what_it_left_out(autofit: Autofit, world: World, tmp_path: Path) -> None:
+    (tmp_path / "own.yaml").write_text(
+        "axes:\n  method: [lora]\n  rank: [8, 32]\n  attention: [sdpa, flash]\n  micro_batch: [1]\n"
+    )
+    own = (*SEARCH, "--space", "own.yaml")
+    found = autofit(*own, "--json").document
+    assert found["beyond_goal"] == 2
+    assert list(found["unsupported"].values()) == [1]
+    (reason,) = found["unsupported"]
+    said = autofit(*own).out
+    assert f"1 cannot work here: {reason}" in said and "2 go beyond" in said
+    assert "go beyond" not in autofit(*own, "--allow", "training").out
+
+
 def test_the_frontier_as_a_search_under_a_limit_judges_it(autofit: Autofit, filled: Path) -> None:
     with Store.open(str(filled)) as store:
         # It took 20 GiB under a limit of 80: what happens under 30 matters only to who asks about less.

@@ -71,6 +71,14 @@ def test_on_several_devices_memory_is_of_each_and_speed_in_total_and_of_each(
     assert " on each: " in done.out
 
 
+def test_a_dry_run_says_which_options_it_makes_no_use_of(autofit: Autofit, world: World) -> None:
+    asked = ("search", *ASKED, "--hardware", "l4", "--dry-run")
+    done = autofit(*asked, "--fresh", "--max-trials", "3", "--seed", "1")
+    assert done.code == 0
+    assert "--fresh, --max-trials" in done.err and "--seed" not in done.err
+    assert "--time-budget" not in autofit(*asked).err
+
+
 def test_a_dry_run_is_for_one_number_of_devices(autofit: Autofit, world: World) -> None:
     asked = ("search", *ASKED, "--hardware", "h100-80g", "--devices", "2", "--fewer-devices", "--dry-run")
     done = autofit(*asked)

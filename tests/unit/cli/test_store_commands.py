@@ -161,6 +161,8 @@ def test_contradictory_results_are_listed_and_said(autofit: Autofit, filled: Pat
         (said,) = done.err.splitlines()
         assert said.startswith("autofit: 1 config has contradictory results") and "count" in said
         assert "db check" in said and "search --fresh" in said
+    for command in ("recommend", "frontier"):
+        assert autofit(command, *ASKED, "--json").document["contradictory"] == 1
     assert "4,000" in before.out and "4,000" not in autofit("recommend", *ASKED).out
     # Of a limit below what it took nothing is contradictory.
     assert autofit("recommend", *ASKED, "--memory-limit", "24GiB").err == ""

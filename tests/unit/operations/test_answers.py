@@ -331,8 +331,13 @@ def test_hardware_by_name(filled: Store, name: str) -> None:
 
 
 def test_hardware_that_nothing_was_measured_on(filled: Store) -> None:
-    with pytest.raises(UsageError, match=r"unknown hardware with measurements 'h100-80': did you mean h100-80g\?"):
-        operations.frontier(OPTIONS, hardware="h100-80", store=filled)
+    with pytest.raises(UsageError, match=r"unknown hardware with measurements 'h100-90': did you mean h100-80g\?"):
+        operations.frontier(OPTIONS, hardware="h100-90", store=filled)
+
+
+def test_part_of_a_name_means_what_was_measured(filled: Store) -> None:
+    """The catalog has three H100s, the store one."""
+    assert operations.frontier(OPTIONS, hardware="H100", store=filled).hardware.name == "h100-80g"
 
 
 def test_a_card_of_the_catalog_without_measurements_is_no_unknown_name(filled: Store) -> None:

@@ -172,8 +172,8 @@ def made(config: str, gib: float, speed: float | None) -> Estimate:
     return replace(one(), config=complete(parse(config)), device_bytes=int(gib * GIB), tokens_per_second=speed)
 
 
-def chosen(estimates: Sequence[Estimate], methods: Sequence[str] = METHODS) -> Estimate | None:
-    found = recommended(estimates, methods)
+def chosen(estimates: Sequence[Estimate], goal: Goal | None = None) -> Estimate | None:
+    found = recommended(estimates, goal or Goal())
     return None if found is None else found.estimate
 
 
@@ -197,20 +197,22 @@ def test_ties_go_to_what_changes_less_and_then_to_what_is_lighter() -> None:
 
 def test_the_recommendation_stops_at_the_first_method_that_fits() -> None:
     full, lora, qlora = made("method=full", 90, 50), made("method=lora", 40, 100), made("method=qlora", 20, 90)
-    found = recommended([full, lora, qlora], METHODS)
+    found = recommended([full, lora, qlora], Goal())
     assert found is not None
     assert found.estimate == lora
     assert [(a.role, a.estimate) for a in found.alternatives] == [("other method", qlora)]
     assert found.changes_training and Effect.TRAINING > Effect.EXACT
-    assert chosen([full, lora, qlora], ["qlora"]) == qlora
+    assert chosen([full, lora, qlora], Goal(method="qlora")) == qlora
     assert chosen([full]) is None
+    own = recommended([lora], Goal(method="lora", min_rank=8))
+    assert own is not None and own.changes_training == ()  # the user asked for it
     assert chosen([made("method=full", 1, None)]) is None
 
 
 def test_beside_it_stand_the_next_faster_and_the_next_lighter() -> None:
     fits, over, further = made("micro_batch=2", 70, 100), made("micro_batch=4", 85, 130), made("micro_batch=8", 99, 140)
     light, lightest = made("micro_batch=1", 50, 80), made("checkpointing=full", 40, 60)
-    found = recommended([further, over, fits, light, lightest], METHODS)
+    found = recommended([further, over, fits, light, lightest], Goal())
     assert found is not None
     assert [(a.role, a.estimate) for a in found.alternatives] == [("faster, does not fit", over), ("lighter", light)]
     assert found.alternatives[0].to_json()["over_limit_bytes"] == 5 * GIB

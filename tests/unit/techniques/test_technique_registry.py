@@ -10,10 +10,12 @@ import pytest
 
 from autofit.catalog.models import Model
 from autofit.errors import UsageError
+from autofit.export.trainer_arguments import OPTIMIZERS
 from autofit.hardware import Hardware
-from autofit.lattice import Value
+from autofit.lattice import Axis, Value
 from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, needs_process_group, parse, unsupported
 from autofit.techniques.compilation import missing_tool
+from autofit.techniques.trainer_names import names_of
 from autofit.workload import Effect, Goal
 from tests.tiny import (
     COHERE,
@@ -355,3 +357,48 @@ def test_compilation_without_pythons_headers_is_refused(monkeypatch: pytest.Monk
 )
 def test_ranks_and_deepspeed_need_a_process_group(values: dict[str, Value], needs: bool) -> None:
     assert needs_process_group(complete(values)) is needs
+
+
+@pytest.mark.parametrize(
+    ("said", "ours"),
+    [
+        ("per_device_train_batch_size=4", "micro_batch=4"),
+        ("batch_size=auto", "micro_batch"),
+        ("gradient_checkpointing=True", "checkpointing=full"),
+        ("load_in_4bit=true", "method=qlora"),
+        ("lora_r=16", "rank=16"),
+        ("bf16=true", "precision=bf16-mixed"),
+        ("max_length=512", "--seq-len 512"),
+        ("gradient_accumulation_steps=8", "--global-batch"),
+        ("deepspeed=ds.json", "zero3"),
+    ],
+)
+def test_a_trainers_key_is_refused_with_ours(said: str, ours: str) -> None:
+    with pytest.raises(UsageError) as by_text:
+        parse(said)
+    key, _, value = said.partition("=")
+    with pytest.raises(UsageError) as by_json:
+        complete({key: value})
+    assert ours in str(by_text.value).partition(":")[2]
+    assert str(by_json.value) == str(by_text.value)
+
+
+@pytest.mark.parametrize("ours", OPTIMIZERS)
+def test_every_optimizer_that_is_exported_is_understood(ours: str) -> None:
+    with pytest.raises(UsageError, match=f"write optimizer={ours}$"):
+        parse(f"optim={OPTIMIZERS[ours]}")
+
+
+@pytest.mark.parametrize("axis", AXES, ids=lambda axis: axis.name)
+def test_every_axis_and_value_is_described_and_every_trainers_value_is_one(axis: Axis) -> None:
+    assert axis.does
+    assert set(axis.meanings) == set(axis.values)
+    for name in names_of(axis.name):
+        for value in (name.values or {}).values():
+            axis.parse(value)
+
+
+@pytest.mark.parametrize("text", ["method=lora rank=8", "method=lora; rank = 8", "method=lora;rank=8"])
+def test_axes_that_are_not_separated_by_commas(text: str) -> None:
+    with pytest.raises(UsageError, match=r"method=lora,rank=8$"):
+        parse(text)

@@ -1,0 +1,109 @@
+"""`autofit axes`: what a config is made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import columns, print_json
+
+if TYPE_CHECKING:
+    from autofit.lattice import Axis
+
+AXES_HELP = """List the axes of a config: what each decides, and its values, lightest in memory first.
+
+\b
+Examples:
+  autofit axes
+  autofit axes checkpointing                       its values one by one, and what trainers call it
+  autofit axes --json
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("axes", help=AXES_HELP)(axes)
+
+
+def axes(
+    name: Annotated[
+        str | None, typer.Argument(help="One axis, to be shown in full.", autocompletion=options.complete_axis)
+    ] = None,
+    as_json: options.Json = False,
+) -> None:
+    """The command that `AXES_HELP` describes."""
+    from autofit.techniques import AXES
+    from autofit.techniques.trainer_names import not_an_axis
+
+    known = {axis.name: axis for axis in AXES}
+    if name is None:
+        print_json([_document(axis) for axis in AXES]) if as_json else print(_list(AXES))
+        return
+    if name not in known:
+        raise not_an_axis(name, "", known)
+    print_json(_document(known[name])) if as_json else print(_in_full(known[name]))
+
+
+def _document(axis: Axis) -> dict[str, Any]:
+    """An axis as a JSON object. `values` is empty where values are whole numbers."""
+    from autofit.techniques.trainer_names import names_of
+
+    return {
+        "name": axis.name,
+        "does": axis.does,
+        "where": axis.where,
+        "default": axis.recipe,
+        "changes": _changes(axis),
+        "values": [
+            {"value": value, "does": axis.meanings[value], "changes": axis.effect(value).label} for value in axis.values
+        ],
+        "trainers": [{"keys": list(name.keys), "values": name.values} for name in names_of(axis.name)],
+    }
+
+
+def _changes(axis: Axis) -> str:
+    """The most that a value of the axis changes: `exact`, `numerics` or `training`."""
+    from autofit.techniques import most_effect
+
+    return most_effect(axis).label
+
+
+def _list(every: tuple[Axis, ...]) -> str:
+    rows = [("axis", "changes", "what it does, and its values, lightest in memory first")]
+    for axis in every:
+        rows += [(axis.name, _changes(axis), axis.does), ("", "", _values(axis))]
+    return f"{columns(rows)}\n\n{CHANGES}"
+
+
+def _values(axis: Axis) -> str:
+    return ", ".join(_spelled(value) for value in axis.values) or f"whole numbers; {axis.where}"
+
+
+def _spelled(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _in_full(axis: Axis) -> str:
+    from autofit.techniques.trainer_names import names_of
+
+    names = names_of(axis.name)
+    rows = [("valid", axis.where), ("default", _spelled(axis.recipe)), ("changes", _changes(axis))]
+    rows.append(("in trainers", ", ".join(key for name in names for key in name.keys)))
+    parts = [f"{axis.name}: {axis.does}", columns(rows), CHANGES]
+    if axis.values:
+        described = [("value, lightest first", "changes", "what it does, and what it needs", "in trainers")]
+        for value in axis.values:
+            theirs = [said for name in names if (said := name.theirs(_spelled(value)))]
+            described.append(
+                (_spelled(value), axis.effect(value).label, axis.meanings[value], ", ".join(theirs) or "-")
+            )
+        parts.insert(1, columns(described))
+    return "\n\n".join(parts)
+
+
+CHANGES = (
+    "changes: exact, nothing but the order of rounding; numerics, the number formats; training, the training itself.\n"
+    "A search goes as far as --allow, by default numerics."
+)

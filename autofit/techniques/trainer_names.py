@@ -1,0 +1,154 @@
+"""What Hugging Face's trainers, and those built on them, call the axes: refusals name ours, `autofit axes` theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from autofit.errors import UsageError, unknown
+from autofit.lattice import Axis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerName:
+    """Keys of trainers that mean one axis, or one option of the command line."""
+
+    keys: tuple[str, ...]
+    """The first is Hugging Face's own."""
+    target: str
+    """An axis, or an option, which begins with `--`."""
+    values: Mapping[str, str] | None = None
+    """The trainer's values, in lower case, to ours; None where they are the same."""
+
+    def ours(self, value: object) -> str | None:
+        """The axis or option with our value for a trainer's, as it is written; None if there is none."""
+        said = str(value).strip().lower()
+        value = said if self.values is None else self.values.get(said)
+        return None if value is None else f"{self.target}{' ' if self.target.startswith('--') else '='}{value}"
+
+    def theirs(self, value: str) -> str | None:
+        """A trainer's key with its first value for ours, as it is written; None if there is none."""
+        said = next((theirs for theirs, ours in (self.values or {}).items() if ours == value), None)
+        return None if said is None else f"{self.keys[0]}={said}"
+
+
+TRAINER_NAMES = (
+    TrainerName(
+        keys=("load_in_4bit", "qlora", "use_qlora"), target="method", values={"true": "qlora", "false": "lora"}
+    ),
+    TrainerName(keys=("use_peft", "use_lora", "lora"), target="method", values={"true": "lora", "false": "full"}),
+    TrainerName(keys=("adapter", "finetuning_type"), target="method", values={m: m for m in ("qlora", "lora", "full")}),
+    TrainerName(keys=("lora_r", "r", "lora_rank"), target="rank"),
+    TrainerName(
+        keys=("target_modules", "lora_target_modules", "lora_target", "lora_target_linear"),
+        target="targets",
+        values={"all-linear": "all-linear", "all": "all-linear", "true": "all-linear"},
+    ),
+    TrainerName(keys=("bf16",), target="precision", values={"true": "bf16-mixed", "false": "fp32"}),
+    TrainerName(keys=("fp16",), target="precision", values={"true": "fp16-mixed", "false": "fp32"}),
+    TrainerName(
+        keys=("mixed_precision",), target="precision", values={"bf16": "bf16-mixed", "fp16": "fp16-mixed", "no": "fp32"}
+    ),
+    TrainerName(
+        keys=("dtype", "torch_dtype"),
+        target="precision",
+        values={"bfloat16": "bf16", "bf16": "bf16", "float32": "fp32", "fp32": "fp32"},
+    ),
+    TrainerName(
+        keys=("per_device_train_batch_size", "batch_size", "train_batch_size", "micro_batch_size"), target="micro_batch"
+    ),
+    TrainerName(
+        keys=("gradient_checkpointing", "activation_checkpointing", "use_gradient_checkpointing"),
+        target="checkpointing",
+        values={"true": "full", "false": "none", "offload": "offload", "unsloth": "offload"},
+    ),
+    TrainerName(
+        keys=("optim", "optimizer_name", "optimizer_type"),
+        target="optimizer",
+        values={
+            "sgd": "sgd",
+            "adafactor": "adafactor",
+            "lion_8bit": "lion-8bit",
+            "adamw_8bit": "adamw-8bit",
+            "adamw_bnb_8bit": "adamw-8bit",
+            "paged_adamw_8bit": "paged-adamw-8bit",
+            "lion_32bit": "lion",
+            "adamw_torch_fused": "adamw",
+            "adamw_torch": "adamw-foreach",
+        },
+    ),
+    TrainerName(
+        keys=("attn_implementation", "flash_attn", "flash_attention"),
+        target="attention",
+        values={
+            **{name: name for name in ("sdpa", "eager")},
+            **dict.fromkeys(("flash_attention_2", "fa2", "true"), "flash"),
+            **dict.fromkeys(("false", "disabled"), "sdpa"),
+        },
+    ),
+    TrainerName(
+        keys=("use_liger_kernel", "use_liger", "enable_liger_kernel"),
+        target="loss",
+        values={"true": "fused", "false": "full"},
+    ),
+    TrainerName(keys=("torch_compile",), target="compile", values={"true": "true", "false": "false"}),
+    TrainerName(
+        keys=("offload_optimizer", "offload_optimizer_device"),
+        target="offload",
+        values={"true": "optimizer", "cpu": "optimizer", "nvme": "nvme", "false": "none", "none": "none"},
+    ),
+    TrainerName(
+        keys=("offload_param", "offload_param_device", "offload_params", "cpu_offload"),
+        target="offload",
+        values={"true": "params", "cpu": "params", "nvme": "nvme", "false": "none", "none": "none"},
+    ),
+    TrainerName(
+        keys=("deepspeed", "zero_stage", "stage"), target="sharding", values={n: f"zero{n}" for n in ("1", "2", "3")}
+    ),
+    TrainerName(keys=("fsdp",), target="sharding", values={"true": "fsdp", "full_shard": "fsdp"}),
+    TrainerName(
+        keys=("max_length", "max_seq_length", "seq_len", "sequence_len", "cutoff_len", "model_max_length"),
+        target="--seq-len",
+    ),
+    TrainerName(keys=("lora_dropout",), target="--lora-dropout"),
+    TrainerName(keys=("global_batch", "global_batch_size"), target="--global-batch"),
+    TrainerName(keys=("num_processes", "num_gpus", "nproc_per_node"), target="--devices"),
+    TrainerName(keys=("model", "model_name_or_path", "base_model"), target="--model"),
+    TrainerName(keys=("seed",), target="--seed"),
+)
+FOLLOWS = {
+    "gradient_accumulation_steps": "it follows from --global-batch, micro_batch and --devices",
+    **dict.fromkeys(
+        ("learning_rate", "lr", "lora_alpha", "weight_decay", "warmup_steps", "lr_scheduler_type", "num_train_epochs"),
+        "it changes neither memory nor speed",
+    ),
+}
+"""Keys of trainers that nothing here corresponds to, and why."""
+
+
+def not_an_axis(name: str, value: object, axes: Mapping[str, Axis]) -> UsageError:
+    """The error for a config's key that is no axis: with our name for it if it is a trainer's, else the nearest."""
+    key = name.lower().replace("-", "_")
+    if key in FOLLOWS:
+        return UsageError(f"unknown axis {name!r}: {FOLLOWS[key]}, so leave it out")
+    for known in TRAINER_NAMES:
+        if key in known.keys:
+            ours = known.ours(value)
+            if ours is not None and (known.target not in axes or _is_valid(axes[known.target], ours)):
+                return UsageError(f"unknown axis {name!r}: write {ours}")
+            values = ", ".join(map(str, axes[known.target].values)) or "a whole number"
+            return UsageError(f"unknown axis {name!r}: here it is {known.target}, with one of: {values}")
+    return unknown("axis", name, axes)
+
+
+def _is_valid(axis: Axis, pair: str) -> bool:
+    try:
+        axis.parse(pair.partition("=")[2])
+    except UsageError:
+        return False
+    return True
+
+
+def names_of(axis: str) -> Sequence[TrainerName]:
+    """What trainers call an axis."""
+    return [known for known in TRAINER_NAMES if known.target == axis]
