@@ -10,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from unit.bench.made_tables import lines_of, write
 from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
-from unit.search.made_tables import lines_of, write
 
 from autofit.operations import read_table
 from autofit.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
