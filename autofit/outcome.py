@@ -151,6 +151,11 @@ class TimedOut:
     is_proven: bool = False
     """Whether a micro-step after the first has shown that bound: the first also does what is done only once, which may
     take minutes where kernels must be generated for a new device."""
+    peak_bytes: int | None = None
+    """The most memory of any phase of the training step that had ended by then, as `Measurement.phase_peaks` counts it;
+    None before the first."""
+    timed_seconds: tuple[float, ...] = ()
+    """Of each optimizer step of the whole global batch that was timed by then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,8 +219,9 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
         return Fits(measurement=Measurement.from_json(fields["measurement"]))
     if kind not in _KINDS:
         raise ValueError(f"no such outcome: {kind!r}")
-    if "losses" in fields:
-        fields["losses"] = tuple(fields["losses"])
+    for name in ("losses", "timed_seconds"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
     outcome: Outcome = _KINDS[kind](**fields)
     return outcome
 

@@ -153,6 +153,7 @@ def trial(
     """The command that `TRIAL_HELP` describes."""
     from autofit import operations
     from autofit.cli.tables import trial_text
+    from autofit.operations.single_trial import TrialInterrupted
     from autofit.outcome import machinery_failed
     from autofit.store import Store
     from autofit.units import parse_duration
@@ -160,16 +161,21 @@ def trial(
     chosen = read_config(config, on=device_asked("auto", device))
     with Store.open(store) as opened:
         keeper = operations.Keeper(opened)
-        done = operations.trial(
-            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
-            chosen,
-            device=device,
-            memory_limit_bytes=size(memory_limit),
-            deadline_seconds=parse_duration(deadline),
-            snapshot=str(Path(snapshot).resolve()) if snapshot else None,
-            profile=str(Path(profile).resolve()) if profile else None,
-            keeper=keeper,
-        )
+        try:
+            done = operations.trial(
+                workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+                chosen,
+                device=device,
+                memory_limit_bytes=size(memory_limit),
+                deadline_seconds=parse_duration(deadline),
+                snapshot=str(Path(snapshot).resolve()) if snapshot else None,
+                profile=str(Path(profile).resolve()) if profile else None,
+                keeper=keeper,
+            )
+        except TrialInterrupted as interrupt:
+            so_far = interrupt.trial
+            print_json({**so_far.to_json(), "outcome": "interrupted"}) if as_json else print(trial_text(so_far))
+            raise
     print_json(done.to_json()) if as_json else print(trial_text(done))
     keeper.check()
     raise typer.Exit(4 if machinery_failed(done.outcome) else EXIT_CODES[done.outcome.kind])

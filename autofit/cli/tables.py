@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from statistics import median
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
@@ -12,7 +13,7 @@ from autofit.estimate.estimate import Change, Estimate
 from autofit.frontier import Alternative, Frontier, Point, Recommendation
 from autofit.hardware import Hardware
 from autofit.lattice import Config
-from autofit.outcome import Fits, Trial
+from autofit.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.techniques import complete
 from autofit.units import format_bytes, format_duration
 from autofit.workload import METHODS, Effect, Workload
@@ -143,7 +144,7 @@ def trial_text(trial: Trial) -> str:
     devices = trial.workload.devices
     head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware, trial.workload)}\n" if devices > 1 else "")
     if not isinstance(trial.outcome, Fits):
-        lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}"]
+        lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}", *_so_far(trial.outcome)]
         tail = getattr(trial.outcome, "stderr_tail", "")
         return head + "\n".join(lines + ([tail] if tail else []))
     m = trial.outcome.measurement
@@ -169,6 +170,18 @@ def trial_text(trial: Trial) -> str:
     if trial.doubts:
         rows.append(("in doubt", "; ".join(trial.doubts)))
     return head + columns([("outcome", "fits"), *rows])
+
+
+def _so_far(outcome: Outcome) -> list[str]:
+    """What a trial had measured when it was ended, a line each."""
+    if not isinstance(outcome, TimedOut):
+        return []
+    lines = [] if outcome.peak_bytes is None else [f"memory so far: {format_bytes(outcome.peak_bytes)}"]
+    if outcome.timed_seconds:
+        lines.append(f"step: {median(outcome.timed_seconds):.3f} s, {len(outcome.timed_seconds)} timed so far")
+    elif outcome.least_step_seconds is not None:
+        lines.append(f"a step takes at least {format_duration(outcome.least_step_seconds)}")
+    return lines
 
 
 def estimate_text(found: Estimate, *, verbose: bool = False) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 
 from autofit.core.attempt import Attempt
 from autofit.errors import UsageError
 from autofit.lattice import Config
 from autofit.operations.keeping import Keeper
 from autofit.operations.requests import WorkloadOptions, left_by_others, memory_limit
-from autofit.outcome import DEADLINE_SECONDS, Trial, Unsupported, now
+from autofit.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported, now
 from autofit.training.requirements import cannot_here
 from autofit.trial.group_runner import GroupRunner
 from autofit.trial.recording import check_writable, modified
@@ -17,6 +18,18 @@ from autofit.trial.request import TrialRequest
 from autofit.trial.site import check_devices, detect
 
 _log = logging.getLogger(__name__)
+
+ENDING_SECONDS = 5.0
+"""How long an interrupted trial may take to say what it has shown."""
+
+
+class TrialInterrupted(KeyboardInterrupt):
+    """Ctrl-C has ended a trial."""
+
+    def __init__(self, trial: Trial) -> None:
+        super().__init__()
+        self.trial = trial
+        """With a `TimedOut` that has what was measured so far; it is not stored."""
 
 
 def trial(
@@ -34,7 +47,8 @@ def trial(
 
     A failing store does not cost the outcome: it is returned, and `keeper.check()` says where else it was kept.
 
-    `snapshot` and `profile` are files for recordings of one more step, made after the measurement.
+    `snapshot` and `profile` are files for recordings of one more step, made after the measurement. Raises
+    `TrialInterrupted` if Ctrl-C ends a trial that runs.
     """
     job = options.job(detect(device))
     check_devices(job.hardware, options.devices)
@@ -49,7 +63,7 @@ def trial(
         limit = left_by_others(limit, job.hardware, options.devices)
     reason = cannot_here(config, job)
     if reason is not None:
-        attempt = Attempt(outcome=Unsupported(reason=reason), seconds=0.0)
+        attempt, was_interrupted = Attempt(outcome=Unsupported(reason=reason), seconds=0.0), False
     else:
         request = TrialRequest(
             job=job,
@@ -61,7 +75,7 @@ def trial(
             profile=profile,
         )
         with GroupRunner(kind=job.hardware.kind, ranks=options.devices) as runner:
-            attempt = runner.attempt(request)
+            attempt, was_interrupted = _attempt(runner, request)
     outcome = attempt.outcome
     done = Trial(
         config=config,
@@ -74,8 +88,29 @@ def trial(
         recorded_at=now(),
         device_state=attempt.device_state,
     )
+    if was_interrupted:
+        raise TrialInterrupted(done)
     stored = keeper.keep(done) if keeper is not None and not isinstance(outcome, Unsupported) else done
     for name, path in recordings.items():
         if modified(path) == before[path]:
             _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", name, path, outcome.kind)
     return stored
+
+
+def _attempt(runner: GroupRunner, request: TrialRequest) -> tuple[Attempt, bool]:
+    """The attempt, and whether the user has interrupted it. Made in a thread, so that this one can have it end."""
+    with ThreadPoolExecutor(1, thread_name_prefix="autofit-trial") as threads:
+        try:
+            running = threads.submit(runner.attempt, request)
+            try:
+                return running.result(), False
+            except KeyboardInterrupt:
+                runner.interrupt()
+                ended = running.result(timeout=ENDING_SECONDS)
+                return ended, isinstance(ended.outcome, TimedOut)  # else it has ended by itself meanwhile
+        except TimeoutError:  # it waits for its device, or has not begun: there is nothing to tell
+            runner.close()
+            raise KeyboardInterrupt from None
+        except BaseException:
+            runner.close()
+            raise

@@ -14,7 +14,7 @@ from autofit.outcome import Crashed, Outcome, Unsupported, outcome_to_json
 from autofit.trial import process_memory
 from autofit.trial.child_process import TIMED, TIMING
 from autofit.trial.classify import device_failure, memory_failure
-from autofit.trial.pace import EARNED, SHOWN, TooSlow
+from autofit.trial.pace import EARNED, PEAK, SHOWN, STEP, TooSlow
 from autofit.trial.request import TrialRequest
 
 if TYPE_CHECKING:
@@ -36,6 +36,8 @@ class Events:
             self._send({"earned": True})
         elif phase == SHOWN:
             self._send({"least": share})
+        elif phase in (PEAK, STEP):
+            self._send({phase: share})
         elif phase in (TIMING, TIMED):
             self._send({"timing": phase == TIMING})
         elif phase != self.phase:

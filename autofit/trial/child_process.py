@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from autofit.outcome import Outcome, outcome_from_json
-from autofit.trial.pace import ONCE_SECONDS
+from autofit.trial.pace import ONCE_SECONDS, PEAK, STEP
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 TIMING, TIMED = "timing", "timed"
@@ -53,6 +53,10 @@ class ChildProcess:
     before any."""
     shown_seconds: float = 0.0
     """What its micro-steps have shown that an optimizer step takes at least."""
+    peak_bytes: int | None = None
+    """The most memory of any phase that has ended; None before the first."""
+    timed_seconds: tuple[float, ...] = ()
+    """Of each step since its timed part has begun."""
     is_stuck: bool = False
     """Whether it was killed and has not ended."""
     _pending: bytes = b""
@@ -74,6 +78,10 @@ class ChildProcess:
                 self.room = event.get("room", self.room)
                 self.earned = self.earned or "earned" in event
                 self.shown_seconds = max(self.shown_seconds, float(event.get("least", 0.0)))
+                if PEAK in event:
+                    self.peak_bytes = max(self.peak_bytes or 0, int(event[PEAK]))
+                if STEP in event and self.is_timing:
+                    self.timed_seconds += (float(event[STEP]),)
                 if event.get("share") is not None:
                     self.began = time.monotonic(), float(event["share"])
                 if "result" in event:

@@ -284,15 +284,21 @@ def timed_out(
     phases_entered: int,
     least_step_seconds: float | None = None,
     is_proven: bool = False,
+    peak_bytes: int | None = None,
+    timed_seconds: tuple[float, ...] = (),
+    interrupted: bool = False,
 ) -> TimedOut:
-    """The outcome of a child that the parent killed at its deadline."""
+    """The outcome of a child that the parent killed at its deadline, or when the user interrupted it."""
+    how = "interrupted" if interrupted else "not finished"
     return TimedOut(
-        reason=f"not finished after {round(deadline_seconds, 1):g} s, in phase {phase}",
+        reason=f"{how} after {round(deadline_seconds, 1):g} s, in phase {phase}",
         deadline_seconds=deadline_seconds,
         phase=phase,
         phases_entered=phases_entered,
         least_step_seconds=least_step_seconds,
         is_proven=is_proven,
+        peak_bytes=peak_bytes,
+        timed_seconds=timed_seconds,
     )
 
 

@@ -6,9 +6,17 @@ import json
 import os
 from typing import Any
 
+INTERRUPTED = "interrupted"
+"""The value of a stop command that the user has given."""
+
 
 class Stopped(Exception):
     """The running trial is no longer wanted."""
+
+    def __init__(self, *, interrupted: bool) -> None:
+        super().__init__()
+        self.interrupted = interrupted
+        """Whether the user has stopped it, and not another rank's failure."""
 
 
 class Commands:
@@ -37,8 +45,9 @@ class Commands:
             if not chunk:
                 raise EOFError
             self._pending += chunk
-        if self.waiting and "stop" in (self.next() or {}):
-            raise Stopped
+        command = (self.next() or {}) if self.waiting else {}
+        if "stop" in command:
+            raise Stopped(interrupted=command["stop"] == INTERRUPTED)
 
     @property
     def waiting(self) -> bool:

@@ -11,6 +11,7 @@ from types import TracebackType
 from autofit.core.attempt import Attempt
 from autofit.outcome import Crashed, Outcome
 from autofit.rendezvous import LOOPBACK, Rendezvous
+from autofit.trial.commands import INTERRUPTED
 from autofit.trial.group import Gathering
 from autofit.trial.host import DEFAULT_ENTRY
 from autofit.trial.machine import device_lock
@@ -33,7 +34,8 @@ def not_begun(error: device_lock.GivenUp) -> Attempt:
 
 
 class GroupRunner:
-    """Runs trials one after another, each on the same `ranks` devices. Used from one thread, except for `close`."""
+    """Runs trials one after another, each on the same `ranks` devices. Used from one thread, except for `interrupt` and
+    `close`."""
 
     def __init__(
         self, *, kind: str = "cpu", ranks: int = 1, entry: str = DEFAULT_ENTRY, spawn: bool | None = None
@@ -92,6 +94,12 @@ class GroupRunner:
                 self.close()  # nobody wants the trial any more, but the threads wait for it
                 raise
         return gathering.attempt()
+
+    def interrupt(self) -> None:
+        """End the running trial, if there is one, at once: its outcome is a `TimedOut` with what it has shown. For
+        another thread to call."""
+        for runner in self._runners:
+            runner.stop(INTERRUPTED)
 
     def close(self) -> None:
         """End the parents and any trial they run, or that waits for its device."""

@@ -5,7 +5,7 @@ answer per line on standard output. It enforces the deadline, classifies outcome
 and ends with everything it started when its standard input closes.
 
 Two lines are not requests: `{"listen": address}` opens the port at which the next trial's ranks meet, and is answered
-with `{"port": number}` or `{"error": why}`; `{"stop": true}` ends the running trial, whose answer then says so.
+with `{"port": number}` or `{"error": why}`; `{"stop": why}` ends the running trial, whose answer then says so.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any, NoReturn
 
 from autofit.core.attempt import Attempt
 from autofit.lattice import Config
-from autofit.outcome import Crashed, Fits
+from autofit.outcome import Crashed, Fits, TimedOut
 from autofit.rendezvous import listening
 from autofit.training.postponed import import_postponed
 from autofit.trial import classify, nvml, process_memory, shared_memory
@@ -147,14 +147,8 @@ class Host:
             status = child.end(kill=not finished)
             outcome = child.result
             if not finished and outcome is None:
-                least = child.least_step_seconds
-                outcome = classify.timed_out(
-                    deadline_seconds=min(deadline if child.earned else allowance, time.monotonic() - started),
-                    phase=child.phase,
-                    phases_entered=child.phases_entered,
-                    least_step_seconds=least,
-                    is_proven=least is not None and least == child.shown_seconds,
-                )
+                longest = deadline if child.earned else allowance
+                outcome = _unfinished(child, min(longest, time.monotonic() - started))
             if outcome is None:
                 outcome = classify.ended_without_result(
                     status=status,
@@ -166,8 +160,12 @@ class Host:
                     short_bytes=short_bytes,
                     siblings_bytes=siblings_bytes,
                 )
-        except Stopped:
-            outcome = child.result or classify.stopped(child.phase)
+        except Stopped as stop:
+            outcome = child.result or (
+                _unfinished(child, time.monotonic() - started, interrupted=True)
+                if stop.interrupted
+                else classify.stopped(child.phase)
+            )
         except HostExhausted as error:
             assert watch is not None
             outcome = child.result or watch.outcome(error, child.phase)
@@ -273,6 +271,21 @@ class Host:
                     child.take_rest()
                     return True
         return True
+
+
+def _unfinished(child: ChildProcess, seconds: float, *, interrupted: bool = False) -> TimedOut:
+    """The outcome of a child that has not ended in so many seconds, with what it has shown."""
+    least = child.least_step_seconds
+    return classify.timed_out(
+        deadline_seconds=seconds,
+        phase=child.phase,
+        phases_entered=child.phases_entered,
+        least_step_seconds=least,
+        is_proven=least is not None and least == child.shown_seconds,
+        peak_bytes=child.peak_bytes,
+        timed_seconds=child.timed_seconds,
+        interrupted=interrupted,
+    )
 
 
 def _allowance(data: Mapping[str, Any], deadline: float) -> float:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from autofit.outcome import Diverged, Fits, Measurement, Outcome, RankMeasurement, StepSeconds
+from autofit.outcome import PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement, StepSeconds
 from autofit.techniques import needs_process_group
 from autofit.training.build import build
 from autofit.training.flops import mfu
@@ -258,7 +258,7 @@ def _with_shares(progress: Progress, request: TrialRequest, accumulation: int) -
     """`progress` that also says what share of an optimizer step begins: with a forward pass that of a micro-step, with
     the update, whose seconds a step has once, all of it. None if compiled: compiling says nothing of steps."""
     if request.config.get("compile") is True:
-        return lambda phase, share=None, /: progress(phase)
+        return lambda phase, share=None, /: progress(phase, None if phase in PHASES else share)
     shares = {"forward": 1.0 / accumulation, "optimizer": 1.0}
     return lambda phase, share=None, /: progress(phase, share or shares.get(phase))
 

@@ -41,6 +41,8 @@ class Meter(Protocol):
     device: torch.device
     leak_noise_bytes: int
     """How much `in_use` may grow per step without counting as a leak."""
+    peaks: dict[str, int]
+    """Bytes at the peak of each phase since the last reset."""
 
     def enforce(self, limit: int) -> None:
         """Make allocations beyond `limit` bytes of device memory fail, context included.
@@ -88,7 +90,7 @@ class CpuMeter:
         torch.ones(1 << 20).sum()
         process_memory.reset_peak()
         self._baseline = process_memory.read().anonymous
-        self._peaks = dict.fromkeys(PHASES, 0)
+        self.peaks = dict.fromkeys(PHASES, 0)
         self._peak = 0
         self._setup_peak = 0
         self._host_peak = 0
@@ -101,7 +103,7 @@ class CpuMeter:
         """Trim the heap and restart the peaks."""
         self._book()
         self._setup_peak, self._peak = self._peak, 0
-        self._peaks = dict.fromkeys(PHASES, 0)
+        self.peaks = dict.fromkeys(PHASES, 0)
         process_memory.trim()
         process_memory.reset_peak()
 
@@ -111,7 +113,7 @@ class CpuMeter:
         self._book()
         process_memory.reset_peak()
         yield
-        self._peaks[name] = max(self._peaks[name], self._book())
+        self.peaks[name] = max(self.peaks[name], self._book())
 
     def _book(self) -> int:
         now = process_memory.read()
@@ -149,7 +151,7 @@ class CpuMeter:
             device=self._peak,
             setup_peak=self._setup_peak,
             host_peak=self._host_peak,
-            phase_peaks=dict(self._peaks),
+            phase_peaks=dict(self.peaks),
         )
 
 
@@ -185,7 +187,7 @@ class CudaMeter:
         self.context = beside_allocator(self._held_by_others)
         """Bytes that the driver holds for this process outside the allocator: grows as libraries load kernels."""
         self._limit = self._capacity
-        self._peaks = dict.fromkeys(PHASES, 0)
+        self.peaks = dict.fromkeys(PHASES, 0)
         self._allocated = 0
         self._reserved = 0
         self._setup_peak = 0
@@ -225,7 +227,7 @@ class CudaMeter:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         self._allocated = self._reserved = 0
-        self._peaks = dict.fromkeys(PHASES, 0)
+        self.peaks = dict.fromkeys(PHASES, 0)
         self._cap()
 
     @contextmanager
@@ -234,7 +236,7 @@ class CudaMeter:
         self._book()
         torch.cuda.reset_peak_memory_stats()
         yield
-        self._peaks[name] = max(self._peaks[name], self._book())
+        self.peaks[name] = max(self.peaks[name], self._book())
 
     def _book(self) -> int:
         stats = torch.cuda.memory_stats()
@@ -295,7 +297,7 @@ class CudaMeter:
             device=device,
             setup_peak=self._setup_peak,
             host_peak=process_memory.read().peak_resident,
-            phase_peaks=dict(self._peaks),
+            phase_peaks=dict(self.peaks),
         )
 
 

@@ -72,6 +72,9 @@ def useful_speed(rivals: Iterable[float], least_tokens_per_second: float) -> flo
 
 SHOWN = "shown"
 """Told to the parent in place of a phase, with the least seconds of an optimizer step that a micro-step has shown."""
+PEAK, STEP = "peak", "step"
+"""Told to the parent in place of a phase, with the bytes that the phase before took at its peak, and the seconds of a
+step: what is known of a trial that does not end."""
 EARNED = "earned"
 """Told to the parent in place of a phase: the trial may beat every rival, and may take what it needs."""
 

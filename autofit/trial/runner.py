@@ -144,12 +144,13 @@ class TrialRunner:
             raise OSError(answer["error"])
         return int(answer["port"])
 
-    def stop(self) -> None:
-        """End the running trial, if there is one; `run` then says that it was stopped. For another thread to call."""
+    def stop(self, why: str = "another rank has failed") -> None:
+        """End the running trial, if there is one; `run` then says that it was stopped or, if `why` is `INTERRUPTED`,
+        what it has shown so far. For another thread to call."""
         with self._speaking:
             process = self._process
             if self._running and process is not None:
-                self._tell(process, {"stop": True})
+                self._tell(process, {"stop": why})
 
     def _asked(
         self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float = math.inf

@@ -15,13 +15,15 @@ import torch
 from autofit.training.ranks import Ranks
 from autofit.training.step import TrainingStep
 from autofit.trial.meter import Meter
+from autofit.trial.pace import PEAK, STEP
 
 
 class Progress(Protocol):
     """Tells the parent what begins, so that it knows what a killed child was in."""
 
     def __call__(self, phase: str, share: float | None = None, /) -> None:
-        """The phase begins; with a `share`, work begins that is at least that share of an optimizer step's."""
+        """The phase begins; with a `share`, work begins that is at least that share of an optimizer step's. What is no
+        phase (`PEAK`, `STEP` and others) comes with a figure of its own."""
 
 
 Watch = Callable[[int, float], None]
@@ -156,6 +158,7 @@ class Steps:
             seconds, shares, norms = self._ranks.gathered([own, *shown])
             self.own_seconds.append(own)
             self.seconds.append(max(seconds))
+            self._progress(STEP, self.seconds[-1])
             self.losses.append(sum(shares))
             self.gradient_norms.append(max(norms))
             self.norm_spreads.append(relative_range(norms))
@@ -166,6 +169,7 @@ class Steps:
         self._progress(phase)
         with self._meter.phase(phase):
             yield
+        self._progress(PEAK, float(self._meter.peaks[phase]))
 
     @contextmanager
     def _announced(self, phase: str) -> Iterator[None]:

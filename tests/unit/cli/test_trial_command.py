@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, main_thread
 
 import pytest
 from jobs import tiny_model
@@ -17,8 +22,10 @@ from unit.store.test_store_failures import locked
 from autofit.core.attempt import Attempt
 from autofit.operations import keeping, single_trial
 from autofit.store import Store
+from autofit.trial.classify import timed_out
 from autofit.trial.request import TrialRequest
 from autofit.trial.runner import TrialRunner
+from autofit.units import MIB
 
 KEYS = {"outcome", "config", "hardware", "stack", "workload"}
 KEYS_BESIDES = {"memory_limit_bytes", "seconds", "recorded_at", "trial_id", "device_state"}
@@ -37,6 +44,47 @@ def kept() -> Iterator[Kept]:
 @pytest.fixture(autouse=True)
 def one_parent(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(single_trial, "GroupRunner", kept)
+
+
+def test_an_interrupted_trial_tells_what_it_has_shown(
+    autofit: Autofit, store_file: Path, workload: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Hanging:
+        """In place of `GroupRunner`: its trial ends when the user interrupts it, and not before."""
+
+        def __init__(self, **asked: object) -> None:
+            self.interrupted = Event()
+
+        def __enter__(self) -> Hanging:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            self.interrupted.set()
+
+        def attempt(self, request: TrialRequest) -> Attempt:
+            main = main_thread().ident or 0
+            while "result" not in {frame.name for frame in traceback.extract_stack(sys._current_frames()[main])}:
+                time.sleep(0.01)  # until the command waits for the trial
+            signal.pthread_kill(main, signal.SIGTERM)
+            self.interrupted.wait()
+            outcome = timed_out(deadline_seconds=9.0, phase="backward", phases_entered=3, peak_bytes=5 * MIB)
+            return Attempt(outcome=outcome, seconds=9.0)
+
+        def interrupt(self) -> None:
+            self.interrupted.set()
+
+        close = interrupt
+
+    monkeypatch.setattr(single_trial, "GroupRunner", Hanging)
+    done = autofit("trial", *workload, "--config", "method=lora", "--json")
+    assert done.code == 130
+    shown = {"outcome": "interrupted", "phase": "backward", "peak_bytes": 5 * MIB}
+    assert shown.items() <= done.document.items()
+    assert done.document["config"]["method"] == "lora"
+    said = autofit("trial", *workload, "--config", "method=lora")
+    assert said.code == 130 and "5 MiB" in said.out
+    with Store.open(str(store_file)) as store:
+        assert store.count() == 0
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from typing import Any
 
 from autofit.outcome import Crashed
 from autofit.trial import child
-from autofit.trial.pace import EARNED
+from autofit.trial.child_process import TIMING
+from autofit.trial.pace import EARNED, PEAK, STEP
 
 RECORDING_SECONDS = 14.0
 """How long a slow recording takes."""
@@ -40,6 +41,21 @@ def hang(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Never ends, and ignores SIGTERM."""
     _phase(descriptor, "forward")
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        time.sleep(60)
+
+
+def half_way(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Hangs once it has timed two steps."""
+    events = child.Events(descriptor)
+    events.enter("forward", 0.5)
+    events.enter(PEAK, 3000.0)
+    events.enter("backward")
+    events.enter(PEAK, 5000.0)
+    events.enter(STEP, 9.0)  # of the warm-up
+    events.enter(TIMING)
+    events.enter(STEP, 2.0)
+    events.enter(STEP, 4.0)
     while True:
         time.sleep(60)
 

@@ -43,6 +43,7 @@ class Queued:
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         self.phases.append(name)
+        self.peaks = {name: 0}
         return nullcontext()
 
 

@@ -22,6 +22,7 @@ from autofit.lattice import Config
 from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
 from autofit.trial import child_process, runner
+from autofit.trial.commands import INTERRUPTED
 from autofit.trial.leak import LEAK_STEPS
 from autofit.trial.measure import HOPELESS_REPEATS
 from autofit.trial.pace import ONCE_SECONDS, REPEATS
@@ -79,6 +80,18 @@ def test_hang_ends_at_the_deadline(warm: TrialRunner) -> None:
 
 
 @pytest.mark.usefixtures("goes_on")
+def test_a_trial_that_is_ended_tells_what_it_has_shown(warm: TrialRunner) -> None:
+    late, _ = warm.run(misbehaving("half_way", deadline_seconds=2.0))
+    assert isinstance(late, TimedOut) and late.peak_bytes == 5000, late
+    assert late.timed_seconds == (2.0, 4.0)
+    timer = threading.Timer(2.0, lambda: warm.stop(INTERRUPTED))
+    timer.start()
+    stopped, seconds = warm.run(misbehaving("half_way"))
+    timer.join()
+    assert isinstance(stopped, TimedOut) and stopped.peak_bytes == 5000 and seconds < 60, stopped
+    assert "interrupted" in stopped.reason
+
+
 def test_no_grandchild_survives(warm: TrialRunner) -> None:
     outcome, _ = warm.run(misbehaving("stubborn_grandchild"))
     assert isinstance(outcome, Crashed)
