@@ -33,19 +33,19 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import load, positions
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config, Value
+from autofit.core.outcome import Fits
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config, Value
-from autofit.operations.requests import WorkloadOptions
-from autofit.outcome import Fits
+from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import Job, complete, unsupported
-from autofit.training.requirements import lacking_here
-from autofit.trial.group_runner import GroupRunner
+from autofit.training.prerequisites.requirements import lacking_here
+from autofit.trial.machine.detection import detect
+from autofit.trial.process.group_runner import GroupRunner
+from autofit.trial.process.runner import ALLOCATOR, EXPANDABLE
 from autofit.trial.request import TrialRequest
-from autofit.trial.runner import ALLOCATOR, EXPANDABLE
-from autofit.trial.site import detect
 
 EMULATED = Path(__file__).parents[1] / "tests" / "emulated_card" / "cards.py"
 CARDS = ("t4", "a10g", "rtx-4090", "a100-40g", "a100-80g", "h100-80g", "h200", "b200")

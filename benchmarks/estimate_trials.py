@@ -32,17 +32,17 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import load
-from autofit.core.device_probe import Probe
+from autofit.core.device.probe import Probe
+from autofit.core.outcome import Fits, Measurement, OutOfMemory, Trial
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.speed import Rates, calibrated, prior, seconds
+from autofit.estimate.time.roofline import Rates, calibrated, prior, seconds
 from autofit.operations import read_table
-from autofit.operations.allocator_shown import shown
 from autofit.operations.comparing import judged
-from autofit.operations.pooling import pooled
-from autofit.operations.probing import rates_of
-from autofit.operations.recorded_tables import is_table, read_whole
-from autofit.outcome import Fits, Measurement, OutOfMemory, Trial
+from autofit.operations.recording.pooling import pooled
+from autofit.operations.recording.recorded_tables import is_table, read_whole
+from autofit.prediction.allocator_shown import shown
+from autofit.prediction.probing import rates_of
 from autofit.store import read_lines
 from autofit.techniques import Job
 

@@ -28,10 +28,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from autofit.lattice import Config
-from autofit.operations.recorded_tables import RecordedTable, read_whole
-from autofit.outcome import Fits
-from autofit.units import parse_bytes
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits
+from autofit.core.units import parse_bytes
+from autofit.operations.recording.recorded_tables import RecordedTable, read_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 AUTOFIT = [sys.executable, "-m", "autofit.cli.main"]

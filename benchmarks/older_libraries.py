@@ -16,8 +16,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autofit.estimate import trace
-from autofit.lattice import Config
+from autofit.core.lattice import Config
+from autofit.estimate.tracing import trace
 from autofit.techniques import TECHNIQUES, Job, adapters
 from autofit.techniques.technique import IGNORE_INDEX, Head, Plan, Technique
 from autofit.training import build

@@ -32,13 +32,13 @@ from estimate_trials import kendall
 from older_libraries import older_libraries
 
 from autofit.catalog.models import Model, load, names
-from autofit.core.work_kinds import LAUNCH
+from autofit.core.device.work_kinds import LAUNCH
+from autofit.core.lattice import Config
+from autofit.core.workload import Workload
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.speed import prior
-from autofit.lattice import Config
-from autofit.operations.estimating import site
+from autofit.estimate.time.roofline import prior
+from autofit.prediction.estimating import site
 from autofit.techniques import Job, complete, parse
-from autofit.workload import Workload
 
 PUBLISHED = Path(__file__).parent / "published"
 MEDIAN_ERROR, LARGEST_ERROR, SHARDED_MEDIAN_ERROR = 0.03, 0.08, 0.05

@@ -38,10 +38,10 @@ from autofit.bench.oracle import searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.replay import SEEDS, replay
 from autofit.bench.tables import RECORDED, LimitOf, foresight_of, problems_of, read
+from autofit.core.outcome import Fits, Measurement, OutOfMemory
+from autofit.core.units import GIB, format_bytes
 from autofit.estimate.version import ESTIMATOR_VERSION
-from autofit.outcome import Fits, Measurement, OutOfMemory
-from autofit.trial.site import cores
-from autofit.units import GIB, format_bytes
+from autofit.trial.machine.detection import cores
 
 HERE = Path(__file__).parent
 ZEN5 = [f"cpu-zen5-2c-{model}" for model in ("smollm2-135m", "gemma-3-270m", "smollm2-360m", "qwen2.5-0.5b")]

@@ -40,21 +40,21 @@ from typing import Any
 
 import psutil
 
-from autofit.lattice import Config, Lattice
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Fits, OutOfMemory, Prediction, StepSeconds, Trial
+from autofit.core.repeatability import between_executions
+from autofit.core.workload import Goal
 from autofit.operations import Estimation, WorkloadOptions, read_table
-from autofit.operations.lattices import load_space, narrow
-from autofit.outcome import Fits, OutOfMemory, Prediction, StepSeconds, Trial
-from autofit.repeatability import between_executions
-from autofit.search.advice import Advice
-from autofit.search.adviser import Adviser
+from autofit.planning.lattices import load_space, narrow
+from autofit.search.acquisition.acquisition import Advice
+from autofit.search.acquisition.adviser import Adviser
 from autofit.search.foresight import Foresight
-from autofit.search.knowledge import Knowledge
+from autofit.search.lattice_state import Knowledge
 from autofit.store import Store
 from autofit.techniques import AXES, Job, complete, parse
+from autofit.trial.machine.detection import detect
+from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import TrialRequest
-from autofit.trial.runner import TrialRunner
-from autofit.trial.site import detect
-from autofit.workload import Goal
 
 TABLE = Path(__file__).parent / "recorded" / "cpu-2c-smollm2-135m.jsonl"
 AUTOFIT = [sys.executable, "-m", "autofit.cli.main"]

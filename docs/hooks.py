@@ -107,7 +107,7 @@ def models() -> str:
 
 
 def spaces() -> str:
-    from autofit.operations.lattices import space_summaries
+    from autofit.planning.lattices import space_summaries
 
     rows = ((f"`{s['name']}`", s["devices"], f"{s['configs']:,}", s["purpose"]) for s in space_summaries(64))
     return table(("space", "devices", "configs", "purpose"), rows)
@@ -147,7 +147,7 @@ def python() -> str:
 
 
 def exit_codes() -> str:
-    from autofit.errors import AutofitError
+    from autofit.core.errors import AutofitError
 
     kinds = sorted([AutofitError, *AutofitError.__subclasses__()], key=lambda kind: kind.exit_code)
     rows = [("0", "", "Done.")]

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from autofit.training import native_ops
+from autofit.training.prerequisites import native_ops
 
 
 def compiled(*names: str) -> None:

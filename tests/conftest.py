@@ -80,7 +80,7 @@ def compiled_adam() -> None:
 @pytest.fixture(scope="session")
 def compiled_files() -> None:
     """All of DeepSpeed that offload=nvme uses is compiled, which needs libaio."""
-    from autofit.training import native_ops
+    from autofit.training.prerequisites import native_ops
     from tests.compiled import compiled
 
     compiled(*native_ops.operations())

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.lattice import Config
+from autofit.core.lattice import Config
+from autofit.core.workload import Workload
 from autofit.techniques import Job, complete
+from autofit.trial.machine.detection import cpu, installed_stack
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import cpu, installed_stack
-from autofit.workload import Workload
 
 GIB = 1024**3
 

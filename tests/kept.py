@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from autofit.core.attempt import Attempt
-from autofit.outcome import Outcome
-from autofit.trial.group_runner import GroupRunner
+from autofit.core.outcome import Outcome
+from autofit.trial.process.group_runner import GroupRunner
+from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import TrialRequest
-from autofit.trial.runner import TrialRunner
 
 
 class Kept:

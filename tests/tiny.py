@@ -13,16 +13,16 @@ import torch
 
 from autofit.catalog import models as catalog
 from autofit.catalog.models import Model
-from autofit.errors import EnvironmentLacks
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config, Value
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config, Value
+from autofit.core.workload import Workload
 from autofit.techniques import Job, complete
-from autofit.techniques.sharding import FSDP_SHARDS_BYTES
+from autofit.techniques.axes.sharding import FSDP_SHARDS_BYTES
 from autofit.techniques.technique import Plan
 from autofit.training.build import build, make_plan
 from autofit.training.step import TrainingStep
-from autofit.trial.site import detect
-from autofit.workload import Workload
+from autofit.trial.machine.detection import detect
 
 CPU = torch.device("cpu")
 SEQ_LEN = 16

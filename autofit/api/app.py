@@ -13,13 +13,13 @@ from starlette.responses import Response
 from autofit import __version__, operations
 from autofit.api import problems
 from autofit.api.loopback import names_loopback
-from autofit.errors import unknown
+from autofit.core.errors import unknown
+from autofit.core.outcome import OUTCOME_KINDS
+from autofit.core.units import parse_bytes
+from autofit.core.workload import Effect, Goal, Workload
 from autofit.operations import WorkloadOptions
-from autofit.operations.answers import find_hardware
-from autofit.outcome import OUTCOME_KINDS
+from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
-from autofit.units import parse_bytes
-from autofit.workload import Effect, Goal, Workload
 
 
 def workload_options(

@@ -9,8 +9,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from autofit.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
-from autofit.operations.shortfall import Shortfall
+from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
+from autofit.planning.nothing_fits import Shortfall
 
 STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
     (UsageError, 400, "Wrong request"),

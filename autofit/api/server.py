@@ -7,7 +7,7 @@ import socket
 import sys
 
 from autofit.api.loopback import is_loopback
-from autofit.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.store import Store
 
 TOKEN_VARIABLE = "AUTOFIT_TOKEN"

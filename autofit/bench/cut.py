@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autofit.outcome import Fits, TimedOut, Trial
-from autofit.trial.pace import ONCE_SECONDS, Pace, TooSlow, least_seconds, micro_steps_run, warm_ups
+from autofit.core.outcome import Fits, TimedOut, Trial
+from autofit.trial.measure.pace import ONCE_SECONDS, Pace, TooSlow, least_seconds, micro_steps_run, warm_ups
 from autofit.trial.request import TrialRequest
 
 

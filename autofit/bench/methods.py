@@ -7,7 +7,7 @@ from functools import partial
 
 from autofit.bench import ours, rivals_of_practice, rivals_optuna
 from autofit.bench.oracle import SearchMethod
-from autofit.errors import UsageError, unknown
+from autofit.core.errors import UsageError, unknown
 
 OURS: Mapping[str, SearchMethod] = {"autofit": ours.search, "autofit-thorough": partial(ours.search, thorough=True)}
 METHODS: Mapping[str, SearchMethod] = {**OURS, **rivals_optuna.RIVALS, **rivals_of_practice.RIVALS}

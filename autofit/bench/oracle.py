@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from autofit.bench.problem import Problem
 from autofit.bench.recorded import Recorded, share_of_speed
-from autofit.lattice import Config
-from autofit.outcome import Fits, Outcome, StepSeconds, Trial
-from autofit.repeatability import INTERVAL_DEVIATIONS
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Outcome, StepSeconds, Trial
+from autofit.core.repeatability import INTERVAL_DEVIATIONS
 
 HORIZON = 40
 """Trials that every search may run, whatever it has found."""

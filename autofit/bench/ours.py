@@ -10,16 +10,16 @@ from autofit.bench.cut import cut
 from autofit.bench.oracle import CannotRun, Oracle, Stated
 from autofit.bench.problem import Problem
 from autofit.catalog.models import load
-from autofit.errors import AutofitError
-from autofit.estimate.floor import floor_bytes
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config, Lattice
+from autofit.core.errors import AutofitError
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config, Lattice
+from autofit.core.workload import Effect, Goal
+from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.search.budget import Limits
 from autofit.search.loop import Search
 from autofit.techniques import AXES, Job, holds
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
-from autofit.workload import Effect, Goal
 
 
 def search(

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Axis, Config, Value
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Axis, Config, Value
+from autofit.core.workload import METHODS, Workload
 from autofit.search.foresight import Foresight
 from autofit.techniques import AXES, TECHNIQUES
-from autofit.workload import METHODS, Workload
 
 ANY = "any"
 """The method of a problem that has all configs of a table: they are searched side by side."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from autofit.bench.problem import Problem
-from autofit.frontier import Point, pareto, point
-from autofit.lattice import Config
-from autofit.outcome import Fits, Outcome, OutOfMemory, Trial
-from autofit.units import format_bytes
+from autofit.core.frontier import Point, pareto, point
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Outcome, OutOfMemory, Trial
+from autofit.core.units import format_bytes
 
 BEYOND_HEAVIEST = 1.1
 """Multiple of the heaviest fitting config's memory at which the hypervolume ends, unless the limit is below that. A

@@ -32,10 +32,10 @@ from autofit.bench.oracle import CannotRun, Trace, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
 from autofit.bench.tables import LimitOf, Report, foresight_of, problems_of, read, silent
-from autofit.errors import AutofitError, UsageError
-from autofit.operations.recorded_tables import RecordedTable
+from autofit.core.errors import AutofitError, UsageError
+from autofit.core.workload import digest
+from autofit.operations.recording.recorded_tables import RecordedTable
 from autofit.search.foresight import Foresight
-from autofit.workload import digest
 
 SEEDS = 20
 PACKAGE = Path(autofit.__file__).parent

@@ -17,9 +17,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from autofit.bench.oracle import CannotRun, Oracle, SearchMethod
 from autofit.bench.problem import Problem
-from autofit.lattice import Config, Value
-from autofit.outcome import Fits
-from autofit.workload import METHODS
+from autofit.core.lattice import Config, Value
+from autofit.core.outcome import Fits
+from autofit.core.workload import METHODS
 
 Settings = Mapping[str, Sequence[Value]]
 """By axis, the values to choose from, the best first. Where a table has none of them, the axis has its heaviest value:

@@ -22,8 +22,8 @@ from optuna.samplers import BaseSampler
 from autofit.bench.oracle import CannotRun, Oracle, SearchMethod
 from autofit.bench.problem import Problem
 from autofit.core.distribution import install
-from autofit.lattice import Axis, Value
-from autofit.outcome import Fits
+from autofit.core.lattice import Axis, Value
+from autofit.core.outcome import Fits
 
 OVER_LIMIT = "over_limit"
 """Name of the constraint: feasible where it is at most 0."""

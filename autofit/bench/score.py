@@ -10,8 +10,8 @@ from itertools import accumulate
 
 from autofit.bench.oracle import HORIZON, Trace
 from autofit.bench.recorded import Recorded, share_of_speed
-from autofit.frontier import Point
-from autofit.outcome import OutOfMemory, Trial
+from autofit.core.frontier import Point
+from autofit.core.outcome import OutOfMemory, Trial
 
 WITHIN = (0.05, 0.02, 0.01)
 """Relative distances from the best speed: the score says when a search came this close."""

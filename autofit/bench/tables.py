@@ -11,18 +11,18 @@ import autofit
 from autofit.bench.problem import ANY, Problem, listed
 from autofit.bench.recorded import Recorded
 from autofit.catalog.models import load
-from autofit.errors import NothingFits, UsageError, unknown
-from autofit.estimate.speed import prior
-from autofit.operations.allocator_shown import shown
-from autofit.operations.estimate_cache import readable
-from autofit.operations.predicting import estimate_all
-from autofit.operations.probing import rates_of
-from autofit.operations.recorded_tables import RecordedTable, is_table, read_whole
+from autofit.core.errors import NothingFits, UsageError, unknown
+from autofit.core.units import format_bytes
+from autofit.core.workload import METHODS
+from autofit.estimate.time.roofline import prior
+from autofit.operations.recording.recorded_tables import RecordedTable, is_table, read_whole
+from autofit.prediction.allocator_shown import shown
+from autofit.prediction.estimate_cache import readable
+from autofit.prediction.predicting import estimate_all
+from autofit.prediction.probing import rates_of
 from autofit.search.foresight import Foresight
 from autofit.techniques import Job
-from autofit.trial.site import installed_stack
-from autofit.units import format_bytes
-from autofit.workload import METHODS
+from autofit.trial.machine.detection import installed_stack
 
 RECORDED = Path(autofit.__file__).parent.parent / "benchmarks" / "recorded"
 """The tables of a checkout, which are replayed if none is named."""

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autofit.errors import UsageError
-from autofit.units import format_bytes
+from autofit.core.errors import UsageError
+from autofit.core.units import format_bytes
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

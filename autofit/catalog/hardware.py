@@ -9,9 +9,9 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from autofit.errors import UsageError, unknown
-from autofit.hardware import EMULATED
-from autofit.units import format_bytes
+from autofit.core.errors import UsageError, unknown
+from autofit.core.hardware import EMULATED
+from autofit.core.units import format_bytes
 
 TOLERANCE = 0.12
 """Relative difference up to which reported memory still counts as a card's: drivers reserve up to 9 % for error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from autofit.catalog import architecture_file
-from autofit.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, UsageError
 
 TIMEOUT_SECONDS = 5.0
 """How long the hub may take to answer before it counts as unreachable."""

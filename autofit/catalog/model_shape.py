@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 
 if TYPE_CHECKING:
     from torch import nn

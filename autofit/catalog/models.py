@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from autofit.catalog import architecture_file, hub
 from autofit.catalog.model_shape import ModelShape, measure
-from autofit.errors import EnvironmentLacks, unknown
+from autofit.core.errors import EnvironmentLacks, unknown
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

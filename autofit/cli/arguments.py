@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     import typer
 
     from autofit.catalog.hardware import Card
-    from autofit.hardware import Hardware
-    from autofit.lattice import Config
+    from autofit.core.hardware import Hardware
+    from autofit.core.lattice import Config
+    from autofit.core.workload import Goal
     from autofit.operations import WorkloadOptions
-    from autofit.workload import Goal
 
 
 def workload(
@@ -38,8 +38,8 @@ def workload(
 
 def goal(method: str, min_rank: int, allow: str) -> Goal:
     """How far a search may go, as one value; raises `UsageError` for an unknown value of --allow."""
-    from autofit.errors import unknown
-    from autofit.workload import Effect, Goal
+    from autofit.core.errors import unknown
+    from autofit.core.workload import Effect, Goal
 
     effects = {effect.label: effect for effect in Effect}
     if allow not in effects:
@@ -59,7 +59,7 @@ def device_asked(hardware: str, device: str = "auto") -> Card | Hardware:
     Commands call it first: a wrong name is refused before anything is imported that takes long. Raises what `asked`
     and `detect` raise.
     """
-    from autofit.trial.site import asked, detect
+    from autofit.trial.machine.detection import asked, detect
 
     return asked(hardware, device) or detect(device)[0]
 
@@ -67,7 +67,7 @@ def device_asked(hardware: str, device: str = "auto") -> Card | Hardware:
 def size(text: str | None) -> int | None:
     """The bytes of --memory-limit; a line on standard error says so where a unit is a power of ten. Raises
     `UsageError`."""
-    from autofit.units import format_bytes, is_decimal, parse_bytes
+    from autofit.core.units import format_bytes, is_decimal, parse_bytes
 
     if text is None:
         return None
@@ -99,7 +99,7 @@ def warn_of_emulated_bf16(on: Card | Hardware) -> None:
 
 def _config_values(text: str) -> Mapping[str, object]:
     from autofit import techniques
-    from autofit.errors import UsageError
+    from autofit.core.errors import UsageError
 
     if "=" in text and not Path(text).exists():
         return techniques.parse(text)

@@ -10,7 +10,7 @@ from autofit.cli import options
 from autofit.cli.output import columns, print_json
 
 if TYPE_CHECKING:
-    from autofit.lattice import Axis
+    from autofit.core.lattice import Axis
 
 AXES_HELP = """List the axes of a config: what each decides, and its values, lightest in memory first.
 

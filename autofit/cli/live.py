@@ -7,12 +7,12 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from autofit.cli.tables import short
+from autofit.cli.text.tables import short
 from autofit.cli.waiting import SECONDS_BETWEEN_LINES
-from autofit.units import format_bytes, format_duration
+from autofit.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
-    from autofit.lattice import Config
+    from autofit.core.lattice import Config
     from autofit.search.progress import Progress
 
 

@@ -12,21 +12,18 @@ from typing import Annotated, NoReturn
 import typer
 
 from autofit import __version__
-from autofit.cli import (
-    answer_commands,
-    axes_command,
-    bench_command,
-    db_commands,
-    estimate_command,
-    list_commands,
-    probe_command,
-    run_commands,
-    serve_command,
-    spaces_commands,
-)
+from autofit.cli import axes_command, spaces_commands
+from autofit.cli.commands import answer as answer_commands
+from autofit.cli.commands import bench as bench_command
+from autofit.cli.commands import db as db_commands
+from autofit.cli.commands import estimate as estimate_command
+from autofit.cli.commands import list as list_commands
+from autofit.cli.commands import probe as probe_command
+from autofit.cli.commands import run as run_commands
+from autofit.cli.commands import serve as serve_command
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
-from autofit.errors import AutofitError
+from autofit.core.errors import AutofitError
 
 app = typer.Typer(
     name="autofit",

@@ -76,12 +76,13 @@ def _completed(kind: str, incomplete: str) -> list[str]:
 
 def _names(kind: str) -> Iterable[str]:
     """Every value that an option of this kind accepts."""
-    from autofit import export, space
+    from autofit import export
+    from autofit.catalog import space
     from autofit.catalog.hardware import cards
     from autofit.catalog.models import names as models
+    from autofit.core.workload import METHODS, Effect
     from autofit.techniques import AXES
-    from autofit.trial.site import DEVICE_KINDS
-    from autofit.workload import METHODS, Effect
+    from autofit.trial.machine.detection import DEVICE_KINDS
 
     every: dict[str, Callable[[], Iterable[str]]] = {
         "models": models,

@@ -44,7 +44,7 @@ def warn_of_contradictions(contradictory: int) -> None:
 @contextmanager
 def nothing_fits_as_json(wanted: bool) -> Iterator[None]:
     """If `wanted`, also print a JSON document that says why nothing fits and what came closest."""
-    from autofit.operations.shortfall import Shortfall
+    from autofit.planning.nothing_fits import Shortfall
 
     try:
         yield
@@ -60,7 +60,7 @@ def write(path: Path, chunks: Iterable[bytes]) -> None:
     `-` is standard output. Raises `EnvironmentLacks` if there is no space, and `UsageError` if the file cannot be
     written for any other reason.
     """
-    from autofit.errors import EnvironmentLacks, UsageError
+    from autofit.core.errors import EnvironmentLacks, UsageError
 
     try:
         if str(path) == STDOUT:

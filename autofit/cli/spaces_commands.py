@@ -42,7 +42,7 @@ def spaces(
     """The command that `SPACES_HELP` describes."""
     if context.invoked_subcommand is not None:
         return
-    from autofit.operations.lattices import space_summaries
+    from autofit.planning.lattices import space_summaries
 
     found = space_summaries(global_batch)
     if as_json:
@@ -66,7 +66,7 @@ def show(
     """The command that `SHOW_HELP` describes."""
     from pathlib import Path
 
-    from autofit.operations.lattices import load_space, summary
+    from autofit.planning.lattices import load_space, summary
 
     space = load_space(name)
     found = summary(space, global_batch)

@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from autofit.units import format_duration
+from autofit.core.units import format_duration
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.core.device_state import DeviceState
-from autofit.outcome import Outcome, outcome_from_json, outcome_to_json
+from autofit.core.device.state import DeviceState
+from autofit.core.outcome import Outcome, outcome_from_json, outcome_to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

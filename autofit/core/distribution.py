@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import metadata
 
-from autofit.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks
 
 NAME = "autofit-llm"
 """`autofit` on PyPI is PyAutoFit."""

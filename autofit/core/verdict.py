@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.outcome import (
+from autofit.core.outcome import (
     DEADLINE_SECONDS,
     Diverged,
     Fits,

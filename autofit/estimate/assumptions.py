@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from autofit.lattice import Config
+from autofit.core.lattice import Config
+from autofit.core.units import format_bytes
 from autofit.techniques import Job
 from autofit.techniques.job import ranks_per_host
-from autofit.units import format_bytes
 
 ASSUMED = "assumed"
 """In a stack, the version of a package that is taken to be installed where the job runs."""
@@ -152,7 +152,7 @@ def _of_hosts(job: Job) -> list[str]:
 
 
 def _of_links(job: Job) -> list[str]:
-    from autofit.estimate.transfers import why_no_host_link
+    from autofit.estimate.time.transfers import why_no_host_link
 
     why = why_no_host_link(job.hardware)
     return [] if why is None else [f"the link to the host is PCIe 4.0 x16, because {why}"]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 
 from autofit.catalog.models import ModelShape, shape
+from autofit.core.lattice import Config
 from autofit.estimate.assumptions import context_bytes, of_any_step
-from autofit.estimate.cuda_kernels import Attention, attention_kernel
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.floor import floor_parts
-from autofit.estimate.hosted import hosted_bytes
-from autofit.estimate.trace import HOST
-from autofit.lattice import Config
+from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel
+from autofit.estimate.memory.lower_bound import floor_parts
+from autofit.estimate.sharding.hosted import hosted_bytes
+from autofit.estimate.tracing.trace import HOST
 from autofit.techniques import Job
 from autofit.training.build import make_plan
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from autofit.lattice import Config, Value
-from autofit.outcome import Prediction, StepWork
-from autofit.workload import Effect
+from autofit.core.lattice import Config, Value
+from autofit.core.outcome import Prediction, StepWork
+from autofit.core.workload import Effect
 
 if TYPE_CHECKING:
-    from autofit.estimate.deviation import MemoryDeviation
-    from autofit.estimate.speed import Rates
+    from autofit.estimate.memory.deviation import MemoryDeviation
+    from autofit.estimate.time.roofline import Rates
     from autofit.techniques import Job
 
 
@@ -163,7 +163,7 @@ class Estimate:
     def _time(self, job: Job, rates: Rates | None) -> dict[str, Any]:
         """The values of the fields that state the time."""
         from autofit.estimate.assumptions import added_error
-        from autofit.estimate.speed import micro_step_seconds, seconds
+        from autofit.estimate.time.roofline import micro_step_seconds, seconds
         from autofit.training.flops import mfu
 
         if rates is None or self.work is None:
@@ -185,7 +185,7 @@ class Estimate:
     def judged(self, shown: Mapping[str, MemoryDeviation]) -> Estimate:
         """The same, its advice included, with what trials have `shown` about the memory predicted for each method; what
         they show about traces says nothing about a formula."""
-        from autofit.estimate.deviation import MemoryDeviation
+        from autofit.estimate.memory.deviation import MemoryDeviation
 
         error, light = self.memory_error, self.lightest
         own = MemoryDeviation.of_formula(error) if error else shown[self.config.text("method")]

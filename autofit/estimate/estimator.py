@@ -10,25 +10,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from autofit.catalog.models import shape
-from autofit.estimate.allocator import MIN_BLOCK
+from autofit.core.lattice import Config
+from autofit.core.outcome import StepWork
 from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, assumptions, context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.events import MicroSteps, updates
-from autofit.estimate.heap import Traits
-from autofit.estimate.libraries import Holdings, Hosted, Traffic, library
-from autofit.estimate.memory import Memory, memory
-from autofit.estimate.recorder import NotTraced
-from autofit.estimate.replays import UNKNOWN, Fragmentation, Replays, alikeness
-from autofit.estimate.speed import Rates, prior, step_work
-from autofit.estimate.tape import Category
-from autofit.estimate.timeline import Timeline, timeline
-from autofit.estimate.trace_cache import TraceCache
-from autofit.estimate.traces import Decoder, Loss, Traces, alone, common
-from autofit.estimate.transfers import amounts as transferred
-from autofit.estimate.work import Costs
-from autofit.lattice import Config
-from autofit.outcome import StepWork
+from autofit.estimate.memory.allocator import MIN_BLOCK
+from autofit.estimate.memory.events import MicroSteps, updates
+from autofit.estimate.memory.heap import Traits
+from autofit.estimate.memory.memory import Memory, memory
+from autofit.estimate.memory.memory_trace import Category
+from autofit.estimate.memory.replays import UNKNOWN, Fragmentation, Replays, alikeness
+from autofit.estimate.memory.timeline import Timeline, timeline
+from autofit.estimate.sharding import Holdings, Hosted, Traffic, library
+from autofit.estimate.time.op_costs import Costs
+from autofit.estimate.time.roofline import Rates, prior, step_work
+from autofit.estimate.time.transfers import amounts as transferred
+from autofit.estimate.tracing.recorder import NotTraced
+from autofit.estimate.tracing.trace_cache import TraceCache
+from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone, common
 from autofit.techniques import Job
 from autofit.techniques.job import ranks_per_host
 

@@ -6,8 +6,8 @@ import hashlib
 import json
 from typing import Any
 
+from autofit.core.lattice import Config
 from autofit.estimate.version import ESTIMATOR_VERSION
-from autofit.lattice import Config
 from autofit.techniques import Job
 from autofit.techniques.job import ranks_per_host
 

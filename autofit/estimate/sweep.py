@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
+from autofit.core.lattice import Config
 from autofit.estimate import warm
 from autofit.estimate.estimate import Estimate
-from autofit.lattice import Config
 from autofit.techniques import Job
 
 WORTH_PROCESSES = 32
@@ -68,7 +68,7 @@ def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
 
 def _predict(job: Job, configs: list[Config], limit: int) -> Iterator[Estimate]:
     from autofit.estimate.estimator import Estimator
-    from autofit.estimate.trace_cache import TraceCache
+    from autofit.estimate.tracing.trace_cache import TraceCache
 
     estimator = Estimator(job, None, cache=TraceCache.of_user())
     for config in configs:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 
-from autofit.errors import unknown
+from autofit.core.errors import unknown
+from autofit.core.frontier import Recommendation
 from autofit.export.accelerate_format import export_accelerate
 from autofit.export.axolotl_format import export_axolotl
 from autofit.export.deepspeed_format import export_deepspeed
@@ -13,7 +14,6 @@ from autofit.export.document import Export, Task
 from autofit.export.llamafactory_format import export_llamafactory
 from autofit.export.transformers_format import export_transformers
 from autofit.export.trl_format import export_trl
-from autofit.frontier import Recommendation
 
 
 def _export_json(task: Task) -> Export:

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import yaml
 
+from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
 from autofit.export.document import Emit, Export, Settings, Task, collect, header, merge, settings
-from autofit.lattice import Value
+from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.deepspeed_settings import deepspeed_stage
-from autofit.techniques.optimizer import weight_decay
 
 MIXED = {"bf16": "no", "bf16-mixed": "bf16", "fp16-mixed": "fp16", "fp32": "no"}
 """`mixed_precision` of each precision."""

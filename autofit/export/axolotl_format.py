@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
 from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
-from autofit.lattice import Value
-from autofit.techniques.optimizer import weight_decay
+from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 _LIGER = ("rope", "rms_norm", "layer_norm", "glu_activation", "cross_entropy", "fused_linear_cross_entropy")

@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 
+from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export.document import Emit, Export, Settings, Task, collect, merge, settings
-from autofit.lattice import Value
-from autofit.techniques.optimizer import weight_decay
+from autofit.techniques.axes.optimizer import weight_decay
 
 OPTIMIZERS: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "sgd": ("SGD", {"fused": True}),

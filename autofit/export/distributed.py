@@ -7,10 +7,10 @@ from typing import Any
 
 from autofit.export.document import Task
 from autofit.techniques import Job
+from autofit.techniques.axes.offload import WITH
+from autofit.techniques.axes.optimizer import weight_decay
+from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.deepspeed_settings import deepspeed_settings
-from autofit.techniques.offload import WITH
-from autofit.techniques.optimizer import weight_decay
-from autofit.techniques.sharding import uses_deepspeed
 
 NVME_FOLDER = "/dev/null/choose-a-folder-on-nvme"
 """Placeholder for a folder that the user must choose, if the format cannot ask for one: it is not writable."""

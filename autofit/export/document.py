@@ -10,11 +10,11 @@ import yaml
 
 from autofit.catalog.architecture_file import is_path
 from autofit.catalog.models import Model, architecture, load, names
-from autofit.frontier import Recommendation
-from autofit.lattice import Config, Value
+from autofit.core.frontier import Recommendation
+from autofit.core.lattice import Config, Value
+from autofit.core.units import format_bytes
+from autofit.core.workload import Workload
 from autofit.techniques import AXES
-from autofit.units import format_bytes
-from autofit.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

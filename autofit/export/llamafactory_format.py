@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autofit.core.lattice import Value
 from autofit.export import distributed
 from autofit.export import trainer_arguments as ta
 from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
-from autofit.lattice import Value
 from autofit.techniques.adapters import alpha
 
 ATTENTION = {"sdpa": "sdpa", "flash": "fa2", "eager": "disabled"}

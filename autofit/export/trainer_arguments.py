@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from autofit.core.lattice import Config, Value
 from autofit.export import distributed
 from autofit.export.document import Settings, Task, settings
-from autofit.lattice import Config, Value
 from autofit.techniques.adapters import alpha, attention_projections
-from autofit.techniques.optimizer import weight_decay
+from autofit.techniques.axes.optimizer import weight_decay
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 
 ATTENTION = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
 from autofit.export.document import Code, Emit, Export, Settings, Task, collect, header, merge, settings
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
-from autofit.lattice import Value
 from autofit.techniques.adapters import alpha
 
 _LIGER_LOSS_ONLY = {
@@ -82,7 +82,7 @@ def _loss(value: Value, task: Task) -> Settings:
         return settings(training={"use_liger_kernel": True, "liger_kernel_config": _LIGER_LOSS_ONLY})
     if value == "full":
         return settings(training={"use_liger_kernel": False})
-    kernel = excerpt("autofit.techniques.cross_entropy", CHUNKED_KERNEL)
+    kernel = excerpt("autofit.techniques.losses.cross_entropy", CHUNKED_KERNEL)
     return settings(
         training={"use_liger_kernel": False},
         imports=_imports_of(kernel, "from transformers.modeling_outputs import CausalLMOutput"),

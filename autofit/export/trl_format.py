@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import by_deepspeed, by_fsdp, machine_notes, nvme_notes, threads
 from autofit.export.document import CHOOSE, Emit, Export, Settings, Task, collect, merge, settings, yaml_file
-from autofit.lattice import Value
 
 
 def _method(value: Value, task: Task) -> Settings:

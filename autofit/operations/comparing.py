@@ -10,10 +10,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autofit.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.lattice import Config, Value
+from autofit.core.outcome import Fits, Measurement, OutOfMemory, Prediction, Trial
 from autofit.estimate.version import is_current
-from autofit.lattice import Config, Value
-from autofit.outcome import Fits, Measurement, OutOfMemory, Prediction, Trial
 from autofit.store import Store, read_lines
 from autofit.techniques import AXES
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from autofit import __version__
 from autofit.core.distribution import install, stranger
-from autofit.errors import AutofitError, EnvironmentLacks
-from autofit.hardware import Hardware, Stack
-from autofit.operations.requests import WorkloadOptions
-from autofit.training import native_ops
-from autofit.trial.site import detect, version
-from autofit.units import GIB, format_bytes
+from autofit.core.errors import AutofitError, EnvironmentLacks
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.units import GIB, format_bytes
+from autofit.planning.requests import WorkloadOptions
+from autofit.training.prerequisites import native_ops
+from autofit.trial.machine.detection import detect, version
 
 MINIMUM_DISK = GIB
 
@@ -156,10 +156,10 @@ def _disk() -> Check:
 
 def _trial(device: str, hardware: Hardware) -> str:
     """The smallest real trial, which shows that child processes start, train and report."""
+    from autofit.core.outcome import Fits
     from autofit.operations.single_trial import trial
-    from autofit.outcome import Fits
     from autofit.techniques import complete
-    from autofit.techniques.precision import has_bf16
+    from autofit.techniques.axes.precision import has_bf16
 
     precision = "bf16" if has_bf16(hardware) else "fp16-mixed"
     options = WorkloadOptions(model="smollm2-135m", seq_len=16, global_batch=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autofit.outcome import Trial
+from autofit.core.outcome import Trial
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import shape
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Config
+from autofit.core.units import format_bytes
 from autofit.estimate.estimate import Estimate
-from autofit.lattice import Config
-from autofit.operations.allocator_shown import as_trials_show
-from autofit.operations.calibration import rates_for
-from autofit.operations.estimate_cache import readable
-from autofit.operations.estimating import site, why_not
-from autofit.operations.memory_deviations import memory_deviations
-from autofit.operations.requests import WorkloadOptions, memory_limit
+from autofit.planning.requests import WorkloadOptions, memory_limit
+from autofit.prediction.allocator_shown import as_trials_show
+from autofit.prediction.calibration import rates_for
+from autofit.prediction.estimate_cache import readable
+from autofit.prediction.estimating import site, why_not
+from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job
-from autofit.units import format_bytes
 
 if TYPE_CHECKING:
     from autofit.estimate.estimator import Estimator
@@ -234,7 +234,7 @@ class Comparison:
 
     def _estimator(self, config: Config) -> Estimator:
         from autofit.estimate.estimator import Estimator
-        from autofit.estimate.trace_cache import TraceCache
+        from autofit.estimate.tracing.trace_cache import TraceCache
 
         job = self._job_of(config)
         devices = job.workload.devices

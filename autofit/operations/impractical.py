@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from autofit.frontier import PRACTICAL
-from autofit.lattice import Config
-from autofit.operations.probe_findings import emulated
-from autofit.operations.probing import stored_probe
+from autofit.core.frontier import PRACTICAL
+from autofit.core.lattice import Config
+from autofit.core.workload import METHODS
+from autofit.prediction.probe_findings import emulated
+from autofit.prediction.probing import stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
-from autofit.workload import METHODS
 
 if TYPE_CHECKING:
-    from autofit.search.knowledge import Knowledge
+    from autofit.search.lattice_state import Knowledge
 
 
 def begun_in_vain(

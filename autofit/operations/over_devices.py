@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autofit.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
-from autofit.operations.requests import SearchRequest
+from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
+from autofit.core.workload import METHODS, check_count, check_shared_equally
 from autofit.operations.searching import SearchResult, search
-from autofit.operations.shortfall import Shortfall
-from autofit.workload import METHODS, check_count, check_shared_equally
+from autofit.planning.nothing_fits import Shortfall
+from autofit.planning.requests import SearchRequest
 
 if TYPE_CHECKING:
     from autofit.search.progress import Progress

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autofit.lattice import Config
-from autofit.operations.allocator_shown import as_trials_show
-from autofit.operations.foreseeing import Foreseeing
-from autofit.operations.preparing import prepare
-from autofit.operations.requests import SearchRequest
+from autofit.core.lattice import Config
+from autofit.planning.preparing import prepare
+from autofit.planning.requests import SearchRequest
+from autofit.prediction.allocator_shown import as_trials_show
+from autofit.prediction.foreseeing import Foreseeing
 from autofit.store import Store
 
 if TYPE_CHECKING:
-    from autofit.search.sampler import LatticeSampler
+    from autofit.search.acquisition.sampler import LatticeSampler
 
 
 def lattice_sampler(request: SearchRequest) -> LatticeSampler:
@@ -21,9 +21,9 @@ def lattice_sampler(request: SearchRequest) -> LatticeSampler:
     Trials of the store correct the predictions, but the request's own are not recalled: an objective of the user's own
     may measure something else. Raises `NothingFits` if nothing can fit.
     """
-    from autofit.search.advice import Advice
-    from autofit.search.knowledge import Knowledge
-    from autofit.search.sampler import LatticeSampler
+    from autofit.search.acquisition.acquisition import Advice
+    from autofit.search.acquisition.sampler import LatticeSampler
+    from autofit.search.lattice_state import Knowledge
 
     prepared = prepare(request)
     limit = prepared.memory_limit_bytes

@@ -9,25 +9,25 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from autofit.errors import EnvironmentLacks, UsageError
-from autofit.frontier import Frontier, Recommendation
-from autofit.lattice import Config
-from autofit.operations.allocator_shown import as_trials_show
-from autofit.operations.answers import recommendation
+from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.frontier import Frontier, Recommendation
+from autofit.core.lattice import Config
+from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
+from autofit.core.units import format_bytes, format_duration
+from autofit.core.workload import Goal
 from autofit.operations.disturbed import Disturbed
-from autofit.operations.earlier_searches import begin, findings, its_end_noted
-from autofit.operations.foreseeing import Foreseeing
 from autofit.operations.impractical import begun_in_vain, emulated_formats
-from autofit.operations.keeping import Keeper
-from autofit.operations.preparing import Prepared, prepare
-from autofit.operations.requests import SearchRequest
-from autofit.operations.shortfall import Shortfall, levers, of_failures
-from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
+from autofit.operations.recommendation import recommendation
+from autofit.operations.resume import begin, findings, its_end_noted
+from autofit.operations.trial_log import Keeper
+from autofit.planning.nothing_fits import Shortfall, levers, of_failures
+from autofit.planning.preparing import Prepared, prepare
+from autofit.planning.requests import SearchRequest
+from autofit.prediction.allocator_shown import as_trials_show
+from autofit.prediction.foreseeing import Foreseeing
 from autofit.store import Store
-from autofit.trial.site import asked
-from autofit.units import format_bytes, format_duration
+from autofit.trial.machine.detection import asked
 from autofit.workers.pool import Pool
-from autofit.workload import Goal
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.

@@ -6,16 +6,16 @@ import logging
 from concurrent.futures import ThreadPoolExecutor
 
 from autofit.core.attempt import Attempt
-from autofit.errors import UsageError
-from autofit.lattice import Config
-from autofit.operations.keeping import Keeper
-from autofit.operations.requests import WorkloadOptions, left_by_others, memory_limit
-from autofit.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported, now
-from autofit.training.requirements import cannot_here
-from autofit.trial.group_runner import GroupRunner
-from autofit.trial.recording import check_writable, modified
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Config
+from autofit.core.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported, now
+from autofit.operations.trial_log import Keeper
+from autofit.planning.requests import WorkloadOptions, left_by_others, memory_limit
+from autofit.training.prerequisites.requirements import cannot_here
+from autofit.trial.machine.detection import check_devices, detect
+from autofit.trial.measure.recording import check_writable, modified
+from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import check_devices, detect
 
 _log = logging.getLogger(__name__)
 

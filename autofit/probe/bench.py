@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
+from autofit.trial.limits.segments import first_allocation
 from autofit.trial.machine.processor import cache_bytes
-from autofit.trial.process_memory import host_available
-from autofit.trial.segments import first_allocation
+from autofit.trial.measure.process_memory import host_available
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 POOL_BYTES = {"cpu": 96 * 1024**2}

@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.core.device_probe import BETWEEN_RANKS, CONTEXT, MeasuredStep
-from autofit.hardware import Hardware, Stack
+from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.workload import Workload
 from autofit.probe.shapes import Shapes
 from autofit.techniques import Job
-from autofit.trial import nvml
-from autofit.workload import Workload
+from autofit.trial.machine import nvml
 
 TRANSFERS, KERNELS, ON_HOST, BESIDE = "transfers", "attention kernels", "updates on the host", "context"
 FIGURES = (TRANSFERS, KERNELS, ON_HOST, BETWEEN_RANKS, BESIDE)
@@ -33,7 +33,7 @@ class Prober:
         import torch
 
         from autofit.probe.bench import FORMATS, Bench
-        from autofit.trial.threads import threads_per_rank, use_threads
+        from autofit.trial.limits.threads import threads_per_rank, use_threads
 
         hardware = Hardware.from_json(request["hardware"])
         use_threads(threads_per_rank(hardware, None))
@@ -91,7 +91,7 @@ class Prober:
         return launches.measure(self._bench, self._job)
 
     def _context(self) -> Found:
-        from autofit.trial.meter import beside_allocator
+        from autofit.trial.measure.meter import beside_allocator
 
         yield {CONTEXT: float(beside_allocator(self._held_by_others))}
 

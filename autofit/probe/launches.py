@@ -9,11 +9,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.catalog.models import Model
-from autofit.core.work_kinds import LAUNCH
+from autofit.core.device.work_kinds import LAUNCH
+from autofit.core.workload import Workload
 from autofit.probe.bench import Bench
 from autofit.techniques import Job, complete
 from autofit.training.build import build
-from autofit.workload import Workload
 
 TOKENS = 8
 MOST_SECONDS = 0.3

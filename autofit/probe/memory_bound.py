@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from autofit.core.work_kinds import FRESH, PASSES, PLACES, attended, attention, memory_bound
+from autofit.core.device.work_kinds import FRESH, PASSES, PLACES, attended, attention, memory_bound
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.products import Sample, fitted
 from autofit.probe.shapes import Shapes

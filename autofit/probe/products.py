@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from autofit.core.work_kinds import LAYOUTS, batched, called, operands, product, wide_product
+from autofit.core.device.work_kinds import LAYOUTS, batched, called, operands, product, wide_product
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
 

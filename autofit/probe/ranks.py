@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from autofit.core.device_probe import collective
+from autofit.core.device.probe import collective
 from autofit.probe.bench import Bench
 
 SENT_BYTES = {"cpu": 16 * 1024**2}

@@ -8,16 +8,16 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from autofit.catalog.models import ModelShape, shape
-from autofit.core.device_probe import MeasuredStep
-from autofit.core.work_kinds import product
-from autofit.lattice import Config
-from autofit.outcome import StepWork
+from autofit.core.device.probe import MeasuredStep
+from autofit.core.device.work_kinds import product
+from autofit.core.lattice import Config
+from autofit.core.outcome import StepWork
+from autofit.core.units import format_bytes
 from autofit.probe.bench import FORMATS, Bench
 from autofit.techniques import Job, complete
 from autofit.training.build import build
 from autofit.training.decoder import decoder_layers, replace_layers
 from autofit.training.weights import unwrap
-from autofit.units import format_bytes
 
 DEPTHS = ((8, 2), (4, 1), (2, 1))
 """Decoder layers, the deepest that has room."""
@@ -86,7 +86,7 @@ def _enough(rounds: list[list[float]]) -> bool:
 
 def _works(config: Config, job: Job, depths: list[int]) -> dict[int, StepWork]:
     from autofit.estimate.estimator import Estimator
-    from autofit.estimate.recorder import NotTraced
+    from autofit.estimate.tracing.recorder import NotTraced
 
     try:
         return Estimator(job, None).micro_step_works(config, depths)

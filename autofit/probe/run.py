@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model, shape
-from autofit.core.device_probe import OUT_OF_TIME, MeasuredStep, Probe, ProbePart, shapes_key
-from autofit.errors import EnvironmentLacks
+from autofit.core.device.probe import OUT_OF_TIME, MeasuredStep, Probe, ProbePart, shapes_key
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.outcome import now
 from autofit.estimate.warm import context
-from autofit.hardware import Hardware, Stack
-from autofit.outcome import now
 from autofit.probe import child
 from autofit.probe.shapes import Shapes
-from autofit.trial import nvml
-from autofit.trial.child_process import KILL_SECONDS, die_with_parent
+from autofit.trial.machine import nvml
 from autofit.trial.machine.watch import DeviceWatch
-from autofit.trial.process_memory import prefer_as_oom_victim
-from autofit.trial.runner import trial_environment
+from autofit.trial.measure.process_memory import prefer_as_oom_victim
+from autofit.trial.process.child_process import KILL_SECONDS, die_with_parent
+from autofit.trial.process.runner import trial_environment
 
 START_SECONDS = 180.0
 """How long the process may take until its first part: the imports of a busy machine."""

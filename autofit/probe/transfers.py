@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from autofit.core.device_probe import WAYS, transfer
+from autofit.core.device.probe import WAYS, transfer
 from autofit.probe.bench import Bench
 
 MOVED_BYTES = 128 * 1024**2

@@ -7,8 +7,8 @@ from functools import partial
 
 import torch
 
-from autofit.core.device_probe import UPDATE_ON_HOST
-from autofit.core.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT, four_bit, update
+from autofit.core.device.probe import UPDATE_ON_HOST
+from autofit.core.device.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT, four_bit, update
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
 
@@ -44,7 +44,7 @@ def measure_on_host() -> Iterator[dict[str, float]]:
     optimizer = torch.optim.AdamW([weights], lr=1e-6, fused=True)
     optimizer.step()
     taken = Bench(torch.device("cpu")).seconds(optimizer.step, most=MOST_SECONDS)
-    passes = 7  # weights and two states both ways, gradients once: as `estimate.libraries.library.passes` counts them
+    passes = 7  # weights and two states both ways, gradients once: as `estimate.sharding.library.passes` counts them
     yield {UPDATE_ON_HOST: passes * weights.nbytes / taken}
 
 

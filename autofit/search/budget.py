@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from autofit.outcome import DEADLINE_SECONDS
+from autofit.core.outcome import DEADLINE_SECONDS
 
 TIMING_SECONDS = 3.0
 """Time spent on the repeats of one trial, beyond the minimum number: enough to rank. More would hardly make its figure

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, OutOfMemory, Prediction, Trial
 from autofit.estimate.version import is_current
-from autofit.lattice import Config
-from autofit.outcome import Fits, OutOfMemory, Prediction, Trial
-from autofit.search.step_times import LEAST_EFFECT
-from autofit.search.surrogate import TIME, Prior, mean_above
+from autofit.search.acquisition.step_times import LEAST_EFFECT
+from autofit.search.acquisition.surrogate import TIME, Prior, mean_above
 
 LEAST_LEVEL = 0.1
 """Least deviation of the logarithm of a device's overall speed from the predicted one: a machine changes by as much

@@ -6,22 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autofit.catalog.models import shape
-from autofit.frontier import PRACTICAL, Point, choose
-from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, Trial, machinery_failed, now
-from autofit.search.advice import BESIDE, MUCH, Advice, Candidate
-from autofit.search.adviser import Adviser
+from autofit.core.frontier import PRACTICAL, Point, choose
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Fits, Trial, machinery_failed, now
+from autofit.core.units import format_bytes
+from autofit.core.workload import Goal
+from autofit.search.acquisition.acquisition import BESIDE, MUCH, Advice, Candidate
+from autofit.search.acquisition.adviser import Adviser
 from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits, wall_clock
-from autofit.search.exactness import FamilyBaselines
+from autofit.search.correctness import FamilyBaselines
 from autofit.search.foresight import Foresight
-from autofit.search.knowledge import Knowledge, answers
+from autofit.search.lattice_state import Knowledge, answers
 from autofit.search.progress import Progress
-from autofit.search.runs import Runs
+from autofit.search.scheduler import Runs
 from autofit.techniques import Job, changes
 from autofit.trial.request import Rival
-from autofit.units import format_bytes
 from autofit.workers.pool import Pool
-from autofit.workload import Goal
 
 HOPELESS_FAILURES = 12
 """Crashes, time-outs and divergences without a single fit after which something must be broken that no config fixes."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autofit.frontier import Point
-from autofit.lattice import Config
+from autofit.core.frontier import Point
+from autofit.core.lattice import Config
 
 
 @dataclass(slots=True, kw_only=True)

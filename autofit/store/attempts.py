@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, func, insert, select, text
 
-from autofit.outcome import Trial, outcome_to_json
+from autofit.core.outcome import Trial, outcome_to_json
 from autofit.store.rows import Values, keep, read_outcome, storable, trial_values
 from autofit.store.tables import TrialRow
 

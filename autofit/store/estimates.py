@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from autofit.store.engine import to_text
+from autofit.store.database.engine import to_text
 from autofit.store.rows import now
 from autofit.store.tables import Body, EstimateRow
 

@@ -9,15 +9,15 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, get_args
 
 from autofit import __version__
-from autofit.core.device_state import DeviceState
-from autofit.errors import UsageError, unknown
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
-from autofit.outcome import Fits, Outcome, Prediction, Trial
-from autofit.store.engine import to_text
+from autofit.core.device.state import DeviceState
+from autofit.core.errors import UsageError, unknown
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Outcome, Prediction, Trial
+from autofit.core.workload import Workload
+from autofit.store.database.engine import to_text
 from autofit.store.rows import storable, trial_values
 from autofit.store.store import Store
-from autofit.workload import Workload
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -5,8 +5,8 @@ from __future__ import annotations
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from autofit.core.device_probe import PROBE_VERSION, Probe
-from autofit.store.engine import to_text
+from autofit.core.device.probe import PROBE_VERSION, Probe
+from autofit.store.database.engine import to_text
 from autofit.store.tables import ProbeRow
 
 

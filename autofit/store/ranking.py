@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, Select, and_, bindparam, case, exists, func, select, tuple_
 from sqlalchemy.orm import aliased
 
+from autofit.core.frontier import Point, point
+from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.verdict import standing
-from autofit.frontier import Point, point
-from autofit.outcome import Fits, OutOfMemory, Trial
 from autofit.store.rows import TRIAL_COLUMNS, Reader
 from autofit.store.tables import TrialRow
 

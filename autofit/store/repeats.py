@@ -7,8 +7,8 @@ from collections import defaultdict
 from sqlalchemy import ColumnElement, Connection, and_, func, select
 from sqlalchemy.orm import aliased
 
-from autofit.outcome import Fits
-from autofit.repeatability import Execution
+from autofit.core.outcome import Fits
+from autofit.core.repeatability import Execution
 from autofit.store.ranking import Columns, only_of_config, same_config
 from autofit.store.tables import TrialRow
 

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 from sqlalchemy import Connection, Row, insert, select
 from sqlalchemy.orm import InstrumentedAttribute
 
-from autofit.core.device_state import DeviceState
-from autofit.errors import StoreError
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
-from autofit.outcome import (
+from autofit.core.device.state import DeviceState
+from autofit.core.errors import StoreError
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import (
     Fits,
     Outcome,
     Prediction,
@@ -25,10 +25,10 @@ from autofit.outcome import (
     outcome_from_json,
     outcome_to_json,
 )
-from autofit.store.engine import to_text
+from autofit.core.workload import METHODS, Workload, digest
+from autofit.store.database.engine import to_text
 from autofit.store.tables import Base, HardwareRow, StackRow, TrialRow, WorkloadRow
 from autofit.techniques import family
-from autofit.workload import METHODS, Workload, digest
 
 V = TypeVar("V", Hardware, Stack, Workload)
 Values = dict[str, Any]

@@ -8,12 +8,12 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
-from autofit.errors import UsageError, unknown
-from autofit.hardware import Hardware, Stack
-from autofit.store.engine import to_text
+from autofit.core.errors import UsageError, unknown
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.workload import Workload
+from autofit.store.database.engine import to_text
 from autofit.store.rows import Reader, check_text, hardware_digest, keep, now
 from autofit.store.tables import SearchRow
-from autofit.workload import Workload
 
 ENDINGS = ("done", "interrupted", "failed")
 """How a search may end; until then its status is `running`."""

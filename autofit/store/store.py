@@ -10,20 +10,21 @@ from typing import Any, Self
 
 from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 
-from autofit.core.device_probe import Probe
+from autofit.core.device.probe import Probe
+from autofit.core.frontier import Frontier
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import Trial
+from autofit.core.repeatability import between_executions
 from autofit.core.verdict import contradiction, most_memory
-from autofit.frontier import Frontier
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
-from autofit.outcome import Trial
-from autofit.repeatability import between_executions
-from autofit.store import attempts, estimates, probes, ranking, repeats, schema, searches
-from autofit.store.address import Address
-from autofit.store.engine import Database
+from autofit.core.workload import Workload
+from autofit.store import attempts, estimates, probes, ranking, repeats, searches
+from autofit.store.database import schema
+from autofit.store.database.address import Address
+from autofit.store.database.engine import Database
 from autofit.store.rows import TRIAL_COLUMNS, Reader, storable
 from autofit.store.searches import Search
 from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
-from autofit.workload import Workload
 
 _AT_ONCE = 500
 

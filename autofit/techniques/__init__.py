@@ -5,24 +5,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from autofit.errors import UsageError
-from autofit.lattice import Axis, Config, Value
-from autofit.techniques.attention import Attention
-from autofit.techniques.checkpointing import Checkpointing
-from autofit.techniques.compilation import Compilation
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Axis, Config, Value
+from autofit.core.workload import Effect, Goal
+from autofit.techniques.axes.attention import Attention
+from autofit.techniques.axes.checkpointing import Checkpointing
+from autofit.techniques.axes.compilation import Compilation
+from autofit.techniques.axes.loss import Loss
+from autofit.techniques.axes.method import Method
+from autofit.techniques.axes.micro_batch import MicroBatch
+from autofit.techniques.axes.offload import Offload
+from autofit.techniques.axes.optimizer import Optimizer
+from autofit.techniques.axes.precision import Precision, mixed_precision
+from autofit.techniques.axes.rank import Rank
+from autofit.techniques.axes.sharding import Sharding, needs_process_group
+from autofit.techniques.axes.targets import Targets
 from autofit.techniques.job import Job
-from autofit.techniques.loss import Loss
-from autofit.techniques.method import Method
-from autofit.techniques.micro_batch import MicroBatch
-from autofit.techniques.offload import Offload
-from autofit.techniques.optimizer import Optimizer
-from autofit.techniques.precision import Precision, mixed_precision
-from autofit.techniques.rank import Rank
-from autofit.techniques.sharding import Sharding, needs_process_group
-from autofit.techniques.targets import Targets
 from autofit.techniques.technique import Technique
 from autofit.techniques.trainer_names import not_an_axis
-from autofit.workload import Effect, Goal
 
 TECHNIQUES: tuple[Technique, ...] = (
     Method(),

@@ -10,7 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from autofit.catalog.models import Model, architecture
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 from autofit.techniques.technique import Plan
 
 if TYPE_CHECKING:

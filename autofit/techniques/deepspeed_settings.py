@@ -6,7 +6,7 @@ from typing import Any
 
 from autofit.catalog.model_shape import ModelShape
 from autofit.catalog.models import shape
-from autofit.lattice import Config
+from autofit.core.lattice import Config
 from autofit.techniques.job import Job
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 

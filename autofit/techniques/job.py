@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autofit.catalog.models import Model
-from autofit.hardware import Hardware, Stack
-from autofit.workload import Workload
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.workload import Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

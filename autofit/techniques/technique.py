@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from autofit.lattice import Axis, Config, Value
-from autofit.workload import Effect, Goal
+from autofit.core.lattice import Axis, Config, Value
+from autofit.core.workload import Effect, Goal
 
 if TYPE_CHECKING:
     import torch

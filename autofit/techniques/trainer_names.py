@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autofit.errors import UsageError, unknown
-from autofit.lattice import Axis
+from autofit.core.errors import UsageError, unknown
+from autofit.core.lattice import Axis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

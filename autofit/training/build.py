@@ -9,13 +9,14 @@ import torch
 
 from autofit.catalog.model_shape import drops_out
 from autofit.catalog.models import Model, architecture
-from autofit.lattice import Config
+from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.deepspeed_settings import deepspeed_settings
 from autofit.techniques.technique import Plan
-from autofit.training import engines, native_ops, nvme
+from autofit.training import engines
 from autofit.training.decoder import keep_layers
 from autofit.training.loss_module import LossModule
+from autofit.training.prerequisites import native_ops, nvme
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise, unwrap
 

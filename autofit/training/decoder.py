@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from torch import nn
 
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 
 _OF_POSITION = frozenset({"layer_idx", "training"})
 """Attributes that may differ between layers of the same kind."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autofit.catalog.models import ModelShape, shape
-from autofit.lattice import Config
+from autofit.core.lattice import Config
 from autofit.techniques import Job
 
 

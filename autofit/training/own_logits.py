@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from autofit.catalog.models import Model, architecture
-from autofit.techniques.cross_entropy import full_cross_entropy
+from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.training.loss_module import LossModule
 
 ROWS = 64

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from autofit.techniques.chunked_cross_entropy import chunked_cross_entropy
-from autofit.techniques.cross_entropy import full_cross_entropy
+from autofit.techniques.losses.chunked_cross_entropy import chunked_cross_entropy
+from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX
 from autofit.training.engine import Engine
 from autofit.training.engines.local import LocalEngine

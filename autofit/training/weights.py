@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 from autofit.techniques import adapters, quantisation
 from autofit.training.decoder import decoder_layers
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
-from autofit.outcome import DEADLINE_SECONDS
-from autofit.rendezvous import Rendezvous
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import DEADLINE_SECONDS
+from autofit.core.workload import Workload
 from autofit.techniques import Job
-from autofit.workload import Workload
+from autofit.training.distributed.rendezvous import Rendezvous
 
 LEAST_SECONDS = 1.0
 """What is left to a trial at least that had to wait for its device."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from autofit.core.attempt import Attempt
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
 from autofit.techniques import Job
-from autofit.training.requirements import cannot_here
-from autofit.trial.group_runner import GroupRunner
+from autofit.training.prerequisites.requirements import cannot_here
+from autofit.trial.machine.detection import check_devices, detect
+from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import check_devices, detect
 from autofit.workers.pool import Completed, completed_by
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autofit.core.attempt import Attempt
-from autofit.core.device_state import DeviceState
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
-from autofit.outcome import Fits, Outcome, TimedOut
+from autofit.core.device.state import DeviceState
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Outcome, TimedOut
 from autofit.techniques import Job
 from autofit.trial.request import TrialRequest
 

@@ -11,7 +11,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from autofit.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks
 
 
 class PrivateFolder:

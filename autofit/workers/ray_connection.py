@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.distribution import not_installed
-from autofit.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks
 from autofit.workers.private_folder import PrivateFolder
 
 OBJECT_STORE_BYTES = 80 * 1024**2

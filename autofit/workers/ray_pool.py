@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autofit.core.attempt import Attempt
-from autofit.errors import EnvironmentLacks
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config, Value
-from autofit.outcome import Crashed
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config, Value
+from autofit.core.outcome import Crashed
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.techniques import Job, unsupported
-from autofit.training.requirements import asks
-from autofit.trial.group import Gathering
-from autofit.trial.group_runner import tell_of_waiting
+from autofit.training.prerequisites.requirements import asks
+from autofit.trial.machine.detection import check_even
+from autofit.trial.process.group import Gathering
+from autofit.trial.process.group_runner import tell_of_waiting
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import check_even
-from autofit.units import GIB
 from autofit.workers.pool import Completed, completed_by
 from autofit.workers.ray_connection import cause, connect, cpus_per_gpu, cpus_per_node, gpus, wait_for_nodes
 from autofit.workers.trial_actor import TrialActor
-from autofit.workload import Workload
 
 LOST_WORKER_RETRIES = 1
 """How often a trial is run again after its worker was lost (a preempted node); counted here, not by Ray."""

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from autofit.lattice import Config
-from autofit.rendezvous import LOOPBACK, Rendezvous
+from autofit.core.lattice import Config
 from autofit.techniques import Job
-from autofit.trial.group_runner import not_begun
+from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous
 from autofit.trial.machine import device_lock
+from autofit.trial.process.group_runner import not_begun
 from autofit.trial.request import TrialRequest
 
 
@@ -24,8 +24,8 @@ class TrialActor:
 
     def __init__(self, device: str, driver: int | None = None, threads: str | None = None) -> None:
         """`driver` is the process of this machine to end with, `threads` what OMP_NUM_THREADS says there."""
-        from autofit.trial.runner import TrialRunner
-        from autofit.trial.site import detect
+        from autofit.trial.machine.detection import detect
+        from autofit.trial.process.runner import TrialRunner
         from autofit.workers.watch import end_with
 
         if driver is not None:
@@ -66,7 +66,7 @@ class TrialActor:
 
     def lacks(self, config: Config, job: Job) -> str | None:
         """What this worker's machine lacks for `config`, in one sentence; None if nothing."""
-        from autofit.training.requirements import lacking_here
+        from autofit.training.prerequisites.requirements import lacking_here
 
         lacking = lacking_here(config, job)
         return None if lacking is None else f"on {self.address()}: {lacking}"

@@ -18,16 +18,16 @@ import pytest
 import typer
 import yaml
 
-from autofit import __version__, space
+from autofit import __version__
 from autofit.api.app import create_app
 from autofit.api.server import TOKEN_VARIABLE
-from autofit.catalog import hardware, models
+from autofit.catalog import hardware, models, space
 from autofit.cli.main import app
+from autofit.core.units import parse_bytes, parse_duration
+from autofit.core.workload import METHODS, Effect
 from autofit.store import Store
-from autofit.store.address import ENVIRONMENT, Address
-from autofit.training import native_ops
-from autofit.units import parse_bytes, parse_duration
-from autofit.workload import METHODS, Effect
+from autofit.store.database.address import ENVIRONMENT, Address
+from autofit.training.prerequisites import native_ops
 
 ROOT = Path(__file__).parents[2]
 K8S = ROOT / "k8s"

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from autofit.catalog.hardware import card as catalog_card
-from autofit.errors import UsageError, unknown
+from autofit.core.errors import UsageError, unknown
 
 DRIVER, CUDA = "580.95.05 (emulated)", 13000
 """Of the driver that is emulated."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 from tests.emulated_card import build, cards
 from tests.emulated_card.cards import Machine, described
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from autofit.catalog.hardware import card
-from autofit.core.device_probe import CONTEXT
-from autofit.core.work_kinds import product
+from autofit.core.device.probe import CONTEXT
+from autofit.core.device.work_kinds import product
 from tests.emulated_card.cards import CONTEXT_BYTES, Machine
 
 SHARDED = ("ddp", "zero1", "zero2", "zero3", "fsdp")

@@ -11,10 +11,10 @@ from dataclasses import replace
 from quiet_machine import never_too_busy
 
 from autofit.cli import main as program
-from autofit.lattice import Config
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, StepSeconds
 from autofit.operations import searching
-from autofit.outcome import Fits, StepSeconds
-from autofit.search import advice
+from autofit.search.acquisition import acquisition as advice
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed, Pool
 

@@ -24,9 +24,9 @@ import pytest
 from jobs import tiny_model
 
 from autofit.catalog.models import Model
-from autofit.frontier import Frontier, Point, dominates, ties
-from autofit.lattice import Config
-from autofit.outcome import Fits
+from autofit.core.frontier import Frontier, Point, dominates, ties
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits
 from autofit.store import Store
 
 SPACE = """
@@ -235,7 +235,7 @@ class Stage(IntEnum):
 
 def stage(folder: Path) -> Stage:
     """How far the search of this test's folder is. Between two trials it counts as preparing."""
-    hosts = [pid for pid, line in processes(folder).items() if "autofit.trial.host" in line]
+    hosts = [pid for pid, line in processes(folder).items() if "autofit.trial.process.fork_server" in line]
     return Stage(min(sum(map(leads_session, hosts)), Stage.TRIAL))
 
 

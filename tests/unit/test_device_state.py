@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from autofit.core.device_state import CardState, DeviceState, ProcessorState, together
-from autofit.hardware import Hardware
-from autofit.units import GIB
+from autofit.core.device.state import CardState, DeviceState, ProcessorState, together
+from autofit.core.hardware import Hardware
+from autofit.core.units import GIB
 
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=2**35, cores=4)
 H100 = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100", memory_bytes=80 * 2**30)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.errors import (
+from autofit.core.errors import (
     AutofitError,
     EnvironmentLacks,
     Interrupted,
@@ -16,7 +16,7 @@ from autofit.errors import (
     in_one_line,
     unknown,
 )
-from autofit.lattice import Axis
+from autofit.core.lattice import Axis
 from autofit.techniques import AXES
 
 NAMED_AXES = [axis for axis in AXES if not axis.numeric]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.frontier import (
+from autofit.core.frontier import (
     PRACTICAL,
     Frontier,
     Point,
@@ -22,11 +22,11 @@ from autofit.frontier import (
     ties,
     timed_in_full,
 )
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
-from autofit.outcome import Measurement, StepSeconds
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import Measurement, StepSeconds
+from autofit.core.workload import METHODS, Workload
 from autofit.techniques import changes, complete
-from autofit.workload import METHODS, Workload
 
 HARDWARE = Hardware(name="cpu", kind="cpu", device_name="c", memory_bytes=2**34)
 STACK = Stack(python="3.11", torch="2.13", transformers="5.23")

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autofit.errors import UsageError
-from autofit.lattice import Axis, Config, Lattice, Pairs, Value, chain, closure
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Axis, Config, Lattice, Pairs, Value, chain, closure
 from autofit.techniques import AXES, complete, holds, parse
 from tests.tiny import job
 

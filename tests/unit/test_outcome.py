@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.core import work_kinds
-from autofit.hardware import Hardware, Stack
-from autofit.outcome import (
+from autofit.core.device import work_kinds
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.outcome import (
     Crashed,
     Diverged,
     Fits,
@@ -29,8 +29,8 @@ from autofit.outcome import (
     outcome_from_json,
     outcome_to_json,
 )
+from autofit.core.workload import Workload
 from autofit.techniques import complete
-from autofit.workload import Workload
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 BYTES = st.integers(0, 2**60)

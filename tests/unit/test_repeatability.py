@@ -8,7 +8,7 @@ import statistics
 
 import pytest
 
-from autofit.repeatability import INTERVAL_DEVIATIONS, PRIOR_FREEDOM, Execution, between_executions, widened
+from autofit.core.repeatability import INTERVAL_DEVIATIONS, PRIOR_FREEDOM, Execution, between_executions, widened
 
 
 def drawn(draw: random.Random, runs: int, between: float, within: float) -> list[Execution]:

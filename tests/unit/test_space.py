@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit import space as space_module
-from autofit.errors import UsageError
-from autofit.lattice import Axis, Config
-from autofit.space import EVERY_DIVISOR, Rule, Space, load, names
+from autofit.catalog import space as space_module
+from autofit.catalog.space import EVERY_DIVISOR, Rule, Space, load, names
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Axis, Config
 from autofit.techniques import AXES as REGISTRY
 
 AXES = (

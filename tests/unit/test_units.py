@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.errors import UsageError
-from autofit.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, parse_bytes, parse_duration
+from autofit.core.errors import UsageError
+from autofit.core.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, parse_bytes, parse_duration
 
 FACTORS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": TIB}
 

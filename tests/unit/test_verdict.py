@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, fits, make_trial, out_of_memory
 
-from autofit.core.device_state import CardState, DeviceState
+from autofit.core.device.state import CardState, DeviceState
+from autofit.core.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut, Trial
+from autofit.core.units import GIB
 from autofit.core.verdict import contradiction, standing, verdict
-from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut, Trial
-from autofit.units import GIB
 
 TIMED_OUT = TimedOut(reason="no end within 600 s", deadline_seconds=600.0)
 MACHINERY = Crashed(reason="the worker was lost, twice", transient=True)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autofit.errors import UsageError
-from autofit.workload import METHODS, Effect, Goal, Workload, digest
+from autofit.core.errors import UsageError
+from autofit.core.workload import METHODS, Effect, Goal, Workload, digest
 
 BASE = Workload(model="tiny", model_digest="0123456789abcdef")
 

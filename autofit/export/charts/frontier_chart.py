@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING, Any
 
-from autofit.frontier import Frontier, Point
-from autofit.units import GIB, format_bytes
-from autofit.workload import METHODS
+from autofit.core.frontier import Frontier, Point
+from autofit.core.units import GIB, format_bytes
+from autofit.core.workload import METHODS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

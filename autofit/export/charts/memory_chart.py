@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.units import GIB, format_bytes
+from autofit.core.units import GIB, format_bytes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from autofit.core.workload import Workload
     from autofit.estimate.estimate import Estimate
-    from autofit.estimate.timeline import Timeline
+    from autofit.estimate.memory.timeline import Timeline
     from autofit.techniques import Job
-    from autofit.workload import Workload
 
 COLOURS = {
     "weights": "#0072B2",
@@ -69,9 +69,9 @@ def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
     the heap, of which the freed part is drawn as fragmentation; on a card fragmentation is left out, because no event
     says when the caching allocator grows.
     """
-    from autofit.estimate import heap
-    from autofit.estimate.events import PHASES
-    from autofit.estimate.tape import Category
+    from autofit.estimate.memory import heap
+    from autofit.estimate.memory.events import PHASES
+    from autofit.estimate.memory.memory_trace import Category
 
     signed = np.zeros((len(Category), len(line.sizes)), dtype=np.int64)
     signed[line.categories, np.arange(len(line.sizes))] = line.sizes
@@ -95,8 +95,8 @@ def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
 def _step_with(peak: int, line: Timeline) -> tuple[int, int]:
     """The first event of the step with the event `peak`, and one past its last. Loading the weights, before the first
     step, is not part of it."""
-    from autofit.estimate.events import PHASES
-    from autofit.estimate.tape import Category
+    from autofit.estimate.memory.events import PHASES
+    from autofit.estimate.memory.memory_trace import Category
 
     updating = line.phases == PHASES.index("optimizer")
     start = max(int(np.argmax(line.categories != Category.WEIGHTS)) - 1, 0)

@@ -9,20 +9,20 @@ from typing import Any
 
 from autofit.catalog.models import Model
 from autofit.core.attempt import Attempt
-from autofit.errors import AutofitError, EnvironmentLacks
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
-from autofit.operations.requests import left_by_others, memory_limit
+from autofit.core.errors import AutofitError, EnvironmentLacks
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import Crashed, Fits, Trial, Unsupported, now
+from autofit.core.workload import Workload
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooLate
-from autofit.outcome import Crashed, Fits, Trial, Unsupported, now
+from autofit.planning.requests import left_by_others, memory_limit
 from autofit.techniques import Job, complete
-from autofit.training.requirements import cannot_here
-from autofit.trial.group_runner import GroupRunner
+from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.machine import device_lock
+from autofit.trial.machine.detection import check_devices, detect
+from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import check_devices, detect
-from autofit.workload import Workload
 
 PREDICTION_SECONDS = 30.0
 """Longest wait for one estimate, the estimator's imports included."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from autofit.hardware import Hardware, Stack
-from autofit.outcome import Trial, outcome_to_json
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.outcome import Trial, outcome_to_json
 
 SCHEMA = 1
 """Version of the report's JSON."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from autofit.core.outcome import Crashed, Diverged, Fits, Measurement, Outcome, Trial, Unsupported
+from autofit.core.units import format_bytes, format_duration
 from autofit.operations.self_test.finding import Finding, Verdict
-from autofit.outcome import Crashed, Diverged, Fits, Measurement, Outcome, Trial, Unsupported
-from autofit.search.exactness import against, first_known
-from autofit.trial.divergence import GRADIENT_TOLERANCE, REFERENCE_TOLERANCE
-from autofit.units import format_bytes, format_duration
+from autofit.search.correctness import against, first_known
+from autofit.trial.measure.divergence import GRADIENT_TOLERANCE, REFERENCE_TOLERANCE
 
 EVIDENCE_LINES = 3
 """Of a crashed trial's standard error, in the reason; the JSON has all that was kept."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
-from autofit.errors import AutofitError, in_one_line
+from autofit.core.errors import AutofitError, in_one_line
 from autofit.trial.request import TrialRequest
 
 
@@ -88,7 +88,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with answers
     from autofit.estimate.estimator import Estimator
-    from autofit.estimate.speed import prior
+    from autofit.estimate.time.roofline import prior
 
     estimators: dict[str, Estimator] = {}
     for line in sys.stdin:

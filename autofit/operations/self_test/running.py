@@ -12,20 +12,20 @@ from dataclasses import replace
 from autofit import __version__
 from autofit.catalog.models import load
 from autofit.core.distribution import install
-from autofit.errors import EnvironmentLacks, in_one_line
+from autofit.core.errors import EnvironmentLacks, in_one_line
+from autofit.core.outcome import TimedOut, now
+from autofit.core.units import format_duration
 from autofit.operations.diagnosis import libraries
-from autofit.operations.probe_findings import emulated, findings
 from autofit.operations.self_test import size_checks, technique_checks
 from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
 from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Shown, Verdict
 from autofit.operations.self_test.judging import cut
-from autofit.outcome import TimedOut, now
+from autofit.prediction.probe_findings import emulated, findings
 from autofit.probe.shapes import usual_model
-from autofit.trial.group_runner import tell_of_waiting
 from autofit.trial.machine import device_lock
-from autofit.trial.site import version
-from autofit.units import format_duration
+from autofit.trial.machine.detection import version
+from autofit.trial.process.group_runner import tell_of_waiting
 
 LEAST_PROBE_SECONDS, MOST_PROBE_SECONDS = 15.0, 300.0
 """A probe takes some twelve seconds, and several times that on a busy machine."""

@@ -7,17 +7,17 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from autofit.estimate.floor import floor_bytes
-from autofit.lattice import Config
-from autofit.operations.requests import WorkloadOptions
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, OutOfMemory, TimedOut, Trial
+from autofit.core.units import MIB, format_bytes
+from autofit.core.workload import METHODS
+from autofit.estimate.memory.lower_bound import floor_bytes
 from autofit.operations.self_test.bench import TINY, Bench
 from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.self_test.judging import measurement, memory_gap, size_figure, unfit
-from autofit.outcome import Fits, OutOfMemory, TimedOut, Trial
+from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import Job, complete, unsupported
-from autofit.units import MIB, format_bytes
-from autofit.workload import METHODS
 
 LADDER = ("llama-3.1-8b", "llama-3.2-3b", "llama-3.2-1b", "smollm2-360m", "smollm2-135m")
 """Catalog models of one architecture, largest first; on a GPU each method takes the first that fits."""

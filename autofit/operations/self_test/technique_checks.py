@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from autofit.lattice import Axis, Config, Value
+from autofit.core.lattice import Axis, Config, Value
+from autofit.core.outcome import Trial
+from autofit.core.workload import Effect
 from autofit.operations.self_test.bench import TINY_BATCH, Bench
 from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Verdict
 from autofit.operations.self_test.judging import same, tiny_figure, unfit
-from autofit.outcome import Trial
 from autofit.techniques import AXES, complete
-from autofit.workload import Effect
 
 EXTENT: dict[str, tuple[Value, ...]] = {"rank": (256,), "micro_batch": (2, TINY_BATCH)}
 """Values to try on axes that list none: any number is valid there."""

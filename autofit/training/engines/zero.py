@@ -180,7 +180,7 @@ def _adam_on_host(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
     """DeepSpeed's CPU Adam, with the settings of torch's AdamW."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    from autofit.techniques.optimizer import LEARNING_RATE, weight_decay
+    from autofit.techniques.axes.optimizer import LEARNING_RATE, weight_decay
 
     trained = [p for p in module.parameters() if p.requires_grad]
     made: torch.optim.Optimizer = DeepSpeedCPUAdam(

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any, TypeVar
 
-from autofit.core.device_state import CardState
-from autofit.trial import nvml
+from autofit.core.device.state import CardState
+from autofit.trial.machine import nvml
 
 T = TypeVar("T")
 UNCORRECTED, SINCE_BOOT = 1, 0

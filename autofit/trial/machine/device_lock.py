@@ -17,8 +17,8 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
-from autofit.trial import nvml
-from autofit.units import format_duration
+from autofit.core.units import format_duration
+from autofit.trial.machine import nvml
 
 FOLDER_VARIABLE = "AUTOFIT_LOCKS"
 """The environment variable that names the folder of the locks."""

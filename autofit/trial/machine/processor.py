@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from autofit.core.device_state import ProcessorState
-from autofit.trial import control_groups
+from autofit.core.device.state import ProcessorState
+from autofit.trial.limits import control_groups
 
 PROC = Path("/proc")
 CORES = Path("/sys/devices/system/cpu")

@@ -6,10 +6,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.core.device_state import DeviceState
+from autofit.core.device.state import DeviceState
 from autofit.trial.machine import processor
 from autofit.trial.machine.card import CardWatch
-from autofit.trial.site import threads
+from autofit.trial.machine.detection import threads
 
 LOOK_SECONDS = 0.5
 """Time between two looks at a card: its clock and its reasons are those of the moment."""

@@ -21,7 +21,7 @@ import pytest
 from unit.operations.made_trials import MADE, fill
 
 from autofit.api import server
-from autofit.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.store import Store
 
 TOKEN = "a-secret-of-the-operator"

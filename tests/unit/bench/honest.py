@@ -8,11 +8,11 @@ from functools import cache
 
 from autofit.bench.recorded import Recorded
 from autofit.bench.tables import RECORDED, problems_of, read
-from autofit.lattice import Lattice
-from autofit.outcome import Fits, Prediction, Trial
+from autofit.core.lattice import Lattice
+from autofit.core.outcome import Fits, Prediction, Trial
+from autofit.search.acquisition.memory_fit import completed
+from autofit.search.acquisition.surrogate import TIME
 from autofit.search.foresight import Foresight
-from autofit.search.memory_fit import completed
-from autofit.search.surrogate import TIME
 from autofit.techniques import AXES
 
 TABLE = "cpu-2c-smollm2-135m"

@@ -15,11 +15,11 @@ from typing import Any
 from autofit.bench.oracle import Cut, Enough, Oracle, Trace
 from autofit.bench.ours import search
 from autofit.bench.recorded import Recorded
-from autofit.frontier import PRACTICAL, Point
-from autofit.lattice import Config
-from autofit.outcome import Fits, Trial
+from autofit.core.frontier import PRACTICAL, Point
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Trial
 from autofit.search.budget import TIMING_SECONDS
-from autofit.trial.pace import least_repeats, micro_steps_run, warm_ups
+from autofit.trial.measure.pace import least_repeats, micro_steps_run, warm_ups
 
 BUDGET_SECONDS = 600.0
 """The command's default."""

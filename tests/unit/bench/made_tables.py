@@ -13,9 +13,9 @@ from unit.search.made_truth import Truth
 from autofit.bench.oracle import SearchMethod, Trace, searched
 from autofit.bench.problem import Problem, listed
 from autofit.bench.recorded import Recorded
-from autofit.lattice import Config
-from autofit.outcome import Outcome, Trial, outcome_to_json
-from autofit.units import GIB
+from autofit.core.lattice import Config
+from autofit.core.outcome import Outcome, Trial, outcome_to_json
+from autofit.core.units import GIB
 
 LIMIT = 2 * GIB
 """Some configs of each method fit it in the tests' worlds, but not all."""

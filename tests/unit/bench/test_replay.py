@@ -20,11 +20,11 @@ from autofit.bench.recorded import Recorded
 from autofit.bench.replay import replay
 from autofit.bench.tables import problems_of, read
 from autofit.catalog.models import load
-from autofit.errors import AutofitError, NothingFits, UsageError
-from autofit.lattice import Config
-from autofit.operations.recorded_tables import is_table, read_whole
-from autofit.outcome import Fits, Outcome, OutOfMemory, TimedOut, outcome_to_json
-from autofit.units import GIB
+from autofit.core.errors import AutofitError, NothingFits, UsageError
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Outcome, OutOfMemory, TimedOut, outcome_to_json
+from autofit.core.units import GIB
+from autofit.operations.recording.recorded_tables import is_table, read_whole
 
 LIMIT = 3 * GIB // 2
 Lines = list[dict[str, Any]]

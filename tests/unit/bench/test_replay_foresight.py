@@ -15,11 +15,11 @@ from unit.search.made_truth import Truth, cpu_lattice, make_job
 from autofit.bench import tables
 from autofit.bench.tables import foresight_of
 from autofit.catalog.models import load
-from autofit.lattice import Config
-from autofit.operations.recorded_tables import RecordedTable, read_whole
+from autofit.core.lattice import Config
+from autofit.core.units import GIB
+from autofit.operations.recording.recorded_tables import RecordedTable, read_whole
 from autofit.store import Store
-from autofit.trial.site import installed_stack
-from autofit.units import GIB
+from autofit.trial.machine.detection import installed_stack
 
 LIMIT = 3 * GIB // 2
 

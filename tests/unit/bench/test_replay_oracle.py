@@ -16,9 +16,9 @@ from unit.search.made_truth import Truth
 from autofit.bench.oracle import HORIZON, MOST_ASKS, Enough, Oracle, drawn_again
 from autofit.bench.problem import listed
 from autofit.bench.recorded import Recorded, under
-from autofit.lattice import Config
-from autofit.outcome import Fits, OutOfMemory, StepSeconds
-from autofit.units import GIB
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, OutOfMemory, StepSeconds
+from autofit.core.units import GIB
 
 
 @pytest.fixture(scope="session")

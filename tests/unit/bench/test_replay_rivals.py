@@ -19,10 +19,10 @@ from autofit.bench.methods import METHODS, SLOW, chosen
 from autofit.bench.oracle import HORIZON, CannotRun, Trace
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import regret, trials_to
-from autofit.errors import UsageError
-from autofit.frontier import Point
-from autofit.lattice import Config
-from autofit.outcome import Fits, Outcome
+from autofit.core.errors import UsageError
+from autofit.core.frontier import Point
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Outcome
 
 NEEDS = {"optuna-gp": "scipy"}
 """Packages that autofit itself does without."""

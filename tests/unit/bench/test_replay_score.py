@@ -13,8 +13,8 @@ from unit.search.made_truth import Truth
 from autofit.bench.oracle import Stated
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Reached, Share, Spread, regret, score, trials_to
-from autofit.lattice import Config
-from autofit.units import GIB
+from autofit.core.lattice import Config
+from autofit.core.units import GIB
 
 OUTCOMES = (fits(1.0, 100), fits(0.5, 50), fits(1.5, 96), fits(0.8, 99.5), out_of_memory(), out_of_memory(), crashed())
 """The frontier: 50 tokens/s at 0.5 GiB, 99.5 at 0.8, 100 at 1."""

@@ -13,7 +13,7 @@ from unit.search.made_truth import Truth
 from autofit.bench.oracle import HORIZON
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import MOMENTS, Band, moments, trajectory
-from autofit.lattice import Config
+from autofit.core.lattice import Config
 
 OUTCOMES = (fits(1.0, 100), fits(0.5, 50), fits(0.8, 90), out_of_memory())
 

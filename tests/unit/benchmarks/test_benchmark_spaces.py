@@ -10,10 +10,10 @@ from pathlib import Path
 
 from unit.operations.made_trials import HARDWARE, STACK, make_job
 
-from autofit.hardware import Hardware
-from autofit.lattice import Value
-from autofit.operations.recording import _covering
-from autofit.space import load
+from autofit.catalog.space import load
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Value
+from autofit.operations.recording.record import _covering
 from autofit.techniques import AXES, complete, unsupported
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"

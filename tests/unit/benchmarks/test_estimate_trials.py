@@ -13,8 +13,8 @@ import pytest
 from unit.bench.made_tables import lines_of, write
 from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial
 
+from autofit.core.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
 from autofit.operations import read_table
-from autofit.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 TABLE = BENCHMARKS / "recorded" / "cpu-2c-every-axis.jsonl"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from unit.operations.made_trials import fits, make_trial, out_of_memory
 
-from autofit.outcome import Fits
-from autofit.units import GIB
+from autofit.core.outcome import Fits
+from autofit.core.units import GIB
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 

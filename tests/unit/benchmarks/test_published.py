@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from autofit.techniques import TECHNIQUES, unsupported
-from autofit.techniques.cross_entropy import full_cross_entropy
+from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX, Head
 from autofit.training import build
 

@@ -17,8 +17,8 @@ from unit.search.made_truth import Truth, cpu_lattice, make_job
 from autofit.bench.recorded import Recorded
 from autofit.bench.tables import problems_of, read
 from autofit.catalog.models import load
-from autofit.outcome import Outcome
-from autofit.units import GIB
+from autofit.core.outcome import Outcome
+from autofit.core.units import GIB
 
 LIMIT = 3 * GIB // 2
 

@@ -9,8 +9,8 @@ import re
 import pytest
 
 from autofit.catalog.hardware import TOLERANCE, Card, called, card, cards, fitting, match
-from autofit.errors import UsageError
-from autofit.units import GIB, MIB
+from autofit.core.errors import UsageError
+from autofit.core.units import GIB, MIB
 
 NAMES = {
     "h200", "h100-80g", "h100-pcie-80g", "h100-nvl-94g", "h20", "gh200-96g", "a100-40g", "a100-80g", "b200", "l40s",

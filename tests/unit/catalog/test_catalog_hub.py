@@ -36,7 +36,7 @@ NOWHERE = "http://127.0.0.1:9"
 PROGRAM = """
 import json, sys
 from autofit.catalog.models import load
-from autofit.errors import AutofitError
+from autofit.core.errors import AutofitError
 for name in sys.argv[1:]:
     try:
         model = load(name)

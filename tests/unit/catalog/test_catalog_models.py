@@ -13,7 +13,7 @@ import pytest
 
 from autofit.catalog.model_shape import drops_out, measure
 from autofit.catalog.models import Model, architecture, load, names, shape
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 
 NAMES = {
     "smollm2-135m", "smollm2-360m", "smollm2-1.7b", "qwen2.5-0.5b", "qwen2.5-1.5b", "qwen2.5-7b", "qwen2.5-14b",

@@ -15,7 +15,7 @@ from unit.operations.made_trials import fill
 from unit.operations.made_world import World
 
 from autofit.cli import main as program
-from autofit.core.device_state import DeviceState
+from autofit.core.device.state import DeviceState
 from autofit.store import Store
 
 

@@ -13,9 +13,9 @@ from jobs import tiny_model
 from unit.cli.conftest import Autofit, Done
 from unit.operations.made_trials import MADE
 
+from autofit.core.workload import METHODS
 from autofit.store import Store
-from autofit.trial.site import detect
-from autofit.workload import METHODS
+from autofit.trial.machine.detection import detect
 
 MODEL = ("--model", "smollm2-135m")
 SMALL = (*MODEL, "--seq-len", "128", "--global-batch", "4", "--device", "cpu")

@@ -9,9 +9,9 @@ import pytest
 from unit.cli.conftest import Autofit
 from unit.operations.made_trials import WORK, fits, make_trial, out_of_memory
 
-from autofit.outcome import Prediction
+from autofit.core.outcome import Prediction
+from autofit.core.units import GIB
 from autofit.store import Store
-from autofit.units import GIB
 
 PREDICTION = Prediction(
     peak_allocated_bytes=9 * GIB,

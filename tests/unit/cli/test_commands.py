@@ -16,7 +16,8 @@ from unit.operations.made_world import World
 
 from autofit import __version__, operations
 from autofit.catalog.models import names
-from autofit.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.units import GIB
 from autofit.operations import diagnosis
 from autofit.operations.self_test import running
 from autofit.operations.self_test.bench import Bench
@@ -24,10 +25,9 @@ from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Verdict
 from autofit.operations.self_test.running import self_test
 from autofit.store import Store
-from autofit.trial import site
-from autofit.trial.runner import TrialRunner
-from autofit.trial.site import detect
-from autofit.units import GIB
+from autofit.trial.machine import detection as site
+from autofit.trial.machine.detection import detect
+from autofit.trial.process.runner import TrialRunner
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 SEARCH = ("search", *ASKED, "--device", "cpu", "--memory-limit", "2GiB")

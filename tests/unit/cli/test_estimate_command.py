@@ -97,7 +97,7 @@ def test_a_model_that_cannot_be_traced_is_estimated_but_not_drawn(
     def fails(*arguments: object) -> None:
         raise ValueError("the data decides")
 
-    monkeypatch.setattr("autofit.estimate.traces.trace_decoder", fails)
+    monkeypatch.setattr("autofit.estimate.tracing.traces.trace_decoder", fails)
     page = tmp_path / "memory.html"
     asked = ("--model", "smollm2-135m", "--config", "method=lora", "--hardware", "l4", "--no-advice")
     done = autofit("estimate", *asked, "--html", str(page))

@@ -10,13 +10,13 @@ import pytest
 from unit.cli.conftest import Autofit
 
 from autofit.catalog.hardware import card, cards
-from autofit.hardware import Hardware
+from autofit.core.hardware import Hardware
+from autofit.core.units import GIB
 from autofit.operations import diagnosis
-from autofit.operations.estimating import not_estimated, site
-from autofit.operations.lattices import load_space
+from autofit.planning.lattices import load_space
+from autofit.prediction.estimating import not_estimated, site
 from autofit.techniques import AXES
-from autofit.trial.site import asked, detect
-from autofit.units import GIB
+from autofit.trial.machine.detection import asked, detect
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 
@@ -119,5 +119,5 @@ def test_this_machines_own_device_has_several_names(monkeypatch: pytest.MonkeyPa
     assert asked(here.name, "cpu") is None
     assert asked("RTX 4090") == card("rtx-4090")
     gpu = Hardware(name="a-card-16g", kind="cuda", device_name="A Card", memory_bytes=16 * GIB)
-    monkeypatch.setattr("autofit.trial.site.detect", lambda device: (gpu, stack))
+    monkeypatch.setattr("autofit.trial.machine.detection.detect", lambda device: (gpu, stack))
     assert asked("gpu") is None

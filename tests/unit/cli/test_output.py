@@ -17,7 +17,7 @@ from unit.cli.conftest import Autofit
 
 from autofit import __version__
 from autofit.cli.output import PLOTLY, write, write_page
-from autofit.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, UsageError
 
 ASKED = ("--model", "smollm2-135m", "--seq-len", "128", "--global-batch", "4")
 

@@ -16,7 +16,7 @@ from jobs import tiny_model
 
 from autofit.core import distribution
 from autofit.operations import diagnosis
-from autofit.trial.site import detect
+from autofit.trial.machine.detection import detect
 
 TESTS = Path(__file__).parents[2]
 JOB = ("--model", "smollm2-135m", "--seq-len", "32", "--global-batch", "1")

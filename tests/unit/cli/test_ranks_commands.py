@@ -22,12 +22,12 @@ from unit.cli.test_bad_input import check
 from autofit.operations import diagnosis, single_trial
 from autofit.search import loop
 from autofit.store import Store
-from autofit.techniques import compilation
-from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.training import native_ops
-from autofit.trial.group_runner import GroupRunner
+from autofit.techniques.axes import compilation
+from autofit.techniques.axes.sharding import NVME_VARIABLE
+from autofit.training.prerequisites import native_ops
+from autofit.trial.machine.detection import cores
+from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import cores
 from autofit.workers import in_place
 
 SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"

@@ -16,7 +16,7 @@ from autofit.bench.methods import METHODS
 from autofit.bench.oracle import CannotRun, Oracle
 from autofit.bench.problem import Problem
 from autofit.catalog.models import load
-from autofit.units import GIB
+from autofit.core.units import GIB
 
 REPLAY = ("bench", "replay", "--table", "made.jsonl", "--keep", "kept", "--jobs", "1")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autofit.cli.search_text import WHY_WIDE, _regret
+from autofit.cli.text.search import WHY_WIDE, _regret
 
 BEST = "With 95 % confidence the best config of this method is less than"
 MOST = " For all that is known, the best config of this method is 10 times as fast or more."

@@ -19,11 +19,11 @@ from unit.operations.made_world import World
 from unit.store.conftest import migrated, postgresql_server, postgresql_url
 from unit.store.test_store_failures import locked, sql
 
-from autofit.operations import keeping
-from autofit.outcome import Fits, Trial
+from autofit.core.outcome import Fits, Trial
+from autofit.core.units import GIB
+from autofit.operations import trial_log as keeping
 from autofit.store import Store
-from autofit.store.schema import REVISIONS
-from autofit.units import GIB
+from autofit.store.database.schema import REVISIONS
 
 __all__ = ["migrated", "postgresql_server", "postgresql_url"]
 
@@ -244,7 +244,7 @@ def test_a_lock_that_ends_in_time_is_waited_for(
 def test_no_disk_space_in_the_middle(
     autofit: Autofit, world: World, store_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autofit.store import engine
+    from autofit.store.database import engine
 
     full: list[bool] = []
     connect = engine._open_sqlite
@@ -315,7 +315,7 @@ def test_an_interrupt_while_the_store_is_waited_for_loses_nothing(
 def test_a_store_that_fails_at_the_very_end_does_not_cost_the_answer(
     autofit: Autofit, world: World, store_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from autofit.errors import StoreError
+    from autofit.core.errors import StoreError
 
     def fail(*arguments: object, **options: object) -> None:
         raise StoreError("the store is gone", remedy="none")

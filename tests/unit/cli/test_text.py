@@ -11,7 +11,7 @@ from unit.operations.test_estimate_cache import ESTIMATE
 
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
-from autofit.cli.tables import (
+from autofit.cli.text.tables import (
     CLOSE,
     change_text,
     estimate_text,
@@ -24,15 +24,15 @@ from autofit.cli.tables import (
     speed_text,
     trial_text,
 )
-from autofit.estimate.deviation import MemoryDeviation
+from autofit.core.frontier import Frontier, Point
+from autofit.core.outcome import Fits
+from autofit.core.units import GIB
+from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Change, Lightest
-from autofit.frontier import Frontier, Point
-from autofit.operations.answers import recommendation
-from autofit.outcome import Fits
+from autofit.estimate.memory.deviation import MemoryDeviation
+from autofit.operations.recommendation import recommendation
 from autofit.search.progress import Progress
 from autofit.techniques import complete
-from autofit.units import GIB
-from autofit.workload import Effect, Goal
 
 CONFIG = complete({"method": "lora", "rank": 16, "micro_batch": 4})
 

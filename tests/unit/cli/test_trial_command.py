@@ -20,12 +20,13 @@ from unit.cli.conftest import Autofit
 from unit.store.test_store_failures import locked
 
 from autofit.core.attempt import Attempt
-from autofit.operations import keeping, single_trial
+from autofit.core.units import MIB
+from autofit.operations import single_trial
+from autofit.operations import trial_log as keeping
 from autofit.store import Store
-from autofit.trial.classify import timed_out
+from autofit.trial.process.classify import timed_out
+from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import TrialRequest
-from autofit.trial.runner import TrialRunner
-from autofit.units import MIB
 
 KEYS = {"outcome", "config", "hardware", "stack", "workload"}
 KEYS_BESIDES = {"memory_limit_bytes", "seconds", "recorded_at", "trial_id", "device_state"}

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autofit.estimate.allocator import Block, CachingAllocator, OutOfDeviceMemory
-from autofit.units import MIB
+from autofit.core.units import MIB
+from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 
 
 def plain(limit: int | None = None) -> CachingAllocator:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from tiny import CUDA_HARDWARE, STACK, model
 
-from autofit.estimate import trace
-from autofit.estimate.amounts import MICRO_BATCH, RANK, Amounts
-from autofit.estimate.cuda_kernels import cuda_scratch
+from autofit.core.workload import Workload
+from autofit.estimate.kernels.cuda_kernels import cuda_scratch
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, Amounts
+from autofit.estimate.tracing import trace
 from autofit.techniques import Job, complete, parse
-from autofit.workload import Workload
 
 LLAMA = model("llama", num_hidden_layers=3, tie_word_embeddings=False)
 MIXTURE = model(

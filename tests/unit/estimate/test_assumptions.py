@@ -12,14 +12,14 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, LLAMA, STACK, job
 
 from autofit.catalog.hardware import cards
+from autofit.core.hardware import Hardware
+from autofit.core.units import format_bytes
+from autofit.core.workload import Workload
 from autofit.estimate.assumptions import ASSUMED, CONTEXT_BYTES, assumptions
 from autofit.estimate.bound import bounded
-from autofit.hardware import Hardware
-from autofit.operations.estimating import site
+from autofit.prediction.estimating import site
 from autofit.techniques import Job, complete, parse
-from autofit.trial.site import installed_stack
-from autofit.units import format_bytes
-from autofit.workload import Workload
+from autofit.trial.machine.detection import installed_stack
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"
 RECORD = RECORDED / "cpu-zen5-2c-sharded-memory.json"

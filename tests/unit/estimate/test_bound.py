@@ -8,16 +8,16 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
 
 from autofit.catalog.models import load
-from autofit.estimate import traces
+from autofit.core.hardware import Hardware
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.estimate.bound import MEMORY_ERROR, bounded
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.recorder import NotTraced
+from autofit.estimate.memory.memory_trace import Tape
 from autofit.estimate.sweep import sweep
-from autofit.estimate.tape import Tape
-from autofit.hardware import Hardware
+from autofit.estimate.tracing import traces
+from autofit.estimate.tracing.recorder import NotTraced
 from autofit.techniques import Job, complete, parse
-from autofit.units import GIB
-from autofit.workload import Workload
 
 
 def job(name: str) -> Job:
@@ -63,7 +63,7 @@ def test_what_cannot_be_followed_is_estimated_by_formula_and_says_so(monkeypatch
         tried.append(arguments)
         raise ValueError("the data decides")
 
-    monkeypatch.setattr("autofit.estimate.traces.trace_decoder", fails)
+    monkeypatch.setattr("autofit.estimate.tracing.traces.trace_decoder", fails)
     estimator = Estimator(job("smollm2-360m"), None)
     config = complete(parse("method=full,precision=bf16,micro_batch=1"))
     with pytest.raises(NotTraced, match="the data decides"):
@@ -130,7 +130,7 @@ def test_a_host_that_is_too_small_rules_out_what_cannot_be_followed(monkeypatch:
     def fails(*arguments: object) -> None:
         raise ValueError("the data decides")
 
-    monkeypatch.setattr("autofit.estimate.traces.trace_decoder", fails)
+    monkeypatch.setattr("autofit.estimate.tracing.traces.trace_decoder", fails)
     config = complete(parse("method=full,offload=optimizer,micro_batch=1"))
     found = {
         size: Estimator(on(replace(CUDA_HARDWARE, count=1, host_memory_bytes=size)), None).estimate(

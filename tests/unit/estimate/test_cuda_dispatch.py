@@ -14,13 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from autofit.catalog.models import Model
-from autofit.estimate import trace
-from autofit.estimate.amounts import MICRO_BATCH
-from autofit.estimate.cuda_dispatch import SUMMED_WIDE, WIDENED, cuda_dispatch
-from autofit.estimate.cuda_kernels import cuda_scratch
-from autofit.estimate.host_kernels import host_scratch
-from autofit.hardware import Hardware
-from autofit.lattice import Value
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Value
+from autofit.estimate.kernels.cuda_kernels import cuda_scratch
+from autofit.estimate.kernels.host_kernels import host_scratch
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH
+from autofit.estimate.tracing import trace
+from autofit.estimate.tracing.cuda_dispatch import SUMMED_WIDE, WIDENED, cuda_dispatch
 
 NEOX = model("gpt_neox", num_hidden_layers=2, hidden_act="gelu", attention_bias=True)
 """Normalises with nn.LayerNorm."""

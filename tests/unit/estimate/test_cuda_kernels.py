@@ -11,21 +11,21 @@ import torch
 from tiny import CUDA_HARDWARE, GEMMA2, LLAMA, STACK, model
 
 from autofit.catalog.models import Model, load
-from autofit.core.work_kinds import HOST_LINK
+from autofit.core.device.work_kinds import HOST_LINK
+from autofit.core.lattice import Axis, Config, Lattice, Value
+from autofit.core.units import GIB, MIB
+from autofit.core.workload import Workload
 from autofit.estimate.assumptions import COMPILE_ERROR
-from autofit.estimate.cuda_kernels import Attention, attention_kernel, cuda_scratch
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.liger import chunk_rows
-from autofit.estimate.recorder import Held
-from autofit.estimate.speed import guess, seconds
-from autofit.estimate.transfers import seconds_per_byte
-from autofit.estimate.update import PAGED_FROM
-from autofit.lattice import Axis, Config, Lattice, Value
+from autofit.estimate.kernels.cuda_kernels import Attention, attention_kernel, cuda_scratch
+from autofit.estimate.kernels.liger import chunk_rows
+from autofit.estimate.time.roofline import guess, seconds
+from autofit.estimate.time.transfers import seconds_per_byte
+from autofit.estimate.tracing.recorder import Held
+from autofit.estimate.tracing.update import PAGED_FROM
 from autofit.techniques import AXES, Job, complete, holds, parse, unsupported
 from autofit.training.build import make_plan, make_skeleton
-from autofit.units import GIB, MIB
-from autofit.workload import Workload
 
 RATES = replace(guess(flops=1e15, wide_flops=5e13, bandwidth=3e12), transfers=seconds_per_byte(CUDA_HARDWARE))
 DEVICE_STACK = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from unit.operations.test_estimate_cache import ESTIMATE
 
-from autofit.estimate.deviation import MemoryDeviation
+from autofit.estimate.memory.deviation import MemoryDeviation
 
 NOTHING_SHOWN = MemoryDeviation(mean=0.0, deviation=0.1, compared_on=0)
 

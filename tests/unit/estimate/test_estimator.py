@@ -8,14 +8,14 @@ from test_trace import job as job_of
 from tiny import CUDA_HARDWARE, STACK
 
 from autofit.catalog.models import load
+from autofit.core.hardware import Hardware
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.estimate.assumptions import COMPILED_LAYER_BYTES
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.speed import guess
-from autofit.hardware import Hardware
+from autofit.estimate.time.roofline import guess
 from autofit.techniques import Job, complete, parse
-from autofit.units import GIB
-from autofit.workload import Workload
 
 RATES = guess(flops=1e15, wide_flops=5e13, bandwidth=3e12)
 CPU = Hardware(name="cpu-x", kind="cpu", device_name="x", memory_bytes=64 * GIB, cores=2)

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
 
-from autofit.estimate.allocator import MIN_BLOCK
+from autofit.core.lattice import Config
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.heap import MAPPED_BYTES
-from autofit.estimate.timeline import Timeline
-from autofit.lattice import Config
+from autofit.estimate.memory.allocator import MIN_BLOCK
+from autofit.estimate.memory.heap import MAPPED_BYTES
+from autofit.estimate.memory.timeline import Timeline
 from autofit.techniques import AXES, Job, complete, unsupported
-from autofit.units import GIB
-from autofit.workload import Workload
 
 HARDWARE = {hardware.kind: hardware for hardware in (CUDA_HARDWARE, CPU_HARDWARE)}
 WITH_EVERYTHING = replace(STACK, liger_kernel="0.8.5", flash_attn="2.8.3", deepspeed="0.19.8")

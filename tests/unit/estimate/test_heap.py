@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autofit.estimate.heap import MIB, SIZE_POWER, Traits, causes, kept, resident
-from autofit.estimate.memory import memory
-from autofit.estimate.tape import Category
-from autofit.estimate.timeline import Timeline
-from autofit.hardware import Hardware
-from autofit.units import GIB
+from autofit.core.hardware import Hardware
+from autofit.core.units import GIB
+from autofit.estimate.memory.heap import MIB, SIZE_POWER, Traits, causes, kept, resident
+from autofit.estimate.memory.memory import memory
+from autofit.estimate.memory.memory_trace import Category
+from autofit.estimate.memory.timeline import Timeline
 
 WEIGHTS, SAVED, TEMPORARY, MAPPED, GRADIENT, PASSING, STATE = range(7)
 SIZES = {

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from autofit.estimate.cuda_kernels import cuda_scratch
-from autofit.estimate.host_kernels import host_scratch
-from autofit.estimate.kernels import common_scratch
-from autofit.estimate.recorder import Held
+from autofit.estimate.kernels.cuda_kernels import cuda_scratch
+from autofit.estimate.kernels.host_kernels import host_scratch
+from autofit.estimate.kernels.scratch import common_scratch
+from autofit.estimate.tracing.recorder import Held
 
 _ATEN = torch.ops.aten
 

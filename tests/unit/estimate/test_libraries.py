@@ -8,20 +8,20 @@ import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.models import shape
-from autofit.core.work_kinds import HOST_LINK, LINK
+from autofit.core.device.work_kinds import HOST_LINK, LINK
+from autofit.core.hardware import Hardware
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.floor import floor_bytes
-from autofit.estimate.hosted import hosted_bytes
-from autofit.estimate.libraries.library import Traffic
-from autofit.estimate.libraries.zero_third import PARAMETER_OPERATIONS
-from autofit.estimate.speed import prior
-from autofit.estimate.transfers import amounts, seconds_per_byte
-from autofit.hardware import Hardware
+from autofit.estimate.memory.lower_bound import floor_bytes
+from autofit.estimate.sharding.hosted import hosted_bytes
+from autofit.estimate.sharding.library import Traffic
+from autofit.estimate.sharding.zero_third import PARAMETER_OPERATIONS
+from autofit.estimate.time.roofline import prior
+from autofit.estimate.time.transfers import amounts, seconds_per_byte
 from autofit.techniques import Job, complete, parse
-from autofit.training import nvme
-from autofit.units import GIB
-from autofit.workload import Workload
+from autofit.training.prerequisites import nvme
 
 OF = model(
     "llama",

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from tiny import CUDA_HARDWARE
 
-from autofit.estimate import memory as estimated
-from autofit.estimate.allocator import Block, CachingAllocator, OutOfDeviceMemory
-from autofit.estimate.cuda_kernels import cublas_workspace_bytes
-from autofit.estimate.replays import ALIKE_ERROR, STEPS, Fragmentation, Replays, replay
-from autofit.estimate.tape import Category
-from autofit.estimate.timeline import Timeline
-from autofit.units import GIB, MIB
+from autofit.core.units import GIB, MIB
+from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
+from autofit.estimate.memory import memory as estimated
+from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from autofit.estimate.memory.memory_trace import Category
+from autofit.estimate.memory.replays import ALIKE_ERROR, STEPS, Fragmentation, Replays, replay
+from autofit.estimate.memory.timeline import Timeline
 
 FORWARD, BACKWARD = range(2)
 WEIGHTS, PASSING = Category.WEIGHTS, Category.TEMPORARIES

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from unit.operations.made_trials import OPTIONS, STACK, make_job
 
+from autofit.core.lattice import Lattice
 from autofit.estimate.estimator import Estimator
-from autofit.lattice import Lattice
 from autofit.techniques import AXES, complete, holds, unsupported
 
 SHARDINGS = {1: ("none",), 2: ("zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")}

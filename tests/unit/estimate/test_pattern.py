@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autofit.estimate.pattern import representatives
+from autofit.estimate.tracing.pattern import representatives
 
 
 def contexts(kinds: list[object]) -> list[tuple[object, object, object]]:

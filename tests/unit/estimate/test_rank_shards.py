@@ -14,11 +14,11 @@ import pytest
 from tiny import FSDP_TAKES_QLORA
 
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.events import PHASES
-from autofit.estimate.tape import Category
-from autofit.estimate.timeline import Timeline
+from autofit.estimate.memory.events import PHASES
+from autofit.estimate.memory.memory_trace import Category
+from autofit.estimate.memory.timeline import Timeline
 from autofit.techniques import Job, complete, parse, unsupported
-from autofit.techniques.sharding import NVME_VARIABLE
+from autofit.techniques.axes.sharding import NVME_VARIABLE
 
 sys.path.insert(0, str(Path(__file__).parent))
 

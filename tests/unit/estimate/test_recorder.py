@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from autofit.estimate.recorder import Held, NotTraced, Recorder, without_data
+from autofit.estimate.tracing.recorder import Held, NotTraced, Recorder, without_data
 
 
 def recorder() -> Recorder:

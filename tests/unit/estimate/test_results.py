@@ -7,9 +7,9 @@ import torch
 from test_trace import GQA, MIXTURE, history, traced
 
 from autofit.catalog.models import Model
-from autofit.estimate import results
-from autofit.estimate.recorder import Held, Recorder, without_data
-from autofit.estimate.tape import Tape
+from autofit.estimate.memory.memory_trace import Tape
+from autofit.estimate.tracing import results
+from autofit.estimate.tracing.recorder import Held, Recorder, without_data
 from autofit.techniques import complete, parse
 
 

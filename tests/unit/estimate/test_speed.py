@@ -11,10 +11,13 @@ from jobs import tiny_model
 from tiny import CPU_HARDWARE, STACK
 
 from autofit.catalog.hardware import cards
-from autofit.core.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK
-from autofit.estimate.amounts import MICRO_BATCH, RANK
-from autofit.estimate.recorder import Held
-from autofit.estimate.speed import (
+from autofit.core.device.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import StepWork
+from autofit.core.workload import Workload
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
+from autofit.estimate.time.op_costs import FAMILIES, Costs, Family, Work, Works
+from autofit.estimate.time.roofline import (
     FAR_BYTES,
     FRESH_BYTES,
     NEAR_BYTES,
@@ -27,13 +30,10 @@ from autofit.estimate.speed import (
     seconds,
     step_work,
 )
-from autofit.estimate.update import trace_updates
+from autofit.estimate.tracing.recorder import Held
+from autofit.estimate.tracing.update import trace_updates
 from autofit.estimate.version import ESTIMATOR_VERSION
-from autofit.estimate.work import FAMILIES, Costs, Family, Work, Works
-from autofit.hardware import Hardware
-from autofit.outcome import StepWork
 from autofit.techniques import Job, complete, parse
-from autofit.workload import Workload
 
 PRIOR = replace(guess(flops=1e15, wide_flops=1e14, bandwidth=3e12), transfers={HOST_LINK: 1.0})
 """A byte to the host takes a second, so that a test's bytes are seconds."""

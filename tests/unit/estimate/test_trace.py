@@ -6,14 +6,14 @@ import pytest
 from tiny import CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.models import Model
-from autofit.estimate.cuda_kernels import cuda_scratch
-from autofit.estimate.pattern import representatives
-from autofit.estimate.splice import splice
-from autofit.estimate.tape import Tape
-from autofit.estimate.trace import layer_kinds, trace_decoder
-from autofit.lattice import Config
+from autofit.core.lattice import Config
+from autofit.core.workload import Workload
+from autofit.estimate.kernels.cuda_kernels import cuda_scratch
+from autofit.estimate.memory.memory_trace import Tape
+from autofit.estimate.tracing.pattern import representatives
+from autofit.estimate.tracing.repeat_layers import splice
+from autofit.estimate.tracing.trace import layer_kinds, trace_decoder
 from autofit.techniques import Job, complete, parse
-from autofit.workload import Workload
 
 UNGROUPED = model("llama", num_hidden_layers=7, num_key_value_heads=4, tie_word_embeddings=False)
 GQA = model("llama", num_hidden_layers=9, tie_word_embeddings=False)

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from tiny import CUDA_HARDWARE, LLAMA, STACK
 
-from autofit.estimate import trace_cache, traces
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.trace_cache import TraceCache
+from autofit.estimate.tracing import trace_cache, traces
+from autofit.estimate.tracing.trace_cache import TraceCache
 from autofit.techniques import Job, complete, parse
-from autofit.units import GIB
-from autofit.workload import Workload
 
 CONFIG = "method=lora,precision=bf16,checkpointing=full,loss=chunked"
 TRACING = ("trace_decoder", "trace_loss", "trace_updates")

@@ -9,10 +9,10 @@ import pytest
 from test_trace import GQA, MIXTURE, TIED, history, job
 
 from autofit.catalog.models import Model, shape
-from autofit.estimate.cuda_kernels import cuda_scratch
-from autofit.estimate.events import updates
-from autofit.estimate.tape import Category
-from autofit.estimate.update import trace_updates
+from autofit.estimate.kernels.cuda_kernels import cuda_scratch
+from autofit.estimate.memory.events import updates
+from autofit.estimate.memory.memory_trace import Category
+from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import complete, parse
 
 MODELS = {"gqa": GQA, "tied": TIED, "mixture": MIXTURE}

@@ -9,15 +9,15 @@ from dataclasses import replace
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
 
+from autofit.catalog.space import load
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Config
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.replays import ALIKE_ERROR, DECODER_ERROR, alikeness
-from autofit.hardware import Hardware
-from autofit.lattice import Config
-from autofit.space import load
+from autofit.estimate.memory.replays import ALIKE_ERROR, DECODER_ERROR, alikeness
 from autofit.techniques import AXES, Job, unsupported
-from autofit.units import GIB
-from autofit.workload import Workload
 
 LIMIT, BATCH = 24 * GIB, 64
 MODEL = model(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import bitsandbytes  # noqa: F401  (registers its operations)
 import torch
 
-from autofit.estimate.amounts import MICRO_BATCH
-from autofit.estimate.host_kernels import host_scratch
-from autofit.estimate.recorder import Held
-from autofit.estimate.work import FAMILIES, Family, Work, work
+from autofit.estimate.kernels.host_kernels import host_scratch
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH
+from autofit.estimate.time.op_costs import FAMILIES, Family, Work, work
+from autofit.estimate.tracing.recorder import Held
 
 _ATEN = torch.ops.aten
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from export_samples import sample
 
-from autofit.lattice import Config
+from autofit.core.lattice import Config
 
 sys.path.append(str(Path(__file__).parents[1] / "techniques"))  # live_bytes
 

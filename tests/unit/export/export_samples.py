@@ -11,11 +11,11 @@ from typing import Any
 
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-from autofit.frontier import Point, Recommendation
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config, Value
-from autofit.outcome import Measurement, StepSeconds
-from autofit.workload import Workload
+from autofit.core.frontier import Point, Recommendation
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config, Value
+from autofit.core.outcome import Measurement, StepSeconds
+from autofit.core.workload import Workload
 
 OPTIM = {
     "sgd": "sgd",

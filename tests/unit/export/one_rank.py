@@ -18,8 +18,8 @@ from transformers import training_args as training_args_module
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.trainer_utils import IntervalStrategy
 
-from autofit.training import native_ops
 from autofit.training.engines import zero
+from autofit.training.prerequisites import native_ops
 
 
 @contextmanager

@@ -10,7 +10,8 @@ import pytest
 from export_samples import AXES, imported, make_config, make_recommendation
 
 from autofit import export as package
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Config
 from autofit.export import (
     FORMATS,
     accelerate_format,
@@ -23,7 +24,6 @@ from autofit.export import (
 )
 from autofit.export.document import Task, collect, merge, settings
 from autofit.export.measured_code import excerpt
-from autofit.lattice import Config
 
 TABLES = {
     "transformers": transformers_format.TABLE,
@@ -136,11 +136,11 @@ def test_names_from_outside_stay_inside_the_comment(name: str, tmp_path: Path) -
 
 def test_measured_code_is_taken_whole() -> None:
     """The excerpt runs alone, imports nothing of this package, and names are in the order they are needed."""
-    from autofit.techniques.cross_entropy import KERNELS
+    from autofit.techniques.losses.cross_entropy import KERNELS
 
     assert KERNELS["chunked"].__name__ == transformers_format.CHUNKED_KERNEL
     for module, name in (
-        ("autofit.techniques.cross_entropy", transformers_format.CHUNKED_KERNEL),
+        ("autofit.techniques.losses.cross_entropy", transformers_format.CHUNKED_KERNEL),
         ("autofit.techniques.selective", "selective_contexts"),
     ):
         part = excerpt(module, name)

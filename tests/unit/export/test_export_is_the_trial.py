@@ -17,9 +17,9 @@ from transformers import AutoModelForCausalLM, Gemma3Config, Gemma3ForConditiona
 from transformers.trainer_utils import IntervalStrategy
 
 from autofit.catalog.models import Model, architecture
+from autofit.core.lattice import Config, Value
 from autofit.export import export
-from autofit.lattice import Config, Value
-from autofit.techniques.optimizer import LEARNING_RATE
+from autofit.techniques.axes.optimizer import LEARNING_RATE
 from autofit.training.build import make_skeleton
 from autofit.training.step import TrainingStep
 

@@ -22,10 +22,10 @@ from transformers import AutoModelForCausalLM
 from transformers import training_args as training_args_module
 
 from autofit.catalog.models import architecture
+from autofit.core.lattice import Value
 from autofit.export import Export, export
 from autofit.export.distributed import NVME_FOLDER
-from autofit.lattice import Value
-from autofit.techniques.offload import WITH
+from autofit.techniques.axes.offload import WITH
 
 PAIRS = [("none", sharding) for sharding in AXES["sharding"]]
 PAIRS += [(offload, sharding) for offload, with_it in WITH.items() for sharding in with_it]

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from export_samples import OPTIM, make_config, make_recommendation
 
+from autofit.core.frontier import Recommendation
+from autofit.core.lattice import Config, Value
 from autofit.export import export
 from autofit.export.distributed import by_deepspeed, deepspeed_config
 from autofit.export.document import Task
 from autofit.export.trainer_arguments import FILLED
-from autofit.frontier import Recommendation
-from autofit.lattice import Config, Value
 
 KNOWN = json.loads((Path(__file__).parent / "trainers_keys.json").read_text())
 

@@ -15,9 +15,9 @@ import torch
 from export_samples import OPTIM, checkpointing_kwargs, imported, make_config, make_recommendation
 from transformers import training_args as training_args_module
 
+from autofit.core.frontier import Recommendation
+from autofit.core.lattice import Config
 from autofit.export import Export, export
-from autofit.frontier import Recommendation
-from autofit.lattice import Config
 
 CHECKPOINTING: dict[str, dict[str, Any]] = {
     "full": {"use_reentrant": False},

@@ -20,8 +20,8 @@ from transformers import (
 )
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from autofit.core.lattice import Value
 from autofit.export import export
-from autofit.lattice import Value
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 

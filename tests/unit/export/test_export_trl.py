@@ -18,9 +18,9 @@ from transformers import training_args as training_args_module
 from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from autofit.core.frontier import Recommendation
+from autofit.core.lattice import Config, Value
 from autofit.export import export
-from autofit.frontier import Recommendation
-from autofit.lattice import Config, Value
 
 trl = pytest.importorskip("trl")
 

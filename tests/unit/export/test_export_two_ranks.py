@@ -14,10 +14,10 @@ from export_samples import imported, make_config, make_recommendation
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer
 
 from autofit.catalog import models as catalog
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Value
 from autofit.export import export
-from autofit.hardware import Hardware
-from autofit.lattice import Value
-from autofit.techniques.optimizer import FACTORIES
+from autofit.techniques.axes.optimizer import FACTORIES
 from autofit.training.build import make_plan
 from tests.group import on_ranks
 from tests.tiny import FSDP_TAKES_QLORA

@@ -6,14 +6,14 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, StepWork, Trial
+from autofit.core.units import GIB
 from autofit.estimate.version import ESTIMATOR_VERSION
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
 from autofit.operations import WorkloadOptions
-from autofit.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, StepWork, Trial
 from autofit.store import Store
 from autofit.techniques import Job, complete
-from autofit.units import GIB
 
 MODEL = "smollm2-135m"
 OPTIONS = WorkloadOptions(model=MODEL, seq_len=128, global_batch=4)

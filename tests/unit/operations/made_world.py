@@ -8,13 +8,15 @@ from dataclasses import replace
 import pytest
 from unit.search.made_truth import FakePool, Truth
 
+from autofit.core.lattice import Config
+from autofit.core.outcome import Outcome
 from autofit.estimate.estimate import Estimate
-from autofit.lattice import Config
-from autofit.operations import SearchRequest, foreseeing, recording, searching
-from autofit.operations.preparing import prepare
-from autofit.outcome import Outcome
+from autofit.operations import SearchRequest, searching
+from autofit.operations.recording import record as recording
+from autofit.planning.preparing import prepare
+from autofit.prediction import foreseeing
+from autofit.trial.machine.detection import detect
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import detect
 
 
 class World:

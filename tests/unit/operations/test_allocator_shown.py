@@ -14,15 +14,16 @@ from unit.operations.made_trials import HARDWARE, fits, make_job, make_trial, ou
 from unit.operations.test_calibration import CARD
 from unit.store.test_store_failures import sql
 
+from autofit.core.outcome import Trial
 from autofit.estimate.assumptions import CONTEXT_BYTES
-from autofit.operations import Estimation, WorkloadOptions, estimate, predicted_frontier
-from autofit.operations.allocator_shown import as_trials_show, shown
+from autofit.operations import Estimation, WorkloadOptions, estimate
 from autofit.operations.explaining import Comparison
-from autofit.operations.predicted_frontier import predict_frontier
-from autofit.operations.preparing import Prepared
-from autofit.operations.requests import SearchRequest
 from autofit.operations.searching import _foreseeing
-from autofit.outcome import Trial
+from autofit.planning.preparing import Prepared
+from autofit.planning.requests import SearchRequest
+from autofit.prediction import predicted_frontier
+from autofit.prediction.allocator_shown import as_trials_show, shown
+from autofit.prediction.predicted_frontier import predict_frontier
 from autofit.store import Store
 from autofit.techniques import Job, complete
 

@@ -22,16 +22,16 @@ from unit.operations.made_trials import (
 )
 
 from autofit import operations
-from autofit.errors import EnvironmentLacks, NothingFits, UsageError
-from autofit.hardware import Hardware
-from autofit.operations.answers import find_hardware
-from autofit.operations.shortfall import Shortfall
-from autofit.outcome import Prediction, Trial
+from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import Prediction, Trial
+from autofit.core.units import GIB
+from autofit.core.workload import Effect, Goal
+from autofit.operations.recommendation import find_hardware
+from autofit.planning.nothing_fits import Shortfall
 from autofit.store import Store
 from autofit.techniques import complete
-from autofit.trial.site import detect
-from autofit.units import GIB
-from autofit.workload import Effect, Goal
+from autofit.trial.machine.detection import detect
 
 A100 = replace(HARDWARE, name="a100-40g", device_name="NVIDIA A100-SXM4-40GB", memory_bytes=40 * GIB)
 

@@ -11,13 +11,13 @@ import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, STACK, WORK, crashed, fits, make_job, make_trial
 from unit.store.test_store_failures import sql
 
-from autofit.core.device_state import CardState, DeviceState
-from autofit.core.work_kinds import HOST_LINK
-from autofit.estimate.speed import Rates, prior, seconds
-from autofit.estimate.transfers import seconds_per_byte
-from autofit.hardware import Hardware
-from autofit.operations.calibration import rates_for
-from autofit.outcome import Outcome, Prediction, StepWork, Trial
+from autofit.core.device.state import CardState, DeviceState
+from autofit.core.device.work_kinds import HOST_LINK
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import Outcome, Prediction, StepWork, Trial
+from autofit.estimate.time.roofline import Rates, prior, seconds
+from autofit.estimate.time.transfers import seconds_per_byte
+from autofit.prediction.calibration import rates_for
 from autofit.store import Store
 from autofit.techniques import Job
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from unit.operations.made_trials import MADE, make_job, make_trial
 
+from autofit.core.frontier import Frontier, Point
+from autofit.core.outcome import Fits
+from autofit.core.workload import METHODS
 from autofit.export.charts import frontier_chart
-from autofit.frontier import Frontier, Point
-from autofit.outcome import Fits
-from autofit.workload import METHODS
 
 
 def frontier(*methods: str, model: str | None = None, devices: int = 1) -> Frontier:

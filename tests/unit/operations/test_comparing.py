@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from unit.operations.made_trials import HARDWARE, OLDER, WORK, crashed, fits, make_job, make_trial, out_of_memory
 
-from autofit.errors import EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.outcome import Outcome, OutOfMemory, Prediction, Trial
+from autofit.core.units import GIB
 from autofit.operations import residuals
 from autofit.operations.comparing import Distribution, Group, Judgement, Residuals, judged
-from autofit.outcome import Outcome, OutOfMemory, Prediction, Trial
 from autofit.store import Store, export_lines
-from autofit.units import GIB
 
 
 def predicted(

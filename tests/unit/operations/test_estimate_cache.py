@@ -11,12 +11,12 @@ import pytest
 from unit.operations.made_trials import make_job
 from unit.store.test_store_failures import locked, sql
 
+from autofit.core.outcome import StepWork
+from autofit.core.units import GIB
 from autofit.estimate.estimate import Estimate
-from autofit.operations.estimate_cache import EstimateCache
-from autofit.outcome import StepWork
+from autofit.prediction.estimate_cache import EstimateCache
 from autofit.store import Store
 from autofit.techniques import complete
-from autofit.units import GIB
 
 ESTIMATE = Estimate(
     config=complete({"method": "qlora", "rank": 64, "compile": True}),

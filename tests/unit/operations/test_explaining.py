@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from autofit.catalog.models import load, shape
-from autofit.cli.explanation import explanation_text, step_text
-from autofit.errors import UsageError
+from autofit.cli.text.explanation import explanation_text, step_text
+from autofit.core.errors import UsageError
 from autofit.operations import Explanation, WorkloadOptions, explain
 from autofit.operations.explaining import Comparison, Step
 from autofit.techniques import complete, parse

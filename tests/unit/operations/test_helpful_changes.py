@@ -14,21 +14,21 @@ import pytest
 from tiny import CUDA_HARDWARE, STACK, model
 
 from autofit.catalog.hardware import card
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Config, Lattice, Value
+from autofit.core.units import GIB, MIB
+from autofit.core.workload import Effect, Workload
 from autofit.estimate.estimate import Change, Estimate
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.speed import guess
-from autofit.estimate.transfers import seconds_per_byte
-from autofit.hardware import Hardware
-from autofit.lattice import Config, Lattice, Value
+from autofit.estimate.time.roofline import guess
+from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.operations import Estimation
-from autofit.operations.estimate_cache import CachedEstimator
-from autofit.operations.estimating import why_not
-from autofit.operations.helpful_changes import GAIN, _Neighbourhood, effect_of, lightness
-from autofit.operations.lattices import load_space
-from autofit.operations.memory_deviations import memory_deviations
+from autofit.planning.lattices import load_space
+from autofit.prediction.estimate_cache import CachedEstimator
+from autofit.prediction.estimating import why_not
+from autofit.prediction.helpful_changes import GAIN, _Neighbourhood, effect_of, lightness
+from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import AXES, Job, complete, holds, parse
-from autofit.units import GIB, MIB
-from autofit.workload import Effect, Workload
 
 BATCH = 8
 RATES = replace(guess(flops=1e13, wide_flops=1e12, bandwidth=1e11), transfers=seconds_per_byte(CUDA_HARDWARE))
@@ -289,7 +289,7 @@ def test_the_time_stated_is_that_of_this_answer_with_its_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = iter(range(0, 10_000, 10))
-    monkeypatch.setattr("autofit.operations.estimating.time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr("autofit.prediction.estimating.time", SimpleNamespace(monotonic=lambda: next(seconds)))
     asked = kept(estimator(), tmp_path, 80 * GIB)
     made = asked.advised().seconds_to_estimate
     assert made == asked.advised().seconds_to_estimate == asked.estimate().seconds_to_estimate == 10

@@ -5,11 +5,11 @@ from __future__ import annotations
 from unit.operations.made_trials import fits, make_job, make_trial
 from unit.search.made_truth import cpu_lattice
 
+from autofit.core.outcome import TimedOut
+from autofit.core.units import GIB
 from autofit.operations.impractical import begun_in_vain
-from autofit.outcome import TimedOut
-from autofit.search.knowledge import Knowledge
+from autofit.search.lattice_state import Knowledge
 from autofit.techniques import complete
-from autofit.units import GIB
 
 
 def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_cause() -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, job, model
 
+from autofit.core.units import GIB, format_bytes
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.export.charts import memory_chart
 from autofit.operations import Estimation
-from autofit.operations.memory_deviations import memory_deviations
+from autofit.prediction.memory_deviations import memory_deviations
 from autofit.techniques import complete, parse
-from autofit.units import GIB, format_bytes
 
 ACCUMULATED = "method=full,precision=bf16-mixed,micro_batch=2,checkpointing=full,loss=full"
 ADAPTERS = "method=lora,precision=bf16,micro_batch=4,checkpointing=none,loss=full"

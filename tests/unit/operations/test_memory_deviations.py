@@ -13,14 +13,14 @@ from unit.operations.made_trials import HARDWARE, WORK, fits, make_trial, out_of
 from unit.operations.test_calibration import CARD
 from unit.store.test_store_failures import sql
 
+from autofit.core.outcome import Outcome, Prediction, Trial
+from autofit.core.units import GIB
 from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.operations import WorkloadOptions, estimate
-from autofit.operations.memory_deviations import memory_deviations
-from autofit.outcome import Outcome, Prediction, Trial
+from autofit.prediction.memory_deviations import memory_deviations
 from autofit.search.foresight import UNKNOWN
 from autofit.store import Store
 from autofit.techniques import complete
-from autofit.units import GIB
 
 SAID = Prediction(
     peak_allocated_bytes=1, device_bytes=10 * GIB, step_seconds=None, calibrated_on=0, relative_error=None, work=WORK

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from unit.operations.made_trials import HARDWARE, OPTIONS, STACK, make_job
 
-from autofit.errors import UsageError
-from autofit.hardware import Hardware
-from autofit.lattice import Config
-from autofit.operations.lattices import Narrowed, default_space, load_space, narrow, space_summaries, within
+from autofit.core.errors import UsageError
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Config
+from autofit.core.units import GIB
+from autofit.core.workload import METHODS, Effect, Goal
+from autofit.planning.lattices import Narrowed, default_space, load_space, narrow, space_summaries, within
 from autofit.techniques import AXES, complete, unsupported
-from autofit.units import GIB
-from autofit.workload import METHODS, Effect, Goal
 
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
 SPACES = ("cpu", "full", "long-context", "lora", "qlora", "single-gpu", "smoke")

@@ -10,13 +10,13 @@ import pytest
 from unit.operations.made_trials import OPTIONS, crashed
 from unit.operations.made_world import World
 
-from autofit.cli.search_text import over_devices_text
-from autofit.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.cli.text.search import over_devices_text
+from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.core.outcome import Outcome, OutOfMemory
+from autofit.core.units import GIB
 from autofit.operations import SearchRequest, search_over_devices
 from autofit.operations.over_devices import requests_over_devices
-from autofit.outcome import Outcome, OutOfMemory
 from autofit.trial.request import TrialRequest
-from autofit.units import GIB
 
 TWO = replace(OPTIONS, devices=2)
 TWO_ONLY = """

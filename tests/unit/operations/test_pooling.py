@@ -9,8 +9,8 @@ import statistics
 import pytest
 from unit.operations.made_trials import fits, make_trial, out_of_memory
 
-from autofit.operations.pooling import pooled
-from autofit.outcome import Fits, Trial
+from autofit.core.outcome import Fits, Trial
+from autofit.operations.recording.pooling import pooled
 
 
 def passes(*outcomes: Fits, micro_batch: int = 4) -> list[Trial]:

@@ -12,16 +12,16 @@ import pytest
 from jobs import tiny_model
 
 from autofit.catalog.hardware import card
-from autofit.cli.tables import predicted_frontier_text
-from autofit.errors import UsageError
+from autofit.cli.text.tables import predicted_frontier_text
+from autofit.core.errors import UsageError
+from autofit.core.frontier import frontiers, pareto
+from autofit.core.units import GIB, MIB
+from autofit.core.workload import METHODS, Effect, Goal
 from autofit.estimate.estimate import Estimate
-from autofit.frontier import frontiers, pareto
 from autofit.operations import PredictedFrontier, SearchRequest, WorkloadOptions, predict_frontier
-from autofit.operations.predicted_frontier import recommended
-from autofit.operations.shortfall import Shortfall
+from autofit.planning.nothing_fits import Shortfall
+from autofit.prediction.predicted_frontier import recommended
 from autofit.techniques import changes, complete, parse
-from autofit.units import GIB, MIB
-from autofit.workload import METHODS, Effect, Goal
 
 
 @pytest.fixture(scope="module")

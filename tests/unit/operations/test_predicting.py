@@ -18,20 +18,20 @@ from unit.operations.made_trials import OPTIONS, fits, make_trial
 
 from autofit import operations
 from autofit.catalog.models import load
-from autofit.core.device_probe import Probe, ProbePart
-from autofit.core.work_kinds import LAYOUTS, product
+from autofit.core.device.probe import Probe, ProbePart
+from autofit.core.device.work_kinds import LAYOUTS, product
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Config
+from autofit.core.units import GIB
+from autofit.core.workload import Workload
 from autofit.estimate import sweep
 from autofit.estimate.estimator import Estimator
-from autofit.hardware import Hardware
-from autofit.lattice import Config
-from autofit.operations.estimating import site
-from autofit.operations.foreseeing import Foreseeing
-from autofit.operations.predicting import predict_all
-from autofit.operations.requests import WorkloadOptions
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.estimating import site
+from autofit.prediction.foreseeing import Foreseeing
+from autofit.prediction.predicting import predict_all
 from autofit.store import Store
 from autofit.techniques import Job, complete, parse
-from autofit.units import GIB
-from autofit.workload import Workload
 
 CONFIGS = [complete(parse(text)) for text in ("method=lora,micro_batch=2", "method=lora,micro_batch=1")]
 
@@ -137,7 +137,7 @@ def test_without_predictions_the_host_is_a_limit_by_formula(
     def fails(config: Config, of: Job) -> int:
         raise RuntimeError("a new kind of model")
 
-    monkeypatch.setattr("autofit.estimate.hosted.host_short_bytes", fails)
+    monkeypatch.setattr("autofit.estimate.sharding.hosted.host_short_bytes", fails)
     assert lacking(1) == {} and "a new kind of model" in caplog.text
 
 
@@ -217,9 +217,9 @@ def test_what_cannot_be_loaded_ahead_costs_nothing_else(
 
 KNOWN = """
 import sys
-from autofit.operations.predicting import predict_all
-from autofit.operations.requests import WorkloadOptions
-from autofit.operations.estimating import site
+from autofit.prediction.predicting import predict_all
+from autofit.planning.requests import WorkloadOptions
+from autofit.prediction.estimating import site
 from autofit.store import Store
 from autofit.techniques import complete, parse
 job = WorkloadOptions(model="smollm2-135m").job(site("h100-80g"))

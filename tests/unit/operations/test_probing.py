@@ -12,7 +12,7 @@ import pytest
 from unit.operations.made_trials import HARDWARE, MODEL, STACK, WORK, fits, make_trial
 
 from autofit.catalog.models import load
-from autofit.core.device_probe import (
+from autofit.core.device.probe import (
     BETWEEN_RANKS,
     COLLECTIVES,
     OUT_OF_TIME,
@@ -26,18 +26,18 @@ from autofit.core.device_probe import (
     shapes_key,
     transfer,
 )
-from autofit.core.device_state import DeviceState, ProcessorState
-from autofit.core.work_kinds import DISK_READ, HOST_LINK, HOST_UPDATE, KINDS, LAYOUTS, LINK, product
-from autofit.estimate.speed import Rates, calibrated, prior, seconds
-from autofit.estimate.transfers import seconds_per_byte
-from autofit.operations.calibration import rates_for
-from autofit.operations.probe_findings import findings
-from autofit.operations.probing import LEAST_ERROR, UNCHECKED_ERROR, make_sure, probed, rates_of, stored_probe
-from autofit.outcome import Prediction, StepWork, TimedOut
+from autofit.core.device.state import DeviceState, ProcessorState
+from autofit.core.device.work_kinds import DISK_READ, HOST_LINK, HOST_UPDATE, KINDS, LAYOUTS, LINK, product
+from autofit.core.outcome import Prediction, StepWork, TimedOut
+from autofit.core.units import GIB
+from autofit.estimate.time.roofline import Rates, calibrated, prior, seconds
+from autofit.estimate.time.transfers import seconds_per_byte
+from autofit.prediction.calibration import rates_for
+from autofit.prediction.probe_findings import findings
+from autofit.prediction.probing import LEAST_ERROR, UNCHECKED_ERROR, make_sure, probed, rates_of, stored_probe
 from autofit.store import Store
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.device_lock import GivenUp
-from autofit.units import GIB
 
 DIGEST = load(MODEL).digest
 

@@ -15,14 +15,16 @@ from unit.operations.test_probing import made_probe
 from unit.search.made_truth import FakePool
 from unit.search.test_doubted_trials import BUSY, CLEAN
 
-from autofit.core.device_state import DeviceState
-from autofit.errors import EnvironmentLacks, UsageError
-from autofit.operations import SearchRequest, preparing, read_table, record, recording
-from autofit.operations.preparing import prepare
-from autofit.operations.recorded_tables import read_whole
-from autofit.outcome import DEADLINE_SECONDS, Fits, OutOfMemory
+from autofit.core.device.state import DeviceState
+from autofit.core.errors import EnvironmentLacks, UsageError
+from autofit.core.outcome import DEADLINE_SECONDS, Fits, OutOfMemory
+from autofit.core.units import GIB
+from autofit.operations import SearchRequest, read_table, record
+from autofit.operations.recording import record as recording
+from autofit.operations.recording.recorded_tables import read_whole
+from autofit.planning import preparing
+from autofit.planning.preparing import prepare
 from autofit.trial.request import TrialRequest
-from autofit.units import GIB
 
 REQUEST = SearchRequest(workload=OPTIONS, device="cpu", memory_limit_bytes=2 * GIB, space="smoke")
 

@@ -13,12 +13,12 @@ import pytest
 from jobs import tiny_model
 from unit.operations.made_trials import HARDWARE, OPTIONS, make_job
 
-from autofit.errors import UsageError
-from autofit.hardware import Hardware
+from autofit.core.errors import UsageError
+from autofit.core.hardware import Hardware
+from autofit.core.units import GIB
+from autofit.core.workload import Effect, Goal
 from autofit.operations import SearchRequest, WorkloadOptions, hub_id
-from autofit.operations.requests import CPU_SHARE, memory_limit
-from autofit.units import GIB
-from autofit.workload import Effect, Goal
+from autofit.planning.requests import CPU_SHARE, memory_limit
 
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
 

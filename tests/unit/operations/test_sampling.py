@@ -7,12 +7,12 @@ from pathlib import Path
 import optuna
 import pytest
 
-from autofit.errors import NothingFits
-from autofit.lattice import Config
+from autofit.core.errors import NothingFits
+from autofit.core.lattice import Config
+from autofit.core.units import GIB, MIB
 from autofit.operations import SearchRequest, WorkloadOptions, lattice_sampler
-from autofit.search.advice import Advice
+from autofit.search.acquisition.acquisition import Advice
 from autofit.search.foresight import Foresight
-from autofit.units import GIB, MIB
 
 
 def request_of(folder: Path, limit: int) -> SearchRequest:

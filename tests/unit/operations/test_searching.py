@@ -16,28 +16,28 @@ from unit.search.made_truth import Truth
 
 from autofit import operations
 from autofit.catalog.hardware import card
-from autofit.cli.search_text import result_text
-from autofit.core.device_probe import ProbePart
-from autofit.core.work_kinds import FORMATS, LAYOUTS, product
-from autofit.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.cli.text.search import result_text
+from autofit.core.device.probe import ProbePart
+from autofit.core.device.work_kinds import FORMATS, LAYOUTS, product
+from autofit.core.errors import EnvironmentLacks, NothingFits, UsageError
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Diverged, Outcome, Trial
+from autofit.core.units import GIB, format_bytes
+from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
-from autofit.lattice import Config, Lattice
 from autofit.operations import SearchRequest
-from autofit.operations.foreseeing import Foreseeing
-from autofit.operations.predicting import predict_all
-from autofit.operations.preparing import outline, prepare
-from autofit.operations.shortfall import Shortfall
-from autofit.outcome import Diverged, Outcome, Trial
+from autofit.planning.nothing_fits import Shortfall
+from autofit.planning.preparing import outline, prepare
+from autofit.prediction.foreseeing import Foreseeing
+from autofit.prediction.predicting import predict_all
 from autofit.search import foresight
+from autofit.search.acquisition.surrogate import Prior
 from autofit.search.foresight import UNKNOWN, memory_error
-from autofit.search.surrogate import Prior
 from autofit.store import Store
 from autofit.techniques import Job
-from autofit.trial.classify import timed_out
+from autofit.trial.machine.detection import detect
+from autofit.trial.process.classify import timed_out
 from autofit.trial.request import TrialRequest
-from autofit.trial.site import detect
-from autofit.units import GIB, format_bytes
-from autofit.workload import Effect, Goal
 
 RESULT_KEYS = {
     *("search_id", "recommendation", "frontier", "trials", "out_of_memory", "ruled_out", "answered_from_store"),

@@ -12,8 +12,9 @@ import pytest
 from jobs import tiny_model
 from unit.trial.fake_nvml import FakeCard, install
 
-from autofit.core.device_probe import Probe
-from autofit.core.device_state import DeviceState, ProcessorState
+from autofit.core.device.probe import Probe
+from autofit.core.device.state import DeviceState, ProcessorState
+from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.operations.self_test import running, size_checks
 from autofit.operations.self_test.bench import EMULATED, Bench
 from autofit.operations.self_test.check import Check
@@ -21,9 +22,8 @@ from autofit.operations.self_test.finding import Finding, Report, Verdict
 from autofit.operations.self_test.judging import same
 from autofit.operations.self_test.predictor import NotPredicted, Predictor
 from autofit.operations.self_test.running import checks, self_test
-from autofit.outcome import Fits, OutOfMemory, Trial
 from autofit.techniques import AXES, complete
-from autofit.trial import site
+from autofit.trial.machine import detection as site
 from autofit.trial.request import TrialRequest
 
 PATIENCE_SECONDS = 600.0
@@ -193,8 +193,8 @@ def test_an_estimate_that_hangs_costs_only_itself() -> None:
 
 
 def test_the_file_is_replaced_whole_and_a_bad_place_is_refused_at_once(kept: list[Report], tmp_path: Path) -> None:
-    from autofit.cli.self_test_text import keeper
-    from autofit.errors import UsageError
+    from autofit.cli.text.self_test import keeper
+    from autofit.core.errors import UsageError
 
     file = tmp_path / "report.json"
     file.write_text("of an earlier run")

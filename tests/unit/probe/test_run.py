@@ -14,11 +14,11 @@ from tiny import STACK
 from unit.probe import children
 
 from autofit.catalog.models import load, shape
-from autofit.core.device_probe import COLLECTIVES, OUT_OF_TIME, UPDATE_ON_HOST, Probe, ProbePart, collective
-from autofit.core.work_kinds import KINDS
-from autofit.errors import EnvironmentLacks
-from autofit.estimate.speed import prior, seconds
-from autofit.operations.probing import rates_of
+from autofit.core.device.probe import COLLECTIVES, OUT_OF_TIME, UPDATE_ON_HOST, Probe, ProbePart, collective
+from autofit.core.device.work_kinds import KINDS
+from autofit.core.errors import EnvironmentLacks
+from autofit.estimate.time.roofline import prior, seconds
+from autofit.prediction.probing import rates_of
 from autofit.probe import bench as bench_module
 from autofit.probe import kernels, ranks, real_step, updates
 from autofit.probe import run as run_module
@@ -27,7 +27,7 @@ from autofit.probe.products import _another, fitted
 from autofit.probe.real_step import LEAST_ROUNDS, MOST_ROUNDS, MOST_SECONDS, SLOW_SECONDS, _enough
 from autofit.probe.run import run
 from autofit.probe.shapes import Shapes
-from autofit.trial.site import cpu
+from autofit.trial.machine.detection import cpu
 
 HERE = cpu()
 

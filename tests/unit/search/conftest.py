@@ -7,10 +7,10 @@ from unit.operations.made_trials import STACK
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
 from autofit.catalog.models import load
-from autofit.hardware import Hardware
-from autofit.lattice import Lattice
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Lattice
+from autofit.core.units import GIB
 from autofit.techniques import Job
-from autofit.units import GIB
 
 MACHINE = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
 

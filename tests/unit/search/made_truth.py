@@ -15,20 +15,20 @@ from typing import Any
 
 from unit.operations.made_trials import fits, make_trial
 
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.core.units import GIB
 from autofit.core.verdict import verdict
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config, Lattice
-from autofit.operations.lattices import load_space, narrow
-from autofit.outcome import Fits, Outcome, OutOfMemory, StepSeconds, Trial
+from autofit.core.workload import METHODS, Goal, Workload
+from autofit.planning.lattices import load_space, narrow
 from autofit.search.budget import Limits
 from autofit.search.foresight import Foresight
 from autofit.search.loop import Search
 from autofit.search.progress import Progress
 from autofit.techniques import Job, unsupported
 from autofit.trial.request import TrialRequest
-from autofit.units import GIB
 from autofit.workers.pool import Completed
-from autofit.workload import METHODS, Goal, Workload
 
 PARAMETERS = 135e6
 WEIGHT_BYTES = {"qlora": 0.8, "lora": 2.1, "full": 4.0}

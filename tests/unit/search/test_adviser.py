@@ -18,20 +18,28 @@ from optuna.trial import TrialState
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import Truth, cpu_lattice
 
-from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, Outcome, Prediction, TimedOut, Trial
-from autofit.repeatability import INTERVAL_DEVIATIONS
-from autofit.search import advice as advice_module
-from autofit.search.advice import AREA_BESIDE, AREA_THOROUGH, BESIDE, LIKELY, MUCH, WORTHWHILE_GAIN, Advice
-from autofit.search.adviser import OVER_LIMIT, Adviser
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Fits, Outcome, Prediction, TimedOut, Trial
+from autofit.core.repeatability import INTERVAL_DEVIATIONS
+from autofit.core.units import GIB
+from autofit.search.acquisition import acquisition as advice_module
+from autofit.search.acquisition.acquisition import (
+    AREA_BESIDE,
+    AREA_THOROUGH,
+    BESIDE,
+    LIKELY,
+    MUCH,
+    WORTHWHILE_GAIN,
+    Advice,
+)
+from autofit.search.acquisition.adviser import OVER_LIMIT, Adviser
+from autofit.search.acquisition.gains import Front, area_gain
+from autofit.search.acquisition.sampler import ABSENT, LatticeSampler, parameters, suggested
+from autofit.search.acquisition.surrogate import mean_above
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
 from autofit.search.foresight import Foresight
-from autofit.search.gains import Front, area_gain
-from autofit.search.knowledge import Knowledge
-from autofit.search.sampler import ABSENT, LatticeSampler, parameters, suggested
-from autofit.search.surrogate import mean_above
+from autofit.search.lattice_state import Knowledge
 from autofit.techniques import AXES, complete, only_slower
-from autofit.units import GIB
 
 LATTICE = cpu_lattice(make_job())
 LIMIT = 10 * GIB

@@ -9,14 +9,14 @@ import pytest
 from unit.operations.made_trials import fits, make_trial, out_of_memory
 from unit.search.made_truth import FakePool, Truth
 
-from autofit.core.device_state import DeviceState, ProcessorState
-from autofit.errors import EnvironmentLacks
-from autofit.hardware import Hardware
-from autofit.outcome import Crashed, Outcome, TimedOut, Trial
+from autofit.core.device.state import DeviceState, ProcessorState
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import Crashed, Outcome, TimedOut, Trial
+from autofit.core.units import GIB
 from autofit.search.budget import Budget, Limits
-from autofit.search.knowledge import Knowledge
-from autofit.search.runs import Runs
-from autofit.units import GIB
+from autofit.search.lattice_state import Knowledge
+from autofit.search.scheduler import Runs
 from autofit.workers.pool import Completed
 
 QUIET = ProcessorState(cores=4, threads=4, busy_seconds=40.0, own_seconds=40.0, stolen_seconds=0.0)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from unit.operations.made_trials import fits, make_trial
 
-from autofit.outcome import Diverged, Fits, Trial
-from autofit.search.exactness import FamilyBaselines, techniques
+from autofit.core.outcome import Diverged, Fits, Trial
+from autofit.search.correctness import FamilyBaselines, techniques
 from autofit.techniques import Job, complete, parse
 
 PLAIN = "method=full,precision=bf16-mixed,checkpointing=none,loss=full"

@@ -14,15 +14,15 @@ from unit.operations.made_trials import OLDER, WORK, fits, make_job, make_trial,
 from unit.search.made_truth import WITHIN_TIES, Run, Truth, cpu_lattice, prepare
 from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 
-from autofit.lattice import Config, Lattice
-from autofit.outcome import OutOfMemory, Prediction, Trial
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import OutOfMemory, Prediction, Trial
+from autofit.core.units import GIB
 from autofit.search import foresight
-from autofit.search.advice import CANNOT_FIT, Advice
+from autofit.search.acquisition.acquisition import CANNOT_FIT, Advice
+from autofit.search.acquisition.step_times import LEAST_EFFECT
+from autofit.search.acquisition.surrogate import TIME
 from autofit.search.foresight import LEAST, LEAST_LEVEL, UNKNOWN, Foresight, learned, memory_error, time_error
-from autofit.search.knowledge import Knowledge
-from autofit.search.step_times import LEAST_EFFECT
-from autofit.search.surrogate import TIME
-from autofit.units import GIB
+from autofit.search.lattice_state import Knowledge
 
 SEEDS = range(4)
 LATTICE = cpu_lattice(make_job())

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from unit.operations.made_trials import crashed, fits, make_job, make_trial, out_of_memory
 from unit.search.made_truth import cpu_lattice
 
-from autofit.lattice import Config, Lattice
-from autofit.outcome import Diverged, Fits, Outcome, OutOfMemory, TimedOut, Trial
-from autofit.search.knowledge import Knowledge
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Diverged, Fits, Outcome, OutOfMemory, TimedOut, Trial
+from autofit.core.units import GIB
+from autofit.search.lattice_state import Knowledge
 from autofit.techniques import Job
-from autofit.units import GIB
 
 CONFIG: dict[str, object] = {"method": "full", "micro_batch": 1}
 LATTICE = cpu_lattice(make_job())

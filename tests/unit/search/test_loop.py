@@ -16,19 +16,19 @@ from unit.operations.made_trials import crashed, fits, make_job, make_trial, out
 from unit.search.made_truth import WITHIN_TIES, FakePool, Run, Truth, cpu_lattice, prepare
 
 from autofit.catalog.models import Model
-from autofit.errors import EnvironmentLacks
-from autofit.frontier import PRACTICAL
-from autofit.lattice import Config, Lattice
-from autofit.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.frontier import PRACTICAL
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Crashed, Diverged, Fits, Outcome, OutOfMemory, TimedOut
+from autofit.core.units import GIB
+from autofit.core.workload import METHODS
 from autofit.search import budget
 from autofit.search.budget import GRACE_SECONDS, Limits
-from autofit.search.knowledge import MOST_EARLY_ENDS, answers
-from autofit.search.runs import MACHINERY_FAILURES, Runs
+from autofit.search.lattice_state import MOST_EARLY_ENDS, answers
+from autofit.search.scheduler import MACHINERY_FAILURES, Runs
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.request import TrialRequest
-from autofit.units import GIB
 from autofit.workers.pool import Completed
-from autofit.workload import METHODS
 
 NO_GAIN = "no untried config is expected to gain enough on average: "
 LATTICE = cpu_lattice(make_job())

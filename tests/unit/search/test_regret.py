@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from unit.operations.made_trials import fits
 
-from autofit.frontier import Point
-from autofit.lattice import Config
-from autofit.outcome import StepSeconds
-from autofit.repeatability import INTERVAL_DEVIATIONS
-from autofit.search.regret import CONFIDENCE, HASTY_DEVIATION, regret_bound, timing_deviation
-from autofit.search.step_times import Mixture
-from autofit.search.surrogate import TIME
+from autofit.core.frontier import Point
+from autofit.core.lattice import Config
+from autofit.core.outcome import StepSeconds
+from autofit.core.repeatability import INTERVAL_DEVIATIONS
+from autofit.search.acquisition.regret import CONFIDENCE, HASTY_DEVIATION, regret_bound, timing_deviation
+from autofit.search.acquisition.step_times import Mixture
+from autofit.search.acquisition.surrogate import TIME
 
 
 def timed(seconds: float, deviation: float | None, between: float = 0.0) -> Point:

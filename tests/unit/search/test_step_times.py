@@ -12,15 +12,15 @@ import pytest
 from unit.operations.made_trials import fits, make_job, make_trial
 from unit.search.made_truth import cpu_lattice
 
-from autofit.lattice import Config, Lattice
-from autofit.outcome import Prediction, TimedOut
-from autofit.search.advice import MUCH, Advice
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Prediction, TimedOut
+from autofit.core.units import GIB
+from autofit.search.acquisition.acquisition import MUCH, Advice
+from autofit.search.acquisition.gains import Front, expected_gain
+from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes
+from autofit.search.acquisition.surrogate import LogNormal
 from autofit.search.foresight import Foresight, time_error
-from autofit.search.gains import Front, expected_gain
-from autofit.search.knowledge import Knowledge
-from autofit.search.step_times import Mixture, Shown, StepTimes
-from autofit.search.surrogate import LogNormal
-from autofit.units import GIB
+from autofit.search.lattice_state import Knowledge
 
 LATTICE = cpu_lattice(make_job())
 FULL = [config for config in LATTICE.configs if config["method"] == "full"]

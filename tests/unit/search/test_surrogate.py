@@ -8,8 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from autofit.lattice import Config, Lattice
-from autofit.search.surrogate import ACTIVATIONS, TIME, Features, LogLinear, LogNormal, Prior
+from autofit.core.lattice import Config, Lattice
+from autofit.search.acquisition.surrogate import ACTIVATIONS, TIME, Features, LogLinear, LogNormal, Prior
 
 FIGURES = (TIME, ACTIVATIONS)
 OF_FIGURES = pytest.mark.parametrize("figure", FIGURES, ids=["time", "activations"])

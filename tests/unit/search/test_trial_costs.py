@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from unit.operations.made_trials import fits, make_job, make_trial
 
-from autofit.lattice import Config, Lattice
-from autofit.outcome import Fits, Prediction, TimedOut
-from autofit.search.trial_costs import TrialCosts
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Fits, Prediction, TimedOut
+from autofit.search.acquisition.trial_costs import TrialCosts
 from autofit.techniques import AXES, complete
-from autofit.trial.pace import running_seconds
+from autofit.trial.measure.pace import running_seconds
 
 BATCH = 64
 CONFIGS = tuple(complete({"method": "lora", "micro_batch": size}) for size in (1, 2, 32, 64))

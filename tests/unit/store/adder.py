@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 
-from autofit.outcome import Trial
+from autofit.core.outcome import Trial
 from autofit.store import Store
 
 if __name__ == "__main__":

@@ -14,11 +14,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from autofit.core.device_probe import MeasuredStep, Probe, ProbePart
-from autofit.core.device_state import CardState, DeviceState
-from autofit.hardware import Hardware, Stack
-from autofit.lattice import Config
-from autofit.outcome import (
+from autofit.core.device.probe import MeasuredStep, Probe, ProbePart
+from autofit.core.device.state import CardState, DeviceState
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import (
     Crashed,
     Diverged,
     Fits,
@@ -31,8 +31,8 @@ from autofit.outcome import (
     Trial,
     Unsupported,
 )
+from autofit.core.workload import Workload
 from autofit.store import Store
-from autofit.workload import Workload
 
 HARDWARE = Hardware(
     name="h100-80g",

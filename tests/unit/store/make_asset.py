@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import CONFIG, OUTCOMES, PREDICTION, SHARED, WORKLOAD, a_probe, a_trial, measured
 
 from autofit.store import Store, export_lines
-from autofit.store.schema import REVISIONS
+from autofit.store.database.schema import REVISIONS
 
 ASSETS = Path(__file__).with_name("assets")
 

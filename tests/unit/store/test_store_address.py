@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 from autofit.store import Store
-from autofit.store.address import Address
+from autofit.store.database.address import Address
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sqlalchemy import create_engine, text
 
-from autofit.outcome import Trial
+from autofit.core.outcome import Trial
 from autofit.store import Store, check
 
 ADDER = Path(__file__).with_name("adder.py")

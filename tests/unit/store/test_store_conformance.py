@@ -12,9 +12,9 @@ import pytest
 from sqlalchemy import event
 from unit.store.conftest import a_probe
 
-from autofit.errors import UsageError
-from autofit.hardware import Hardware
-from autofit.outcome import Crashed, Fits, Outcome, OutOfMemory, Prediction, Trial
+from autofit.core.errors import UsageError
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import Crashed, Fits, Outcome, OutOfMemory, Prediction, Trial
 from autofit.store import Store
 
 MakeTrial = Callable[..., Trial]

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from autofit import __version__
-from autofit.errors import UsageError
-from autofit.outcome import Fits, Outcome, Prediction, Trial
+from autofit.core.errors import UsageError
+from autofit.core.outcome import Fits, Outcome, Prediction, Trial
 from autofit.store import ImportReport, Store, export_lines, import_lines, read_lines
 
 MakeTrial = Callable[..., Trial]

@@ -16,10 +16,10 @@ import psycopg
 import pytest
 from sqlalchemy import create_engine, event, text
 
-from autofit.errors import StoreError
-from autofit.outcome import Trial
+from autofit.core.errors import StoreError
+from autofit.core.outcome import Trial
 from autofit.store import Store, check, upgrade
-from autofit.store.schema import REVISIONS
+from autofit.store.database.schema import REVISIONS
 
 MakeTrial = Callable[..., Trial]
 
@@ -68,7 +68,7 @@ class TestEveryDatabase:
 
     def test_an_older_schema(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
         Store.open(url).close()
-        monkeypatch.setattr("autofit.store.schema.REVISIONS", (*REVISIONS, "9999"))
+        monkeypatch.setattr("autofit.store.database.schema.REVISIONS", (*REVISIONS, "9999"))
         with refused(f"older schema {REVISIONS[-1]}.*autofit db upgrade"):
             Store.open(url)
         assert not check(url).sound

@@ -14,14 +14,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import event
 
-from autofit.core.device_state import CardState, DeviceState
+from autofit.core.device.state import CardState, DeviceState
+from autofit.core.frontier import Frontier, choose, point
+from autofit.core.lattice import Config
+from autofit.core.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, OutOfMemory, TimedOut, Trial
+from autofit.core.repeatability import between_executions
 from autofit.core.verdict import contradiction, most_memory, standing, verdict
-from autofit.frontier import Frontier, choose, point
-from autofit.lattice import Config
-from autofit.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, OutOfMemory, TimedOut, Trial
-from autofit.repeatability import between_executions
+from autofit.core.workload import METHODS
 from autofit.store import Store
-from autofit.workload import METHODS
 
 MakeTrial = Callable[..., Trial]
 MakeFits = Callable[..., Fits]

@@ -19,9 +19,10 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Engine, create_engine, inspect, text
 
-from autofit.errors import StoreError
-from autofit.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
-from autofit.store import Store, check, export_lines, import_lines, schema, upgrade
+from autofit.core.errors import StoreError
+from autofit.core.outcome import Crashed, Fits, OutOfMemory, Prediction, Trial
+from autofit.store import Store, check, export_lines, import_lines, upgrade
+from autofit.store.database import schema
 from autofit.store.tables import Base
 
 ASSETS = Path(__file__).with_name("assets")

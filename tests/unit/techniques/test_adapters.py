@@ -10,7 +10,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from autofit.catalog.models import Model
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 from autofit.techniques import unsupported
 from autofit.techniques.adapters import alpha, attention_projections, why_not
 from autofit.training.build import make_plan, make_skeleton

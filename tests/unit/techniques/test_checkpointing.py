@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autofit.techniques import complete, unsupported
-from autofit.techniques.checkpointing import enable
+from autofit.techniques.axes.checkpointing import enable
 from autofit.techniques.selective import is_trained
 from autofit.training.step import TrainingStep
 from tests.tiny import (

@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from unit.techniques.live_bytes import LiveBytes
 
-from autofit.techniques import chunked_cross_entropy as module
-from autofit.techniques import chunks
-from autofit.techniques.chunked_cross_entropy import chunked_cross_entropy, saves_memory
-from autofit.techniques.chunks import chunk_rows
-from autofit.techniques.cross_entropy import KERNELS, full_cross_entropy, lighter_cross_entropy
-from autofit.techniques.loss import chunks_are_one
+from autofit.techniques.axes.loss import chunks_are_one
+from autofit.techniques.losses import chunked_cross_entropy as module
+from autofit.techniques.losses import chunks
+from autofit.techniques.losses.chunked_cross_entropy import chunked_cross_entropy, saves_memory
+from autofit.techniques.losses.chunks import chunk_rows
+from autofit.techniques.losses.cross_entropy import KERNELS, full_cross_entropy, lighter_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX, Head
 
 TOKENS, HIDDEN, VOCABULARY = 50, 24, 200

@@ -9,8 +9,9 @@ import pytest
 import torch
 from unit.techniques.live_bytes import LiveBytes, peak_bytes
 
-from autofit.lattice import Axis, Config, Lattice, Value
-from autofit.techniques import AXES, Job, chunked_cross_entropy, chunks, complete, holds, unsupported
+from autofit.core.lattice import Axis, Config, Lattice, Value
+from autofit.techniques import AXES, Job, complete, holds, unsupported
+from autofit.techniques.losses import chunked_cross_entropy, chunks
 from autofit.training.build import build
 from tests.tiny import CPU, job, model
 

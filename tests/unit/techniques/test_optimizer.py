@@ -12,8 +12,8 @@ import torch
 from torch import nn
 from transformers.optimization import Adafactor
 
-from autofit.lattice import Config
-from autofit.techniques import optimizer as module
+from autofit.core.lattice import Config
+from autofit.techniques.axes import optimizer as module
 from autofit.techniques.technique import MAX_GRADIENT_NORM
 from autofit.training.step import TrainingStep
 from tests.tiny import LLAMA, LLAMA_TIED, accumulate, built, config, gradients, rows

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from autofit.operations.recorded_tables import RecordedTable, is_table, read_whole
-from autofit.outcome import Fits, StepSeconds, Trial
+from autofit.core.outcome import Fits, StepSeconds, Trial
+from autofit.operations.recording.recorded_tables import RecordedTable, is_table, read_whole
 from autofit.techniques import only_slower
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"

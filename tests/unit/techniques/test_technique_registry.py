@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from autofit.catalog.models import Model
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Axis, Value
+from autofit.core.workload import Effect, Goal
 from autofit.export.trainer_arguments import OPTIMIZERS
-from autofit.hardware import Hardware
-from autofit.lattice import Axis, Value
 from autofit.techniques import AXES, TECHNIQUES, Job, changes, complete, family, needs_process_group, parse, unsupported
-from autofit.techniques.compilation import missing_tool
+from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.trainer_names import names_of
-from autofit.workload import Effect, Goal
 from tests.tiny import (
     COHERE,
     CPU_HARDWARE,

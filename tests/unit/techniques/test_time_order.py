@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from unit.techniques.test_memory_order import BATCH, MANY, VOCABULARY, make_job
 
-from autofit.lattice import Config
+from autofit.core.lattice import Config
 from autofit.techniques import AXES, complete, only_slower, unsupported
 from autofit.training.build import build
 from tests.tiny import CPU

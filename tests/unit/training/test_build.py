@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from autofit.techniques import cross_entropy
-from autofit.techniques.optimizer import FACTORIES
+from autofit.techniques.axes.optimizer import FACTORIES
+from autofit.techniques.losses import cross_entropy
 from autofit.techniques.technique import Plan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.engines.local import LocalEngine

@@ -14,13 +14,14 @@ import torch
 import torch.distributed as dist
 from unit.techniques.live_bytes import LiveBytes
 
-from autofit.lattice import Config
+from autofit.core.lattice import Config
 from autofit.techniques import unsupported
-from autofit.techniques.sharding import NVME_VARIABLE, uses_deepspeed
-from autofit.training import engines, nvme
+from autofit.techniques.axes.sharding import NVME_VARIABLE, uses_deepspeed
+from autofit.training import engines
 from autofit.training.build import build, make_plan, make_skeleton
 from autofit.training.engine import Resident
 from autofit.training.loss_module import LossModule
+from autofit.training.prerequisites import nvme
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise
 from tests.group import Case, on_ranks

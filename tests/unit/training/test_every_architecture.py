@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from autofit.catalog import architecture_file
 from autofit.catalog.models import Model, shape
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
 from autofit.training.own_logits import why_another_loss
 
 TYPES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)

@@ -17,12 +17,12 @@ import torch
 from unit.trial.fake_nvml import FakeCard, install
 
 from autofit.catalog.models import Model
-from autofit.lattice import Axis, Config, Value
+from autofit.core.lattice import Axis, Config, Value
+from autofit.core.workload import Effect
 from autofit.techniques import AXES, complete, unsupported
-from autofit.techniques.compilation import missing_tool
+from autofit.techniques.axes.compilation import missing_tool
 from autofit.training.loss_module import LossModule
-from autofit.trial import site
-from autofit.workload import Effect
+from autofit.trial.machine import detection as site
 from tests.tiny import (
     CUDA_HARDWARE,
     FAMILIES,

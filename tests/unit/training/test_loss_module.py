@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from autofit.catalog.models import Model
-from autofit.lattice import Config
+from autofit.core.lattice import Config
 from autofit.techniques import unsupported
-from autofit.techniques.cross_entropy import full_cross_entropy
+from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.techniques.technique import IGNORE_INDEX
 from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep

@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from autofit.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.units import GIB
 from autofit.operations.diagnosis import _operations
-from autofit.techniques import compilation, unsupported
-from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.training import native_ops, nvme
+from autofit.techniques import unsupported
+from autofit.techniques.axes import compilation
+from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.build import build
-from autofit.training.requirements import cannot_here
-from autofit.units import GIB
+from autofit.training.prerequisites import native_ops, nvme
+from autofit.training.prerequisites.requirements import cannot_here
 from tests.compiled import compiled
 from tests.tiny import CPU, CUDA_HARDWARE, STACK, config, job
 

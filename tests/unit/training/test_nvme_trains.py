@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.training import nvme
+from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.build import build
 from autofit.training.engine import Resident
+from autofit.training.prerequisites import nvme
 from tests.group import Case, on_ranks
 from tests.tiny import CPU, STACK, config, job, model, rows
 

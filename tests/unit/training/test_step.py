@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from autofit.catalog.models import Model
-from autofit.outcome import PHASES
+from autofit.core.outcome import PHASES
 from autofit.techniques import unsupported
 from autofit.techniques.technique import IGNORE_INDEX
 from autofit.training.step import TrainingStep

@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from autofit.catalog.models import Model, architecture, load
-from autofit.errors import UsageError
-from autofit.lattice import Config
+from autofit.core.errors import UsageError
+from autofit.core.lattice import Config
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.weights import materialise, unwrap
 from tests.tiny import (

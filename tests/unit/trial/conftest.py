@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.trial.runner import TrialRunner
+from autofit.trial.process.runner import TrialRunner
 
 SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'entries:by_name'; host.main()"
 

@@ -13,10 +13,10 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from autofit.outcome import Crashed
-from autofit.trial import child
-from autofit.trial.child_process import TIMING
-from autofit.trial.pace import EARNED, PEAK, STEP
+from autofit.core.outcome import Crashed
+from autofit.trial.measure.pace import EARNED, PEAK, STEP
+from autofit.trial.process import child
+from autofit.trial.process.child_process import TIMING
 
 RECORDING_SECONDS = 14.0
 """How long a slow recording takes."""
@@ -145,7 +145,7 @@ def dies_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) ->
 
 def greedy_recording(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Trains, then needs more than the trial's memory limit for the recording."""
-    from autofit.trial import measure
+    from autofit.trial.measure import measurement as measure
 
     def write_profile(path: str, run: Any) -> None:
         taken = bytearray(data["memory_limit_bytes"] + 1)
@@ -176,7 +176,7 @@ def leaking(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 def slow_once(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Sleeps in the first step that is timed."""
     from autofit.training.step import TrainingStep
-    from autofit.trial.pace import WARM_UPS
+    from autofit.trial.measure.pace import WARM_UPS
 
     original, done = TrainingStep.update, 0
 
@@ -193,7 +193,7 @@ def slow_once(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None
 
 def expanding(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Trains where the allocator says that its segments are expandable."""
-    from autofit.trial.meter import CpuMeter
+    from autofit.trial.measure.meter import CpuMeter
 
     CpuMeter.expandable_segments = lambda self: True  # type: ignore[method-assign]
     child.run(data, descriptor, asked_at)
@@ -206,7 +206,7 @@ def raises(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 def greedy_in_a_group(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Takes more memory than its control group has, until the kernel ends it."""
-    from autofit.trial import process_memory
+    from autofit.trial.measure import process_memory
 
     process_memory.prefer_as_oom_victim()
     with open(os.path.join(os.environ["AUTOFIT_TEST_GROUP"], "cgroup.procs"), "w") as file:
@@ -231,7 +231,7 @@ def crawling(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 
 def crawl() -> None:
     """Have every micro-step of this process do so."""
-    from autofit.trial.meter import CpuMeter
+    from autofit.trial.measure.meter import CpuMeter
 
     CpuMeter.seconds = lambda self, start, end: CRAWLING_SECONDS  # type: ignore[method-assign]
 
@@ -253,7 +253,7 @@ def earns(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
 def takes_long(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
     """Trains as if each micro-step took long; plain training may have no more than 16 tokens of a sequence."""
     from autofit.training.step import TrainingStep
-    from autofit.trial import measure
+    from autofit.trial.measure import measurement as measure
 
     whole = TrainingStep.plain_gradient_norm
 

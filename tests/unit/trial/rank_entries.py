@@ -14,9 +14,9 @@ from typing import Any
 
 import entries
 
-from autofit.rendezvous import Rendezvous
-from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.trial import child
+from autofit.techniques.axes.sharding import NVME_VARIABLE
+from autofit.training.distributed.rendezvous import Rendezvous
+from autofit.trial.process import child
 
 Collective = Callable[[str], None]
 
@@ -31,7 +31,7 @@ def by_name(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
         CHANGES.get(name, lambda data: None)(data)
         child.run(data, descriptor, asked_at)
         return
-    from autofit.training.ranks import join
+    from autofit.training.distributed.ranks import join
 
     events = child.Events(descriptor)
     place = Rendezvous.from_json(data["rendezvous"])
@@ -97,7 +97,7 @@ def leaves_swap(data: Mapping[str, Any]) -> None:
 
 def uneven_clocks(data: Mapping[str, Any]) -> None:
     """Rank 1's steps take much longer, and never equally long."""
-    from autofit.trial.meter import CpuMeter
+    from autofit.trial.measure.meter import CpuMeter
 
     original, chance = CpuMeter.seconds, random.Random(0)
     rank = data["rendezvous"]["rank"]
@@ -144,7 +144,7 @@ def crawling(data: Mapping[str, Any]) -> None:
 
 def leaking_on_rank_1(data: Mapping[str, Any]) -> None:
     """Rank 1 alone finds 16 MiB more in use after every step."""
-    from autofit.trial.meter import CpuMeter
+    from autofit.trial.measure.meter import CpuMeter
 
     grown = itertools.count()
     rank = data["rendezvous"]["rank"]

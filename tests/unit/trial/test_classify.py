@@ -7,12 +7,12 @@ import torch
 from unit.trial.fake_cuda import TOTAL, install_cuda
 from unit.trial.fake_nvml import MIB
 
-from autofit.hardware import Hardware
-from autofit.outcome import Crashed, OutOfMemory
-from autofit.trial import classify
-from autofit.trial.classify import DeviceBusy, OverLimit, device_failure, ended_without_result, memory_failure
-from autofit.trial.host_memory import host_shortage
-from autofit.trial.meter import CudaMeter
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import Crashed, OutOfMemory
+from autofit.trial.limits.host_memory import host_shortage
+from autofit.trial.measure.meter import CudaMeter
+from autofit.trial.process import classify
+from autofit.trial.process.classify import DeviceBusy, OverLimit, device_failure, ended_without_result, memory_failure
 
 GIB = 1024**3
 CARD = Hardware(name="card", kind="cuda", device_name="card", memory_bytes=TOTAL)

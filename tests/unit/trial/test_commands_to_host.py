@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from autofit.trial.commands import Commands, Stopped
+from autofit.trial.process.commands import Commands, Stopped
 
 
 def test_a_stop_that_came_with_the_request_is_heard() -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from autofit.trial import control_groups, process_memory, site
-from autofit.units import MIB
+from autofit.core.units import MIB
+from autofit.trial.limits import control_groups
+from autofit.trial.machine import detection as site
+from autofit.trial.measure import process_memory
 
 Put = Callable[[str, dict[str, str]], None]
 

@@ -17,12 +17,12 @@ import pytest
 from jobs import tiny_job, tiny_request
 from unit.trial.fake_nvml import FakeCard, install
 
-from autofit.outcome import Crashed, Fits
+from autofit.core.outcome import Crashed, Fits
 from autofit.techniques import complete
-from autofit.trial import group_runner
-from autofit.trial.group_runner import GroupRunner, tell_of_waiting
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.device_lock import GivenUp, held, names
+from autofit.trial.process import group_runner
+from autofit.trial.process.group_runner import GroupRunner, tell_of_waiting
 
 HOLD = "import sys; from autofit.trial.machine.device_lock import held\n"
 HOLD += "with held(sys.argv[1:]): print('held', flush=True); input()"

@@ -14,13 +14,13 @@ import pytest
 from jobs import tiny_request
 from unit.trial.fake_nvml import MIB, FakeCard, NVMLError_GpuIsLost, install
 
-from autofit.core.device_state import DeviceState
-from autofit.outcome import Fits
+from autofit.core.device.state import DeviceState
+from autofit.core.outcome import Fits
+from autofit.core.units import GIB
 from autofit.trial.machine import processor, watch
 from autofit.trial.machine.card import CardWatch
 from autofit.trial.machine.watch import DeviceWatch
-from autofit.trial.runner import TrialRunner
-from autofit.units import GIB
+from autofit.trial.process.runner import TrialRunner
 
 ON_CPU = {"hardware": {"kind": "cpu", "cores": 1}}
 SPIN = "import sys; print(flush=True)\nwhile True: pass"

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from autofit.techniques import complete, parse
-from autofit.trial.divergence import divergence
+from autofit.trial.measure.divergence import divergence
 
 BF16 = complete(parse("method=full,precision=bf16"))
 FP32 = complete(parse("method=full,precision=fp32"))

@@ -9,7 +9,7 @@ import pytest
 from unit.operations.made_trials import fits
 
 from autofit.core.attempt import Attempt
-from autofit.outcome import (
+from autofit.core.outcome import (
     Crashed,
     Diverged,
     Fits,
@@ -22,8 +22,8 @@ from autofit.outcome import (
     outcome_from_json,
     outcome_to_json,
 )
-from autofit.trial import classify, group
-from autofit.trial.group import Gathering, combined
+from autofit.trial.process import classify, group
+from autofit.trial.process.group import Gathering, combined
 
 ALONE = fits(1.0, 100.0)
 LOST = Crashed(reason="RuntimeError: [gloo/transport/tcp/pair.cc:537] Connection closed by peer [127.0.0.1]:3612")

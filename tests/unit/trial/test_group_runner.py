@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from jobs import tiny_job, tiny_model, tiny_request
 
-from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
-from autofit.rendezvous import LOOPBACK, Rendezvous, listening
+from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
-from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.training.nvme import own_prefix
-from autofit.trial.group_runner import GroupRunner
-from autofit.trial.leak import LEAK_STEPS
+from autofit.techniques.axes.sharding import NVME_VARIABLE
+from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
+from autofit.training.prerequisites.nvme import own_prefix
+from autofit.trial.machine.detection import cores
+from autofit.trial.measure.leak import LEAK_STEPS
+from autofit.trial.process.group_runner import GroupRunner
+from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest
-from autofit.trial.runner import TrialRunner
-from autofit.trial.site import cores
 
 SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"
 

@@ -18,15 +18,16 @@ from jobs import tiny_job, tiny_request
 from unit.trial.fake_cuda import install_cuda
 from unit.trial.fake_nvml import MIB, FakeCard, NVMLError_GpuIsLost, install
 
-from autofit.errors import EnvironmentLacks
-from autofit.hardware import Hardware
-from autofit.outcome import Crashed, Fits
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import Crashed, Fits
 from autofit.techniques import Job
-from autofit.trial import child, child_process, host, runner
 from autofit.trial import request as asked_for
-from autofit.trial.commands import Commands
+from autofit.trial.process import child, child_process, runner
+from autofit.trial.process import fork_server as host
+from autofit.trial.process.commands import Commands
+from autofit.trial.process.runner import TrialRunner, trial_environment
 from autofit.trial.request import TrialRequest, seconds_since_asked
-from autofit.trial.runner import TrialRunner, trial_environment
 
 CARD = Hardware(name="h100-80g", kind="cuda", device_name="NVIDIA H100 80GB HBM3", memory_bytes=81089 * MIB)
 
@@ -54,7 +55,7 @@ def test_the_parent_of_gpu_trials_postpones_bitsandbytes(
 def test_a_parent_that_has_touched_the_device_starts_children_anew(fake_bitsandbytes: Path) -> None:
     # On the CPU nothing is postponed: the fake's import shows what the check would see.
     code = """
-from autofit.trial.host import Host, device_is_touched
+from autofit.trial.process.fork_server import Host, device_is_touched
 made = Host("entries:none", spawn=False)
 made.preload(None)
 print(made._spawn, device_is_touched())
@@ -68,7 +69,7 @@ def test_a_postponed_library_counts_as_installed_and_can_be_imported_afterwards(
     code = """
 import os, sys
 os.environ["AUTOFIT_DEVICE_KIND"] = "cuda"
-from autofit.trial.host import Host
+from autofit.trial.process.fork_server import Host
 Host("entries:none", spawn=False).preload("llama")
 from peft.import_utils import is_bnb_available
 from transformers.utils import is_bitsandbytes_available
@@ -187,7 +188,8 @@ def test_what_its_parent_runs_beside_a_trial_outlives_that(monkeypatch: pytest.M
 
 def test_a_full_disk_is_no_fault_of_the_config(monkeypatch: pytest.MonkeyPatch) -> None:
     with TrialRunner() as started:
-        code = "import tempfile, sys; tempfile.tempdir = '/nowhere'; from autofit.trial.host import main; main()"
+        imports = "import tempfile; from autofit.trial.process.fork_server import main"
+        code = f"{imports}; tempfile.tempdir = '/nowhere'; main()"
         started._command = [sys.executable, "-c", code, "--entry", "builtins:print"]
         outcome, _ = started.run(tiny_request())
         assert isinstance(outcome, Crashed) and outcome.transient

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from unit.trial.fake_nvml import FakeCard, install
 
-from autofit.outcome import Crashed, Outcome, OutOfMemory
-from autofit.trial import host, process_memory
-from autofit.trial.child_process import ChildProcess
-from autofit.trial.commands import Commands
+from autofit.core.outcome import Crashed, Outcome, OutOfMemory
+from autofit.trial.measure import process_memory
+from autofit.trial.process import fork_server as host
+from autofit.trial.process.child_process import ChildProcess
+from autofit.trial.process.commands import Commands
 
 GIB = 1024**3
 NEVER = 3600.0

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from autofit.trial.machine import instructions as module
+from autofit.trial.machine.detection import cpu
 from autofit.trial.machine.instructions import are_capped, instructions
-from autofit.trial.site import cpu
 
 ZEN_3 = "flags : fpu sse4_1 avx fma avx2 vaes"
 SAPPHIRE = f"{ZEN_3} avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16"

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from jobs import tiny_request
 
-from autofit.outcome import Crashed, OutOfMemory
-from autofit.trial.process_memory import host_available
-from autofit.trial.runner import TrialRunner
+from autofit.core.outcome import Crashed, OutOfMemory
+from autofit.trial.measure.process_memory import host_available
+from autofit.trial.process.runner import TrialRunner
 
 MIB = 1024**2
 GROUP_BYTES = 64 * MIB

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from autofit.trial.leak import LEAK_STEPS, leak, may_leak
-from autofit.units import MIB
+from autofit.core.units import MIB
+from autofit.trial.measure.leak import LEAK_STEPS, leak, may_leak
 
 FLOOR = 4 * MIB
 

@@ -11,9 +11,9 @@ import torch
 from unit.trial.fake_cuda import CONTEXT, TOTAL, install_cuda
 from unit.trial.fake_nvml import MIB, FakeCard
 
-from autofit.hardware import Hardware
-from autofit.trial.classify import DeviceBusy, OverLimit
-from autofit.trial.meter import CpuMeter, CudaMeter
+from autofit.core.hardware import Hardware
+from autofit.trial.measure.meter import CpuMeter, CudaMeter
+from autofit.trial.process.classify import DeviceBusy, OverLimit
 
 CARD = Hardware(name="card", kind="cuda", device_name="card", memory_bytes=TOTAL)
 GIB = 1024**3
@@ -164,7 +164,7 @@ def test_without_nvml_the_device_is_taken_for_idle(monkeypatch: pytest.MonkeyPat
 def test_the_hosts_set_up_is_kept_apart() -> None:
     code = """
 import torch
-from autofit.trial.meter import CpuMeter
+from autofit.trial.measure.meter import CpuMeter
 meter = CpuMeter()
 before = meter.reading()
 torch.ones(64 * 1024**2)

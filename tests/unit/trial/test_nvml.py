@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from unit.trial.fake_nvml import MIB, FakeCard, NVMLError, NVMLError_DriverNotLoaded, NVMLError_LibraryNotFound, install
 
-from autofit.errors import EnvironmentLacks
-from autofit.trial import nvml
+from autofit.core.errors import EnvironmentLacks
+from autofit.trial.machine import nvml
 
 CARDS = ["GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3"]
 INSTANCES = {"GPU-cccc-3": ["MIG-dddd-4", "MIG-eeee-5"]}

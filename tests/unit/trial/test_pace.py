@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autofit.trial.pace import UNSTEADY, Pace, TooSlow, least_repeats, running_seconds, useful_speed, warm_ups
+from autofit.trial.measure.pace import UNSTEADY, Pace, TooSlow, least_repeats, running_seconds, useful_speed, warm_ups
 from autofit.trial.request import Rival
 
 

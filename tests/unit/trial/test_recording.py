@@ -12,13 +12,13 @@ import torch
 from jobs import tiny_model, tiny_request
 from kept import Kept
 
-from autofit.errors import UsageError
+from autofit.core.errors import UsageError
+from autofit.core.outcome import Fits, OutOfMemory
 from autofit.operations import WorkloadOptions, single_trial
 from autofit.operations.single_trial import trial
-from autofit.outcome import Fits, OutOfMemory
 from autofit.techniques import complete
-from autofit.trial.recording import check_writable, memory_snapshot
-from autofit.trial.runner import TrialRunner
+from autofit.trial.measure.recording import check_writable, memory_snapshot
+from autofit.trial.process.runner import TrialRunner
 
 CONFIG = complete({"micro_batch": 2})
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from autofit.trial.repeats import quantile, relative_spread
+from autofit.trial.measure.repeats import quantile, relative_spread
 
 
 def test_quantiles_interpolate_between_order_statistics() -> None:

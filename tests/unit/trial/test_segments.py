@@ -13,10 +13,10 @@ import pytest
 import torch
 from emulated_card.cards import Machine
 
-from autofit.errors import EnvironmentLacks
-from autofit.trial import segments
-from autofit.trial.runner import trial_environment
-from autofit.trial.segments import ALLOCATOR, allocator_settings, first_allocation
+from autofit.core.errors import EnvironmentLacks
+from autofit.trial.limits import segments
+from autofit.trial.limits.segments import ALLOCATOR, allocator_settings, first_allocation
+from autofit.trial.process.runner import trial_environment
 
 DEVICE = torch.device("cuda", 0)
 HOME = Path(os.environ.get("EMULATED_CARD_HOME", Path(__file__).parents[3] / ".venv" / "emulated-card")).absolute()
@@ -72,7 +72,7 @@ def test_any_other_failure_is_the_trials(monkeypatch: pytest.MonkeyPatch, asked:
 
 
 def test_torch_takes_the_settings_anew() -> None:
-    changed = "from autofit.trial.segments import _set; _set('expandable_segments:False,max_split_size_mb:512')"
+    changed = "from autofit.trial.limits.segments import _set; _set('expandable_segments:False,max_split_size_mb:512')"
     assert subprocess.run([sys.executable, "-W", "error", "-c", changed]).returncode == 0
 
 

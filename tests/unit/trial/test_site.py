@@ -11,12 +11,13 @@ import pytest
 from unit.trial.fake_nvml import MIB, FakeCard, install
 
 from autofit.catalog.hardware import card, named
-from autofit.errors import EnvironmentLacks
-from autofit.hardware import Hardware
-from autofit.trial import process_memory, site
-from autofit.trial.site import check_devices, cpu, detect
-from autofit.trial.threads import threads_per_rank
-from autofit.workload import digest
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.hardware import Hardware
+from autofit.core.workload import digest
+from autofit.trial.limits.threads import threads_per_rank
+from autofit.trial.machine import detection as site
+from autofit.trial.machine.detection import check_devices, cpu, detect
+from autofit.trial.measure import process_memory
 
 
 @pytest.fixture
@@ -204,7 +205,7 @@ def test_arm_processors_have_numbers_for_names(monkeypatch: pytest.MonkeyPatch, 
 
 def test_one_thread_is_another_processor(monkeypatch: pytest.MonkeyPatch) -> None:
     code = "import os, sys; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from autofit.trial.site import cpu; print(cpu().name, cpu().cores)"
+    code += "from autofit.trial.machine.detection import cpu; print(cpu().name, cpu().cores)"
     bound = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     one = cpu()

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from autofit.trial.steps import Steps, composed
+from autofit.trial.measure.steps import Steps, composed
 
 
 class Queued:

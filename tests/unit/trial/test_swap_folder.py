@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from autofit.outcome import Crashed, Diverged
-from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.trial.classify import stopped
-from autofit.trial.swap_folder import FULL_BYTES, explained, swap_folder
+from autofit.core.outcome import Crashed, Diverged
+from autofit.techniques.axes.sharding import NVME_VARIABLE
+from autofit.trial.limits.swap_folder import FULL_BYTES, explained, swap_folder
+from autofit.trial.process.classify import stopped
 
 REQUEST = {"config": {"offload": "nvme"}}
 

@@ -18,16 +18,16 @@ from jobs import tiny_job, tiny_model, tiny_request
 from unit.trial.entries import CRAWLING_SECONDS, LATE_SECONDS, RECORDING_SECONDS
 
 from autofit.catalog.models import Model
-from autofit.lattice import Config
-from autofit.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
+from autofit.core.lattice import Config
+from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut
 from autofit.techniques import complete
-from autofit.trial import child_process, runner
-from autofit.trial.commands import INTERRUPTED
-from autofit.trial.leak import LEAK_STEPS
-from autofit.trial.measure import HOPELESS_REPEATS
-from autofit.trial.pace import ONCE_SECONDS, REPEATS
+from autofit.trial.measure.leak import LEAK_STEPS
+from autofit.trial.measure.measurement import HOPELESS_REPEATS
+from autofit.trial.measure.pace import ONCE_SECONDS, REPEATS
+from autofit.trial.process import child_process, runner
+from autofit.trial.process.commands import INTERRUPTED
+from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest
-from autofit.trial.runner import TrialRunner
 
 MIB = 1024**2
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from autofit.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks
 from autofit.workers.private_folder import PrivateFolder
 
 TAKES_ONE = """

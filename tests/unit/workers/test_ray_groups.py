@@ -15,16 +15,16 @@ from jobs import tiny_job, tiny_request
 from tiny import STACK
 from unit.workers.test_ray_pool import actor_processes, completed
 
-from autofit.errors import EnvironmentLacks
-from autofit.hardware import Hardware
-from autofit.outcome import Crashed, Fits, TimedOut
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import Crashed, Fits, TimedOut
+from autofit.core.units import GIB
 from autofit.techniques import complete
 from autofit.techniques.job import ranks_per_host
-from autofit.trial import threads
+from autofit.trial.limits import threads
+from autofit.trial.limits.shared_memory import is_mapped
+from autofit.trial.machine.detection import check_even, cpu
 from autofit.trial.request import TrialRequest
-from autofit.trial.shared_memory import is_mapped
-from autofit.trial.site import check_even, cpu
-from autofit.units import GIB
 from autofit.workers.ray_pool import RayPool
 from autofit.workers.trial_actor import rendezvous_at
 

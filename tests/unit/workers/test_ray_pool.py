@@ -19,16 +19,16 @@ import psutil
 import pytest
 from jobs import tiny_job, tiny_model, tiny_request
 
-from autofit.errors import EnvironmentLacks
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.outcome import Crashed, Fits
 from autofit.operations import SearchRequest, WorkloadOptions
-from autofit.operations.preparing import prepare
-from autofit.outcome import Crashed, Fits
+from autofit.planning.preparing import prepare
 from autofit.techniques import complete
-from autofit.techniques.sharding import NVME_VARIABLE
-from autofit.training import native_ops
-from autofit.training.requirements import cannot_here
+from autofit.techniques.axes.sharding import NVME_VARIABLE
+from autofit.training.prerequisites import native_ops
+from autofit.training.prerequisites.requirements import cannot_here
+from autofit.trial.machine.detection import cores, cpu
 from autofit.trial.machine.device_lock import held
-from autofit.trial.site import cores, cpu
 from autofit.workers import ray_connection, ray_pool
 from autofit.workers.private_folder import PrivateFolder
 from autofit.workers.ray_pool import RayPool
@@ -166,8 +166,8 @@ def test_a_trial_uses_all_cores_whatever_its_worker_asks_of_ray(pool: RayPool) -
             """What Ray has set, and why a trial fails whose updates say with how many threads they are made."""
             import os
 
+            from autofit.trial.process.runner import TrialRunner
             from autofit.trial.request import TrialRequest
-            from autofit.trial.runner import TrialRunner
 
             os.environ["PYTHONPATH"] = os.pathsep.join([entries, os.environ.get("PYTHONPATH", "")])
             with TrialRunner(entry="rank_entries:by_name") as runner:
@@ -319,7 +319,7 @@ def test_a_killed_driver_leaves_no_process_and_its_folder_to_the_next(
     driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     assert driver.stdout is not None
     assert driver.stdout.readline().strip() == "up"
-    assert any("autofit.trial.host" in line for line in left_by(tmp_path))
+    assert any("autofit.trial.process.fork_server" in line for line in left_by(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", str(place.parent))
     PrivateFolder().close()
     assert [name[:8] for name in names(place / "0")] == ["session_"] * 2, "one session, and a link to it: in use"

@@ -1,0 +1,143 @@
+"""Commands that answer from the store alone: frontier and recommend."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.arguments import goal, size, workload
+from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
+
+FRONTIER_HELP = """Show the measured Pareto frontier of memory against throughput.
+
+\b
+Examples:
+  autofit frontier --model llama-3.1-8b
+  autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
+"""
+RECOMMEND_HELP = """Recommend the fastest measured config that fits, in the format that your trainer reads.
+
+\b
+Examples:
+  autofit recommend --model llama-3.1-8b --memory-limit 24GiB
+  autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("frontier", help=FRONTIER_HELP)(frontier)
+    app.command("recommend", help=RECOMMEND_HELP)(recommend)
+
+
+def frontier(
+    model: options.Model,
+    hardware: options.Hardware = "auto",
+    memory_limit: options.MemoryLimit = None,
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    method: options.Method = "any",
+    min_rank: options.MinRank = 8,
+    allow: options.Allow = "numerics",
+    lora_dropout: options.LoraDropout = 0.0,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="Write an interactive chart to this file, and its script beside it.")
+    ] = None,
+    png: Annotated[Path | None, typer.Option("--png", help="Write a chart to this file.")] = None,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """The command that `FRONTIER_HELP` describes."""
+    from autofit import operations
+    from autofit.cli.text.tables import frontier_table
+    from autofit.core.errors import UsageError
+    from autofit.store import Store
+
+    limit = size(memory_limit)
+    if html is not None and html == png:
+        raise UsageError(f"--html and --png both name {html}: give each a file of its own")
+    with Store.open(store, create=False) as opened:
+        found = operations.frontier(
+            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            hardware=hardware,
+            goal=goal(method, min_rank, allow),
+            memory_limit_bytes=limit,
+            store=opened,
+        )
+    warn_of_contradictions(found.contradictory)
+    if html is not None or png is not None:
+        from autofit.export.charts import frontier_chart
+
+        if html is not None:
+            write_page(html, frontier_chart.figure(found))
+        if png is not None:
+            write(png, [frontier_chart.png(found)])
+    if as_json:
+        print_json(found.to_json())
+    else:
+        print(frontier_table(found, memory_limit_bytes=limit))
+
+
+def recommend(
+    model: options.Model,
+    hardware: options.Hardware = "auto",
+    memory_limit: options.MemoryLimit = None,
+    method: options.Method = "any",
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    min_rank: options.MinRank = 8,
+    allow: options.Allow = "numerics",
+    lora_dropout: options.LoraDropout = 0.0,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory; default: text.",
+            autocompletion=options.complete_format,
+        ),
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
+    store: options.Store = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
+) -> None:
+    """The command that `RECOMMEND_HELP` describes."""
+    from autofit import operations
+    from autofit.cli.text.tables import recommendation_text
+    from autofit.core.errors import UsageError
+    from autofit.store import Store
+
+    if as_json:
+        if form not in (None, "json"):
+            raise UsageError(f"--json is --format json, and --format {form} was also given: leave one of them out")
+        form = "json"
+    if form is not None:
+        from autofit import export
+
+        export.check_format(form)
+    with nothing_fits_as_json(form == "json" and out is None), Store.open(store, create=False) as opened:
+        answer = operations.recommend(
+            workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+            hardware=hardware,
+            memory_limit_bytes=size(memory_limit),
+            goal=goal(method, min_rank, allow),
+            store=opened,
+        )
+    warn_of_contradictions(answer.contradictory)
+    text = recommendation_text(answer) + "\n"
+    if form is not None:
+        exported = export.export(answer, format=form, source=operations.hub_id(model))
+        text = exported.text
+        for note in exported.notes:
+            warn(note)
+    if out is not None:
+        write(out, [text.encode()])
+    else:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")

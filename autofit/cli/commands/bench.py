@@ -1,0 +1,243 @@
+"""`autofit bench`: how well autofit itself performs, judged against measurements."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import columns, print_json
+
+if TYPE_CHECKING:
+    from autofit.core.outcome import Trial
+    from autofit.operations.comparing import Group, Residuals
+
+RECORD_HELP = """Measure every config of a space into a file.
+
+Configs run in shuffled order, and those that run out of memory are recorded too. Each result is written as its trial
+ends; run the same command again to resume.
+
+\b
+Examples:
+  autofit bench record --model smollm2-135m --space cpu --seq-len 128 --global-batch 4 --memory-limit 1GiB --out t.jsonl
+  autofit bench record --model llama-3.1-8b --space single-gpu --max-trials 100 --out h100-8b.jsonl
+"""
+REPLAY_HELP = """Drive search methods over recorded tables, or compare predictions with measurements.
+
+Replays searches as if the trials ran: how many trials, and seconds of trials, autofit's search and others need to come
+within 5, 2 and 1 % of the best, for each training method of a table and for all together. Without --table, all tables
+of a checkout are used, which takes minutes. Searches are kept as they end: run the same command again to resume. With
+--residuals: relative errors of predicted memory and time, over the store's trials or files of `autofit db export`, and
+how often fit was misjudged.
+
+\b
+Examples:
+  autofit bench replay --table t.jsonl --methods autofit,optuna-tpe
+  autofit bench replay --memory-limit 1GiB --seeds 20 --json
+  autofit bench replay --residuals
+  autofit bench replay --residuals --table trials.jsonl --json
+"""
+TITLES = {
+    "peak_allocated_bytes": "Peak allocated",
+    "peak_reserved_bytes": "Peak reserved",
+    "device_bytes": "Device memory",
+    "step_seconds": "Step time, calibrated",
+    "step_seconds_uncalibrated": "Step time, guessed from data sheets",
+}
+"""Title of each predicted quantity's table, in printing order."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group to the program."""
+    group = typer.Typer(help="Measure how well autofit itself performs.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("record", help=RECORD_HELP)(record)
+    group.command("replay", help=REPLAY_HELP)(replay)
+    app.add_typer(group, name="bench")
+
+
+def record(
+    model: options.Model,
+    out: Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording in it is resumed.")],
+    space: options.Space = None,
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    memory_limit: options.MemoryLimit = None,
+    max_trials: Annotated[
+        int | None, typer.Option("--max-trials", help="Record only this many of the shuffled configs.")
+    ] = None,
+    cover: Annotated[
+        bool, typer.Option("--cover", help="With --max-trials: choose configs so that every value occurs repeatedly.")
+    ] = False,
+    passes: Annotated[
+        int, typer.Option("--passes", help="Measure everything this many times: replays use the mean, and its spread.")
+    ] = 1,
+    time_budget: Annotated[
+        str | None,
+        typer.Option("--time-budget", help="Begin no trial after this time, such as 7m; the same command goes on."),
+    ] = None,
+    trial_budget: Annotated[
+        str | None,
+        typer.Option(
+            "--trial-budget",
+            help="Cut a trial that takes longer, such as 1m, or is beaten many times over, as a search does; the lower "
+            "bound of its step is recorded.",
+        ),
+    ] = None,
+    device: options.Device = "auto",
+    ray_address: options.RayAddress = None,
+    in_place: options.InPlace = False,
+    lora_dropout: options.LoraDropout = 0.0,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """Measure every config of a space into a file."""
+    from autofit import operations
+    from autofit.cli.arguments import size, workload
+    from autofit.core.errors import Interrupted, UsageError
+    from autofit.core.units import parse_duration
+
+    if cover and max_trials is None:
+        raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
+    seconds = parse_duration(time_budget) if time_budget is not None else None
+    request = operations.SearchRequest(
+        workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+        space=space,
+        device=device,
+        memory_limit_bytes=size(memory_limit),
+        max_trials=max_trials,
+        ray_address=ray_address,
+        in_place=in_place,
+    )
+    try:
+        found = operations.record(
+            request,
+            out,
+            _recorded,
+            passes=passes,
+            time_budget_seconds=seconds,
+            trial_seconds=parse_duration(trial_budget) if trial_budget is not None else None,
+            covering=cover,
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {out} has what was measured, the same command resumes from there") from None
+    if as_json:
+        print_json(found.to_json())
+        return
+    kinds = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found.outcomes.items())
+    left = f", {found.left} left: run the same command again" if found.left else ""
+    print(f"{found.file}: {found.recorded} of {found.configs} configs (trials: {kinds}), {found.run} trials now{left}")
+
+
+def _recorded(done: int, total: int, last: Trial | None) -> None:
+    from autofit.cli.text.tables import short
+
+    said = (
+        ""
+        if last is None
+        else f": {last.outcome.kind.replace('_', ' ')} after {last.seconds:.0f} s, {short(last.config)}"
+    )
+    print(f"{done} of {total} recorded{said}", file=sys.stderr, flush=True)
+
+
+def replay(
+    with_residuals: Annotated[
+        bool, typer.Option("--residuals", help="Compare the predictions of trials with their measurements.")
+    ] = False,
+    table: Annotated[
+        list[Path] | None,
+        typer.Option("--table", help="Recorded table or, with --residuals, exported trials; may be repeated."),
+    ] = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            "--methods",
+            help="Search methods, separated by commas; if not given, all but Optuna's Gaussian process (optuna-gp), "
+            "which computes for hours.",
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option("--seeds", help="Searches per method and problem; 20 if not given.")
+    ] = None,
+    keep: Annotated[
+        Path | None, typer.Option("--keep", help="Folder that keeps the searches; in your cache folder if not given.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option("--jobs", help="Searches at a time; as many as there are cores if not given.")
+    ] = None,
+    memory_limit: options.MemoryLimit = None,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """Drive search methods over recorded tables, or print the error distribution of the predictions."""
+    if with_residuals:
+        _residuals(table or [], (methods, seeds, keep, jobs, memory_limit), store, as_json)
+        return
+    from autofit.bench.replay import SEEDS, searches_kept
+    from autofit.bench.replay import replay as replayed
+    from autofit.cli.arguments import size
+    from autofit.cli.text.replay import replay_text
+    from autofit.core.errors import Interrupted
+    from autofit.trial.machine.detection import cores
+
+    folder = searches_kept() if keep is None else keep
+    limit = size(memory_limit)
+    try:
+        found = replayed(
+            table or (),
+            methods=() if methods is None else [name.strip() for name in methods.split(",")],
+            seeds=SEEDS if seeds is None else seeds,
+            limit_of=None if limit is None else lambda recorded: limit,
+            store=store,
+            keep=folder,
+            jobs=cores() if jobs is None else jobs,
+            report=lambda line: print(line, file=sys.stderr, flush=True),
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"interrupted; finished searches are kept in {folder}: the same command continues from there"
+        ) from None
+    print_json(found.to_json()) if as_json else print(replay_text(found))
+
+
+def _residuals(tables: list[Path], of_searches: tuple[object, ...], store: str | None, as_json: bool) -> None:
+    from autofit.core.errors import UsageError
+    from autofit.operations import residuals
+
+    if any(option is not None for option in of_searches):
+        raise UsageError(
+            "--residuals compares what was measured: leave --methods, --seeds, --keep, --jobs and --memory-limit out"
+        )
+    if tables and store is not None:
+        raise UsageError("--table and --store exclude each other: trials are read from files or from a store")
+    found = residuals(store, tables=tables)
+    print_json(found.to_json()) if as_json else print(residuals_text(found))
+
+
+def residuals_text(found: Residuals) -> str:
+    """One table for each predicted quantity, and one for predictions of fit."""
+    parts = [f"{found.trials:,} trials with a prediction; errors are predicted / measured - 1"]
+    for quantity, title in TITLES.items():
+        rows = [_errors(group, quantity) for group in found.groups if quantity in group.errors]
+        if rows:
+            heading = ("hardware", "technique", "trials", "median", "median abs", "p95 abs", "worst")
+            parts.append(f"{title}\n{columns([heading, *rows], right=frozenset(range(2, 7)))}")
+    fit_heading = ("hardware", "technique", "trials", "misjudged", "ran out unforeseen", "fitted unforeseen")
+    fits = [_fit(group) for group in found.groups]
+    parts.append(f"Fit\n{columns([fit_heading, *fits], right=frozenset(range(2, 6)))}")
+    return "\n\n".join(parts)
+
+
+def _errors(group: Group, quantity: str) -> tuple[str, ...]:
+    e = group.errors[quantity]
+    shares = (f"{e.median:+.1%}", f"{e.median_absolute:.1%}", f"{e.p95_absolute:.1%}", f"{e.worst:+.1%}")
+    return (group.hardware, group.technique, f"{e.count:,}", *shares)
+
+
+def _fit(group: Group) -> tuple[str, ...]:
+    fit = group.fit
+    wrong = f"{fit.misjudged:,} ({fit.misjudged / fit.judged:.1%})"
+    return (group.hardware, group.technique, f"{fit.judged:,}", wrong, f"{fit.too_hopeful:,}", f"{fit.too_careful:,}")

@@ -1,0 +1,141 @@
+"""Commands that act on the store itself: upgrade, check, export, import."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import STDOUT, columns, print_json, write
+
+if TYPE_CHECKING:
+    from autofit.core.verdict import Contradiction
+    from autofit.store import StoreReport
+
+File = Annotated[Path, typer.Argument(help="JSON lines file; - is standard output or input.")]
+
+
+UPGRADE_HELP = """Migrate a store of an older version to the schema of this version.
+
+\b
+Examples:
+  autofit db upgrade
+  autofit db upgrade --store postgresql://autofit@db/autofit
+"""
+CHECK_HELP = """Check the store's schema and integrity.
+
+Counts what it holds, and lists the configs with contradictory results; exit code 4 unless it is sound.
+
+\b
+Examples:
+  autofit db check
+  autofit db check --store team.db --json
+"""
+EXPORT_HELP = """Write every trial to FILE, one JSON object per line.
+
+\b
+Examples:
+  autofit db export trials.jsonl
+  autofit db export - | gzip > trials.jsonl.gz
+"""
+IMPORT_HELP = """Add the trials of FILE that the store does not have.
+
+\b
+Examples:
+  autofit db import trials.jsonl
+  autofit db export --store laptop.db - | autofit db import --store team.db -
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group to the program."""
+    group = typer.Typer(help="The store of trials.", no_args_is_help=True, rich_markup_mode=None)
+    group.command("upgrade", help=UPGRADE_HELP)(upgrade)
+    group.command("check", help=CHECK_HELP)(check)
+    group.command("export", help=EXPORT_HELP)(export)
+    group.command("import", help=IMPORT_HELP)(import_)
+    app.add_typer(group, name="db")
+
+
+def upgrade(store: options.Store = None) -> None:
+    """Migrate the store to the newest schema."""
+    from autofit.store import upgrade as migrate
+
+    print(f"the store is at schema {migrate(store)}")
+
+
+def check(store: options.Store = None, as_json: options.Json = False) -> None:
+    """Check the store; exit code 4 unless it is sound."""
+    from autofit.store import check as examine
+
+    report = examine(store)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        print(columns(report_rows(report)))
+        if report.contradictions:
+            print(f"\n{contradictions_text(report.contradictions)}")
+    if not report.sound:
+        raise typer.Exit(4)
+
+
+def report_rows(report: StoreReport) -> list[tuple[str, str]]:
+    """The report as rows of (name, finding)."""
+    return [
+        ("store", report.store),
+        ("kind", report.kind),
+        ("schema", f"{report.revision or 'none'}; this version uses {report.newest}"),
+        *((table, f"{count:,}") for table, count in report.counts.items()),
+        ("contradictions", str(len(report.contradictions))),
+        ("sound", "yes" if report.sound else "no"),
+        *(("problem", problem) for problem in report.problems),
+    ]
+
+
+def contradictions_text(found: Sequence[Contradiction]) -> str:
+    """The configs with contradictory results, each with the trials that contradict each other and their limits."""
+    from autofit.core.units import format_bytes
+    from autofit.core.verdict import MENDS
+
+    rows = [("contradictory config", "job", "fits in (trial)", "out of memory under (trial)")]
+    for one in found:
+        first = one.fitted[0]
+        job = f"{first.workload.model} seq-len {first.workload.seq_len} on {first.hardware.name}"
+        held = ", ".join(f"{format_bytes(m.device_bytes)} ({t.trial_id})" for t, m in one.measured)
+        failed = ", ".join(f"{format_bytes(t.memory_limit_bytes)} ({t.trial_id})" for t in one.ran_out)
+        rows.append((str(first.config), job, held, failed))
+    return f"{columns(rows)}\n\nEach counts as out of memory under limits up to that one; to resolve this, {MENDS}."
+
+
+def export(file: File, store: options.Store = None) -> None:
+    """Write every trial to a file."""
+    from autofit.store import Store, export_lines
+
+    written = -1  # the first line is not a trial
+    with Store.open(store, create=False) as opened:
+
+        def chunks() -> Iterator[bytes]:
+            nonlocal written
+            for line in export_lines(opened):
+                written += 1
+                yield line.encode()
+
+        write(file, chunks())
+    print(f"{written} trials written to {file}", file=sys.stderr if str(file) == STDOUT else sys.stdout)
+
+
+def import_(file: File, store: options.Store = None) -> None:
+    """Add the trials of a file."""
+    from autofit.core.errors import UsageError
+    from autofit.store import Store, import_lines
+
+    try:
+        with sys.stdin if str(file) == STDOUT else file.open(encoding="utf-8") as lines, Store.open(store) as opened:
+            report = import_lines(opened, lines)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    print(f"{report.added} trials added, {report.repeated} were there already")

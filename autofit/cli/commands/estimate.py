@@ -1,0 +1,110 @@
+"""`autofit estimate`: predicts what a config needs, without a device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.arguments import device_asked, read_config, size, workload
+from autofit.cli.output import print_json, write_page
+
+if TYPE_CHECKING:
+    from autofit.core.lattice import Config
+    from autofit.planning.requests import WorkloadOptions
+
+ESTIMATE_HELP = """Predict the memory and speed of a config on a card that need not be in this machine.
+
+The training step itself is traced on tensors without data; nothing is downloaded and no device is needed.
+
+\b
+Examples:
+  autofit estimate --model llama-3.1-8b --hardware rtx-4090 \\
+      --config method=qlora,rank=16,micro_batch=4,checkpointing=full
+  autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
+  autofit estimate --model qwen3-8b --hardware l4 --config method=lora --html memory.html
+  autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
+      --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("estimate", help=ESTIMATE_HELP)(estimate)
+
+
+def estimate(
+    model: options.Model,
+    config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
+    hardware: options.Hardware = "auto",
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    lora_dropout: options.LoraDropout = 0.0,
+    memory_limit: options.MemoryLimit = None,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", help="Another config: explain its difference in memory, byte by byte."),
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Trace every decoder layer, not just a few.")] = False,
+    no_advice: Annotated[
+        bool, typer.Option("--no-advice", help="Do not look for a change that makes it fit, or makes it faster.")
+    ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a chart of a step's memory to this file, and its script beside it."),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also print the allocator's figures and what is assumed.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Predict what a config needs, and print where every byte goes."""
+    from autofit.core.errors import UsageError
+
+    if explain is not None and (exact or html is not None):
+        raise UsageError("--explain compares two configs: leave --exact and --html out")
+    on, limit = device_asked(hardware), size(memory_limit)
+    chosen = read_config(config, on=on)
+    other = None if explain is None else read_config(explain, on=on)
+    asked = workload(model, seq_len, global_batch, lora_dropout, devices, seed)
+
+    from autofit import operations
+    from autofit.cli.text.tables import estimate_text
+    from autofit.cli.waiting import Waiting
+
+    if other is not None:
+        _explain(asked, chosen, other, hardware=hardware, memory_limit_bytes=limit, as_json=as_json)
+        return
+    with Waiting() as waiting:
+        estimation = operations.Estimation.of(asked, chosen, hardware=hardware, memory_limit_bytes=limit, exact=exact)
+        found = estimation.estimate() if no_advice else estimation.advised(waiting)
+    print_json(found.to_json()) if as_json else print(estimate_text(found, verbose=verbose))
+    if html is not None:
+        # Comes second, because a model that cannot be traced has an estimate but no timeline, which ends the program.
+        from autofit.export.charts import memory_chart
+
+        write_page(html, memory_chart.figure(estimation.timeline(), found, estimation.job))
+    raise typer.Exit(0 if found.likely_fits else 3)
+
+
+def _explain(
+    options: WorkloadOptions,
+    before: Config,
+    after: Config,
+    *,
+    hardware: str,
+    memory_limit_bytes: int | None,
+    as_json: bool,
+) -> None:
+    """Print why the second config needs a different amount of memory from the first."""
+    from autofit import operations
+    from autofit.cli.text.explanation import explanation_text
+    from autofit.cli.waiting import Waiting
+
+    with Waiting():
+        found = operations.explain(options, before, after, hardware=hardware, memory_limit_bytes=memory_limit_bytes)
+    print_json(found.to_json()) if as_json else print(explanation_text(found))

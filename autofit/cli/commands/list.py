@@ -1,0 +1,174 @@
+"""Commands that list what autofit knows: models, hardware, and the state of this machine."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.output import columns, print_json, warn
+
+NOTES = {"gemma-3-4b": "trained, and counted, without its vision tower: the published count is the text model's"}
+"""What the table's row for a model cannot express, by model name."""
+SUPPORT = {
+    ("estimate", "search"): "estimate, search",
+    ("search",): "search, not estimate",
+    (): "nothing yet: listed only",
+}
+"""What autofit can do for a card, in words."""
+MODELS_HELP = """List the models of the catalog. Any folder with a config.json works too.
+
+\b
+Examples:
+  autofit models
+  autofit models --json
+"""
+HARDWARE_HELP = """List the cards of the catalog, and what this machine has.
+
+\b
+Examples:
+  autofit hardware
+  autofit hardware --json
+"""
+DOCTOR_HELP = """Check what trials need on this machine; exit code 4 if something is missing.
+
+\b
+Examples:
+  autofit doctor
+  autofit doctor --quick                           only what takes no time: no trial, no Ray
+  autofit doctor --json
+  autofit doctor --self-test                       a short trial of every technique: what works on this device?
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("models", help=MODELS_HELP)(models)
+    app.command("hardware", help=HARDWARE_HELP)(hardware)
+    app.command("doctor", help=DOCTOR_HELP)(doctor)
+
+
+def models(as_json: options.Json = False) -> None:
+    """List the models of the catalog."""
+    from autofit.catalog.models import load, names
+
+    found = [load(name) for name in names()]
+    if as_json:
+        print_json(
+            [{"name": m.name, "parameters": m.parameters, "source": m.source, "note": NOTES.get(m.name)} for m in found]
+        )
+        return
+    rows = [("model", "parameters", "source")]
+    rows += [(m.name, f"{m.parameters:,}" if m.parameters else "unknown", m.source) for m in found]
+    print(columns(rows, right=frozenset({1})))
+    print()
+    for name, note in NOTES.items():
+        print(f"{name}: {note}")
+
+
+def hardware(as_json: options.Json = False) -> None:
+    """List the cards of the catalog."""
+    from autofit.catalog.hardware import cards
+    from autofit.core.errors import EnvironmentLacks
+    from autofit.core.units import format_bytes
+    from autofit.trial.machine.detection import detect
+
+    try:
+        site, lacks = detect(), None
+    except EnvironmentLacks as error:
+        site, lacks = None, error  # the catalog can still be listed
+    if as_json:
+        here = None if site is None else {"hardware": site[0].to_json(), "stack": site[1].to_json()}
+        print_json({"here": here, "cards": [c.to_json() for c in cards()]})
+        if lacks is not None:
+            warn(f"this machine: {lacks}")
+        return
+    rows = [("card", "memory", "bandwidth", "bf16 dense", "autofit can", "source")]
+    for card in cards():
+        peak = card.training_peak_flops
+        rows.append(
+            (
+                card.name,
+                format_bytes(card.memory_bytes),
+                f"{card.bandwidth_bytes_per_second / 1e12:.2f} TB/s",
+                f"{peak / 1e12:.0f} TFLOP/s" if peak else "-",
+                SUPPORT[card.supports],
+                card.source,
+            )
+        )
+    print(columns(rows, right=frozenset({1, 2, 3})))
+    found = str(lacks)
+    if site is not None:
+        device, stack = site
+        found = f"{device.name} ({device.device_name}, {format_bytes(device.memory_bytes)}), torch {stack.torch}"
+    print(f"\nThis machine: {found}")
+
+
+def doctor(
+    store: options.Store = None,
+    device: options.Device = "auto",
+    quick: Annotated[bool, typer.Option("--quick", help="Skip whatever takes long: the trial and Ray.")] = False,
+    ray: Annotated[bool, typer.Option("--ray/--no-ray", help="Also start a Ray worker.")] = True,
+    build_ops: Annotated[
+        bool, typer.Option("--build-ops", help="Compile DeepSpeed's native operations first, about a minute each.")
+    ] = False,
+    self_test: Annotated[
+        bool,
+        typer.Option(
+            "--self-test", help="Instead, try every technique on the device; needs no store, no Ray and no Optuna."
+        ),
+    ] = False,
+    out: Annotated[
+        str, typer.Option("--out", help="The self-test's report, to attach to a bug report; kept up to date.")
+    ] = "autofit-self-test.json",
+    time_limit: Annotated[
+        str, typer.Option("--time-limit", help="For the self-test: checks that no longer fit are not run.")
+    ] = "2m",
+    devices: options.Devices = 1,
+    as_json: options.Json = False,
+) -> None:
+    """Check what trials need on this machine."""
+    from autofit.core.errors import UsageError
+
+    if quick and (self_test or build_ops):
+        raise UsageError("--quick skips what takes long: leave --self-test and --build-ops out")
+    if self_test:
+        _self_test(device, devices, out, time_limit, as_json)
+        return
+    from autofit.operations.diagnosis import diagnose
+
+    checks = diagnose(store=store, device=device, with_ray=ray, build_ops=build_ops, quick=quick)
+    if as_json:
+        print_json([c.to_json() for c in checks])
+    else:
+        rows = [("check", "state", "found")]
+        rows += [(c.name, c.state, c.found + (f" -> {c.remedy}" if c.remedy else "")) for c in checks]
+        print(columns(rows))
+    if any(c.state == "missing" for c in checks):
+        raise typer.Exit(4)
+
+
+def _self_test(device: str, devices: int, out: str, time_limit: str, as_json: bool) -> None:
+    """Try everything on the device; exit code 4 if anything fails or computes something else."""
+    from autofit.cli.text.self_test import defects, keeper, line, report_text
+    from autofit.core.errors import Interrupted
+    from autofit.core.units import parse_duration
+    from autofit.operations.self_test.finding import Shown
+    from autofit.operations.self_test.running import self_test
+
+    def tell(shown: Shown) -> None:
+        print(line(shown), file=sys.stderr, flush=True)
+
+    try:
+        report = self_test(
+            device=device, ranks=devices, time_limit_seconds=parse_duration(time_limit), keep=keeper(out), tell=tell
+        )
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; what the self-test has shown so far is in {out}") from None
+    print_json(report.to_json()) if as_json else print(f"\n{report_text(report)}\n\nReport: {out}")
+    for remedy in defects(report):
+        warn(remedy)
+    if report.bad:
+        raise typer.Exit(4)

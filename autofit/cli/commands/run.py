@@ -1,0 +1,205 @@
+"""Commands that run trials: search and trial."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autofit.cli import options
+from autofit.cli.arguments import device_asked, given, goal, read_config, size, warn_of_emulated_bf16, workload
+from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, warn_of_contradictions
+
+SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
+
+\b
+Examples:
+  autofit search --model llama-3.1-8b
+  autofit search --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
+  autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
+  autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
+  autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
+  autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
+
+Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
+"""
+TRIAL_HELP = """Run one config once, and print its memory use and speed.
+
+\b
+Examples:
+  autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
+  autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
+"""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    app.command("search", help=SEARCH_HELP)(search)
+    app.command("trial", help=TRIAL_HELP)(trial)
+
+
+def search(
+    context: typer.Context,
+    model: options.Model,
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    method: options.Method = "any",
+    min_rank: options.MinRank = 8,
+    allow: options.Allow = "numerics",
+    space: options.Space = None,
+    hardware: options.Hardware = "auto",
+    device: options.Device = "auto",
+    memory_limit: options.MemoryLimit = None,
+    max_trials: Annotated[int | None, typer.Option("--max-trials", help="End after this many trials.")] = None,
+    time_budget: Annotated[str, typer.Option("--time-budget", help="End after this time, such as 10m.")] = "10m",
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Trials to run at the same time; default: one per device.")
+    ] = None,
+    ray_address: options.RayAddress = None,
+    store: options.Store = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again what the store knows.")] = False,
+    thorough: Annotated[
+        bool, typer.Option("--thorough", help="Once the best is found, go on to measure the whole frontier.")
+    ] = False,
+    no_predict: Annotated[
+        bool, typer.Option("--no-predict", help="Make no estimates: learn what fits from trials alone.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Predict the frontier, and run nothing.")] = False,
+    in_place: options.InPlace = False,
+    lora_dropout: options.LoraDropout = 0.0,
+    devices: options.Devices = 1,
+    fewer_devices: Annotated[
+        bool, typer.Option("--fewer-devices", help="Also search with each smaller number that divides --global-batch.")
+    ] = False,
+    seed: options.Seed = 0,
+    as_json: options.Json = False,
+) -> None:
+    """The command that `SEARCH_HELP` describes."""
+    from autofit.trial.machine.detection import asked
+
+    asked(hardware, device)  # a wrong name is refused before anything is imported that takes long
+
+    from autofit import operations
+    from autofit.cli.live import ProgressDisplay
+    from autofit.cli.text.search import over_devices_text, result_text
+    from autofit.cli.text.tables import predicted_frontier_text
+    from autofit.cli.waiting import Waiting
+    from autofit.core.errors import Interrupted, UsageError
+    from autofit.core.units import parse_duration
+
+    request = operations.SearchRequest(
+        workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+        goal=goal(method, min_rank, allow),
+        space=space,
+        hardware=hardware,
+        device=device,
+        memory_limit_bytes=size(memory_limit),
+        max_trials=max_trials,
+        time_budget_seconds=parse_duration(time_budget),
+        workers=workers,
+        ray_address=ray_address,
+        in_place=in_place,
+        store=store,
+        fresh=fresh,
+        thorough=thorough,
+        predict=not no_predict,
+    )
+    if dry_run:
+        if fewer_devices:
+            raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
+        idle = given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place")
+        if idle:
+            warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
+        with nothing_fits_as_json(as_json), Waiting() as waiting:
+            predicted = operations.predict_frontier(request, waiting)
+        warn_of_emulated_bf16(predicted.prepared.job.hardware)
+        found = predicted.to_json()
+        print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
+        return
+    try:
+        with nothing_fits_as_json(as_json), ProgressDisplay() as display:
+            result = (operations.search_over_devices if fewer_devices else operations.search)(request, display)
+    except KeyboardInterrupt:
+        said = "interrupted; what was measured is stored, the same command resumes from there"
+        raise Interrupted(said) from None
+    every = list(result.results.values()) if isinstance(result, operations.OverDevices) else [result]
+    warn_of_emulated_bf16(every[0].frontier.hardware)
+    warn_of_contradictions(sum(one.frontier.contradictory for one in every))
+    if as_json:
+        print_json(result.to_json())
+    else:
+        print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result))
+
+
+def trial(
+    model: options.Model,
+    config: Annotated[str, typer.Option("--config", help="axis=value,... or a JSON file. Absent axes: plain recipe.")],
+    seq_len: options.SeqLen = 2048,
+    global_batch: options.GlobalBatch = 64,
+    lora_dropout: options.LoraDropout = 0.0,
+    memory_limit: options.MemoryLimit = None,
+    devices: options.Devices = 1,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+    deadline: Annotated[str, typer.Option("--deadline", help="Kill the trial after this time.")] = "10m",
+    snapshot: Annotated[
+        str | None, typer.Option("--snapshot", help="Write PyTorch's memory snapshot to this file (CUDA).")
+    ] = None,
+    profile: Annotated[str | None, typer.Option("--profile", help="Write a profiler trace to this file.")] = None,
+    store: options.Store = None,
+    as_json: options.Json = False,
+) -> None:
+    """The command that `TRIAL_HELP` describes."""
+    from autofit import operations
+    from autofit.cli.text.tables import trial_text
+    from autofit.core.outcome import machinery_failed
+    from autofit.core.units import parse_duration
+    from autofit.operations.single_trial import TrialInterrupted
+    from autofit.store import Store
+
+    chosen = read_config(config, on=device_asked("auto", device))
+    with Store.open(store) as opened:
+        keeper = operations.Keeper(opened)
+        try:
+            done = operations.trial(
+                workload(model, seq_len, global_batch, lora_dropout, devices, seed),
+                chosen,
+                device=device,
+                memory_limit_bytes=size(memory_limit),
+                deadline_seconds=parse_duration(deadline),
+                snapshot=str(Path(snapshot).resolve()) if snapshot else None,
+                profile=str(Path(profile).resolve()) if profile else None,
+                keeper=keeper,
+            )
+        except TrialInterrupted as interrupt:
+            so_far = interrupt.trial
+            print_json({**so_far.to_json(), "outcome": "interrupted"}) if as_json else print(trial_text(so_far))
+            raise
+    print_json(done.to_json()) if as_json else print(trial_text(done))
+    keeper.check()
+    raise typer.Exit(4 if machinery_failed(done.outcome) else EXIT_CODES[done.outcome.kind])
+
+
+EXIT_CODES = {"fits": 0, "unsupported": 2, "out_of_memory": 3, "timed_out": 3, "crashed": 3, "diverged": 3}
+"""Exit code of `trial` by outcome: 3 for a config that does not train here within its limits, whichever it hit. If the
+machinery crashed rather than the config, the exit code is 4."""
+
+
+def preview_text(plan: dict[str, Any]) -> str:
+    """What a search would consider, as text for people."""
+    from autofit.core.units import format_bytes, format_duration
+
+    rows = [
+        ("hardware", plan["hardware"]["name"]),
+        ("space", plan["space"]),
+        ("memory limit", format_bytes(plan["memory_limit_bytes"])),
+        ("configs", str(plan["configs"])),
+        ("predicted to fit", str(plan["fitting"])),
+        ("ruled out by weights, gradients and states alone", str(plan["ruled_out_by_floor"])),
+        ("beyond what --allow, --method and --min-rank permit", str(plan["beyond_goal"])),
+    ]
+    rows += [(f"unsupported: {reason}", str(count)) for reason, count in plan["unsupported"].items()]
+    rows += [(f"not predicted: {reason}", str(count)) for reason, count in plan["not_predicted"].items()]
+    rows.append(("predicted in", format_duration(plan["seconds"])))
+    return columns(rows)

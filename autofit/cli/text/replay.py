@@ -1,0 +1,111 @@
+"""What `autofit bench replay` prints for people: for each problem, one table of all methods."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autofit.cli.output import columns
+from autofit.core.units import format_bytes
+
+if TYPE_CHECKING:
+    from autofit.bench.replay import Judged, ReplayResult
+    from autofit.bench.score import Ended, Score, Spread
+
+NEVER = "never"
+"""Printed where half (or nine tenths) of the seeds never got there; in place of a regret, where they found nothing that
+fits."""
+
+
+def replay_text(found: ReplayResult) -> str:
+    """A heading that says how to read the tables, then a table for each problem."""
+    seeds = "1 seed" if found.seeds == 1 else f"{found.seeds} seeds"
+    parts = [
+        f"{seeds}; median / 90th percentile of trials, and of their seconds, until the best found is that close to "
+        "the problem's best;\nout of memory: trials that ran out of it until within 1 %; hv: share of the exhaustive "
+        "frontier's hypervolume after so many trials, median"
+    ]
+    parts += [_problem(judged) for judged in found.problems]
+    if found.left_out:
+        parts.append(f"Left out, because nothing fits: {', '.join(found.left_out)}")
+    return "\n\n".join(parts)
+
+
+def _problem(judged: Judged) -> str:
+    recorded, problem = judged.recorded, judged.recorded.problem
+    memory, _ = recorded.reference
+    heading = (
+        f"{problem.name}: {len(problem.configs)} configs, {len(recorded.points)} fit "
+        f"{_bytes(problem.memory_limit_bytes)}, {recorded.out_of_memory} out of memory; "
+        f"best{_of_which(judged)} {recorded.best.measurement.tokens_per_second:,.0f} tokens/s; "
+        f"hypervolume up to {_bytes(memory)} and from 0 tokens/s"
+    )
+    scores = {name: score for name, score in judged.scores.items() if not isinstance(score, str)}
+    lines = [heading]
+    if scores:
+        some = next(iter(scores.values()))
+        shares = (f"hv {share.trials}" for share in some.hypervolume)
+        distances = tuple(f"{reached.within:.0%}" for reached in some.reached)
+        title = (
+            "method",
+            *(f"trials {d}" for d in distances),
+            *(f"s {d}" for d in distances),
+            "out of memory",
+            *shares,
+        )
+        rows = [_row(name, score) for name, score in scores.items()]
+        lines.append(columns([title, *rows], right=frozenset(range(1, len(title)))))
+    for name, score in scores.items():
+        if score.ended is not None:
+            lines += [_end(name, score.ended), *_stated(name, score.ended)]
+    lines += [f"{name} not run: {reason}" for name, reason in judged.scores.items() if isinstance(reason, str)]
+    return "\n".join(lines)
+
+
+def _of_which(judged: Judged) -> str:
+    """Of which training method the best is, where several are searched side by side."""
+    return f" of {judged.recorded.best.method}" if len(judged.recorded.problem.methods) > 1 else ""
+
+
+def _row(name: str, score: Score) -> tuple[str, ...]:
+    return (
+        name,
+        *(_pair(reached.trials) for reached in score.reached),
+        *(_pair(reached.seconds) for reached in score.reached),
+        _pair(score.out_of_memory),
+        *("" if share.median is None else f"{share.median:.1%}" for share in score.hypervolume),
+    )
+
+
+def _end(name: str, ended: Ended) -> str:
+    """When the method stopped of its own accord, and how far its best then was from the table's best."""
+    return (
+        f"{name} stopped by itself for {ended.seeds} of the seeds, after {_pair(ended.trials)} trials, "
+        f"{_pair(ended.seconds)} s, {_pair(ended.out_of_memory)} out of memory, "
+        f"{_shares(ended.regret)} slower than the best"
+    )
+
+
+def _stated(name: str, ended: Ended) -> list[str]:
+    """How far what it recommended was from the best, the bound on that which it stated, and how often this held."""
+    if ended.recommended is None or ended.stated is None:
+        return []
+    return [
+        f"{name} recommended what is {_shares(ended.recommended)} slower than the best, and stated at most "
+        f"{_shares(ended.stated)} slower, which held for {ended.within_stated} of the seeds"
+    ]
+
+
+def _shares(spread: Spread) -> str:
+    return " / ".join(NEVER if share is None else f"{share:.1%}" for share in (spread.median, spread.p90))
+
+
+def _pair(spread: Spread) -> str:
+    return f"{_figure(spread.median)} / {_figure(spread.p90)}"
+
+
+def _figure(value: float | None) -> str:
+    return NEVER if value is None else f"{value:,.3g}" if value < 100 else f"{value:,.0f}"
+
+
+def _bytes(size: float) -> str:
+    return format_bytes(round(size))

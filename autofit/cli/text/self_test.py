@@ -1,0 +1,82 @@
+"""The self-test for people: a line as each check ends, and a table of all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from autofit.cli.output import STDOUT, columns, warn, write
+from autofit.core.errors import AutofitError
+from autofit.core.units import format_duration
+
+if TYPE_CHECKING:
+    from autofit.operations.self_test.finding import Report, Shown
+
+WIDEST_REASON = 160
+"""Characters of a reason in a table; the file has all of it."""
+
+
+def line(shown: Shown) -> str:
+    """One check that has ended."""
+    found = shown.finding
+    said = "; ".join(filter(None, (found.figure, _reason(shown))))
+    return f"{format_duration(found.seconds):>8}  {found.verdict:<8}  {shown.name}" + (f": {said}" if said else "")
+
+
+def report_text(report: Report) -> str:
+    """The summary, then a line for each check."""
+    here = f"{report.hardware.device_name} ({report.hardware.name}), torch {report.stack.torch}"
+    parts = [report.summary, f"{here}, transformers {report.stack.transformers}, in {format_duration(report.seconds)}."]
+    cores = report.hardware.cores
+    if cores and report.load_average > cores:
+        parts.append(
+            f"The machine was busy: a load of {report.load_average:.1f} on {cores} cores. Times, and whatever timed "
+            "out, may be due to that."
+        )
+    rows = [("check", "verdict", "figure")]
+    rows += [
+        (one.name, one.finding.verdict.value, "; ".join(filter(None, (one.finding.figure, _reason(one)))))
+        for one in report.shown
+    ]
+    parts += ["", columns(rows)]
+    if report.absent:
+        parts += ["", "Not installed here:"]
+        parts += [f"  {name}: {remedy}" for name, remedy in report.absent.items()]
+    return "\n".join(parts)
+
+
+def defects(report: Report) -> list[str]:
+    """For each check that shows a defect, what to do about it."""
+    advice = "the reason says what failed; mend the library that it names, or report it with the file"
+    return [f"{one.name}: {one.finding.remedy or advice}" for one in report.bad]
+
+
+def _reason(shown: Shown) -> str:
+    found = shown.finding
+    said = found.reason + (f" ({found.remedy})" if found.remedy else "")
+    return said if len(said) <= WIDEST_REASON else said[: WIDEST_REASON - 3] + "..."
+
+
+def keeper(file: str) -> Callable[[Report], None]:
+    """Writes each report in place of the one before. Raises for a file that cannot be written at all; once checks have
+    run, a disk that fills up is only a warning."""
+    path, warned = Path(file), False
+    if file == STDOUT:
+        from autofit.core.errors import UsageError
+
+        raise UsageError("--out needs a file, which is written anew after every check: use --json for standard output")
+
+    def keep(report: Report) -> None:
+        nonlocal warned
+        try:
+            write(path, [json.dumps(report.to_json(), indent=2, allow_nan=False).encode(), b"\n"])
+        except AutofitError as error:
+            if not report.shown:
+                raise
+            if not warned:
+                warn(f"the self-test goes on without its file: {error}")
+            warned = True
+
+    return keep

@@ -1,0 +1,395 @@
+"""Frontiers, recommendations and trials as text for people."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from statistics import median
+from typing import TYPE_CHECKING
+
+from autofit.cli.output import columns
+from autofit.core.frontier import Alternative, Frontier, Point, Recommendation
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
+from autofit.core.units import format_bytes, format_duration
+from autofit.core.workload import METHODS, Effect, Workload
+from autofit.estimate.assumptions import of_borrowed
+from autofit.estimate.estimate import Change, Estimate
+from autofit.techniques import complete
+
+if TYPE_CHECKING:
+    from autofit.prediction.predicted_frontier import PredictedChoice, PredictedFrontier
+
+_ALWAYS = {"precision": "", "micro_batch": "micro-batch ", "checkpointing": "ckpt ", "optimizer": "", "loss": "loss "}
+
+EFFECTS = {
+    Effect.EXACT: "exact: trains the same",
+    Effect.NUMERICS: "numerics: rounds differently",
+    Effect.TRAINING: "training: trains something else",
+}
+
+
+def short(config: Config) -> str:
+    """A config abbreviated for a table: the axes that usually differ, then others that depart from the plain choice."""
+    words = [config.text("method")]
+    if "rank" in config:
+        words.append(f"r{config['rank']}")
+    # An imported trial may know fewer axes than there are today.
+    words += [f"{before}{config[axis]}" for axis, before in _ALWAYS.items() if axis in config]
+    if config.get("targets") == "attention":
+        words.append("targets attention")
+    if config.get("attention") not in (None, "sdpa"):
+        words.append(f"attention {config['attention']}")
+    if config.get("compile") is True:
+        words.append("compile")
+    words += [f"{axis} {config[axis]}" for axis in ("offload", "sharding") if config.get(axis) not in (None, "none")]
+    return ", ".join(words)
+
+
+def spread_text(spread: float | None) -> str:
+    """A relative spread as text; that of a single repeat is unknown."""
+    return "unknown" if spread is None else f"{spread:.1%}"
+
+
+def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
+    """The frontier's points, one line each, lightest first; those over the limit are marked. A table per method.
+
+    With several devices, memory is per device, and speed is given both in total and per device.
+    """
+    tables = []
+    for method in METHODS:
+        points = [p for p in frontier.points if p.method == method]
+        if points:
+            tables.append(_measured_table(method, points, frontier.workload.devices, memory_limit_bytes))
+    return "\n\n".join(tables) or "nothing that was measured fits"
+
+
+def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
+    several = devices > 1
+    heading: tuple[str, ...] = ("memory", "tokens/s", "spread", method)
+    rows = [("memory of each", "tokens/s", "of each", "spread", method) if several else heading]
+    for point in points:
+        m = point.measurement
+        beyond = memory_limit_bytes is not None and m.device_bytes > memory_limit_bytes
+        rows.append(
+            (
+                format_bytes(m.device_bytes),
+                f"{m.tokens_per_second:,.0f}",
+                *((f"{m.tokens_per_second / devices:,.0f}",) if several else ()),
+                spread_text(point.relative_spread),
+                short(point.config) + (" (over the limit)" if beyond else ""),
+            )
+        )
+    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
+
+
+def recommendation_text(answer: Recommendation) -> str:
+    """The recommendation, its headroom, what it changes about training, and its alternatives."""
+    m = answer.point.measurement
+    lines = [
+        f"Recommended for {answer.workload.model}, {answer.workload.seq_len} tokens x {answer.workload.global_batch} "
+        f"sequences a step, on {devices_text(answer.hardware, answer.workload)}:",
+        "",
+        f"  {answer.point.config}",
+        "",
+        f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
+        f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
+        f"{' and between runs' if answer.point.between else ''}), "
+        f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
+        f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
+        f"{_on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
+    ]
+    if m.leak_bytes_per_step:
+        lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
+    if answer.changes_training:
+        lines += [f"  {sentence}" for sentence in answer.changes_training]
+    else:
+        lines.append("  trains exactly as the plain recipe does")
+    lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
+    return "\n".join(lines)
+
+
+def devices_text(hardware: Hardware, workload: Workload) -> str:
+    """The hardware's name and, if there are several, the number of devices."""
+    return _several(hardware.name, workload.devices)
+
+
+def _several(name: str, devices: int) -> str:
+    return name if devices == 1 else f"{devices} x {name}"
+
+
+def _on_each(devices: int) -> str:
+    """What follows an amount of memory that each of several devices takes."""
+    return " on each" if devices > 1 else ""
+
+
+def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> str:
+    """A speed in total and, with several devices, that of each."""
+    each = f", {tokens_per_second / devices:,.{decimals}f} of each" if devices > 1 else ""
+    return f"{tokens_per_second:,.{decimals}f} tokens/s{each}"
+
+
+def alternative_text(alternative: Alternative) -> str:
+    """One line about an alternative to the recommended config."""
+    m = alternative.point.measurement
+    gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
+    if alternative.over_limit_bytes > 0:
+        gain += f", {format_bytes(alternative.over_limit_bytes)} over the limit"
+    return f"{alternative.role}: {gain}: {short(alternative.point.config)}"
+
+
+def trial_text(trial: Trial) -> str:
+    """One trial's outcome as text for people."""
+    devices = trial.workload.devices
+    head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware, trial.workload)}\n" if devices > 1 else "")
+    if not isinstance(trial.outcome, Fits):
+        lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}", *_so_far(trial.outcome)]
+        tail = getattr(trial.outcome, "stderr_tail", "")
+        return head + "\n".join(lines + ([tail] if tail else []))
+    m = trial.outcome.measurement
+    rows = [
+        ("speed", total_text(m.tokens_per_second, devices, decimals=1)),
+        ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {m.steps} repeats"),
+        ("spread", spread_text(m.step_seconds.relative_spread)),
+        ("MFU", "unknown peak" if m.mfu is None else f"{m.mfu:.1%}"),
+        ("device memory", format_bytes(m.device_bytes) + (" on the fullest" if devices > 1 else "")),
+        ("allocated", format_bytes(m.peak_allocated_bytes)),
+        ("reserved", format_bytes(m.peak_reserved_bytes)),
+        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in m.phase_peaks.items())),
+        ("host", f"{format_bytes(m.host_peak_bytes)}, of which {format_bytes(m.host_baseline_bytes)} before the trial"),
+        ("loss", f"{m.losses[0]:.4f} -> {m.losses[-1]:.4f} over {len(m.losses)} steps"),
+        ("gradient", "not compared" if m.plain_gradient_norm is None else "agrees with plain training's"),
+        ("set-up", format_duration(m.setup_seconds)),
+    ]
+    rows += [
+        (f"rank {own.rank}", f"{format_bytes(own.device_bytes)}, {own.step_seconds:.3f} s a step") for own in m.ranks
+    ]
+    if m.leak_bytes_per_step:
+        rows.append(("leak", f"about {format_bytes(m.leak_bytes_per_step)} more with each step"))
+    if trial.doubts:
+        rows.append(("in doubt", "; ".join(trial.doubts)))
+    return head + columns([("outcome", "fits"), *rows])
+
+
+def _so_far(outcome: Outcome) -> list[str]:
+    """What a trial had measured when it was ended, a line each."""
+    if not isinstance(outcome, TimedOut):
+        return []
+    lines = [] if outcome.peak_bytes is None else [f"memory so far: {format_bytes(outcome.peak_bytes)}"]
+    if outcome.timed_seconds:
+        lines.append(f"step: {median(outcome.timed_seconds):.3f} s, {len(outcome.timed_seconds)} timed so far")
+    elif outcome.least_step_seconds is not None:
+        lines.append(f"a step takes at least {format_duration(outcome.least_step_seconds)}")
+    return lines
+
+
+def estimate_text(found: Estimate, *, verbose: bool = False) -> str:
+    """An estimate as text for people, the verdict first; `verbose` adds the allocator's figures and what is assumed."""
+    share = {name: f"{format_bytes(size)} ({size / found.device_bytes:.0%})" for name, size in found.breakdown.items()}
+    rows = [
+        ("config", _departures(found.config)),
+        ("memory", f"{format_bytes(found.device_bytes)} at the peak{_on_each(found.devices)}, {memory_text(found)}"),
+        *((f"  {name.replace('_', ' ')}", share[name]) for name, size in found.breakdown.items() if size),
+        *host_rows(found),
+        *([("close", CLOSE)] if found.gives_back_cache else []),
+        *(_details(found) if verbose else ()),
+        *advice_rows(found),
+    ]
+    return f"{verdict_text(found)}\n{speed_text(found)}\n\n{columns(rows)}"
+
+
+CLOSE = "fits only as the allocator gives unused memory back, which slows steps down"
+
+
+def _details(found: Estimate) -> list[tuple[str, str]]:
+    return [
+        ("allocated", format_bytes(found.peak_allocated_bytes)),
+        ("reserved", format_bytes(found.peak_reserved_bytes)),
+        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in found.phase_peaks.items())),
+        *(("assumed", sentence) for sentence in found.assumptions),
+        ("estimated in", format_duration(found.seconds_to_estimate)),
+    ]
+
+
+def _departures(config: Config) -> str:
+    """The method, and what departs from the plain recipe."""
+    plain = complete({"method": config["method"]})
+    differ = [f"{axis}={value}" for axis, value in config.items if axis != "method" and plain.get(axis) != value]
+    return ",".join([f"method={config['method']}", *differ])
+
+
+def verdict_text(found: Estimate) -> str:
+    """Whether it fits, where, and what it leaves or lacks."""
+    where = f"{'each of ' if found.devices > 1 else ''}{_several(found.hardware, found.devices)}"
+    needed, limit = format_bytes(found.device_bytes), format_bytes(found.memory_limit_bytes)
+    if not found.fits_device:
+        return f"{fit_text(found)} {where}: needs {needed} of {limit}, {format_bytes(-found.headroom_bytes)} too much"
+    return f"{fit_text(found)} {where}: {needed} of {limit}, {format_bytes(found.headroom_bytes)} to spare"
+
+
+def fit_text(found: Estimate) -> str:
+    """Whether it fits, as sure as that is; where only the host's memory is too small, it says so."""
+    if found.fits_device and not found.fits:
+        return "does not fit the host's memory"
+    said = {
+        "likely": ("likely fits", "likely does not fit"),
+        "unsure": ("may fit", "may not fit"),
+    }.get(found.certainty or "", ("fits", "does not fit"))
+    return said[0] if found.fits_device else said[1]
+
+
+def room_text(found: Estimate) -> str:
+    """What it leaves of the limit, or by how much it exceeds it."""
+    room = found.headroom_bytes
+    return f"{format_bytes(room)} left" if room >= 0 else f"{format_bytes(-room)} over the limit"
+
+
+def short_text(found: Estimate) -> str:
+    """By how much it does not fit: what the host lacks if the device has room, else what is over the limit."""
+    if found.fits_device:
+        return f"{format_bytes(found.host_short_bytes)} more than the host's memory"
+    return room_text(found)
+
+
+def memory_text(found: Estimate) -> str:
+    """How far predicted memory may be off, and what that is based on."""
+    shown, of = found.memory_deviation, f"{found.config['method']} trial"
+    if found.memory_error:
+        return f"give or take {found.memory_error:.0%} (by formula: the step was not traced)"
+    if shown is None:
+        return f"compared with no {of} on {found.hardware} yet"
+    if not shown.compared_on:
+        return f"give or take {shown.deviation:.0%} (no {of} on {found.hardware} yet)"
+    return (
+        f"give or take {shown.deviation:.0%} ({shown.compared_on} {of}{'s' * (shown.compared_on > 1)} on "
+        f"{found.hardware} took {math.exp(shown.mean):.0%} of what was predicted)"
+    )
+
+
+def host_rows(found: Estimate) -> list[tuple[str, str]]:
+    """What the host has to hold, and whether it can; no row if there is nothing to hold."""
+    own = found.host_bytes in (0, found.device_bytes)  # on a CPU, device memory is host memory
+    if own and not found.host_short_bytes:
+        return []
+    said = format_bytes(found.host_bytes)
+    if found.ranks_per_host > 1:
+        said += f" a rank, {format_bytes(found.machine_host_bytes)} a machine"
+    if found.host_short_bytes and found.host_memory_bytes is not None:
+        said += f": does not fit, the machine has {format_bytes(found.host_memory_bytes)}"
+    return [("host memory", said)]
+
+
+def advice_rows(found: Estimate) -> list[tuple[str, str]]:
+    """What would make it fit, or make it faster; no row if no such change is known."""
+    if found.advice:
+        heading = "faster with" if found.likely_fits else "fits with"
+        return [(heading, ""), *((f"  {', '.join(change.roles)}", change_text(change)) for change in found.advice)]
+    if found.lightest is None:
+        return []
+    light = found.lightest.estimate
+    needs = format_bytes(light.device_bytes)
+    if light.fits_device and light.host_memory_bytes is not None and not light.fits:
+        said = (
+            f"no change is enough; the lightest config needs {format_bytes(light.machine_host_bytes)} of host memory, "
+            f"and the machine has {format_bytes(light.host_memory_bytes)}: {short(light.config)}"
+        )
+    elif light.fits:
+        said = f"no one or two changes are enough; {needs}, which {fit_text(light)}, is needed by {short(light.config)}"
+    else:
+        said = f"no change is enough; the lightest config needs {needs}"
+        said += f", which {found.lightest.card} has" if found.lightest.card is not None else ""
+        said += f": {short(light.config)}"
+    return [("to fit", said)]
+
+
+def change_text(change: Change) -> str:
+    """A change, its effect on training, and what is predicted with it."""
+    values = Config.of(change.values)
+    then = change.estimate
+    speed = "" if then.tokens_per_second is None else f", {total_text(then.tokens_per_second, then.devices)}"
+    return (
+        f"{values} ({EFFECTS[change.effect]}): {fit_text(then)}, {format_bytes(then.device_bytes)}, "
+        f"{room_text(then)}{speed}"
+    )
+
+
+def predicted_frontier_text(found: PredictedFrontier) -> str:
+    """A predicted frontier, with one table per method, and what would be recommended.
+
+    With several devices, memory is per device, and speed is given both in total and per device.
+    """
+    workload, hardware = found.prepared.job.workload, found.prepared.job.hardware
+    parts = [f"Predicted frontier of {devices_text(hardware, workload)} for {workload.model} (nothing is run):"]
+    for method in METHODS:
+        points = found.of(method)
+        if points:
+            parts.append(_predicted_table(method, points, workload.devices))
+    if not found.points:
+        parts.append("nothing can be predicted here")
+    elif found.recommendation is not None:
+        parts.append(predicted_choice_text(found.recommendation, hardware, workload))
+    else:
+        parts.append(f"No recommendation: {speed_text(found.points[0])}")
+    borrowed = max((p.borrowed_error for p in found.points), default=0.0)
+    if borrowed:
+        parts.append(f"Of some configs, {of_borrowed(borrowed)}.")
+    return "\n\n".join(parts)
+
+
+def _predicted_table(method: str, points: Iterable[Estimate], devices: int) -> str:
+    several = devices > 1
+    heading: tuple[str, ...] = ("memory", "tokens/s", method)
+    rows = [("memory of each", "tokens/s", "of each", method) if several else heading]
+    for point in points:
+        speed = (_tokens_per_second(point), *((_tokens_per_second(point, devices=devices),) if several else ()))
+        sure = fit_text(point)
+        mark = "" if sure == "fits" else f" ({sure})"
+        rows.append((format_bytes(point.device_bytes), *speed, short(point.config) + mark))
+    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
+
+
+def _tokens_per_second(found: Estimate, *, devices: int = 1) -> str:
+    """The predicted speed, divided by `devices`."""
+    return "?" if found.tokens_per_second is None else f"{found.tokens_per_second / devices:,.0f}"
+
+
+def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload: Workload) -> str:
+    """What would be recommended, its headroom, what it changes about training, and its alternatives."""
+    found = choice.estimate
+    lines = [
+        f"Would be recommended for {workload.model}, {workload.seq_len} tokens x {workload.global_batch} sequences a "
+        f"step, on {devices_text(hardware, workload)}, predicted and not measured:",
+        "",
+        f"  {found.config}",
+        "",
+        f"  {speed_text(found)}",
+        f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}"
+        f"{_on_each(workload.devices)}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of "
+        "headroom",
+        f"  memory: {memory_text(found)}",
+    ]
+    lines += [f"  {s}" for s in choice.changes_training or ("trains exactly as the plain recipe does",)]
+    for beside in choice.alternatives:
+        other = beside.estimate
+        over = "" if other.fits else f", {short_text(other)}"
+        lines.append(
+            f"  {beside.role}: {_tokens_per_second(other)} tokens/s ({beside.speedup:.2f}x), "
+            f"{format_bytes(other.device_bytes)}{over}: {short(other.config)}"
+        )
+    return "\n".join(lines)
+
+
+def speed_text(found: Estimate) -> str:
+    """The predicted speed, and how far it may be off."""
+    if found.tokens_per_second is None or found.relative_error is None:
+        reason = "the step was not traced" if found.memory_error else f"the speed of {found.hardware} is not known"
+        return f"speed not predicted: {reason}"
+    basis = (
+        f"{found.calibrated_on} trial{'s' * (found.calibrated_on > 1)}"
+        if found.calibrated_on
+        else f"no trial yet{'' if found.stand_in is None else f': guessed from {found.stand_in}'}"
+    )
+    utilisation = "" if found.mfu is None else f", MFU {found.mfu:.0%}"
+    speed = total_text(found.tokens_per_second, found.devices)
+    return f"{speed}{utilisation}, give or take {found.relative_error:.0%} ({basis})"

@@ -1,0 +1,1 @@
+"""What was learnt of a device, as values."""

@@ -1,0 +1,388 @@
+"""The Pareto frontier of peak memory against throughput, and the recommendation read off it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
+
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Measurement, Trial
+from autofit.core.repeatability import widened
+from autofit.core.workload import METHODS, Workload
+
+MAX_TIE = 0.05
+"""Relative speed difference above which two configs never tie, however noisy their measurements: otherwise noise would
+make the choice."""
+
+
+class Candidate(Protocol):
+    """A config with its memory and speed, measured or predicted."""
+
+    @property
+    def config(self) -> Config: ...
+
+    @property
+    def device_bytes(self) -> int: ...
+
+    @property
+    def tokens_per_second(self) -> float | None: ...
+
+
+C = TypeVar("C", bound=Candidate)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """A measured config that fits."""
+
+    config: Config
+    measurement: Measurement
+    trial_id: int | None
+    runs: int = 1
+    """How often the config was timed in full, each time in a fresh process."""
+    between: float = 0.0
+    """`repeatability.between_executions` of its hardware, as far as it is known."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether a second run has confirmed that it fits."""
+        return self.runs >= 2
+
+    @property
+    def relative_spread(self) -> float | None:
+        """Width of the 90 % interval for the speed in another process, relative to the speed; None for a single repeat,
+        whose spread is unknown."""
+        spread = self.measurement.step_seconds.relative_spread
+        return None if spread is None else widened(spread, self.between)
+
+    @property
+    def half_spread(self) -> float:
+        """By what share the speed may be off in either direction, for deciding ties."""
+        spread = self.relative_spread
+        return MAX_TIE if spread is None else min(spread / 2, MAX_TIE)
+
+    @property
+    def device_bytes(self) -> int:
+        """`Measurement.device_bytes`."""
+        return self.measurement.device_bytes
+
+    @property
+    def tokens_per_second(self) -> float:
+        """`Measurement.tokens_per_second`."""
+        return self.measurement.tokens_per_second
+
+    @property
+    def method(self) -> str:
+        """Training method; each method has its own frontier."""
+        return self.config.text("method")
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "config": self.config.to_json(),
+            "measurement": self.measurement.to_json(),
+            "trial_id": self.trial_id,
+        }
+
+
+def point(trial: Trial, runs: int = 1, between: float = 0.0) -> Point | None:
+    """The trial as a point; None if it did not fit."""
+    if not isinstance(trial.outcome, Fits):
+        return None
+    return Point(
+        config=trial.config,
+        measurement=trial.outcome.measurement,
+        trial_id=trial.trial_id,
+        runs=runs,
+        between=between,
+    )
+
+
+def speed(candidate: Candidate) -> float:
+    """Tokens per second; 0 where it is unknown."""
+    return candidate.tokens_per_second or 0.0
+
+
+def of_method(method: str, candidates: Iterable[C]) -> list[C]:
+    """Those of one training method."""
+    return [c for c in candidates if c.config["method"] == method]
+
+
+def dominates(a: Candidate, b: Candidate) -> bool:
+    """Whether `a` is at least as good as `b` in both memory and throughput, and better in one."""
+    no_worse = a.device_bytes <= b.device_bytes and speed(a) >= speed(b)
+    return no_worse and (a.device_bytes < b.device_bytes or speed(a) > speed(b))
+
+
+def ties(a: Point, b: Point) -> bool:
+    """Whether the speeds differ by no more than their measurement uncertainty."""
+    speeds = (a.tokens_per_second, b.tokens_per_second)
+    return min(speeds) >= max(speeds) * (1 - max(a.half_spread, b.half_spread))
+
+
+def timed_in_full(points: Iterable[Point]) -> list[Point]:
+    """Drops the points whose timing stopped early, unless their method has no others; what beat them is kept."""
+    every = list(points)
+    full = {p.method for p in every if not p.measurement.stopped_early}
+    return [p for p in every if not p.measurement.stopped_early or p.method not in full]
+
+
+def pareto(candidates: Iterable[C]) -> tuple[C, ...]:
+    """Those that no other dominates, sorted by memory; of exact ties, the first. O(n log n)."""
+    best: list[C] = []
+    for candidate in sorted(candidates, key=lambda c: (c.device_bytes, -speed(c))):
+        if not best or speed(candidate) > speed(best[-1]):
+            best.append(candidate)
+    return tuple(best)
+
+
+def frontiers(candidates: Iterable[C]) -> tuple[C, ...]:
+    """The frontiers of all methods together, sorted by memory."""
+    every = list(candidates)
+    kept = [c for method in METHODS for c in pareto(of_method(method, every))]
+    return tuple(sorted(kept, key=lambda c: c.device_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frontier:
+    """The frontiers of one (hardware, workload, stack): full, LoRA and QLoRA side by side."""
+
+    hardware: Hardware
+    workload: Workload
+    stack: Stack
+    points: tuple[Point, ...]
+    """Sorted by memory; each is undominated among the points of its own method."""
+    trials: int
+    out_of_memory: int
+    contradictory: int = 0
+    """Configs whose trials contradict each other: they count as out of memory (`core.verdict`)."""
+    considered: tuple[Point, ...] = ()
+    """All points that the frontier was taken from. The recommendation is chosen among these, because a config beaten
+    only within the noise may change the training less."""
+
+    @classmethod
+    def of(
+        cls,
+        points: Iterable[Point],
+        *,
+        hardware: Hardware,
+        workload: Workload,
+        stack: Stack,
+        trials: int,
+        out_of_memory: int,
+        contradictory: int = 0,
+    ) -> Frontier:
+        """The frontiers of `points`, whatever their methods."""
+        every = list(points)
+        return cls(
+            hardware=hardware,
+            workload=workload,
+            stack=stack,
+            points=frontiers(timed_in_full(every)),
+            trials=trials,
+            out_of_memory=out_of_memory,
+            contradictory=contradictory,
+            considered=tuple(every),
+        )
+
+    def only(self, keep: Callable[[Config], bool]) -> Frontier:
+        """The frontiers of the configs that `keep` accepts. It must judge all configs of a family alike: `considered`
+        need only hold those of each family that no other member beats."""
+        return Frontier.of(
+            [p for p in self.considered if keep(p.config)],
+            hardware=self.hardware,
+            workload=self.workload,
+            stack=self.stack,
+            trials=self.trials,
+            out_of_memory=self.out_of_memory,
+            contradictory=self.contradictory,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, points sorted by memory.
+
+        A point's `device_bytes` are those of the device that needs most, its `tokens_per_second` the total of all
+        devices; with several devices it also has `tokens_per_second_per_device`.
+        """
+        return {
+            "hardware": self.hardware.to_json(),
+            "workload": self.workload.to_json(),
+            "stack": self.stack.to_json(),
+            "points": [{**p.to_json(), **self._of_each(p)} for p in self.points],
+            "trials": self.trials,
+            "out_of_memory": self.out_of_memory,
+            "contradictory": self.contradictory,
+        }
+
+    def _of_each(self, point: Point) -> dict[str, float]:
+        devices = self.workload.devices
+        return {} if devices == 1 else {"tokens_per_second_per_device": point.measurement.tokens_per_second / devices}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """Another config of interest besides the recommended one."""
+
+    role: str
+    """`faster, does not fit`, `lighter`, or `beside_role` of another method."""
+    point: Point
+    over_limit_bytes: int
+    """How far its memory is above the limit; negative where it fits."""
+    speedup: float
+    """Ratio of its tokens per second to the recommended config's."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "role": self.role,
+            **self.point.to_json(),
+            "over_limit_bytes": self.over_limit_bytes,
+            "speedup": self.speedup,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recommendation:
+    """The fastest measured config of the most faithful method that fits the requested memory."""
+
+    point: Point
+    memory_limit_bytes: int
+    headroom_bytes: int
+    """Limit minus the memory that the driver reported at the peak."""
+    changes_training: tuple[str, ...]
+    """What differs from the plain recipe in numerics or training, one sentence each."""
+    alternatives: tuple[Alternative, ...]
+    hardware: Hardware
+    workload: Workload
+    stack: Stack
+    provenance: str = "measured"
+    contradictory: int = 0
+    """`contradictory` of the frontier that it was read off."""
+
+    @property
+    def verified(self) -> bool:
+        """Whether the config ran at least twice, each time in a fresh process."""
+        return self.point.verified
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "config": self.point.config.to_json(),
+            "provenance": self.provenance,
+            "verified": self.verified,
+            "measurement": self.point.measurement.to_json(),
+            "trial_id": self.point.trial_id,
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "headroom_bytes": self.headroom_bytes,
+            "changes_training": list(self.changes_training),
+            "alternatives": [a.to_json() for a in self.alternatives],
+            "contradictory": self.contradictory,
+            "hardware": self.hardware.to_json(),
+            "workload": self.workload.to_json(),
+            "stack": self.stack.to_json(),
+        }
+
+
+PRACTICAL = 0.2
+"""Share of the next less faithful method's speed below which a method that fits is of no practical use."""
+
+
+def practical(speeds: Mapping[str, float]) -> str | None:
+    """The method to recommend, given the speed of each one's best config that fits, the most faithful first: the first
+    that has at least `PRACTICAL` of the next one's speed. None if nothing fits."""
+    methods = list(speeds)
+    for method, following in pairwise(methods):
+        if speeds[method] >= PRACTICAL * speeds[following]:
+            return method
+    return methods[-1] if methods else None
+
+
+def beside_role(recommended: str, other: str, share: float) -> str:
+    """What another method's best config that fits is beside the recommended one, of whose speed it has this `share`."""
+    more_faithful = METHODS.index(other) < METHODS.index(recommended)
+    return "fits, but too slow to be practical" if more_faithful and share < PRACTICAL else "other method"
+
+
+def no_preference(config: Config) -> int:
+    """Every config changes the training alike."""
+    return 0
+
+
+def best(
+    fitting: Iterable[C], *, methods: Iterable[str], ties: Callable[[C, C], bool], changes: Callable[[Config], int]
+) -> C | None:
+    """The fastest of what fits, from the first of `methods` that has a practical one (`practical`); None if nothing
+    fits.
+
+    Among those that tie with the fastest, the one that `changes` the training least, then the lightest.
+    """
+    every = list(fitting)
+    own = {method: found for method in methods if (found := of_method(method, every))}
+    method = practical({name: max(map(speed, found)) for name, found in own.items()})
+    if method is None:
+        return None
+    fastest = max(own[method], key=speed)
+    tied = [c for c in own[method] if ties(c, fastest)]
+    # A noisy one may tie with the fastest where a better one does not: leave out what is beaten outright.
+    return next(
+        c
+        for c in sorted(tied, key=lambda c: (changes(c.config), c.device_bytes, -speed(c)))
+        if not any(dominates(d, c) and changes(d.config) <= changes(c.config) for d in own[method])
+    )
+
+
+def choose(
+    points: Iterable[Point],
+    *,
+    memory_limit_bytes: int,
+    methods: Iterable[str],
+    changes: Callable[[Config], int] = no_preference,
+) -> Point | None:
+    """The `best` point within the limit; None if nothing fits."""
+    fitting = timed_in_full(p for p in points if p.device_bytes <= memory_limit_bytes)
+    return best(fitting, methods=methods, ties=ties, changes=changes)
+
+
+def beside(
+    chosen: C,
+    candidates: Iterable[C],
+    *,
+    fits: Callable[[C], bool],
+    best_of: Callable[[str], C | None],
+    least_speedup: float = 1.0,
+) -> list[tuple[str, C]]:
+    """What is of interest beside the chosen one, each with its role: the lightest that does not fit and is more than
+    `least_speedup` times as fast, the next lighter one, and the best of each other method."""
+    every, method = list(candidates), chosen.config.text("method")
+    own = [c for c in of_method(method, every) if c.config != chosen.config]
+    over = [c for c in own if not fits(c) and speed(c) > least_speedup * speed(chosen)]
+    lighter = [c for c in pareto(filter(fits, own)) if c.device_bytes < chosen.device_bytes]
+    picks = [("faster, does not fit", c) for c in pareto(over)[:1]] + [("lighter", c) for c in lighter[-1:]]
+    for other in METHODS:
+        found = None if other == method else best_of(other)
+        if found is not None:
+            picks.append((beside_role(method, other, speed(found) / speed(chosen)), found))
+    return picks
+
+
+def alternatives(chosen: Point, points: Iterable[Point], *, memory_limit_bytes: int) -> tuple[Alternative, ...]:
+    """The points of interest `beside` the chosen one."""
+    every = list(points)
+    picks = beside(
+        chosen,
+        every,
+        fits=lambda p: p.device_bytes <= memory_limit_bytes,
+        best_of=lambda method: choose(every, memory_limit_bytes=memory_limit_bytes, methods=[method]),
+    )
+    return tuple(
+        Alternative(
+            role=role,
+            point=other,
+            over_limit_bytes=other.device_bytes - memory_limit_bytes,
+            speedup=speed(other) / speed(chosen),
+        )
+        for role, other in picks
+    )

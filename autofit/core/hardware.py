@@ -1,0 +1,122 @@
+"""What a trial ran on: the accelerator and the versions of the libraries."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autofit.core.workload import digest
+
+EMULATED = "emulated-"
+"""What the name of a card begins with that is not there (tests/emulated_card): it never stands for the real one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The device of a trial. Frontiers are kept per `key`, so the key covers only what changes memory or speed."""
+
+    name: str
+    """Catalog name (`h100-80g`) if the device is in the catalog, else a name made from what the driver reports."""
+    kind: str
+    """Torch device type: `cpu`, `cuda` (NVIDIA and ROCm), `mps`, `xpu`."""
+    device_name: str
+    """The name that the driver or the processor reports."""
+    memory_bytes: int
+    """Memory of one device: the driver's total, or for `cpu` the host's physical memory."""
+    count: int = 1
+    """Devices on the machine, or on a cluster the most that a trial has on one machine; for `cpu` 1."""
+    cores: int = 0
+    """Processor cores that a trial may use on `cpu`, and with how many threads it computes; 0 for accelerators."""
+    host_memory_bytes: int = 0
+    """Physical memory of the host, bytes."""
+    capability: str | None = None
+    """Compute capability (`9.0`) or gfx name, for accelerators."""
+    bf16: bool = True
+    """Whether bf16 arithmetic is native (emulated bf16 works but is never faster)."""
+    peak_flops: float | None = None
+    """Dense bf16 peak of one device in FLOP/s (fp16 where bf16 is not native), None if unknown; MFU needs it."""
+    instructions: str | None = None
+    """The instruction sets that torch's kernels use on `cpu`, such as `avx512-bf16` (`trial.machine.instructions`);
+    None for accelerators, and for trials stored before it was recorded."""
+    power_limit_watts: int | None = None
+    """The limit that a card was given in place of its default; None for the default, and where it is not known."""
+    mig_profile: str | None = None
+    """The size of a slice of a partitioned card, such as `1g.10gb`; None for a whole one."""
+
+    @property
+    def key(self) -> str:
+        """A digest of what changes memory or speed. Of what was not recorded from the start only what is known is part
+        of it, so that the keys of older records stay the same.
+
+        The memory size is not part of it: drivers, error correction and control groups change it slightly, and a
+        trial's limit is stored with the trial. Cards that differ only in memory size or MIG profile differ in `name`.
+        """
+        later = {"instructions": self.instructions, "power_limit_watts": self.power_limit_watts}
+        known = {name: value for name, value in later.items() if value is not None}
+        return digest([self.name, self.kind, self.device_name, self.cores, *([known] if known else [])])
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether it is a driver's emulation of a card, which takes memory as the card would and computes nothing."""
+        return self.name.startswith(EMULATED)
+
+    @property
+    def is_nvidia(self) -> bool:
+        """Whether it is an NVIDIA device, whose capability is a number: AMD's are names (`gfx942`)."""
+        return self.kind == "cuda" and (self.capability or "")[:1].isdecimal()
+
+    def has_devices_for(self, ranks: int) -> bool:
+        """Whether so many ranks are known to be on one machine.
+
+        On a cluster these are as many as Ray has put on one: each worker sees only the device that it was given.
+        """
+        return self.kind == "cpu" or self.count >= ranks
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Hardware:
+        """The inverse of `to_json`."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stack:
+    """Versions of the software that executes the training step; memory and time may differ between versions."""
+
+    python: str
+    torch: str
+    transformers: str
+    peft: str | None = None
+    bitsandbytes: str | None = None
+    deepspeed: str | None = None
+    flash_attn: str | None = None
+    liger_kernel: str | None = None
+    cuda: str | None = None
+    """CUDA or ROCm version that torch was built for."""
+    driver: str | None = None
+
+    @property
+    def torch_release(self) -> tuple[int, int]:
+        """torch's major and minor version."""
+        major, minor, *_ = re.findall(r"\d+", self.torch)
+        return int(major), int(minor)
+
+    @property
+    def key(self) -> str:
+        """A digest that is equal exactly for equal stacks. Absent libraries are not part of it, so that when a later
+        version starts to record another library, the keys of stacks without it stay the same."""
+        return digest({name: version for name, version in self.to_json().items() if version is not None})
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Stack:
+        """The inverse of `to_json`."""
+        return cls(**data)

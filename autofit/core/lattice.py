@@ -1,0 +1,214 @@
+"""Axes, configs, and the partial order of memory that lets one out-of-memory trial rule out many others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autofit.core.errors import UsageError, unknown
+from autofit.core.workload import LARGEST_COUNT, Effect, check_count, digest
+
+MAX_DIGITS = len(str(LARGEST_COUNT))
+Value = str | int | bool
+Pairs = frozenset[tuple[Value, Value]]
+
+
+def closure(pairs: Iterable[tuple[Value, Value]]) -> Pairs:
+    """The transitive closure of a relation given as pairs."""
+    closed = set(pairs)
+    while True:
+        more = {(a, d) for a, b in closed for c, d in closed if b == c} - closed
+        if not more:
+            return frozenset(closed)
+        closed |= more
+
+
+def chain(*values: Value) -> Pairs:
+    """Every pair (earlier, later) of a totally ordered sequence."""
+    return frozenset((a, b) for i, a in enumerate(values) for b in values[i + 1 :])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One memory lever, with its ordered values."""
+
+    name: str
+    values: tuple[Value, ...]
+    """Every valid value, lightest in memory first; empty where any integer from 1 to LARGEST_COUNT is valid."""
+    effects: Mapping[Value, Effect] = field(default_factory=dict)
+    """What a value changes relative to the plain recipe; a value not listed is `Effect.EXACT`."""
+    recipe: Value | None = None
+    """The value of the plain recipe, and of a config that does not name the axis."""
+    lighter: Pairs = frozenset()
+    """Pairs (a, b) where a is claimed to need no more memory than b, all else equal; only these rule configs out."""
+    slower: Pairs = frozenset()
+    """Pairs (a, b) where a step with a is claimed to do all the work of one with b and more, all else equal, so that it
+    cannot be faster."""
+    does: str = ""
+    """What the axis decides, in a sentence."""
+    meanings: Mapping[Value, str] = field(default_factory=dict)
+    """What each value does and what it needs; empty where values are numbers."""
+    where: str = "everywhere"
+    """Where the axis's values are valid, as far as they have that in common."""
+
+    @property
+    def numeric(self) -> bool:
+        """Whether values are positive integers, compared as numbers."""
+        return not self.values
+
+    @property
+    def exact(self) -> bool:
+        """Whether every value with a stated effect leaves the mathematics unchanged. Numbers have none stated."""
+        return all(effect is Effect.EXACT for effect in self.effects.values())
+
+    def check(self, value: object) -> Value:
+        """`value` if it is valid; raises `UsageError` with the nearest valid values otherwise."""
+        if self.numeric:
+            if isinstance(value, int) and not isinstance(value, bool) and value >= 1:
+                check_count(f"value of {self.name}", value)
+                return value
+            raise unknown(f"value of {self.name}", value, ["a whole number of at least 1"])
+        for known in self.values:
+            if type(known) is type(value) and known == value:
+                return known
+        raise unknown(f"value of {self.name}", value, self.values)
+
+    def parse(self, text: str) -> Value:
+        """The value that `text` spells (from a command line); raises `UsageError`."""
+        if self.numeric:
+            if text.isdecimal() and len(text) > MAX_DIGITS:
+                raise UsageError(f"value of {self.name} is too long for a number")
+            return self.check(int(text) if text.isdecimal() else text)
+        for known in self.values:
+            spelled = str(known).lower() if isinstance(known, bool) else str(known)
+            if spelled == text.strip().lower():
+                return known
+        raise unknown(f"value of {self.name}", text, self.values)
+
+    def effect(self, value: Value) -> Effect:
+        """What `value` changes relative to the plain recipe."""
+        return self.effects.get(value, Effect.EXACT)
+
+    def is_lighter_or_equal(self, a: Value | None, b: Value | None) -> bool:
+        """Whether `a` is sure to need no more memory than `b`; None stands for an axis that does not apply."""
+        if a == b:
+            return True
+        if a is None or b is None:
+            return False
+        if self.numeric:
+            return int(a) <= int(b)
+        return (a, b) in self.lighter
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """How a workload is trained: one value per axis, as a flat JSON object with sorted keys."""
+
+    items: tuple[tuple[str, Value], ...]
+    _hash: int = field(init=False, repr=False, compare=False)
+    """Cached: a search looks up its thousands of configs at every step."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash(self.items))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Config], tuple[Any, ...]]:
+        return Config, (self.items,)  # not the hash: string hashes are salted per process
+
+    @classmethod
+    def of(cls, values: Mapping[str, Value]) -> Config:
+        """A config of checked values."""
+        return cls(tuple(sorted(values.items())))
+
+    def __getitem__(self, name: str) -> Value:
+        for key, value in self.items:
+            if key == name:
+                return value
+        raise KeyError(name)
+
+    def get(self, name: str) -> Value | None:
+        """The axis's value, or None where the axis does not apply."""
+        for key, value in self.items:
+            if key == name:
+                return value
+        return None
+
+    def text(self, name: str) -> str:
+        """The value of an axis whose values are names."""
+        return str(self[name])
+
+    def number(self, name: str) -> int:
+        """The value of a numeric axis."""
+        return int(self[name])
+
+    def replace(self, **changes: Value) -> Config:
+        """The same config with other values."""
+        return Config.of({**dict(self.items), **changes})
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, _ in self.items)
+
+    @property
+    def key(self) -> str:
+        """A digest that is equal exactly for equal configs."""
+        return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Value]:
+        """As a JSON object."""
+        return dict(self.items)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Config:
+        """The inverse of `to_json`, for data that was checked before it was written."""
+        return cls.of(dict(data))
+
+    def __str__(self) -> str:
+        return ",".join(f"{k}={str(v).lower() if isinstance(v, bool) else v}" for k, v in self.items)
+
+
+def no_exception(lighter: Config, heavier: Config) -> bool:
+    """Every claim of the axes holds."""
+    return True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lattice:
+    """The valid configs of a search, with the partial order induced by the orders of the axes."""
+
+    axes: tuple[Axis, ...]
+    configs: tuple[Config, ...]
+    holds: Callable[[Config, Config], bool] = no_exception
+    """Whether the order that the axes claim for two configs, the lighter one first, holds for this workload."""
+    _items: frozenset[tuple[str, Value]] = field(init=False, repr=False, compare=False)
+    """Every axis value of any config."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_items", frozenset(item for config in self.configs for item in config.items))
+
+    def is_lighter_or_equal(self, a: Config, b: Config) -> bool:
+        """Whether `a` is sure to need no more memory than `b` (reflexive, antisymmetric, transitive)."""
+        claimed = all(axis.is_lighter_or_equal(a.get(axis.name), b.get(axis.name)) for axis in self.axes)
+        return claimed and self.holds(a, b)
+
+    def above(self, config: Config) -> tuple[Config, ...]:
+        """The configs that need at least as much memory as `config`, not including itself."""
+        own = dict(config.items)
+        heavier = self._with(config, lambda axis, value: axis.is_lighter_or_equal(own.get(axis.name), value))
+        return tuple(c for c in heavier if self.holds(config, c))
+
+    def below(self, config: Config) -> tuple[Config, ...]:
+        """The configs that need no more memory than `config`, not including itself."""
+        own = dict(config.items)
+        lighter = self._with(config, lambda axis, value: axis.is_lighter_or_equal(value, own.get(axis.name)))
+        return tuple(c for c in lighter if self.holds(c, config))
+
+    def _with(self, config: Config, accepts: Callable[[Axis, Value], bool]) -> Iterator[Config]:
+        """The configs other than `config`, on the same axes, all of whose values are accepted. Every axis value is
+        judged once: a lattice has tens of thousands of configs, but few values."""
+        axes = {axis.name: axis for axis in self.axes}
+        accepted = {(name, value) for name, value in self._items if name not in axes or accepts(axes[name], value)}
+        count = len(config.items)
+        return (c for c in self.configs if accepted.issuperset(c.items) and len(c.items) == count and c != config)

@@ -1,0 +1,409 @@
+"""Typed outcomes of a trial, each with its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, ClassVar, TypeGuard
+
+from autofit.core.device.state import DeviceState
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.workload import Workload
+
+DEADLINE_SECONDS = 600.0
+"""A trial that has not ended by then is killed; the slowest thing it must allow for is compiling a large model."""
+PHASES = ("forward", "backward", "optimizer")
+"""The phases of a training step, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeconds:
+    """Seconds of one optimizer step of the whole global batch, composed from timed micro-steps and updates."""
+
+    median: float
+    p95: float
+    relative_spread: float | None
+    """Width of the median's 90 % confidence interval relative to the median, as far as the measuring process can tell;
+    None where a single repeat was timed. `Point.relative_spread` adds the variation between processes: differences
+    within that are ties.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMeasurement:
+    """One rank's own measurements in a group; the fields are those of `Measurement`."""
+
+    rank: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    host_peak_bytes: int
+    step_seconds: float
+    """Median of the rank's own step times, including the time it waits for other ranks within a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """What a trial that fits has measured.
+
+    Bytes are per device, for a group the maximum over its ranks; step times are the slowest rank's; tokens per second
+    are the whole group's.
+    """
+
+    tokens_per_second: float
+    step_seconds: StepSeconds
+    mfu: float | None
+    """Model FLOP utilisation in 0..1 against the dense bf16 peak; None where the peak is not known."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    """What the driver reports: reserved plus context; on the CPU the child's own peak resident memory."""
+    host_peak_bytes: int
+    """Peak resident memory of the trial's process."""
+    host_baseline_bytes: int
+    """The part of it that was already there before the trial began: interpreter and imports."""
+    phase_peaks: Mapping[str, int]
+    """Peak of each phase in bytes: allocated on an accelerator, own resident memory on the CPU."""
+    losses: tuple[float, ...]
+    """Loss of every optimizer step that ran, warm-up included, in nats per token."""
+    reference_loss: float | None
+    """Loss of the plain forward pass on the first step's batch, in nats per token; None where it was not taken."""
+    steps: int
+    """Timed repeats."""
+    setup_seconds: float
+    """From the request to the first timed step: building, warm-up, compilation."""
+    overhead_seconds: float
+    """From the request to the first forward pass, without building the step: what the trial's machinery costs."""
+    gradient_norms: tuple[float | None, ...] = ()
+    """L2 norm of all gradients before clipping, one per optimizer step that ran, warm-up included; None where it was
+    not finite (JSON has no infinity): loss scaling overflows on purpose, to find its scale."""
+    plain_gradient_norm: float | None = None
+    """L2 norm of the gradient after the timed steps as plain training gives it, with which that of the step's own was
+    found to agree; None where they were not compared."""
+    setup_peak_bytes: int = 0
+    """Peak while the step was built and checked, before the first training step: not included in the peaks above."""
+    leak_bytes_per_step: int = 0
+    """Memory left behind by each timed step; 0 where it did not grow steadily, or there were too few steps to tell."""
+    expandable_segments: bool = False
+    """Whether the allocator's expandable segments were on."""
+    stopped_early: bool = False
+    """Whether timing stopped after the first repeats, because a measured config beats this one beyond doubt."""
+    ranks: tuple[RankMeasurement, ...] = ()
+    """Each rank's own figures, in order; empty for a process that trained alone."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object; `loss` summarises `losses`."""
+        data = asdict(self)
+        data["loss"] = {"first": self.losses[0], "last": self.losses[-1]}
+        return data
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
+        """The inverse of `to_json`."""
+        fields = {k: v for k, v in data.items() if k != "loss"}
+        fields["step_seconds"] = StepSeconds(**fields["step_seconds"])
+        fields["losses"] = tuple(fields["losses"])
+        fields["gradient_norms"] = tuple(fields.get("gradient_norms", ()))
+        fields["ranks"] = tuple(RankMeasurement(**rank) for rank in fields.get("ranks", ()))
+        return cls(**fields)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """The config trained within the limit."""
+
+    kind: ClassVar[str] = "fits"
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """An allocation failed, or the kernel killed the trial for its memory."""
+
+    kind: ClassVar[str] = "out_of_memory"
+    reason: str
+    phase: str | None = None
+    """`build`, `forward`, `backward` or `optimizer`: where it failed."""
+    requested_bytes: int | None = None
+    """The request that failed, where the allocator names it."""
+    signal: str | None = None
+    """The signal that ended the trial, if the kernel killed it."""
+    host: bool = False
+    """Whether host memory ran out rather than the accelerator's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOut:
+    """The trial did not end within its deadline and was killed."""
+
+    kind: ClassVar[str] = "timed_out"
+    reason: str
+    deadline_seconds: float
+    phase: str | None = None
+    phases_entered: int = 0
+    """Phases that had begun by then: in a group, the ranks with the fewest are those that hang, and the others wait for
+    them."""
+    least_step_seconds: float | None = None
+    """Lower bound on the seconds of one optimizer step of the whole global batch, from the micro-steps that the trial
+    began; None where it ended before the first one, of which it says nothing."""
+    is_proven: bool = False
+    """Whether a micro-step after the first has shown that bound: the first also does what is done only once, which may
+    take minutes where kernels must be generated for a new device."""
+    peak_bytes: int | None = None
+    """The most memory of any phase of the training step that had ended by then, as `Measurement.phase_peaks` counts it;
+    None before the first."""
+    timed_seconds: tuple[float, ...] = ()
+    """Of each optimizer step of the whole global batch that was timed by then."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crashed:
+    """The trial ended in some other way, without a result."""
+
+    kind: ClassVar[str] = "crashed"
+    reason: str
+    phase: str | None = None
+    signal: str | None = None
+    exit_code: int | None = None
+    stderr_tail: str = ""
+    """The last lines that the trial wrote to standard error."""
+    transient: bool = False
+    """Whether the machinery failed rather than the config (a lost worker, a full disk, a device held by others): the
+    next search does not take it for an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diverged:
+    """The loss is not finite, or differs from what the same mathematics gives without the technique."""
+
+    kind: ClassVar[str] = "diverged"
+    reason: str
+    losses: tuple[float | None, ...] = ()
+    """Loss of each step; None where it was not finite (JSON has no NaN)."""
+    reference_loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsupported:
+    """The config cannot work here, known before anything ran."""
+
+    kind: ClassVar[str] = "unsupported"
+    reason: str
+
+
+Outcome = Fits | OutOfMemory | TimedOut | Crashed | Diverged | Unsupported
+_KINDS: dict[str, type[Any]] = {c.kind: c for c in (Fits, OutOfMemory, TimedOut, Crashed, Diverged, Unsupported)}
+OUTCOME_KINDS = tuple(_KINDS)
+"""The names of the outcomes in JSON."""
+
+
+def machinery_failed(outcome: Outcome) -> TypeGuard[Crashed]:
+    """Whether what failed is what runs the trials, so that this one says nothing about its config."""
+    return isinstance(outcome, Crashed) and outcome.transient
+
+
+def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
+    """`{"outcome": kind, "measurement": ...}` or `{"outcome": kind, "reason": ..., evidence}`."""
+    if isinstance(outcome, Fits):
+        return {"outcome": outcome.kind, "measurement": outcome.measurement.to_json()}
+    return {"outcome": outcome.kind, **asdict(outcome)}
+
+
+def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
+    """The inverse of `outcome_to_json`; raises `ValueError` for a kind that does not exist."""
+    fields = dict(data)
+    kind = fields.pop("outcome", None)
+    if kind == Fits.kind:
+        return Fits(measurement=Measurement.from_json(fields["measurement"]))
+    if kind not in _KINDS:
+        raise ValueError(f"no such outcome: {kind!r}")
+    for name in ("losses", "timed_seconds"):
+        if name in fields:
+            fields[name] = tuple(fields[name])
+    outcome: Outcome = _KINDS[kind](**fields)
+    return outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepWork:
+    """A device's work for one optimizer step of the whole global batch, from which the device's rates give its time.
+
+    On an accelerator each operation counts either its arithmetic or its bytes, whichever takes longer according to the
+    data sheet; on a processor, both.
+    """
+
+    amounts: Mapping[str, float] = field(hash=False)
+    """How much of each kind (`core.work_kinds.KINDS`, which has their units); absent ones are 0."""
+    estimator: int
+    """Version of the estimator that counted the work; counts of different versions cannot be compared."""
+    update: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """The part of it that the optimizer's update does."""
+    waits: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Bytes of transfers and of updates on the host that the device waits for, by kind
+    (`core.work_kinds.TRANSFERS`)."""
+    beside: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """The same of transfers that overlap with the arithmetic."""
+
+    def times(self, ranks: int) -> StepWork:
+        """The same work done `ranks` times by one processor; what the ranks wait for, they wait for together."""
+        return replace(
+            self,
+            amounts={kind: ranks * amount for kind, amount in self.amounts.items()},
+            update={kind: ranks * amount for kind, amount in self.update.items()},
+        )
+
+    def without(self, part: StepWork, times: float = 1.0) -> StepWork:
+        """The computing that is left without `times` that of a part of it."""
+        left = {kind: amount - times * part.amounts.get(kind, 0.0) for kind, amount in self.amounts.items()}
+        return StepWork(amounts={kind: max(amount, 0.0) for kind, amount in left.items()}, estimator=self.estimator)
+
+    @property
+    def of_update(self) -> StepWork:
+        """The update alone."""
+        return StepWork(amounts=self.update, estimator=self.estimator)
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any] | None) -> StepWork | None:
+        """The inverse of `to_json`; None for work that an earlier version counted in other kinds, or with transfers in
+        seconds."""
+        if data is None or "amounts" not in data:
+            return None
+        in_seconds = {name: data[name] for name in ("moved_bytes", "beside_seconds", "waiting_seconds") if name in data}
+        if any(in_seconds.values()):
+            return None
+        return cls(**{name: value for name, value in data.items() if name not in in_seconds})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """What was predicted for a config before its trial ran, to be compared with its measurement."""
+
+    peak_allocated_bytes: int
+    device_bytes: int
+    """What the driver would report."""
+    step_seconds: float | None
+    """Seconds of one optimizer step of the whole global batch; None where the hardware's speed was not known."""
+    calibrated_on: int
+    """Number of measured trials that the time was fitted to; 0 for a guess."""
+    relative_error: float | None
+    """Expected relative error of the predicted time."""
+    work: StepWork | None = None
+    """What the time was predicted from; None where it was not known, and for trials stored before it was recorded."""
+    memory_error: float = 0.0
+    """Relative error of the memory, for which a limit must leave room: above 0 where a formula stood in for a trace."""
+    peak_reserved_bytes: int | None = None
+    """What the allocator would take from the driver; None for trials stored before it was recorded."""
+    micro_step_seconds: float | None = None
+    """Seconds of one micro-step, of which an optimizer step has as many as it accumulates; what is left of
+    `step_seconds` is the update. None where it is not known."""
+
+    def fits(self, memory_limit_bytes: int) -> bool:
+        """Whether the config was predicted to fit within the limit."""
+        return self.device_bytes * self.memory_error <= memory_limit_bytes - self.device_bytes  # exact without an error
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Prediction:
+        """The inverse of `to_json`."""
+        return cls(**{**data, "work": StepWork.from_json(data.get("work"))})
+
+
+def now() -> str:
+    """The time as a trial's `recorded_at`: ISO 8601 in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One real run of one config, as it is stored."""
+
+    config: Config
+    workload: Workload
+    hardware: Hardware
+    stack: Stack
+    memory_limit_bytes: int
+    """The limit that was enforced on the trial's device memory."""
+    outcome: Outcome
+    seconds: float
+    """Wall time of the whole trial, set-up included."""
+    recorded_at: str
+    """When it ended, ISO 8601 in UTC."""
+    trial_id: int | None = field(default=None, compare=False)
+    """Its number in the store; None before it is stored."""
+    prediction: Prediction | None = None
+    """What the estimator predicted before the trial ran; None where it predicted nothing."""
+    device_state: DeviceState | None = None
+    """What else went on with the device; None where it was not observed, and for trials stored before it was."""
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why the time that the trial took cannot be trusted, each in a few words; empty if it can, and for an outcome
+        that is none of time."""
+        if self.device_state is None or not isinstance(self.outcome, Fits | TimedOut):
+            return ()
+        return self.device_state.doubts(self.hardware)
+
+    @property
+    def timed_in_full(self) -> bool:
+        """Whether it fitted, and its timing was not stopped early."""
+        return isinstance(self.outcome, Fits) and not self.outcome.measurement.stopped_early
+
+    def fits_within(self, memory_limit_bytes: int) -> bool:
+        """Whether it fitted and took no more than the limit."""
+        return isinstance(self.outcome, Fits) and self.outcome.measurement.device_bytes <= memory_limit_bytes
+
+    @property
+    def least_step_seconds(self) -> float | None:
+        """What a trial that ended before it could measure its step shows that it takes at least; None for any other."""
+        return self.outcome.least_step_seconds if isinstance(self.outcome, TimedOut) else None
+
+    @property
+    def proven_step_seconds(self) -> float | None:
+        """The same, where it is beyond doubt."""
+        return self.least_step_seconds if isinstance(self.outcome, TimedOut) and self.outcome.is_proven else None
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object with the keys of `autofit trial --json` first."""
+        body = outcome_to_json(self.outcome)
+        return {
+            "outcome": body.pop("outcome"),
+            "config": self.config.to_json(),
+            "hardware": self.hardware.to_json(),
+            "stack": self.stack.to_json(),
+            "workload": self.workload.to_json(),
+            **body,
+            **({} if self.prediction is None else {"prediction": self.prediction.to_json()}),
+            **({} if self.device_state is None else {"device_state": self.device_state.to_json()}),
+            "memory_limit_bytes": self.memory_limit_bytes,
+            "seconds": self.seconds,
+            "recorded_at": self.recorded_at,
+            "trial_id": self.trial_id,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Trial:
+        """The inverse of `to_json`."""
+        fields = dict(data)
+        prediction, state = fields.pop("prediction", None), fields.pop("device_state", None)
+        own = {
+            "config": Config.from_json(fields.pop("config")),
+            "hardware": Hardware.from_json(fields.pop("hardware")),
+            "stack": Stack.from_json(fields.pop("stack")),
+            "workload": Workload.from_json(fields.pop("workload")),
+            "memory_limit_bytes": fields.pop("memory_limit_bytes"),
+            "seconds": fields.pop("seconds"),
+            "recorded_at": fields.pop("recorded_at"),
+            "trial_id": fields.pop("trial_id", None),
+            "prediction": None if prediction is None else Prediction.from_json(prediction),
+            "device_state": None if state is None else DeviceState.from_json(state),
+        }
+        return cls(**own, outcome=outcome_from_json(fields))

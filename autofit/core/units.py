@@ -1,0 +1,84 @@
+"""Sizes and durations as people write them: parsed exactly, printed readably."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+from autofit.core.errors import UsageError
+
+KIB, MIB, GIB, TIB = 1024, 1024**2, 1024**3, 1024**4
+
+_BYTES = {
+    "b": 1,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "kib": KIB, "mib": MIB, "gib": GIB, "tib": TIB,
+}  # fmt: skip
+_SECONDS = {"ms": Fraction(1, 1000), "s": Fraction(1), "m": Fraction(60), "h": Fraction(3600), "d": Fraction(86400)}
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]+)", re.ASCII)
+_BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `text` such as `24GiB` (2**30) or `80GB` (10**9); exact, but a fraction of a byte is dropped.
+
+    Raises `UsageError` for a bare number (`24` could be GiB, GB or bytes), an unknown unit, or an empty or zero size.
+    """
+    stripped = text.strip()
+    if _BARE.fullmatch(stripped):
+        raise UsageError(f"memory size {text!r} has no unit: did you mean {stripped}GiB?")
+    match = _SIZE.fullmatch(stripped)
+    factor = _BYTES.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise UsageError(
+            f"memory size {text!r} is not understood: write a number with GiB, GB, MiB or MB, such as 24GiB"
+        )
+    size = int(Fraction(match[1]) * factor)
+    if size <= 0:
+        raise UsageError(f"memory size {text!r} is zero: give a positive size such as 24GiB")
+    return size
+
+
+def is_decimal(text: str) -> bool:
+    """Whether a size that `parse_bytes` accepts is in powers of ten, such as `24GB`."""
+    return text.strip().lower().endswith(("kb", "mb", "gb", "tb"))
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `text` such as `90s`, `10m` or `1h30m`.
+
+    Raises `UsageError` for a bare number, an unknown unit, or a zero duration.
+    """
+    stripped = text.strip()
+    if _BARE.fullmatch(stripped):
+        raise UsageError(f"duration {text!r} has no unit: did you mean {stripped}m (minutes) or {stripped}s (seconds)?")
+    parts = list(_PART.finditer(stripped))
+    if not parts or "".join("".join(part[0] for part in parts).split()) != "".join(stripped.split()):
+        raise UsageError(f"duration {text!r} is not understood: write a number with s, m or h, such as 10m or 1h30m")
+    seconds = float(sum(Fraction(part[1]) * _SECONDS[part[2].lower()] for part in parts))
+    if seconds <= 0:
+        raise UsageError(f"duration {text!r} is zero: give a positive duration such as 10m")
+    return seconds
+
+
+def format_bytes(size: int) -> str:
+    """`size` bytes for people, in binary units: `1.44 GiB`."""
+    magnitude = abs(size)
+    for unit, name in ((TIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if magnitude >= unit:
+            return f"{size / unit:.2f} {name}" if unit >= GIB else f"{size / unit:.0f} {name}"
+    return f"{size} B"
+
+
+def format_duration(seconds: float) -> str:
+    """`seconds` for people: `0.4 s`, `12 s`, `3 m 05 s`, `1 h 02 m`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} m {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} m"

@@ -1,0 +1,130 @@
+"""What the user wants to train, and how far a search may stray from it."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from autofit.core.errors import UsageError, unknown
+
+METHODS = ("full", "lora", "qlora")
+"""Training methods, the most faithful to full fine-tuning first."""
+LARGEST_COUNT = 2**31 - 1
+"""Upper bound on tokens, sequences, devices and ranks: more than anyone trains with, and small enough to find all
+divisors."""
+LARGEST_SEED = 2**63 - 1
+"""The largest that torch's generators and databases accept."""
+
+
+class Effect(enum.IntEnum):
+    """What a technique changes: nothing but the order of rounding, numerical precision, or the training itself."""
+
+    EXACT = 0
+    NUMERICS = 1
+    TRAINING = 2
+
+    @property
+    def label(self) -> str:
+        """The name used on the command line and in documents."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """One training job, fixed during a search. Two trials are comparable only if their workloads are equal."""
+
+    model: str
+    """Name in the catalog, hub id, or the name of the folder that held the config.json."""
+    model_digest: str
+    """Digest of the architecture (`catalog.Model.digest`), so that two models of the same name are never mixed up."""
+    seq_len: int = 2048
+    """Tokens per sequence; every sequence is full."""
+    global_batch: int = 64
+    """Sequences per optimizer step, over all micro-steps and devices."""
+    lora_dropout: float = 0.0
+    """Dropout in front of each adapter; 0 lets kernels skip the mask."""
+    devices: int = 1
+    """Data-parallel ranks."""
+    seed: int = 0
+    """Seed of weights and tokens."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "lora_dropout", float(self.lora_dropout) + 0.0)  # 0, 0.0 and -0.0 are one
+        for name in ("seq_len", "global_batch", "devices"):
+            value = getattr(self, name)
+            if value < 1:
+                raise UsageError(f"{name.replace('_', '-')} is {value}: it must be at least 1")
+        if not 0.0 <= self.lora_dropout < 1.0:
+            raise UsageError(f"lora-dropout is {self.lora_dropout}: it must be at least 0 and below 1")
+        if self.seq_len < 2:
+            raise UsageError("seq-len is 1: a next-token loss needs at least 2 tokens")
+        check_shared_equally(self.global_batch, self.devices)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens that one optimizer step trains on, over all devices."""
+        return self.seq_len * self.global_batch
+
+    @property
+    def batch_per_device(self) -> int:
+        """Sequences per optimizer step on one device."""
+        return self.global_batch // self.devices
+
+    @property
+    def key(self) -> str:
+        """A digest that is equal exactly for equal workloads."""
+        return digest(self.to_json())
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Workload:
+        """The inverse of `to_json`."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Goal:
+    """How far a search may stray from the workload's plain recipe (`bf16-mixed`, AdamW, the given method and rank)."""
+
+    method: str = "any"
+    """`full`, `lora`, `qlora`, or `any` for the three side by side."""
+    min_rank: int = 8
+    """The lowest adapter rank that the user accepts."""
+    allow: Effect = Effect.NUMERICS
+    """The strongest change that the search may make."""
+
+    def __post_init__(self) -> None:
+        if self.method not in ("any", *METHODS):
+            raise unknown("method", self.method, ("any", *METHODS))
+        check_count("min-rank", self.min_rank)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The methods to search, the most faithful first."""
+        return METHODS if self.method == "any" else (self.method,)
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise `UsageError` unless `value` is from 1 to `LARGEST_COUNT`; `name` is the user's name for it."""
+    if not 1 <= value <= LARGEST_COUNT:
+        bound = "at least 1" if value < 1 else f"at most {LARGEST_COUNT}"
+        raise UsageError(f"{name} is {value}: it must be {bound}")
+
+
+def check_shared_equally(global_batch: int, devices: int) -> None:
+    """Raise `UsageError` unless every device gets the same number of sequences."""
+    if global_batch % devices:
+        raise UsageError(f"global-batch {global_batch} is not a multiple of {devices} devices")
+
+
+def digest(data: object) -> str:
+    """Sixteen hexadecimal digits that identify a JSON value."""
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,202 @@
+"""Which CUDA kernels run, and what they hold beyond their results while they run: a fake CPU shows neither.
+
+The trace sees the CPU's operations; each function here names the kernel that runs in their place on an NVIDIA GPU, and
+the source file that allocates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from autofit.estimate.kernels.scratch import common_scratch
+from autofit.estimate.tracing.recorder import Held
+
+if TYPE_CHECKING:
+    import torch
+
+FP32_BYTES = 4
+SEQUENCE_TILE = 128
+"""Flash attention rounds sequences up to a multiple of this many rows (seqlen_q_rounded in aten/src/ATen/native/
+transformers/cuda/flash_attn/flash_api.cpp)."""
+EFFICIENT_TILE = 64
+"""Rows and columns of the tiles in which efficient attention sums the query's gradient (kBlockSizeI and kBlockSizeJ of
+most kernels in aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels/cutlassB.h)."""
+CUSTOM_GEMM_ROWS = 4
+"""Up to this many rows bitsandbytes multiplies without dequantising the weight (_GEMM_4BIT_CUSTOM_FLOOR_M in
+bitsandbytes/backends/cuda/ops.py)."""
+NF4_BLOCK = 64
+
+
+class Attention(Enum):
+    """A kernel of torch's scaled_dot_product_attention.
+
+    Besides query, key and value, each keeps the following for the backward. `FLASH` and `EFFICIENT`: the result and
+    every row's log-sum-exp (fp32 [batch, heads, tokens]; efficient attention rounds tokens up to a multiple of 32), as
+    does the CPU's own kernel, which is traced for both. `MATH`: the scores [batch, heads, tokens, tokens], once or
+    twice, in fp32 even where the operands are in 16 bits.
+    """
+
+    FLASH = "flash"
+    EFFICIENT = "efficient"
+    MATH = "math"
+
+
+def attention_kernel(
+    *,
+    dtype: torch.dtype,
+    width: int,
+    value_width: int,
+    grouped: bool,
+    masked: bool,
+    capability: str | None,
+    dropout: bool = False,
+) -> Attention:
+    """The kernel that torch 2.11 to 2.13 picks for a training step.
+
+    `dtype` is that of the product, autocast included; `width` and `value_width` are per head; `grouped` says whether
+    several query heads share a key head; `masked` whether there is a mask tensor besides causality; `dropout` whether
+    it drops scores; a `capability` of None is taken as a recent card's.
+
+    | kernel    | 16 bits           | fp32 | mask | grouped | head width                                          |
+    |-----------|-------------------|------|------|---------|-----------------------------------------------------|
+    | flash     | from 8.0 on       | no   | no   | yes     | up to 256; on 8.6 to 8.9 and 12 not 193 to 224, and |
+    |           |                   |      |      |         | with dropout up to 192                              |
+    | efficient | bf16 from 8.0 on  | yes  | yes  | no      | a multiple of the alignment of tensor-core loads    |
+    | math      | yes               | yes  | yes  | yes     | any                                                 |
+
+    Source: can_use_flash_attention, can_use_mem_efficient_attention and select_sdp_backend in
+    aten/src/ATen/native/transformers/cuda/sdp_utils.cpp; efficient attention supports grouped heads only after 2.13
+    (pull request 191085). cuDNN's kernel, which is preferred on 9.0 and 10.x, keeps what flash attention keeps; its
+    workspace is undocumented and taken to be as large.
+    """
+    card = generation(capability)
+    half = dtype.itemsize == 2
+    if (
+        half
+        and card.ampere
+        and not masked
+        and width == value_width <= 256
+        and not (card.little_shared_memory and width > 192 and (dropout or width <= 224))
+    ):
+        return Attention.FLASH
+    bf16 = str(dtype) == "torch.bfloat16"
+    alignment = _alignment(half, card)
+    if not grouped and width % alignment == 0 == value_width % alignment and (card.ampere or not bf16):
+        return Attention.EFFICIENT
+    return Attention.MATH
+
+
+class Generation(NamedTuple):
+    """What of a card decides which kernels run on it."""
+
+    volta: bool
+    """Compute capability 7.0 or higher: tensor cores."""
+    ampere: bool
+    """8.0 or higher."""
+    little_shared_memory: bool
+    """8.6 to 8.9 and 12: less of it than the data centre's cards."""
+
+
+def generation(capability: str | None) -> Generation:
+    """That of a compute capability; None is taken as a recent card's."""
+    version = _version(capability)
+    return Generation(version >= (7, 0), version >= (8, 0), (8, 6) <= version <= (8, 9) or version[0] == 12)
+
+
+def has_ampere(capability: str | None) -> bool:
+    """Whether a compute capability is 8.0 or higher; None counts as such."""
+    return generation(capability).ampere
+
+
+def _version(capability: str | None) -> tuple[int, int]:
+    if capability is None:
+        return 9, 0
+    major, _, minor = capability.partition(".")
+    return int(major), int(minor or 0)
+
+
+def _alignment(half: bool, card: Generation) -> int:
+    """Elements of which efficient attention needs the head width to be a multiple (minimum_gemm_alignment of
+    sdp_utils.cpp)."""
+    if card.ampere:
+        return 8 if half else 4
+    return 8 if half and card.volta else 1
+
+
+def cuda_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Held:
+    """What the CUDA kernel of an operation holds while it runs."""
+    name = str(func)
+    rule = _RULES.get(name)
+    return common_scratch(name, args) if rule is None else rule(args)
+
+
+def _flash_backward(args: tuple[Any, ...]) -> Held:
+    """mha_bwd of flash_api.cpp, and of the flash-attn package's own: a sum of each row and accumulators of the query's
+    gradient, both in fp32, and with grouped queries the keys' and values' gradients for every query head. Arguments:
+    (grad_out, query, key, ...), tensors [batch, heads, tokens, width]."""
+    query: torch.Tensor = args[1]
+    key: torch.Tensor = args[2]
+    batch, heads, tokens, width = query.shape
+    rows = _up(tokens, SEQUENCE_TILE)
+    columns = _up(width, 32 if width <= 128 else 64)
+    accumulated = batch * heads * rows * FP32_BYTES, batch * heads * rows * columns * FP32_BYTES
+    if key.shape[1] == heads:
+        return Held(beside=accumulated)
+    return Held(beside=accumulated + (batch * heads * key.shape[2] * width * query.element_size(),) * 2)
+
+
+def _efficient_backward(args: tuple[Any, ...]) -> Held:
+    """_efficient_attention_backward of attention_backward.cu: `delta`, one fp32 per row, and the workspace in which
+    tiles of the query's gradient are summed in fp32 (workspace_elements_gq in mem_eff_attention/kernel_backward.h),
+    each with four words that track its progress. Staging tiles of heads wider than 128 are left out. Arguments:
+    (grad_out, query, ...), tensors [batch, heads, tokens, width]."""
+    query: torch.Tensor = args[1]
+    batch, heads, tokens, width = query.shape
+    tiles = -(-tokens // EFFICIENT_TILE) * -(-width // EFFICIENT_TILE)
+    rows = batch * heads
+    return Held(beside=(rows * tokens * FP32_BYTES, rows * tiles * (EFFICIENT_TILE**2 + 4) * FP32_BYTES))
+
+
+def _four_bit_product(args: tuple[Any, ...]) -> Held:
+    """The weight's fp32 scales, unpacked and then shifted, and the dequantised weight, which cuBLAS multiplies with
+    (_dequant_linear_fallback of bitsandbytes/backends/cuda/ops.py). Arguments: (activations,
+    packed weight, shape, scales, ...)."""
+    activations: torch.Tensor = args[0]
+    shape: Sequence[int] = args[2]
+    rows = activations.numel() // activations.shape[-1]
+    if rows <= CUSTOM_GEMM_ROWS:
+        return Held()
+    weights = math.prod(shape)
+    scales = -(-weights // NF4_BLOCK) * FP32_BYTES
+    return Held(before=(scales, scales, weights * activations.element_size()))
+
+
+def _up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _softmax_backward(args: tuple[Any, ...]) -> Held:
+    """The product of gradient and result (softmax_backward_cuda_out of aten/src/ATen/native/cuda/SoftMax.cu), of which
+    there is none for log_softmax. Arguments: (gradient, result, ...)."""
+    return Held(beside=(args[1].numel() * args[1].element_size(),))
+
+
+_RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {
+    "aten._scaled_dot_product_flash_attention_backward.default": _flash_backward,
+    "aten._scaled_dot_product_efficient_attention_backward.default": _efficient_backward,
+    "aten._softmax_backward_data.default": _softmax_backward,
+    "bitsandbytes.gemm_4bit.default": _four_bit_product,
+}
+
+CUBLAS_WORKSPACE_BYTES = {"default": 8 * 1024**2 + 128 * 1024, "9": 32 * 1024**2, "10": 32 * 1024**2}
+"""Per cuBLAS handle, inside the caching allocator, by major compute capability (getChosenWorkspaceSize in
+aten/src/ATen/cuda/CublasHandlePool.cpp): ":4096:2:16:8" is 8,519,680 bytes; Hopper and Blackwell take 32 MiB."""
+
+
+def cublas_workspace_bytes(capability: str | None) -> int:
+    """Workspace that one cuBLAS handle holds. The forward's thread and autograd's have a handle each."""
+    major = (capability or "").partition(".")[0]
+    return CUBLAS_WORKSPACE_BYTES.get(major, CUBLAS_WORKSPACE_BYTES["default"])

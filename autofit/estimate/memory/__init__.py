@@ -1,0 +1,1 @@
+"""From a trace to bytes: when storages live, and what the allocator reserves for them."""

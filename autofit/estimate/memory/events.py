@@ -1,0 +1,200 @@
+"""Tapes as arrays: the decoder's, with the loss inserted where it belongs, and the optimizer's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.estimate.memory.memory_trace import LOSS, Category, Event, Place, Storage, Tape
+from autofit.estimate.memory.symbolic_sizes import Amounts
+from autofit.estimate.tracing.loss_boundary import HIDDEN
+
+Integers = NDArray[np.int64]
+PHASES = ("forward", "backward", "optimizer")
+STAGES = ("forward-1", "backward-1", "forward-2", "backward-2")
+
+
+@dataclass(frozen=True, slots=True)
+class Events:
+    """Parallel arrays, one entry per event, in order."""
+
+    storages: Integers
+    """Which storage."""
+    signs: Integers
+    """1 where it is allocated, -1 where it is freed."""
+    phases: Integers
+    """Index in PHASES."""
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[Place, int, bool]]) -> Events:
+        """From (place, storage, whether it is allocated)."""
+        return cls(
+            np.array([storage for _, storage, _ in found], dtype=np.int64),
+            np.array([1 if allocates else -1 for _, _, allocates in found], dtype=np.int64),
+            np.array([PHASES.index(place.phase) for place, _, _ in found], dtype=np.int64),
+        )
+
+    @classmethod
+    def joined(cls, parts: Iterable[Events]) -> Events:
+        """All parts, in order."""
+        every = list(parts)
+        return cls(
+            np.concatenate([p.storages for p in every]),
+            np.concatenate([p.signs for p in every]),
+            np.concatenate([p.phases for p in every]),
+        )
+
+    def __getitem__(self, part: slice) -> Events:
+        return Events(self.storages[part], self.signs[part], self.phases[part])
+
+    def __len__(self) -> int:
+        return len(self.storages)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroSteps:
+    """Memory of two micro-steps: storages as functions of micro-batch and rank, and their events."""
+
+    sizes: Amounts
+    categories: NDArray[np.int8]
+    residents: Integers
+    """The storages that exist before the step."""
+    first: Events
+    second: Events
+    streams: NDArray[np.int8]
+    """Stream of the device on which each storage is allocated."""
+    of_products: NDArray[np.bool_]
+    """Whether each storage is the result of a matrix product."""
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """Memory of the first update, which creates the states, and of a later one."""
+
+    sizes: NDArray[np.int64]
+    categories: NDArray[np.int8]
+    first: Events
+    second: Events
+
+
+def updates(tape: Tape) -> Updates:
+    """The optimizer's tape as arrays."""
+    created = {event.storage for _, event in tape.events() if event.allocates}
+    stages = {
+        stage: Events.of(
+            [
+                (place, event.storage, event.allocates)
+                for place, event in tape.events()
+                if place.stage == stage and event.storage in created
+            ]
+        )
+        for stage in ("optimizer-1", "optimizer-2")
+    }
+    return Updates(
+        np.array([-(-s.bytes // s.shares) for s in tape.storages], dtype=np.int64),
+        np.array([update_category(s) for s in tape.storages], dtype=np.int8),
+        stages["optimizer-1"],
+        stages["optimizer-2"],
+    )
+
+
+class DecoderEvents:
+    """A decoder's tape as arrays, with a place in each stage where the events of a loss go."""
+
+    def __init__(self, tape: Tape) -> None:
+        self._tape = tape
+        self._labels = {index: name for (_, name), index in tape.labels.items()}
+        self._sizes = Amounts.of(s.bytes for s in tape.storages).over([s.shares for s in tape.storages])
+        self._categories = np.array([self._category(i, s) for i, s in enumerate(tape.storages)], dtype=np.int8)
+        self._streams = np.array([s.stream for s in tape.storages], dtype=np.int8)
+        self._of_products = np.array([s.of_product for s in tape.storages], dtype=np.bool_)
+        self._residents = np.array([i for i, s in enumerate(tape.storages) if s.allocated is None], dtype=np.int64)
+        self._stages = {stage: self._around_loss(stage) for stage in STAGES}
+
+    def with_loss(self, loss: Tape) -> MicroSteps:
+        """Both together. Storages of the loss are numbered after the decoder's, except those that both label alike."""
+        common = {index: self._tape.labels[name] for name, index in loss.labels.items() if name in self._tape.labels}
+        stages = {
+            stage: [before, self._of_loss(loss, stage, common), after]
+            for stage, (before, after) in self._stages.items()
+        }
+        own = np.array([micro_step_category(s) for s in loss.storages], dtype=np.int8)
+        return MicroSteps(
+            sizes=Amounts.joined([self._sizes, Amounts.constant(s.bytes for s in loss.storages)]),
+            categories=np.concatenate([self._categories, own]),
+            residents=self._residents,
+            first=Events.joined(stages["forward-1"] + stages["backward-1"]),
+            second=Events.joined(stages["forward-2"] + stages["backward-2"]),
+            streams=np.concatenate([self._streams, np.zeros(len(own), dtype=np.int8)]),
+            of_products=np.concatenate([self._of_products, [s.of_product for s in loss.storages]]).astype(np.bool_),
+        )
+
+    def _category(self, index: int, storage: Storage) -> Category:
+        return Category.ACTIVATIONS if self._labels.get(index) == HIDDEN else micro_step_category(storage)
+
+    def _around_loss(self, stage: str) -> tuple[Events, Events]:
+        """The events of one stage before those of the loss, and after; what else the decoder does there comes after."""
+        before: list[tuple[Place, int, bool]] = []
+        after: list[tuple[Place, int, bool]] = []
+        found = before
+        for place, events in self._tape.segments:
+            if place.stage == stage:
+                found = after if place.layer == LOSS else found
+                found += [(place, e.storage, e.allocates) for e in events if self._stays(place, e)]
+        return Events.of(before), Events.of(after)
+
+    def _of_loss(self, loss: Tape, stage: str, common: dict[int, int]) -> Events:
+        offset = len(self._tape.storages)
+        return Events.of(
+            [
+                (place, common.get(event.storage, offset + event.storage), event.allocates)
+                for place, events in loss.segments
+                if place.stage == stage and place.layer == LOSS
+                for event in events
+                if event.allocates or self._loss_frees(loss.storages[event.storage], common.get(event.storage))
+            ]
+        )
+
+    def _loss_frees(self, storage: Storage, common: int | None) -> bool:
+        """Whether the loss frees it: not the gradients that it passes on, nor hidden states that the decoder keeps."""
+        if common is None:
+            return storage.freed is not None
+        freed = self._tape.storages[common].freed
+        return self._labels[common] == HIDDEN and freed is not None and freed.layer == LOSS
+
+    def _stays(self, place: Place, event: Event) -> bool:
+        """Whether an event is the decoder's own: not of what the seam allocates, nor of the loss on a shared storage.
+
+        At the seam the decoder's own events are frees, of what autocast drops and of gradients.
+        """
+        label = self._labels.get(event.storage)
+        if label is None:
+            allocated = self._tape.storages[event.storage].allocated
+            return allocated is None or allocated.layer != LOSS
+        return place.layer != LOSS or (label != HIDDEN and not event.allocates)
+
+
+def micro_step_category(storage: Storage) -> Category:
+    """What a storage of a forward or backward holds, inferred from when it comes and goes."""
+    if storage.holds is not None:
+        return storage.holds
+    if storage.allocated is None:
+        return Category.WEIGHTS
+    if storage.freed is None or storage.freed.stage[-1] != storage.allocated.stage[-1]:
+        return Category.GRADIENTS
+    if storage.allocated.layer == LOSS:
+        return Category.LOGITS_AND_LOSS
+    if storage.recomputed or (storage.allocated.phase == "forward" and storage.freed.phase == "backward"):
+        return Category.ACTIVATIONS
+    return Category.TEMPORARIES
+
+
+def update_category(storage: Storage) -> Category:
+    """What a storage of an update holds: a state outlives the update, if only until the next one replaces it."""
+    if storage.holds is not None:
+        return storage.holds
+    lasts = storage.freed is None or storage.allocated is None or storage.freed.stage != storage.allocated.stage
+    return Category.OPTIMIZER if lasts else Category.TEMPORARIES

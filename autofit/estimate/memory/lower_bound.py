@@ -1,0 +1,67 @@
+"""The least memory that a config can need: that of its weights, gradients and optimizer states alone."""
+
+from __future__ import annotations
+
+from autofit.catalog.models import shape
+from autofit.core.lattice import Config
+from autofit.techniques import Job
+
+NF4_BYTES = 0.5 + (1.0 + 4.0 / 256) / 64
+"""Per weight: 4 bits, plus one 8-bit scale per 64 weights, itself quantised with one fp32 per 256 scales (Dettmers et
+al. 2023, section 3)."""
+STATE_BYTES = {
+    "sgd": 0.0,
+    "adafactor": 0.0,
+    "lion-8bit": 1.0,
+    "adamw-8bit": 2.0,
+    "paged-adamw-8bit": 0.0,
+    "lion": 4.0,
+}
+"""Optimizer state per trained parameter. AdamW keeps two states in the parameters' own format. Factored and paged
+states and small per-block figures are left out: this is a floor."""
+
+
+def floor_parts(config: Config, job: Job) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer states, each a lower bound."""
+    model = shape(job.model)
+    precision = config["precision"]
+    if config["method"] != "full":
+        # Adapters are left out: their size depends on the targets, and a floor may be too low.
+        compute = 4.0 if precision == "fp32" else 2.0
+        quantised = model.linear_parameters if config["method"] == "qlora" else 0
+        weights = (model.parameters - quantised) * compute + quantised * NF4_BYTES
+        spread = config.text("sharding").startswith(("fsdp", "zero3")) or config["offload"] in ("params", "nvme")
+        return {
+            "weights": int(weights * _left(config, job.workload.devices)["weights"]) if spread else int(weights),
+            "gradients": 0,
+            "optimizer": 0,
+        }
+    per_weight = 2.0 if precision in ("bf16", "fp16") else 4.0
+    state = STATE_BYTES.get(config.text("optimizer"), 2.0 * per_weight)
+    trained = {"weights": per_weight, "gradients": per_weight, "optimizer": state}
+    left = _left(config, job.workload.devices)
+    return {part: int(model.parameters * size * left[part]) for part, size in trained.items()}
+
+
+def _left(config: Config, devices: int) -> dict[str, float]:
+    """The share of each part that remains on a device. Sharding libraries convert to 16 bits themselves, so they may
+    halve what is fp32 elsewhere."""
+    sharding, offload = config.text("sharding"), config.text("offload")
+    if sharding in ("none", "ddp") and offload == "none":
+        return {"weights": 1.0, "gradients": 1.0, "optimizer": 1.0}
+    half = 0.5 if config.text("precision").endswith("-mixed") else 1.0
+    share = 1.0 / devices
+    whole = sharding in ("none", "zero1", "zero2")
+    found = {
+        "weights": half if whole else half * share,
+        "gradients": half if sharding == "zero1" else half * share,
+        "optimizer": share,
+    }
+    if offload == "none":
+        return found
+    return {**found, "gradients": 0.0, "optimizer": 0.0} | ({} if offload == "optimizer" else {"weights": 0.0})
+
+
+def floor_bytes(config: Config, job: Job) -> int:
+    """Bytes that are alive together at the first update: weights, gradients, states. A lower bound on the peak."""
+    return sum(floor_parts(config, job).values())

@@ -1,0 +1,103 @@
+"""From the timeline of a step to what the device reports: what the allocator reserves, and what lies outside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autofit.core.hardware import Hardware
+from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
+from autofit.estimate.memory import heap
+from autofit.estimate.memory.replays import UNKNOWN, Fragmentation, Replays
+from autofit.estimate.memory.timeline import Timeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Memory:
+    """What a step takes, in bytes."""
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    device_bytes: int
+    host_bytes: int
+    breakdown: dict[str, int]
+    """By what it holds at the moment of the peak; adds up to `device_bytes`."""
+    phase_peaks: dict[str, int]
+    gives_back_cache: bool = False
+    """Whether it stays within the limit only because the allocator gives back what it keeps unused."""
+    borrowed_error: float = 0.0
+    """By what share the reserved memory may be too low, as its fragmentation is that of another step; 0 if its own."""
+
+
+def memory(
+    line: Timeline,
+    hardware: Hardware,
+    *,
+    limit: int,
+    capped: bool = False,
+    replays: Replays | None = None,
+    fragmentation: Fragmentation = UNKNOWN,
+    traits: heap.Traits | None = None,
+    context: int = 0,
+) -> Memory:
+    """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
+    limit is `capped` if it is less than the device has, so that torch enforces it.
+
+    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `traits`
+    are those of a step in a CPU's heap. Outside of CUDA's allocator, `context` bytes are taken.
+    """
+    if hardware.kind == "cuda":
+        beside = cublas_workspace_bytes(hardware.capability), context
+        return _cuda_memory(line, *beside, limit, replays or Replays(), capped=capped, fragmentation=fragmentation)
+    return _host_memory(line, traits or heap.Traits())
+
+
+def _cuda_memory(
+    line: Timeline,
+    workspace: int,
+    context: int,
+    limit: int,
+    replays: Replays,
+    *,
+    capped: bool,
+    fragmentation: Fragmentation,
+) -> Memory:
+    limit -= context
+    handles = 2 * workspace  # the forward's thread and autograd's
+    parts = _parts(line)
+    parts["temporaries"] += handles
+    allocated = in_parts = sum(parts.values())
+    borrowed, gives_back_cache = fragmentation.borrowed(allocated, limit), False
+    if borrowed is None:
+        held = replays.held(line, workspace, limit if allocated <= limit else None, capped=capped)
+        allocated = max(allocated, held.allocated)
+        borrowed, gives_back_cache = (max(held.reserved, allocated), 0.0), held.gives_back_cache
+    reserved, borrowed_error = borrowed
+    return Memory(
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        device_bytes=reserved + context,
+        host_bytes=0,
+        breakdown={**parts, "fragmentation": reserved - in_parts, "context": context},
+        phase_peaks={phase: size + handles for phase, size in line.phase_peaks().items()},
+        gives_back_cache=gives_back_cache,
+        borrowed_error=borrowed_error,
+    )
+
+
+def _host_memory(line: Timeline, traits: heap.Traits) -> Memory:
+    """The heap at its largest so far, what is mapped, and what malloc keeps on top of both."""
+    totals = heap.resident(line) + heap.kept(line, traits)
+    at = int(totals.argmax())
+    peak, alive = int(totals[at]), int(line.totals[at])
+    return Memory(
+        peak_allocated_bytes=peak,  # a trial on a CPU has one figure for all three
+        peak_reserved_bytes=peak,
+        device_bytes=peak,
+        host_bytes=peak,
+        breakdown={**_parts(line, at), "fragmentation": peak - alive, "context": 0},
+        phase_peaks=line.by_phase(totals),
+    )
+
+
+def _parts(line: Timeline, at: int | None = None) -> dict[str, int]:
+    return {category.name.lower(): size for category, size in line.breakdown(at).items()}

@@ -1,0 +1,93 @@
+"""The memory of one training step as data: which storage comes and goes when, and in which part of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from autofit.estimate.time.op_costs import Work
+
+
+class Category(IntEnum):
+    """What a storage holds; the order is that of the breakdown."""
+
+    WEIGHTS = 0
+    GRADIENTS = 1
+    OPTIMIZER = 2
+    ACTIVATIONS = 3
+    LOGITS_AND_LOSS = 4
+    TEMPORARIES = 5
+
+
+class Place(NamedTuple):
+    """Where in a step something happens."""
+
+    stage: str
+    """`forward-1`, `backward-1`, `forward-2`, `backward-2` of the micro-steps, or `optimizer`."""
+    layer: int
+    """Index of the decoder layer; BEFORE and AFTER for what precedes the first and follows the last, LOSS for the
+    output head with the loss."""
+
+    @property
+    def phase(self) -> str:
+        """`forward`, `backward` or `optimizer`."""
+        return self.stage.partition("-")[0]
+
+
+BEFORE, AFTER, LOSS = -1, 1 << 20, 1 << 21
+OUTSIDE = (BEFORE, AFTER, LOSS)
+"""Places that are not at a layer."""
+
+
+@dataclass(slots=True)
+class Storage:
+    """One block of memory over its lifetime."""
+
+    bytes: int
+    """At the micro-batch and rank of the trace."""
+    allocated: Place | None
+    """None for what exists before the step: weights and buffers."""
+    freed: Place | None = None
+    """None for what outlives the trace."""
+    layer: int | None = None
+    """The decoder layer that a weight belongs to; None outside the layers, and for what is allocated in the step."""
+    recomputed: bool = False
+    """Whether a checkpoint's recomputation allocated it."""
+    trained: bool | None = None
+    """Of a parameter, whether it is trained; None for everything else."""
+    item_bytes: int = 1
+    """Of a parameter, the bytes of an element."""
+    shares: int = 1
+    """Number of ranks that it is divided among: each holds an equal share."""
+    holds: Category | None = None
+    """What it holds; None where its lifetime tells."""
+    stream: int = 0
+    """Stream of the device on which it is allocated: the allocator keeps the blocks of each stream apart."""
+    of_product: bool = False
+    """Whether it is the result of a matrix product."""
+
+
+class Event(NamedTuple):
+    """A storage is allocated or freed."""
+
+    storage: int
+    allocates: bool
+
+
+@dataclass(slots=True)
+class Tape:
+    """Storages and their events, grouped by place, in the order in which the places were visited."""
+
+    storages: list[Storage] = field(default_factory=list)
+    segments: list[tuple[Place, list[Event]]] = field(default_factory=list)
+    work: dict[Place, list[Work]] = field(default_factory=dict)
+    """What the operations of each place cost."""
+    labels: dict[tuple[str, str], int] = field(default_factory=dict)
+    """Storages that two tapes have in common: (stage, label) to the storage."""
+    elsewhere: dict[Place, list[int]] = field(default_factory=dict)
+    """Bytes of what each place allocates outside the device's allocator: in pinned or managed memory."""
+
+    def events(self) -> list[tuple[Place, Event]]:
+        """All events in order."""
+        return [(place, event) for place, events in self.segments for event in events]

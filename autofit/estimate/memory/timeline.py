@@ -1,0 +1,127 @@
+"""The memory of two whole optimizer steps, event by event: when the peak is, and what is alive there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.estimate.memory.events import PHASES, Events, Integers, MicroSteps, Updates
+from autofit.estimate.memory.memory_trace import Category
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Parallel arrays, one entry per event; weights are allocated first."""
+
+    sizes: Integers
+    """Bytes, as the allocator rounds them; negative where a storage is freed."""
+    storages: Integers
+    """Which storage; each lifetime has its own number."""
+    categories: NDArray[np.int8]
+    phases: Integers
+    """Index in PHASES."""
+    streams: NDArray[np.int8]
+    """Stream of the device on which each storage is allocated."""
+    of_products: NDArray[np.bool_]
+    """Whether each storage is the result of a matrix product."""
+    residents: int = 0
+    """How many of the first events are allocations of what is there before the first step."""
+    second: int | None = None
+    """The first event of the second step; None where there is one alone."""
+
+    def renewed(self, second: int) -> list[tuple[int, int]]:
+        """The storages that the `second` step frees though it did not make them, each with the one that it leaves in
+        its place: states that an update replaces."""
+        storages, sizes = self.storages[second:], self.sizes[second:]
+        born, died = storages[sizes > 0], storages[sizes < 0]
+        return list(zip(died[~np.isin(died, born)].tolist(), born[~np.isin(born, died)].tolist(), strict=True))
+
+    @property
+    def totals(self) -> Integers:
+        """Bytes in use after each event."""
+        return np.cumsum(self.sizes)
+
+    def peak(self) -> int:
+        """The most bytes in use."""
+        return int(self.totals.max())
+
+    def phase_peaks(self) -> dict[str, int]:
+        """The most bytes in use in each phase."""
+        return self.by_phase(self.totals)
+
+    def by_phase(self, totals: Integers) -> dict[str, int]:
+        """The most of `totals`, a figure for each event, in each phase."""
+        return {phase: int(totals[self.phases == index].max(initial=0)) for index, phase in enumerate(PHASES)}
+
+    def before_update(self) -> int:
+        """The last event before the second update, which finds weights, gradients and optimizer states."""
+        return int(np.flatnonzero(self.phases != PHASES.index("optimizer"))[-1])
+
+    def breakdown(self, at: int | None = None) -> dict[Category, int]:
+        """Bytes of each category after the event `at`; by default at the moment of the peak."""
+        until = (int(self.totals.argmax()) if at is None else at) + 1
+        found = np.bincount(self.categories[:until], weights=self.sizes[:until], minlength=len(Category))
+        return {category: int(found[category]) for category in Category}
+
+
+def timeline(
+    steps: MicroSteps, updates: Updates, *, micro_batch: int, rank: int, accumulates: bool, rounding: int
+) -> Timeline:
+    """Two optimizer steps: one micro-step, or two if it `accumulates`, then the update, which frees the gradients.
+
+    The first step creates the optimizer's states, the second runs with them present. Every size is rounded up to a
+    multiple of `rounding` bytes, as the device's allocator does.
+    """
+    sizes = np.concatenate([_rounded(steps.sizes.at(micro_batch, rank), rounding), _rounded(updates.sizes, rounding)])
+    offset = len(steps.sizes.constants)
+    categories = np.concatenate([steps.categories, updates.categories])
+    micro = Events.joined([steps.first, steps.second]) if accumulates else steps.first
+    alive = np.flatnonzero(np.bincount(micro.storages, weights=micro.signs, minlength=offset) > 0)
+    streams = np.concatenate([steps.streams, np.zeros(len(updates.sizes), dtype=np.int8)])
+    of_products = np.concatenate([steps.of_products, np.zeros(len(updates.sizes), dtype=np.bool_)])
+    # In the second step storages are new ones, except for those that persist, the weights and states.
+    lives = len(sizes)
+    parts = [_there(steps.residents)]
+    for step, update in enumerate((updates.first, updates.second)):
+        parts += [
+            _shifted(micro, step * lives),
+            _states_shared(update, offset, updates, step * lives),
+            _freed(alive + step * lives),
+        ]
+    events = Events.joined(parts)
+    which = events.storages % lives
+    return Timeline(
+        sizes=events.signs * sizes[which],
+        storages=events.storages,
+        categories=categories[which],
+        phases=events.phases,
+        streams=streams[which],
+        of_products=of_products[which],
+        residents=len(steps.residents),
+        second=sum(len(part.storages) for part in parts[:4]),
+    )
+
+
+def _rounded(sizes: NDArray[np.float64] | Integers, multiple: int) -> Integers:
+    return -(-np.ceil(sizes).astype(np.int64) // multiple) * multiple
+
+
+def _there(storages: Integers) -> Events:
+    return Events(storages, np.ones_like(storages), np.zeros_like(storages))
+
+
+def _freed(storages: Integers) -> Events:
+    """What an update frees at its end: the gradients."""
+    return Events(storages, -np.ones_like(storages), np.full_like(storages, PHASES.index("optimizer")))
+
+
+def _shifted(events: Events, by: int) -> Events:
+    return Events(events.storages + by, events.signs, events.phases)
+
+
+def _states_shared(events: Events, offset: int, updates: Updates, by: int) -> Events:
+    """An update's events; states keep their numbers, so that a later update may free what an earlier one created."""
+    own = updates.categories[events.storages] != Category.OPTIMIZER
+    return Events(events.storages + offset + np.where(own, by, 0), events.signs, events.phases)

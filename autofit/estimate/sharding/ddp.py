@@ -1,0 +1,76 @@
+"""PyTorch's `DistributedDataParallel`: every rank has the whole model, and gradients are summed in buckets.
+
+With `gradient_as_bucket_view` gradients live in the buckets (torch/csrc/distributed/c10d/reducer.cpp,
+`mark_variable_ready_dense`): these exist from the start, `set_to_none` frees none of them, and a gradient that autograd
+has allocated outside them, as it does wherever there is none yet, is copied in and dropped. Micro-batches before the
+last one accumulate into gradients of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autofit.core.lattice import Config
+from autofit.estimate.memory.memory_trace import LOSS, OUTSIDE, Category, Event, Place, Tape
+from autofit.estimate.sharding.edit import ROOT, Edit, plain
+from autofit.estimate.sharding.library import Holdings, Hosted, Traffic
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ddp:
+    """`DistributedDataParallel` with `gradient_as_bucket_view`, which synchronises at the last micro-step."""
+
+    ranks: int
+
+    @property
+    def updaters(self) -> int:
+        return 1
+
+    @property
+    def flat(self) -> None:
+        return None
+
+    def traced(self, config: Config) -> Config:
+        return plain(config)
+
+    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+        """The tape with the buckets added, into which the last micro-step moves the gradients as they come."""
+        edit = Edit(tape)
+        trained = [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
+        edit.allocate(trained, None, holds=Category.GRADIENTS)
+        made = edit.gradients("backward-1")
+        if not accumulates:
+            into_buckets(edit, "backward-1", {index for found in made.values() for index in found})
+            return edit.tape
+        for layer in edit.layers:
+            edit.free(edit.at_end(Place("backward-2", layer)), made[layer])
+        edit.free(edit.after_stage("backward-2"), made[ROOT])
+        return edit.tape
+
+    def update(self, tape: Tape, holdings: Holdings) -> Tape:
+        return tape
+
+    def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
+        return Hosted()
+
+    def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
+        return Traffic(linked=2.0 * (self.ranks - 1) / self.ranks * holdings.stored_bytes, overlapped=True)
+
+
+def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
+    """Copy every gradient into a bucket, and drop it, as soon as autograd is done with it: with that of a head which is
+    the input embedding, too, at the end, when both have added to it."""
+    of_root = [p.bytes for p in edit.parameters(ROOT, trained=True)]
+    at_end = []
+    for place, events in edit.tape.segments:
+        if place.stage != stage:
+            continue
+        for at, event in reversed(list(enumerate(events))):
+            if event.allocates and event.storage in gradients:
+                storage = edit.tape.storages[event.storage]
+                layer = storage.allocated.layer if storage.allocated is not None else None
+                if layer == LOSS and of_root.count(storage.bytes) == 1:
+                    at_end.append(event.storage)
+                else:
+                    events.insert(len(events) if layer in OUTSIDE else at + 1, Event(event.storage, False))
+    edit.free(edit.after_stage(stage), at_end)

@@ -1,0 +1,178 @@
+"""A decoder's tape, to be rewritten into that of one rank of several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from autofit.core.lattice import Config
+from autofit.estimate.memory.memory_trace import AFTER, OUTSIDE, Category, Event, Place, Storage, Tape
+from autofit.estimate.memory.symbolic_sizes import RANK
+
+ROOT = None
+"""What is outside the decoder layers: embeddings, final norm, head."""
+Unit = int | None
+"""A decoder layer's index, or ROOT."""
+Events = list[Event]
+
+
+class Edit:
+    """A copy of a tape, with the places where a sharding library acts: the boundaries of layers and stages."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = Tape(
+            storages=[replace(storage) for storage in tape.storages],
+            segments=[(place, list(events)) for place, events in tape.segments],
+            work=tape.work,
+            labels=dict(tape.labels),
+            elsewhere=tape.elsewhere,
+        )
+        layers = [s.layer for s in tape.storages if s.layer is not None]
+        self.layers = range(max(layers, default=-1) + 1)
+
+    def parameters(self, unit: Unit, *, trained: bool | None = None) -> list[Storage]:
+        """The parameters of a unit; where `trained` is given, only those that are, or are not."""
+        return [
+            s
+            for s in self.tape.storages
+            if s.trained is not None and s.layer == unit and trained in (None, s.trained) and s.allocated is None
+        ]
+
+    def in_order(self) -> list[Storage]:
+        """Every parameter, in the order of the model."""
+        return in_order(self.tape)
+
+    def allocate(
+        self,
+        bytes_: Iterable[int],
+        place: Place | None,
+        *,
+        shares: int = 1,
+        holds: Category = Category.TEMPORARIES,
+        stream: int = 0,
+    ) -> Sequence[int]:
+        """A buffer that holds these bytes (at the adapter rank of the trace); no event is written yet.
+
+        It is kept as two storages: the part proportional to the adapter rank, and the remainder.
+        """
+        sizes = list(bytes_)
+        parts = (sum(s for s in sizes if s % RANK), sum(s for s in sizes if s % RANK == 0))
+        found = []
+        for part in filter(None, parts):
+            self.tape.storages.append(Storage(part, place, shares=shares, holds=holds, stream=stream))
+            found.append(len(self.tape.storages) - 1)
+        return found
+
+    def at_start(self, place: Place) -> Events:
+        """A list for events that precede all others of a layer's place."""
+        return self._inserted(place, 0)
+
+    def at_end(self, place: Place) -> Events:
+        """A list for events that follow all others of a layer's place."""
+        events = next((e for p, e in reversed(self.tape.segments) if p == place), None)
+        return self._inserted(place, 1) if events is None else events
+
+    def before_stage(self, stage: str) -> Events:
+        """A list for events that precede all others of a stage, including those of the loss."""
+        first = next(i for i, (place, _) in enumerate(self.tape.segments) if place.stage == stage)
+        events: Events = []
+        self.tape.segments.insert(first, (Place(stage, AFTER), events))
+        return events
+
+    def after_stage(self, stage: str) -> Events:
+        """A list for events that follow all others of a stage."""
+        last = max(i for i, (place, _) in enumerate(self.tape.segments) if place.stage == stage)
+        return self.tape.segments[last][1]
+
+    def gradients(self, stage: str) -> dict[Unit, list[int]]:
+        """The parameters' gradients that a backward leaves behind, by the unit that they belong to."""
+        found: dict[Unit, list[int]] = {unit: [] for unit in (ROOT, *self.layers)}
+        for index, storage in enumerate(self.tape.storages):
+            if storage.allocated is not None and storage.allocated.stage == stage and storage.freed is None:
+                layer = storage.allocated.layer
+                found[ROOT if layer in OUTSIDE else layer].append(index)
+        return found
+
+    def free(self, events: Events, storages: Iterable[int]) -> None:
+        """Add to `events` that `storages` are freed."""
+        freed = [Event(index, False) for index in storages]
+        events += freed
+
+    def _inserted(self, place: Place, after: int) -> Events:
+        at = [i for i, (found, _) in enumerate(self.tape.segments) if found == place]
+        events: Events = []
+        self.tape.segments.insert((at[-1] if after else at[0]) + after, (place, events))
+        return events
+
+
+def in_order(tape: Tape) -> list[Storage]:
+    """Every parameter, in the order of the model: what precedes the layers, the layers, what follows them."""
+    every = [s for s in tape.storages if s.trained is not None and s.allocated is None]
+    first = next((i for i, s in enumerate(every) if s.layer is not None), len(every))
+    layers = sorted((s for s in every if s.layer is not None), key=lambda s: s.layer or 0)
+    return [*every[:first], *layers, *(s for s in every[first:] if s.layer is None)]
+
+
+def alike(tape: Tape) -> Tape:
+    """`tape` with a second micro-step that is like the first, which finds no gradients to add to.
+
+    This is the case where a library takes every micro-batch's gradients away as they come.
+    """
+    edit = Edit(tape)
+    found = edit.tape
+    copies = {
+        index: len(tape.storages) + count
+        for count, index in enumerate(
+            i for i, s in enumerate(tape.storages) if s.allocated is not None and s.allocated.stage.endswith("-1")
+        )
+    }
+    found.storages += [_in_second(tape.storages[index]) for index in copies]
+    first = [(place, events) for place, events in tape.segments if place.stage.endswith("-1")]
+    found.segments = [(place, list(events)) for place, events in first]
+    ends_early = {event.storage for _, events in first for event in events if not event.allocates}
+    for index in copies:
+        if index not in ends_early:
+            found.storages[index].freed = None
+    found.segments += [
+        (_second(place), [Event(copies[e.storage], e.allocates) for e in events if e.storage in copies])
+        for place, events in first
+    ]
+    found.labels = {(stage, name): index for (stage, name), index in tape.labels.items() if stage.endswith("-1")}
+    found.labels |= {(stage[:-1] + "2", name): copies[index] for (stage, name), index in found.labels.items()}
+    return found
+
+
+def _second(place: Place) -> Place:
+    return Place(place.stage[:-1] + "2", place.layer)
+
+
+def _in_second(storage: Storage) -> Storage:
+    freed = storage.freed if storage.freed is not None and storage.freed.stage.endswith("-1") else None
+    assert storage.allocated is not None
+    return replace(storage, allocated=_second(storage.allocated), freed=None if freed is None else _second(freed))
+
+
+def shared(tape: Tape, ranks: int) -> Tape:
+    """An update's tape if every rank updates an equal share of each parameter."""
+    storages = [replace(storage, shares=storage.shares * ranks) for storage in tape.storages]
+    return replace(tape, storages=storages)
+
+
+def beside(tape: Tape, size: int) -> Tape:
+    """An update's tape with a buffer of `size` bytes that exists while it runs."""
+    storages, segments = list(tape.storages), []
+    for place, events in tape.segments:
+        storages.append(Storage(size, place, place, holds=Category.TEMPORARIES))
+        index = len(storages) - 1
+        segments.append((place, [Event(index, True), *events, Event(index, False)]))
+    return replace(tape, storages=storages, segments=segments)
+
+
+def plain(config: Config) -> Config:
+    """`config` on one device, with everything on it."""
+    return config.replace(sharding="none", offload="none")
+
+
+def without_autocast(config: Config) -> Config:
+    """`plain`, all in 16 bits where precision is mixed: the library itself keeps the weights in both formats."""
+    return plain(config).replace(precision=config.text("precision").removesuffix("-mixed"))

@@ -1,0 +1,97 @@
+"""What every sharding library changes in a step, as seen by one rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from autofit.core.lattice import Config
+from autofit.estimate.memory.memory_trace import Tape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holdings:
+    """The sizes of a model's parameters and states, over all ranks together."""
+
+    trained: float
+    """Number of parameters that the optimizer updates."""
+    trained_bytes: int
+    """Of those, in the format that matrix products take."""
+    sizes: tuple[int, ...]
+    """The same for each of those parameters, in the order of the model."""
+    frozen_bytes: int
+    """Of all other parameters, in the format that they are kept in."""
+    stored_bytes: int
+    """Of the trained parameters, in the format that the optimizer updates."""
+    states_bytes: int
+    """Of the optimizer's states."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """Bytes that one rank moves in an optimizer step, apart from what its own kernels read and write; and the host's
+    work for that."""
+
+    linked: float = 0.0
+    """To other ranks."""
+    overlapped: bool = False
+    """Whether arithmetic continues meanwhile."""
+    hosted: float = 0.0
+    """Between device and host memory."""
+    disk_read: float = 0.0
+    disk_written: float = 0.0
+    updated_on_host: float = 0.0
+    """Read and written by an optimizer that runs on the CPU."""
+    dispatched: float = 0.0
+    """Operations whose launch would take the host as long as the library's own code does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hosted:
+    """Bytes of host memory that one rank's share takes."""
+
+    parameters: float = 0.0
+    gradients: float = 0.0
+    optimizer: float = 0.0
+    """States, and what the optimizer updates in the parameters' place."""
+    passing: float = 0.0
+    """Buffers through which these pass, and what an update makes and frees again."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return int(self.parameters + self.gradients + self.optimizer + self.passing)
+
+
+class Library(Protocol):
+    """One sharding library at one value of `sharding` and `offload`."""
+
+    @property
+    def updaters(self) -> int:
+        """Number of devices that share the update's work; 0 where it is done on the host."""
+
+    @property
+    def flat(self) -> float | None:
+        """Of the flat buffers that the optimizer updates in place of the parameters, one after another: the most
+        elements that one has, over all ranks together. None where it updates the parameters themselves."""
+
+    def traced(self, config: Config) -> Config:
+        """The single-device config whose step a rank runs between its collectives."""
+
+    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+        """The decoder's tape on one rank; `accumulates` says whether a second micro-step follows the first."""
+
+    def update(self, tape: Tape, holdings: Holdings) -> Tape:
+        """The optimizer's tape on one rank."""
+
+    def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
+        """What one rank's share takes of the host's memory; `accumulates` as for `micro_steps`."""
+
+    def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
+        """The traffic of one optimizer step with this many micro-steps."""
+
+
+def passes(holdings: Holdings, ranks: int) -> float:
+    """Bytes that an update on the CPU reads and writes for a rank's share: weights and states both ways, gradients
+    once."""
+    return (2.0 * (holdings.stored_bytes + holdings.states_bytes) + holdings.stored_bytes) / ranks

@@ -1,0 +1,1 @@
+"""From a trace to seconds: what operations cost, and at which rates."""

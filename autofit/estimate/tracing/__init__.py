@@ -1,0 +1,1 @@
+"""The training step run on fake tensors."""

@@ -1,0 +1,171 @@
+"""Where the decoder ends and the loss begins: the two are traced separately, and this is their interface.
+
+One trace of the decoder serves every micro-batch, because its sizes are proportional to it. The loss is traced for a
+given number of tokens, because the number of chunks that it computes in is not proportional to that.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from autofit.estimate.kernels.cuda_kernels import has_ampere
+from autofit.estimate.kernels.liger import FusedLinearCrossEntropy
+from autofit.estimate.memory.memory_trace import AFTER, LOSS, Tape
+from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
+from autofit.techniques.losses.cross_entropy import fused_by, fused_cross_entropy
+
+if TYPE_CHECKING:
+    from autofit.techniques.technique import Head, LossKernel
+
+HIDDEN, HIDDEN_GRADIENT, HEAD_GRADIENT = "hidden", "gradient of hidden", "gradient of the head"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """The projection of hidden states from which the loss is computed: formats and sizes, without data."""
+
+    hidden: torch.dtype
+    weight: torch.dtype
+    vocabulary: int
+    hidden_size: int
+    trained: bool
+    bias: bool
+    softcap: float | None
+    scale: float
+    autocast: torch.dtype | None
+
+
+class Seam:
+    """A loss kernel that computes nothing: it takes the place of the loss in the decoder's trace."""
+
+    def __init__(self, autocast: torch.dtype | None, *, gives_view: bool) -> None:
+        """`gives_view`: whether the head's gradient is a view, as that of a product with a transposed weight is."""
+        self.recorder: Recorder | None = None
+        self.shape: HeadShape | None = None
+        self._autocast = autocast
+        self._gives_view = gives_view
+
+    def __call__(self, hidden: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
+        """A scalar whose backward gives the hidden states, and a trained head, gradients of their own size."""
+        recorder = self.recorder
+        assert recorder is not None
+        self.shape = HeadShape(
+            hidden=hidden.dtype,
+            weight=head.weight.dtype,
+            vocabulary=head.weight.shape[0],
+            hidden_size=head.weight.shape[1],
+            trained=head.weight.requires_grad,
+            bias=head.bias is not None,
+            softcap=head.softcap,
+            scale=head.scale,
+            autocast=self._autocast,
+        )
+        enter(recorder, hidden)
+        weight = head.weight if head.weight.requires_grad else None
+        is_view = self._gives_view and self._autocast in (None, head.weight.dtype)  # else a copy is what arrives
+        result: torch.Tensor = _Gradients.apply(hidden, weight, recorder, is_view)  # type: ignore[no-untyped-call]
+        return result
+
+
+def enter(recorder: Recorder, hidden: torch.Tensor) -> None:
+    """Attribute what follows to the loss, until its backward hands a gradient to `hidden`."""
+    recorder.move(recorder.place.stage, LOSS)
+    recorder.label(hidden, HIDDEN)
+
+    def leave(gradient: torch.Tensor) -> None:
+        recorder.label(gradient, HIDDEN_GRADIENT)
+        recorder.move(recorder.place.stage, AFTER)
+
+    hidden.register_hook(leave)  # type: ignore[no-untyped-call]
+
+
+class _Gradients(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor | None, recorder: Recorder, is_view: bool
+    ) -> torch.Tensor:
+        ctx.of_hidden = (hidden.shape, hidden.dtype)
+        ctx.of_weight = None if weight is None else (weight.shape, weight.dtype)
+        ctx.recorder = recorder
+        ctx.is_view = is_view
+        return torch.zeros((), dtype=torch.float32)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: torch.Tensor) -> Any:
+        of_hidden = torch.empty(ctx.of_hidden[0], dtype=ctx.of_hidden[1])
+        if ctx.of_weight is None:
+            return of_hidden, None, None, None
+        of_weight = torch.empty(ctx.of_weight[0], dtype=ctx.of_weight[1])
+        of_weight = of_weight.t().t() if ctx.is_view else of_weight
+        ctx.recorder.label(of_weight, HEAD_GRADIENT)
+        return of_hidden, of_weight, None, None
+
+
+def trace_loss(
+    kernel: LossKernel,
+    shape: HeadShape,
+    tokens: int,
+    micro_steps: int,
+    scratch: Scratch,
+    *,
+    capability: str | None = None,
+) -> Tape:
+    """The tape of `micro_steps` forwards and backwards of the loss alone, of which only the events at LOSS count.
+
+    The gradients are kept alive: when they are freed is up to the decoder. Liger's kernel is replaced by a stand-in
+    that allocates as it does on a device of this compute capability.
+    """
+    if kernel is fused_cross_entropy:
+        kernel = partial(fused_by, FusedLinearCrossEntropy(adds_products=has_ampere(capability)))
+    recorder = Recorder(scratch)
+    with without_data():
+        leaf = torch.empty(tokens, shape.hidden_size, dtype=shape.hidden, requires_grad=True)
+        weight = torch.empty(shape.vocabulary, shape.hidden_size, dtype=shape.weight, requires_grad=shape.trained)
+        bias = torch.empty(shape.vocabulary, dtype=shape.weight) if shape.bias else None
+        labels = torch.empty(tokens, dtype=torch.long)
+        for tensor in (leaf, weight, bias, labels):
+            if tensor is not None:
+                recorder.ignore(tensor)
+        with recorder:
+            held = [
+                _micro_step(recorder, number, kernel, (leaf, weight, bias, labels), shape)
+                for number in range(1, micro_steps + 1)
+            ]
+        recorder.close()
+        del held
+    return recorder.tape
+
+
+def _micro_step(
+    recorder: Recorder,
+    number: int,
+    kernel: LossKernel,
+    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor],
+    shape: HeadShape,
+) -> list[torch.Tensor]:
+    """Run one forward and backward; returns the gradients."""
+    from autofit.techniques.technique import Head
+
+    leaf, weight, bias, labels = operands
+    recorder.move(f"forward-{number}", AFTER)
+    head = Head(weight=weight, bias=bias, softcap=shape.softcap, scale=shape.scale)
+    with torch.autocast("cpu", shape.autocast) if shape.autocast is not None else nullcontext():
+        loss = _loss(recorder, kernel, leaf, head, labels) / 1
+    recorder.move(f"backward-{number}", LOSS)
+    if not shape.trained:
+        return list(torch.autograd.grad(loss, [leaf]))
+    of_leaf, of_weight = torch.autograd.grad(loss, [leaf, weight])
+    recorder.label(of_weight, HEAD_GRADIENT)
+    return [of_leaf, of_weight]
+
+
+def _loss(recorder: Recorder, kernel: LossKernel, leaf: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:
+    """The loss of hidden states that nothing else keeps alive."""
+    hidden = leaf.clone()
+    enter(recorder, hidden)
+    return kernel(hidden, head, labels)

@@ -1,0 +1,234 @@
+"""Records what the operations of a training step allocate and free, on fake tensors that hold no data."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from autofit.core.errors import UsageError
+from autofit.estimate.memory.memory_trace import BEFORE, Event, Place, Storage, Tape
+from autofit.estimate.tracing.results import remembered
+
+Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], "Held"]
+"""(operation, its arguments, keyword arguments, its result) -> what its kernel holds while it runs."""
+
+
+class Held(NamedTuple):
+    """Bytes of each block that a kernel holds while it runs, in the order in which it takes them."""
+
+    before: tuple[int, ...] = ()
+    """Those that it takes before its result; they are freed in this order."""
+    beside: tuple[int, ...] = ()
+    """Those that it takes after that; they are freed first, the latest of them before the others."""
+
+
+def without_data() -> FakeTensorMode:
+    """The mode in which a step is traced: an operation that needs data fails instead of running on real tensors."""
+    return FakeTensorMode(allow_fallback_kernels=False)
+
+
+class NotTraced(UsageError):
+    """A step whose code cannot be followed without data; the message says where."""
+
+
+class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that sees every operation on fake tensors, and every storage that these create.
+
+    A storage counts from the operation that returns it until Python and autograd have let go of it, as it does in
+    the allocator. Entered after the fake mode, so that it is above that on the mode stack.
+    """
+
+    def __init__(self, scratch: Scratch) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tape = Tape()
+        self.place = Place("build", BEFORE)
+        self._known: dict[int, int] = {}
+        self._scratch = scratch
+        self._events: list[Event] = []
+        self._ignored: set[int] = set()
+        self._next: Place | None = None
+        self._closed = False
+        self._is_elsewhere = False
+        self._sum: tuple[int, int] | None = None
+        """The storages of a gradient and of its sum with another, if the last operation has made that."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: no compiled code runs under this mode, so Dynamo need not be kept out of each of its calls."""
+        return False
+
+    @contextmanager
+    def at(self, stage: str, layer: int) -> Iterator[None]:
+        """Attribute what happens inside to this place, until `move` says otherwise."""
+        self.move(stage, layer)
+        yield
+
+    def move(self, stage: str, layer: int) -> None:
+        """Attribute the next operations to another place."""
+        place = Place(stage, layer)
+        if place != self.place:
+            self.place = place
+            self._events = []
+            self.tape.segments.append((place, self._events))
+
+    def move_with_next_operation(self, stage: str, layer: int) -> None:
+        """Move to another place at the next operation; what Python frees until then still belongs here."""
+        self._next = Place(stage, layer)
+
+    def close(self) -> None:
+        """Treat what is freed from now on as outliving the trace."""
+        self._closed = True
+
+    def resident(self, tensor: torch.Tensor, layer: int | None) -> None:
+        """Register a tensor that exists before the step, and the decoder layer that it belongs to."""
+        storage = self.tape.storages[self._add(tensor.untyped_storage(), None)]
+        storage.layer = layer
+        if isinstance(tensor, torch.nn.Parameter):
+            storage.trained, storage.item_bytes = tensor.requires_grad, tensor.element_size()
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """Record nothing of this tensor's storage."""
+        self._ignore(tensor.untyped_storage())
+
+    @contextmanager
+    def elsewhere(self) -> Iterator[None]:
+        """Count what is allocated inside as memory outside the device's allocator."""
+        self._is_elsewhere = True
+        yield
+        self._is_elsewhere = False
+
+    def label(self, tensor: torch.Tensor, label: str) -> None:
+        """Name the storage of `tensor` in the current stage."""
+        self.tape.labels[self.place.stage, label] = self._known[tensor.untyped_storage()._cdata]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:
+            return args[0].fake_device
+        if func is _ITEM:
+            return _plain_value(args[0])
+        if self._next is not None:
+            following, self._next = self._next, None
+            self.move(*following)
+        kwargs = kwargs or {}
+        self._sum = None
+        result, cost = remembered(func, args, kwargs, lambda: self._run(func, args, kwargs))
+        if func.is_view:
+            return result
+        if func is not _RESHAPE:
+            self.tape.work.setdefault(self.place, []).append(cost)
+        scratch = self._scratch(func, args, kwargs, result)
+        held = [self._take(size) for size in scratch.before]
+        if isinstance(result, torch.Tensor):
+            self._seen(result)
+            if func in _PRODUCTS and result.untyped_storage()._cdata in self._known:
+                self.tape.storages[self._known[result.untyped_storage()._cdata]].of_product = True
+            if func is _ADD and sys._getframe(1).f_code.co_name == _ENGINE and not torch.is_grad_enabled():
+                self._note_sum(args[0], result)
+        elif isinstance(result, (tuple, list)):
+            for item in result:
+                if isinstance(item, torch.Tensor):
+                    self._seen(item)
+        beside = [self._take(size) for size in scratch.beside]
+        for index in (*reversed(beside), *held):
+            self._free(index)
+        return result
+
+    def _run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the operation on fake tensors. Raises `NotTraced` for one that has no implementation for them."""
+        if func is _GROUPED:
+            return _grouped_product(args, kwargs)
+        if func is _FUSED_SGD:
+            return None  # updates in place, but has no shape rule to say so
+        try:
+            return func(*args, **kwargs)
+        except UnsupportedOperatorException as error:
+            raise NotTraced(f"{func} has no implementation without data") from error
+
+    def _take(self, size: int) -> int:
+        index = self._new(size, self.place)
+        self._events.append(Event(index, True))
+        return index
+
+    def _seen(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        if self._is_elsewhere:
+            self.tape.elsewhere.setdefault(self.place, []).append(storage.nbytes())
+            self._ignore(storage)
+        if storage._cdata not in self._known and storage._cdata not in self._ignored:
+            index = self._add(storage, self.place)
+            self._events.append(Event(index, True))
+
+    def _ignore(self, storage: torch.UntypedStorage) -> None:
+        self._ignored.add(storage._cdata)
+        weakref.finalize(storage, self._ignored.discard, storage._cdata)  # the next at this address is a different one
+
+    def _add(self, storage: torch.UntypedStorage, place: Place | None) -> int:
+        key = storage._cdata
+        if key in self._known:
+            return self._known[key]
+        index = self._new(storage.nbytes(), place)
+        self._known[key] = index
+        weakref.finalize(storage, self._gone, key)
+        return index
+
+    def _new(self, size: int, place: Place | None) -> int:
+        recomputed = place is not None and place.phase == "backward" and torch.is_grad_enabled()
+        self.tape.storages.append(Storage(size, place, recomputed=recomputed))
+        return len(self.tape.storages) - 1
+
+    def _note_sum(self, before: torch.Tensor, result: torch.Tensor) -> None:
+        """Of two gradients, the engine has made the sum (InputBuffer::accumulate of torch/csrc/autograd). With data it
+        adds in place if nothing else holds the first, as a view's base does: then that will be gone before another
+        operation runs."""
+        keys = before.untyped_storage()._cdata, result.untyped_storage()._cdata
+        is_plain = torch.ops.aten.is_non_overlapping_and_dense(before) and not before._is_view()
+        if is_plain and all(key in self._known for key in keys):
+            self._sum = keys
+
+    def _gone(self, key: int) -> None:
+        index = self._known.pop(key)
+        if self._sum is not None and key == self._sum[0] and self._sum[1] in self._known:
+            made = self._known[self._sum[1]]
+            self._events.remove(Event(made, True))
+            self._known[self._sum[1]] = index
+            self._sum = None
+        elif not self._closed:
+            self._free(index)
+
+    def _free(self, index: int) -> None:
+        self.tape.storages[index].freed = self.place
+        self._events.append(Event(index, False))
+
+
+_ADD = torch.ops.aten.add.Tensor
+_PRODUCTS = {torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default}
+_ENGINE = "_engine_run_backward"
+"""The function of torch.autograd.graph within which autograd's engine runs."""
+_DEVICE = torch.ops.prim.device.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_RESHAPE = torch.ops.aten._unsafe_view.default
+"""A view in all but autograd's treatment of it: nothing is computed or moved."""
+_FUSED_SGD = torch.ops.aten._fused_sgd_.default
+_GROUPED = torch.ops.aten._grouped_mm.default
+
+
+def _grouped_product(args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    """The experts' product in the dtype of its operands: the shape rule knows only bf16, kernels know others, too."""
+    a, b, *rest = args
+    narrow = [torch.empty_like(operand, dtype=torch.bfloat16) for operand in (a, b)]
+    result: torch.Tensor = _GROUPED(*narrow, *rest, **kwargs)
+    return torch.empty_like(result, dtype=a.dtype)
+
+
+def _plain_value(tensor: torch.Tensor) -> bool | int | float:
+    """What reading a fake scalar gives: that of a batch of whole sequences and an optimizer that has made one step."""
+    if tensor.dtype == torch.bool:
+        return True
+    return 1.0 if tensor.dtype.is_floating_point else 0

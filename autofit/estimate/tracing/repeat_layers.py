@@ -1,0 +1,141 @@
+"""From the tape of a small stack of layers to that of the full one, by repeating layers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from autofit.estimate.memory.memory_trace import BEFORE, OUTSIDE, Event, Place, Storage, Tape
+
+
+class NotUniform(Exception):
+    """Layers of one kind do not allocate alike: the full stack must be traced."""
+
+
+def splice(small: Tape, representative: tuple[int, ...]) -> Tape:
+    """The tape of `len(representative)` layers, the i-th of which behaves like layer `representative[i]` of `small`.
+
+    A layer's own storages get a copy for every layer that it stands for. Where it frees a neighbour's storage, the
+    neighbour's copy is found by its order of allocation; raises `NotUniform` if sizes there disagree.
+    """
+    return _Splice(small, representative).run()
+
+
+class _Splice:
+    def __init__(self, small: Tape, representative: tuple[int, ...]) -> None:
+        self._small = small
+        self._representative = representative
+        self._images: dict[int, list[int]] = defaultdict(list)
+        for layer, stand_in in enumerate(representative):
+            self._images[stand_in].append(layer)
+        self._ranks, self._order = _ranks(small)
+        self._full = Tape(storages=[])
+        self._copies: dict[tuple[int, int], int] = {}
+        """(storage of the small tape, layer of the full stack) to the storage of the full tape."""
+
+    def run(self) -> Tape:
+        for index, storage in enumerate(self._small.storages):
+            if storage.allocated is None:
+                self._copy_resident(index, storage)
+        for stage, segments in self._runs():
+            self._repeat(stage, segments)
+        self._full.labels = {label: self._copies[index, BEFORE] for label, index in self._small.labels.items()}
+        return self._full
+
+    def _copy_resident(self, index: int, storage: Storage) -> None:
+        layers = self._images[storage.layer] if storage.layer is not None else [BEFORE]
+        for layer in layers:
+            home = None if storage.layer is None else layer
+            self._copies[index, layer] = self._add(replace(storage, layer=home))
+
+    def _runs(self) -> list[tuple[str, list[tuple[Place, list[Event]]]]]:
+        """Segments grouped by stage, in order."""
+        runs: list[tuple[str, list[tuple[Place, list[Event]]]]] = []
+        for place, events in self._small.segments:
+            if not runs or runs[-1][0] != place.stage:
+                runs.append((place.stage, []))
+            runs[-1][1].append((place, events))
+        return runs
+
+    def _repeat(self, stage: str, segments: list[tuple[Place, list[Event]]]) -> None:
+        """Write one stage: what surrounds the layers once, and every layer of the full stack like its stand-in."""
+        by_layer: dict[int, list[Event]] = defaultdict(list)
+        outside: list[tuple[bool, Place, list[Event]]] = []
+        seen_layers = False
+        for place, events in segments:
+            if place.layer in OUTSIDE:
+                outside.append((seen_layers, place, events))
+            else:
+                seen_layers = True
+                by_layer[place.layer] += events
+        for after, place, events in outside:
+            if not after:
+                self._write(place, events, None)
+        layers = range(len(self._representative))
+        for layer in reversed(layers) if stage.startswith("backward") else layers:
+            self._write(Place(stage, layer), by_layer[self._representative[layer]], layer)
+        for after, place, events in outside:
+            if after:
+                self._write(place, events, None)
+
+    def _write(self, place: Place, events: list[Event], layer: int | None) -> None:
+        written: list[Event] = []
+        for event in events:
+            storage = self._small.storages[event.storage]
+            if event.allocates:
+                home = layer if layer is not None else BEFORE
+                copy = self._add(replace(storage, allocated=place, freed=None))
+                self._copies[event.storage, home] = copy
+                written.append(Event(copy, True))
+            else:
+                for copy in self._freed(event.storage, storage, place.stage, layer):
+                    if self._full.storages[copy].freed is not None:
+                        raise NotUniform(f"{place} frees what was freed before")
+                    self._full.storages[copy].freed = place
+                    written.append(Event(copy, False))
+        self._full.segments.append((place, written))
+
+    def _freed(self, index: int, storage: Storage, stage: str, layer: int | None) -> list[int]:
+        """The copies that an event frees: one, or for an event outside the layers those of all layers."""
+        home = storage.allocated.layer if storage.allocated is not None else storage.layer
+        if home is None or home in OUTSIDE:
+            # What layers share is freed by the last of them to run, whichever stood for it.
+            if layer is not None:
+                alike = self._images[self._representative[layer]]
+                if layer != (alike[0] if stage.startswith("backward") else alike[-1]):
+                    return []
+            return [self._copies[index, BEFORE]]
+        images = self._images[home]
+        if layer is None:
+            return [self._copies[index, image] for image in images]
+        distance = home - self._representative[layer]
+        if abs(distance) > 1:
+            if len(images) != 1:
+                raise NotUniform(f"layer {layer} frees what a layer {distance} away has allocated")
+            return [self._copies[index, images[0]]]
+        neighbour = layer + distance
+        return [self._copies[self._corresponding(index, neighbour), neighbour]]
+
+    def _corresponding(self, index: int, layer: int) -> int:
+        """The storage that the stand-in of `layer` allocates where another layer of its kind allocates `index`."""
+        place, rank = self._ranks[index]
+        stand_in = Place(place.stage, self._representative[layer])
+        own = self._order[stand_in]
+        if rank >= len(own) or self._small.storages[own[rank]].bytes != self._small.storages[index].bytes:
+            raise NotUniform(f"{place} and {stand_in} differ in allocation {rank}")
+        return own[rank]
+
+    def _add(self, storage: Storage) -> int:
+        self._full.storages.append(storage)
+        return len(self._full.storages) - 1
+
+
+def _ranks(tape: Tape) -> tuple[dict[int, tuple[Place, int]], dict[Place, list[int]]]:
+    """For every storage its place and rank there; for every place its storages in the order of allocation."""
+    ranks: dict[int, tuple[Place, int]] = {}
+    order: dict[Place, list[int]] = defaultdict(list)
+    for place, event in tape.events():
+        if event.allocates:
+            ranks[event.storage] = (place, len(order[place]))
+            order[place].append(event.storage)
+    return ranks, order

@@ -1,0 +1,331 @@
+"""Runs the actual training step on fake tensors, with only as many decoder layers as it takes to show them all."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from autofit.catalog.models import Model, architecture
+from autofit.core.lattice import Config
+from autofit.estimate.kernels import cuda_kernels
+from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, Tape
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
+from autofit.estimate.tracing import fake_weights
+from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
+from autofit.estimate.tracing.loss_boundary import HeadShape, Seam
+from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
+from autofit.techniques import TECHNIQUES, Job
+from autofit.techniques.losses.cross_entropy import full_cross_entropy
+from autofit.techniques.technique import Plan
+from autofit.training.build import make_plan, make_skeleton
+from autofit.training.decoder import decoder_layers, kind
+from autofit.training.engine import Resident
+from autofit.training.loss_module import LossModule
+from autofit.training.step import TrainingStep
+
+HOST = torch.device("cpu")
+MICRO_STEPS = 2
+"""The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it."""
+
+
+def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
+    """What distinguishes the decoder layers: architecture, whether a layer is checkpointed, and with frozen weights
+    whether it is the first, whose input needs no gradient."""
+    kinds = architecture_kinds(job.model)
+    value = config.text("checkpointing")
+    every = 0 if value == "none" else int(value.removeprefix("every-")) if value.startswith("every-") else 1
+    frozen = config["method"] != "full"
+    return tuple((kind, bool(every) and i % every == 0, frozen and i == 0) for i, kind in enumerate(kinds))
+
+
+def architecture_kinds(model: Model) -> tuple[Hashable, ...]:
+    """One number per decoder layer, the same for layers of the same kind."""
+    known = _KINDS.get(model.digest)
+    if known is None:
+        from transformers import AutoModelForCausalLM
+
+        with torch.device("meta"):
+            layers = decoder_layers(AutoModelForCausalLM.from_config(architecture(model), attn_implementation="eager"))
+        numbers: dict[Hashable, int] = {}
+        known = _KINDS[model.digest] = tuple(numbers.setdefault(kind(layer), len(numbers)) for layer in layers)
+    return known
+
+
+_KINDS: dict[str, tuple[Hashable, ...]] = {}
+
+
+def at_primes(config: Config) -> Config:
+    """`config` with the micro-batch and rank at which it is traced.
+
+    Eager attention on a single sequence is a different program: rearranging the heads needs no copy there.
+    """
+    values = dict(config.items)
+    if not (config["attention"] == "eager" and config["micro_batch"] == 1):
+        values["micro_batch"] = MICRO_BATCH
+    if values.get("rank") is not None:
+        values["rank"] = RANK
+    return Config.of(values)
+
+
+def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch) -> tuple[Tape, HeadShape]:
+    """The tape of two forwards and backwards of the model cut down to `layers`, with a seam in place of the loss.
+
+    The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
+    allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
+    """
+    config = at_primes(config)
+    plan = make_plan(config, job, HOST)
+    plan.attention = _traceable(plan.attention)
+    gives_view = plan.loss is full_cross_entropy
+    seam = plan.loss = Seam(plan.compute_dtype if plan.autocast else None, gives_view=gives_view)
+    kinds = layer_kinds(config, job)
+    model = make_skeleton(config, plan, job.model, layers)
+    with without_data():
+        _give_fake_weights(model, config, plan)
+        stack = decoder_layers(model)
+        _checkpoint_as_in_full(stack, [kinds[i] for i in layers])
+        step = _step(model, plan)
+        recorder = seam.recorder = Recorder(scratch)
+        _register_residents(recorder, model, stack)
+        tokens = torch.empty((plan.micro_batch, job.workload.seq_len), dtype=torch.long)
+        inputs, labels = next(step.split(tokens))
+        with recorder, _layer_marks(recorder, stack), _as_with_data(), _as_on_device(job, recorder):
+            for number in range(1, MICRO_STEPS + 1):
+                last = number == MICRO_STEPS
+                step.micro_step(inputs, labels, 1, last=last, observe=partial(_stage, recorder, number))
+        recorder.close()
+    assert seam.shape is not None
+    return recorder.tape, seam.shape
+
+
+def _give_fake_weights(model: nn.Module, config: Config, plan: Plan) -> None:
+    fake_weights.materialise(model)
+    for technique in TECHNIQUES:
+        if technique.applies(config):
+            technique.on_model(config, plan, model)
+
+
+def _checkpoint_as_in_full(layers: list[Any], kinds: list[Any]) -> None:
+    """Checkpoint the layers that are checkpointed in the full stack, where their indices differ."""
+    functions = [vars(layer)["_gradient_checkpointing_func"] for layer in layers if layer.gradient_checkpointing]
+    for layer, (_, checkpointed, _) in zip(layers, kinds, strict=True):
+        layer.gradient_checkpointing = checkpointed
+        if checkpointed:
+            layer._gradient_checkpointing_func = functions[0]
+
+
+def _step(model: nn.Module, plan: Plan) -> TrainingStep:
+    assert plan.loss is not None
+    module = LossModule(model, plan.loss)
+    module.train()
+    return TrainingStep(
+        module=module,
+        engine=_Backward(module),
+        device=HOST,
+        micro_batch=plan.micro_batch,
+        autocast=plan.compute_dtype if plan.autocast else None,
+        vocabulary=0,
+    )
+
+
+class _Backward:
+    """An engine without the update, which is traced separately, over all parameters."""
+
+    ranks = 1
+
+    def __init__(self, root: nn.Module) -> None:
+        self.root = root
+
+    def prepare(self, *, last: bool) -> None:
+        pass
+
+    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def update(self) -> torch.Tensor:
+        raise AssertionError("the update is traced apart")
+
+    def resident(self) -> Resident:
+        raise AssertionError("what is traced is all there is")
+
+
+def _register_residents(recorder: Recorder, model: nn.Module, layers: list[Any]) -> None:
+    home = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
+    for module in model.modules():
+        tensors = [*module._parameters.values(), *module._buffers.values()]
+        if type(module).__name__ == "Linear4bit":
+            tensors += fake_weights.quantised_tensors(module)
+        for tensor in tensors:
+            if tensor is not None:
+                recorder.resident(tensor, home.get(module))
+
+
+def _stage(recorder: Recorder, micro_step: int, phase: str) -> AbstractContextManager[None]:
+    """A forward starts before the first layer, a backward with the loss."""
+    return recorder.at(f"{phase}-{micro_step}", BEFORE if phase == "forward" else LOSS)
+
+
+@contextmanager
+def _as_with_data() -> Iterator[None]:
+    """Have transformers inspect fake tensors like real ones: otherwise it builds masks to be on the safe side."""
+    from transformers import masking_utils
+
+    module: Any = masking_utils
+    before = module.is_tracing
+    module.is_tracing = lambda tensor=None: False
+    try:
+        yield
+    finally:
+        module.is_tracing = before
+
+
+@contextmanager
+def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
+    """On CUDA: have torch choose the device's kernels and formats, and offload activations to a separate host."""
+    if job.hardware.kind != "cuda":
+        yield
+        return
+    functional: Any = torch.nn.functional
+    graph: Any = torch.autograd.graph
+    before = functional.scaled_dot_product_attention, graph.save_on_cpu
+    functional.scaled_dot_product_attention = partial(_attention, before[0], job.hardware.capability)
+    graph.save_on_cpu = partial(_save_on_host, recorder)
+    try:
+        with cuda_dispatch():
+            yield
+    finally:
+        functional.scaled_dot_product_attention, graph.save_on_cpu = before
+
+
+def _attention(
+    torch_attention: Any,
+    capability: str | None,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    **options: Any,
+) -> torch.Tensor:
+    """scaled_dot_product_attention as the device's kernel, whose results differ in layout from those of the CPU's."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else query.dtype
+    kernel = cuda_kernels.attention_kernel(
+        dtype=dtype,
+        width=query.shape[-1],
+        value_width=value.shape[-1],
+        grouped=key.shape[-3] != query.shape[-3],
+        masked=attn_mask is not None,
+        capability=capability,
+        dropout=dropout_p > 0.0,
+    )
+    result: torch.Tensor
+    if kernel is cuda_kernels.Attention.MATH:
+        with sdpa_kernel(SDPBackend.MATH):
+            result = torch_attention(query, key, value, attn_mask=attn_mask, dropout_p=dropout_p, **options)
+        return result
+    operands = [tensor.to(dtype) for tensor in (query, key, value)]
+    flags = {"is_causal": bool(options.get("is_causal")), "scale": options.get("scale")}
+    if kernel is cuda_kernels.Attention.FLASH:
+        result, *_ = torch.ops.aten._scaled_dot_product_flash_attention(*operands, dropout_p, **flags)
+        return result
+    bias = _as_bias(attn_mask, dtype) if attn_mask is not None and attn_mask.dtype is torch.bool else attn_mask
+    result, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(*operands, bias, True, dropout_p, **flags)
+    return result
+
+
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to the scores where a mask forbids (convert_boolean_attn_mask of aten/src/ATen/native/transformers/
+    attention.cpp)."""
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask.logical_not(), -torch.inf)
+
+
+def _save_on_host(recorder: Recorder, pin_memory: bool = False) -> AbstractContextManager[None]:
+    """torch.autograd.graph.save_on_cpu as it works between a device and its host; on the host alone it does nothing."""
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        with recorder.elsewhere():
+            return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def unpack(copy: torch.Tensor) -> torch.Tensor:
+        with torch.enable_grad():  # like the recomputation that it serves, so that it counts as an activation
+            return torch.empty_like(copy)
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _traceable(attention: str) -> str:
+    """transformers' name for an attention that can be traced in place of `attention`."""
+    if attention != "flash_attention_2":
+        return attention
+    from transformers.modeling_utils import AttentionInterface
+
+    # For an attention to which transformers assigns no mask function it builds no mask, as for flash-attn.
+    AttentionInterface.register(UNMASKED, _unmasked_attention)
+    return UNMASKED
+
+
+UNMASKED = "unmasked"
+
+
+def _unmasked_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **options: Any,
+) -> tuple[torch.Tensor, None]:
+    """Causal attention without dropout, windows and caps on the scores: flash-attn applies these in place, without
+    memory."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    known = {name: options[name] for name in ("scaling", "is_causal") if name in options}
+    return cast("tuple[torch.Tensor, None]", sdpa_attention_forward(module, query, key, value, None, **known))
+
+
+@contextmanager
+def _layer_marks(recorder: Recorder, layers: list[Any]) -> Iterator[None]:
+    """Tell the recorder which layer is running: by module hooks in the forward, by tensor hooks in the backward."""
+
+    def backward_reaches(layer: int) -> Any:
+        def hook(gradient: torch.Tensor) -> None:
+            recorder.move(recorder.place.stage, layer)
+
+        return hook
+
+    def enter(index: int) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            if recorder.place.stage.startswith("forward"):
+                if index == 0 and inputs[0].requires_grad:
+                    inputs[0].register_hook(backward_reaches(BEFORE))
+                recorder.move(recorder.place.stage, index)
+
+        return hook
+
+    def leave(index: int) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+            hidden = output[0] if isinstance(output, tuple) else output
+            if recorder.place.stage.startswith("forward"):
+                if hidden.requires_grad:
+                    hidden.register_hook(backward_reaches(index))
+                if index == len(layers) - 1:
+                    recorder.move_with_next_operation(recorder.place.stage, AFTER)
+
+        return hook
+
+    handles = []
+    for index, layer in enumerate(layers):
+        handles.append(layer.register_forward_pre_hook(enter(index)))
+        handles.append(layer.register_forward_hook(leave(index)))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,86 @@
+"""Traces kept between processes: the same model with another micro-batch, rank or card need not be traced again."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import tempfile
+from collections.abc import Hashable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_cache_path
+
+from autofit.estimate.kernels.cuda_kernels import generation
+from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.techniques import Job
+
+_log = logging.getLogger(__name__)
+
+MAX_BYTES = 512 * 1024**2
+"""The oldest traces go once all take more. Those of one model, with every technique, take some 50 MiB."""
+
+
+class TraceCache:
+    """A folder with one pickle per trace, readable by its user alone. Whatever fails costs a trace, never an answer."""
+
+    def __init__(self, folder: Path) -> None:
+        """The folder is made when the first trace is kept."""
+        self._folder = folder
+
+    @classmethod
+    def of_user(cls) -> TraceCache:
+        """In `AUTOFIT_CACHE` or, without it, in the user's cache folder."""
+        return cls(Path(os.environ.get("AUTOFIT_CACHE") or user_cache_path("autofit")) / "traces")
+
+    def get(self, key: str) -> Any | None:
+        """The trace under this key, or None."""
+        file = self._folder / key
+        try:
+            found = pickle.loads(file.read_bytes())
+            os.utime(file)
+        except FileNotFoundError:
+            return None
+        except Exception as error:  # cut off, or pickled by other code: unpickling may raise anything
+            _log.debug("the trace %s cannot be read: %s", file, error)
+            return None
+        return found
+
+    def put(self, key: str, trace: object) -> None:
+        """Keep a trace, in place of any under this key."""
+        try:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
+                pickle.dump(trace, file, protocol=pickle.HIGHEST_PROTOCOL)
+            os.replace(file.name, self._folder / key)
+            self._drop_oldest()
+        except (OSError, pickle.PicklingError) as error:
+            _log.debug("the trace %s cannot be kept: %s", key, error)
+
+    def _drop_oldest(self) -> None:
+        files = [(entry.stat(), entry) for entry in self._folder.iterdir()]
+        taken = sum(stat.st_size for stat, _ in files)
+        for stat, entry in sorted(files, key=lambda file: file[0].st_mtime):
+            if taken <= MAX_BYTES:
+                break
+            entry.unlink(missing_ok=True)
+            taken -= stat.st_size
+
+
+def trace_key(job: Job, *part: Hashable) -> str:
+    """What the trace of a part of `job`'s step depends on, as 64 hexadecimal digits; `part` says which it is.
+
+    The card counts only for which kernels run on it; the number of devices and the batch are no part of a trace.
+    """
+    hardware, workload = job.hardware, job.workload
+    device = generation(hardware.capability) if hardware.kind == "cuda" else hardware.key
+    whole = (
+        ESTIMATOR_VERSION,
+        job.stack.key,
+        (hardware.kind, device),
+        (workload.model_digest, workload.seq_len, workload.lora_dropout),
+        part,
+    )
+    return sha256(repr(whole).encode()).hexdigest()

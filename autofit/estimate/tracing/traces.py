@@ -1,0 +1,256 @@
+"""What the configs of one job have in common, each part traced only once: decoders, losses and updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from autofit.catalog.models import shape
+from autofit.core.lattice import Config
+from autofit.estimate.kernels.cuda_kernels import cuda_scratch
+from autofit.estimate.kernels.host_kernels import host_scratch
+from autofit.estimate.memory.events import DecoderEvents, Updates, updates
+from autofit.estimate.memory.memory_trace import LOSS, Category, Place, Tape
+from autofit.estimate.memory.outside_allocator import PinnedCopies, paged_bytes
+from autofit.estimate.memory.symbolic_sizes import Amounts
+from autofit.estimate.sharding import Holdings, Library
+from autofit.estimate.sharding.edit import in_order
+from autofit.estimate.time.op_costs import Costs, Works
+from autofit.estimate.tracing.loss_boundary import HeadShape, trace_loss
+from autofit.estimate.tracing.pattern import representatives
+from autofit.estimate.tracing.recorder import NotTraced
+from autofit.estimate.tracing.repeat_layers import NotUniform, splice
+from autofit.estimate.tracing.trace import HOST, MICRO_STEPS, at_primes, layer_kinds, trace_decoder
+from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
+from autofit.estimate.tracing.update import trace_updates
+from autofit.techniques import Job
+from autofit.training.build import make_plan
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stack:
+    """A decoder's tape on one device, with what is the same on every rank."""
+
+    tape: Tape
+    head: HeadShape
+    works: tuple[Works, Works]
+    copies: PinnedCopies
+
+    def decoder(self, tape: Tape) -> Decoder:
+        """The decoder with the events of `tape`."""
+        return Decoder(DecoderEvents(tape), self.head, self.works, self.copies)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Decoder:
+    """The decoder for one method, precision and checkpointing, at every micro-batch and rank."""
+
+    events: DecoderEvents
+    head: HeadShape
+    works: tuple[Works, Works]
+    """Of the first micro-step and of every further one."""
+    copies: PinnedCopies
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Loss:
+    """One loss kernel at one number of tokens."""
+
+    tape: Tape
+    costs: tuple[Costs, Costs]
+    """Of the first micro-step and of every further one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Update:
+    """One optimizer on one set of parameters."""
+
+    tape: Tape
+    events: Updates
+    costs: Costs
+    paged_bytes: int
+
+    @property
+    def states_bytes(self) -> int:
+        """Of the optimizer's states on one device."""
+        return int(self.events.sizes[self.events.categories == Category.OPTIMIZER].sum())
+
+
+class Traces:
+    """The parts of one job's configs. What cannot be traced raises `NotTraced`, and is tried only once."""
+
+    def __init__(self, job: Job, *, exact: bool = False, cache: TraceCache | None = None) -> None:
+        """`exact` runs every decoder layer instead of repeating a few; `cache` keeps what is traced between
+        processes."""
+        self.job = job
+        self._exact = exact
+        self._cache = cache
+        cuda = job.hardware.kind == "cuda"
+        self._scratch = cuda_scratch if cuda else host_scratch
+        self._decoders: dict[Hashable, Decoder | NotTraced] = {}
+        self._stacks: dict[Hashable, Stack | NotTraced] = {}
+        self._losses: dict[Hashable, Loss | NotTraced] = {}
+        self._updates: dict[Hashable, Update | NotTraced] = {}
+
+    def decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> Decoder:
+        """The decoder of `config`, which `spread` distributes; `accumulates` says whether micro-steps follow the
+        first."""
+        # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
+        of_ranks = (False, None) if spread is None else (accumulates, config.get("rank"))
+        key = (self._of_stack(config), *of_ranks)
+        if spread is not None:
+            return _once(self._decoders, key, lambda: self._spread(config, spread, accumulates))
+        return _once(self._decoders, key, lambda: self._kept("decoder", key, lambda: self._decoder_alone(config)))
+
+    def loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
+        """The loss kernel of a single-device config."""
+        key = config["loss"], head, tokens
+        return _once(self._losses, key, lambda: self._kept("loss", key, lambda: self._trace_loss(config, head, tokens)))
+
+    def update(self, config: Config, spread: Library | None) -> Update:
+        """The optimizer of `config`, on the parameters that `spread` lets it see."""
+        flat = None if spread is None else spread.flat
+        key = common(config, only=("method", "precision", "optimizer", "rank", "targets")), flat
+        return _once(self._updates, key, lambda: self._kept("update", key, lambda: self._trace_updates(config, flat)))
+
+    def holdings(self, config: Config, spread: Library | None) -> Holdings:
+        """The model's sizes over all ranks together, as `config` trains it."""
+        single = alone(config, spread)
+        parameters = in_order(self._stack(single).tape)
+        of_trained, of_frozen = (
+            Amounts.of(s.bytes for s in parameters if s.trained is is_trained).at(1, int(config.get("rank") or 1))
+            for is_trained in (True, False)
+        )
+        trained, frozen = int(of_trained.sum()), int(of_frozen.sum())
+        count = trained / make_plan(single, self.job, HOST).trained_dtype.itemsize
+        return Holdings(
+            trained=count,
+            trained_bytes=trained,
+            sizes=tuple(map(int, of_trained)),
+            frozen_bytes=frozen,
+            stored_bytes=int(count * make_plan(config, self.job, HOST).trained_dtype.itemsize),
+            states_bytes=self.update(config, spread).states_bytes,
+        )
+
+    def of_depths(self, config: Config, depths: Sequence[int]) -> tuple[HeadShape, dict[int, Works]]:
+        """The operations of a micro-step that adds to gradients, without the loss, of the model cut to its first so
+        many decoder layers, from one trace of a few of these."""
+        layers, representative = representatives(layer_kinds(config, self.job)[: max(depths)])
+        tape, head = trace_decoder(config, self.job, layers, self._scratch)
+
+        def works(depth: int) -> Works:
+            counts = {place: representative[:depth].count(place) for place in range(len(layers))}
+            return _decoder_works(tape, counts)[1]
+
+        return head, {depth: works(depth) for depth in depths}
+
+    def _kept(self, part: str, key: Hashable, trace: Callable[[], V]) -> V:
+        """What `trace` gives, or gave an earlier process."""
+        if self._cache is None:
+            return trace()
+        name = trace_key(self.job, part, self._exact, key)
+        found: V | None = self._cache.get(name)
+        if found is None:
+            found = trace()
+            self._cache.put(name, found)
+        return found
+
+    def _decoder_alone(self, config: Config) -> Decoder:
+        stack = self._trace_stack(config)
+        return stack.decoder(stack.tape)
+
+    def _spread(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
+        stack = self._stack(spread.traced(config))
+        return stack.decoder(spread.micro_steps(stack.tape, accumulates=accumulates))
+
+    def _stack(self, config: Config) -> Stack:
+        """A single-device tape from which those for several values of `sharding` and `offload` are made."""
+        key = self._of_stack(config)
+        return _once(self._stacks, key, lambda: self._kept("stack", key, lambda: self._trace_stack(config)))
+
+    def _of_stack(self, config: Config) -> Hashable:
+        """What a stack depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
+        tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
+        return common(at_primes(config), without=("optimizer", "loss", "compile")), tied and config["loss"] == "full"
+
+    def _trace_stack(self, config: Config) -> Stack:
+        kinds = layer_kinds(config, self.job)
+        every = tuple(range(len(kinds)))
+        if not self._exact:
+            layers, representative = representatives(kinds)
+            small, head = trace_decoder(config, self.job, layers, self._scratch)
+            try:
+                spliced = splice(small, representative)
+            except NotUniform:
+                pass  # layers of one kind differ after all: run every one of them
+            else:
+                counts = {place: representative.count(place) for place in range(len(layers))}
+                return Stack(spliced, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
+        full, head = trace_decoder(config, self.job, every, self._scratch)
+        return Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
+
+    def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
+        kernel = make_plan(config, self.job, HOST).loss
+        assert kernel is not None
+        tape = trace_loss(kernel, head, tokens, MICRO_STEPS, self._scratch, capability=self.job.hardware.capability)
+        first, further = (_works(tape, number, lambda place: place.layer == LOSS) for number in "12")
+        return Loss(tape, (first.at(1, 1), further.at(1, 1)))
+
+    def _trace_updates(self, config: Config, flat: float | None) -> Update:
+        tape = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat)
+        return Update(tape, updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
+
+
+V = TypeVar("V")
+
+
+def _once(known: dict[Hashable, V | NotTraced], key: Hashable, trace: Callable[[], V]) -> V:
+    """What `trace` gave for this key; raises `NotTraced` if it failed, so that no lattice repeats a failure."""
+    if key not in known:
+        known[key] = _followed(trace)
+    found = known[key]
+    if isinstance(found, NotTraced):
+        raise NotTraced(str(found))
+    return found
+
+
+def _followed(trace: Callable[[], V]) -> V | NotTraced:
+    """Run a trace; any error is returned. What models, losses and optimizers run may raise anything without data."""
+    try:
+        return trace()
+    except NotTraced as error:
+        return NotTraced(str(error))  # the error itself would keep everything traced alive
+    except Exception as error:
+        return NotTraced(f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+
+
+def alone(config: Config, spread: Library | None) -> Config:
+    """The config that one rank runs between its collectives."""
+    return config if spread is None else spread.traced(config)
+
+
+def common(config: Config, *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None) -> Config:
+    """`config` reduced to what the trace of a part depends on."""
+    return Config(items=tuple((k, v) for k, v in config.items if k not in without and (only is None or k in only)))
+
+
+def _works(
+    tape: Tape, number: str, belongs: Callable[[Place], bool], times: Callable[[int], int] = lambda layer: 1
+) -> Works:
+    """The operations of stages ending in `number` where `belongs` accepts the place, each `times(layer)` times."""
+    return Works.joined(
+        [
+            Works.of(found, times=times(place.layer))
+            for place, found in tape.work.items()
+            if place.stage.endswith(number) and belongs(place)
+        ]
+    )
+
+
+def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
+    """Of the first and of a further micro-step; a layer's operations count for all layers that it stands for."""
+    first, further = (
+        _works(tape, number, lambda place: place.layer != LOSS, lambda layer: counts.get(layer, 1)) for number in "12"
+    )
+    return first, further

@@ -1,0 +1,154 @@
+"""The optimizer's part of a step, run on fake parameters of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from autofit.core.lattice import Config
+from autofit.estimate.memory.memory_trace import AFTER, Tape
+from autofit.estimate.tracing import fake_weights
+from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
+from autofit.estimate.tracing.trace import architecture_kinds
+from autofit.techniques import Job
+from autofit.training.build import make_plan, make_skeleton
+from autofit.training.decoder import decoder_layers, replace_layers
+from autofit.training.engines.local import LocalEngine
+
+HOST = torch.device("cpu")
+UPDATES = 2
+"""The first update creates the states, the second is like all later ones."""
+
+
+def trace_updates(
+    config: Config, job: Job, scratch: Scratch, *, exact: bool = False, flat: float | None = None
+) -> Tape:
+    """The tape of two updates, at stages `optimizer-1` and `optimizer-2`.
+
+    Weights and gradients exist beforehand and are not recorded; it is the backward that allocates the gradients. Of the
+    decoder layers of a kind only the first is built, and stands for the others, unless `exact`. With `flat` the
+    optimizer sees no parameters, but flat buffers of at most that many elements, which are updated one after another.
+    """
+    plan = make_plan(config, job, HOST)
+    plan.attention = "eager"  # no update runs attention, so its package need not be installed
+    kinds = architecture_kinds(job.model)
+    first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
+    built = range(len(kinds)) if exact else sorted(first.values())
+    model = make_skeleton(config, plan, job.model, built)
+    fake = without_data()
+    with fake:
+        fake_weights.materialise(model)
+        if not exact:
+            _repeat_layers(model, [built.index(first[kind]) for kind in kinds])
+        modules = [model] if flat is None else _flat_buffers(model, flat)
+    assert plan.optimizer is not None
+    # Outside the fake mode: bitsandbytes computes its quantisation maps from numbers. Loss scaling needs no memory.
+    engines = [LocalEngine(module, plan.optimizer, loss_scaling=False) for module in modules]
+    recorder = Recorder(scratch)
+    with fake:
+        for engine in engines:
+            _give_quantisation_maps(engine.optimizer)
+            _page_states(engine.optimizer, recorder)
+        for update in range(1, UPDATES + 1):
+            recorder.move(f"optimizer-{update}", AFTER)
+            for engine in engines:
+                for parameter in (p for p in engine.root.parameters() if p.requires_grad):
+                    parameter.grad = torch.empty_like(parameter)
+                    recorder.ignore(parameter)
+                    recorder.ignore(parameter.grad)
+                with recorder, _as_on_host(job):
+                    engine.update()
+        recorder.close()
+    return recorder.tape
+
+
+def _flat_buffers(model: nn.Module, most: float) -> list[nn.Module]:
+    """Modules with one parameter each, of at most so many elements, that together have the trained elements of `model`.
+
+    Whatever a module is to an optimizer besides its parameters, as an embedding is to bitsandbytes, is lost.
+    """
+    trained = [p for p in model.parameters() if p.requires_grad]
+    left = sum(p.numel() for p in trained)
+    modules = []
+    while left:
+        elements = int(min(left, most))
+        module = nn.Module()
+        module.register_parameter("flat", nn.Parameter(torch.empty(elements, dtype=trained[0].dtype)))
+        modules.append(module)
+        left -= elements
+    return modules
+
+
+def _repeat_layers(model: nn.Module, stand_ins: list[int]) -> None:
+    """Give `model` as many layers as there are `stand_ins`, places of layers whose trained parameters each one copies.
+
+    A layer with embeddings is copied whole: bitsandbytes keeps their states in another format.
+    """
+    layers = decoder_layers(model)
+    replace_layers(model, [_alike(layers[place]) for place in stand_ins])
+
+
+def _alike(layer: nn.Module) -> nn.Module:
+    if any(isinstance(module, nn.Embedding) for module in layer.modules()):
+        return deepcopy(layer)
+    copy = nn.Module()
+    for index, parameter in enumerate(p for p in layer.parameters() if p.requires_grad):
+        copy.register_parameter(str(index), nn.Parameter(torch.empty_like(parameter)))
+    return copy
+
+
+def _give_quantisation_maps(optimizer: torch.optim.Optimizer) -> None:
+    """Replace bitsandbytes' own maps, which hold data, with fake ones of the same size."""
+    maps = getattr(cast(Any, optimizer), "name2qmap", None)
+    if maps is not None:
+        maps.update(dynamic=torch.empty(256), udynamic=torch.empty(256))
+
+
+@contextmanager
+def _as_on_host(job: Job) -> Iterator[None]:
+    """On a CPU: have bitsandbytes' update run as what it is there, several torch operations on fp32 copies.
+
+    Its shape rule treats the whole update as one kernel, which it is on a device.
+    """
+    if job.hardware.kind != "cpu" or job.stack.bitsandbytes is None:
+        yield
+        return
+    from bitsandbytes.backends.cpu import ops
+
+    operators: Any = torch.ops.bitsandbytes
+    # Private, and so present in some versions only: in others the shape rule stays in force.
+    named = {
+        name: getattr(ops, f"_{name}_cpu", None)
+        for name in ("optimizer_update_8bit_blockwise", "optimizer_update_32bit")
+    }
+    kernels = {name: kernel for name, kernel in named.items() if kernel is not None}
+    before = {name: getattr(operators, name) for name in kernels}
+    for name, kernel in kernels.items():
+        setattr(operators, name, kernel)
+    try:
+        yield
+    finally:
+        for name, operator in before.items():
+            setattr(operators, name, operator)
+
+
+PAGED_FROM = 100_000
+"""From this many elements on, bitsandbytes puts a state into managed memory (Optimizer8bit.get_state_buffer of
+bitsandbytes/optim/optimizer.py)."""
+
+
+def _page_states(optimizer: Any, recorder: Recorder) -> None:
+    """Have a paged optimizer page as it does on a device: on the host bitsandbytes warns and does not."""
+    if not getattr(optimizer, "is_paged", False):
+        return
+
+    def state_buffer(parameter: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        with recorder.elsewhere() if parameter.numel() >= PAGED_FROM else nullcontext():
+            return torch.zeros_like(parameter, dtype=dtype)
+
+    optimizer.get_state_buffer = state_buffer

@@ -1,0 +1,211 @@
+"""Answers from the store: the frontier, and the recommendation read off it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from shlex import quote
+
+from autofit.catalog.hardware import called, card
+from autofit.core.errors import EnvironmentLacks, unknown
+from autofit.core.frontier import Frontier, Recommendation, alternatives, choose
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import Trial
+from autofit.core.units import format_bytes
+from autofit.core.verdict import in_words
+from autofit.core.workload import METHODS, Goal, Workload
+from autofit.planning.lattices import within
+from autofit.planning.nothing_fits import Shortfall, how_all_failed, levers, lightest, of_failures
+from autofit.planning.requests import WorkloadOptions, memory_limit
+from autofit.store import Store
+from autofit.techniques import changes
+
+Asked = WorkloadOptions | Workload
+"""What a question is about: options that name a model, or a workload already in the store."""
+
+
+def frontier(
+    asked: Asked,
+    *,
+    hardware: str = "auto",
+    goal: Goal | None = None,
+    memory_limit_bytes: int | None = None,
+    store: Store,
+) -> Frontier:
+    """The frontier of this workload on this hardware, for the most recently used stack that it was measured under.
+
+    With `memory_limit_bytes`, configs are judged as a search under that limit would judge them. Raises
+    `EnvironmentLacks`, naming the search to run, if nothing within the goal has been measured yet.
+    """
+    goal, device = goal or Goal(), find_hardware(hardware, store)
+    found = _frontier(asked, device, goal, memory_limit_bytes, store)
+    if not found.points:
+        _tried_within(goal, asked, found, store)
+    return found
+
+
+def recommend(
+    asked: Asked,
+    *,
+    hardware: str = "auto",
+    memory_limit_bytes: int | None = None,
+    goal: Goal | None = None,
+    store: Store,
+) -> Recommendation:
+    """The fastest measured config of the most faithful method that fits.
+
+    The limit defaults to the device's memory (on the CPU, a share of the host's), regardless of what other programs
+    hold of it now, although a search leaves them their part. Raises `NothingFits` if nothing fits, and
+    `EnvironmentLacks`, naming the search to run, if nothing within the goal was tried.
+    """
+    goal = goal or Goal()
+    device = find_hardware(hardware, store)
+    limit = memory_limit_bytes or memory_limit(None, device, asked.devices)
+    # All methods: those outside the goal are listed as alternatives, or suggested if nothing within it fits.
+    found = _frontier(asked, device, replace(goal, method="any"), limit, store)
+    return recommendation(
+        found, memory_limit_bytes=limit, goal=goal, tried=lambda: _tried_within(goal, asked, found, store)
+    )
+
+
+def recommendation(
+    found: Frontier,
+    *,
+    memory_limit_bytes: int,
+    goal: Goal,
+    tried: Callable[[], Sequence[Trial]] = tuple,
+) -> Recommendation:
+    """The recommendation read off a frontier under a limit. Raises `NothingFits` if there is none.
+
+    `tried` returns the trials within the goal, among which to find the one that came closest to fitting; it is called
+    only if nothing has fitted at all.
+    """
+    chosen = choose(
+        found.considered,
+        memory_limit_bytes=memory_limit_bytes,
+        methods=goal.methods,
+        changes=lambda config: len(changes(config, goal)),
+    )
+    if chosen is None:
+        raise _shortfall(found, memory_limit_bytes, goal, tried)
+    return Recommendation(
+        point=chosen,
+        memory_limit_bytes=memory_limit_bytes,
+        headroom_bytes=memory_limit_bytes - chosen.measurement.device_bytes,
+        changes_training=changes(chosen.config, goal),
+        alternatives=alternatives(chosen, found.points, memory_limit_bytes=memory_limit_bytes),
+        hardware=found.hardware,
+        workload=found.workload,
+        stack=found.stack,
+        contradictory=found.contradictory,
+    )
+
+
+def _frontier(asked: Asked, device: Hardware, goal: Goal, limit: int | None, store: Store) -> Frontier:
+    workload = asked if isinstance(asked, Workload) else asked.resolve()[1]
+    for stack in store.stacks(device.key, workload.key):
+        found = store.frontier(
+            hardware_key=device.key, stack_key=stack.key, workload_key=workload.key, memory_limit_bytes=limit
+        )
+        if found is not None:
+            return found.only(within(goal, (p.config for p in found.considered)))
+    raise EnvironmentLacks(
+        f"{workload.model} with {' and '.join(_options_of(workload))} "
+        f"has not been measured on {device.name} yet{_what_is(store, workload.model, device)}",
+        remedy=f"run: {search_command(asked)}",
+    )
+
+
+def _tried_within(goal: Goal, asked: Asked, found: Frontier, store: Store) -> list[Trial]:
+    """The trials of a frontier's hardware, workload and stack that are within the goal; raises `EnvironmentLacks` if
+    there are none."""
+    every = store.trials(hardware_key=found.hardware.key, stack_key=found.stack.key, workload_key=found.workload.key)
+    allowed = within(goal, (t.config for t in every))
+    tried = [t for t in every if allowed(t.config)]
+    if not tried:
+        raise EnvironmentLacks(
+            f"none of the {found.trials} trials of {found.workload.model} on {found.hardware.name} is within --method "
+            f"{goal.method} --min-rank {goal.min_rank} --allow {goal.allow.label}",
+            remedy=f"run: {search_command(asked, goal)}",
+        )
+    return tried
+
+
+def _shortfall(found: Frontier, limit: int, goal: Goal, tried: Callable[[], Sequence[Trial]]) -> Shortfall:
+    """The error to raise: what came closest to the limit, and which options would help."""
+    points = [p for p in found.points if p.method in goal.methods]
+    if points:
+        closest = lightest(points[0], limit)
+        how = closest.text
+    else:
+        trials = tried()
+        closest = of_failures(trials, limit)
+        how = f"{how_all_failed(trials)}, {closest.text}"
+    said = [f"nothing that was measured fits {format_bytes(limit)}: {how}"]
+    other = choose(found.points, memory_limit_bytes=limit, methods=METHODS)
+    if other is not None:
+        memory, speed = other.measurement.device_bytes, other.measurement.tokens_per_second
+        said.append(f"--method {other.method} would fit, with {format_bytes(memory)} at {speed:,.0f} tokens/s")
+    said.append(levers(goal, found.workload, found.hardware, beyond_bytes=closest.beyond_bytes))
+    if found.contradictory:
+        said.append(in_words(found.contradictory))
+    return Shortfall("; ".join(said), memory_limit_bytes=limit, closest=closest.document)
+
+
+def find_hardware(name: str, store: Store) -> Hardware:
+    """Stored hardware by name, ignoring case. `auto` is this machine's or, if only one other is stored, that one.
+
+    Raises `UsageError` for an unknown name, or one that may be several cards', and `EnvironmentLacks` for a card that
+    no trial has run on.
+    """
+    stored = store.hardware()
+    if name == "auto":
+        from autofit.trial.machine.detection import detect
+
+        here, _ = detect()
+        if any(h.key == here.key for h in stored) or len(stored) != 1:
+            return here
+        return stored[0]
+    meant = [known.name for known in called(name)]
+    measured = [h for h in stored if h.name == name.lower()] or [h for h in stored if h.name in meant]
+    if len({h.name for h in measured}) == 1:
+        return measured[0]
+    if meant:
+        found = card(name).name  # raises if the name may be several cards'
+        raise EnvironmentLacks(f"nothing has been measured on {found} yet", remedy="run the search there")
+    raise unknown("hardware with measurements", name, [h.name for h in stored])
+
+
+def _what_is(store: Store, model: str, device: Hardware) -> str:
+    """What the store does have for this model, to append to the message that the question has no answer."""
+    here = store.workloads(model=model, hardware_key=device.key)
+    if here:
+        rows = ", ".join(" ".join(_options_of(w)) for w in here[:5])
+        return f" (measured: {rows})"
+    elsewhere = [h.name for h in store.hardware() if h.key != device.key]
+    return f" (--hardware with measurements of it: {', '.join(elsewhere[:5])})" if elsewhere else ""
+
+
+def search_command(options: Asked, goal: Goal | None = None) -> str:
+    """The search command whose trials would answer a question with these options."""
+    goal, usual = goal or Goal(), Goal()
+    words = [f"autofit search --model {quote(options.model)}", *(f"--{option}" for option in _options_of(options))]
+    for name, value, default in (
+        ("method", goal.method, usual.method),
+        ("min-rank", goal.min_rank, usual.min_rank),
+        ("allow", goal.allow.label, usual.allow.label),
+    ):
+        if value != default:
+            words.append(f"--{name} {value}")
+    return " ".join(words)
+
+
+def _options_of(asked: Asked) -> list[str]:
+    """The workload options but the model, each as `name value`; those that have their default are left out, except the
+    two that every workload is known by."""
+    unusual = (("lora-dropout", asked.lora_dropout, 0.0), ("devices", asked.devices, 1), ("seed", asked.seed, 0))
+    return [
+        f"seq-len {asked.seq_len}",
+        f"global-batch {asked.global_batch}",
+        *(f"{name} {value}" for name, value, default in unusual if value != default),
+    ]

@@ -1,0 +1,1 @@
+"""Search spaces measured exhaustively, and the tables of that."""

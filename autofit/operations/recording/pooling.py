@@ -1,0 +1,72 @@
+"""Several recorded passes over a space pooled into one table: one trial per config, with the spread to expect."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, StepSeconds, Trial
+from autofit.core.repeatability import INTERVAL_DEVIATIONS
+
+
+def pooled(trials: Mapping[Config, Sequence[Trial]]) -> dict[Config, Trial]:
+    """One trial per config: the only one if it ran once and, if it ran several times,
+
+    * the first that did not fit, if there is one: the cautious reading of contradictory results;
+    * otherwise the one of median speed, with the geometric mean of all speeds. Its spread is the width of the 90 %
+      interval for one more trial, from how much the passes differ over all configs: the pooled variance of the
+      logarithms (Snedecor and Cochran 1989, section 6.5).
+
+    Its seconds are the mean over the passes.
+    """
+    deviation = _deviation(trials.values())
+    return {config: _one(passes, deviation) for config, passes in trials.items()}
+
+
+def contradicting(trials: Mapping[Config, Sequence[Trial]]) -> list[Config]:
+    """The configs that fitted in one pass but not in another."""
+    return [config for config, passes in trials.items() if len({isinstance(t.outcome, Fits) for t in passes}) > 1]
+
+
+def _one(passes: Sequence[Trial], deviation: float) -> Trial:
+    if len(passes) == 1:
+        return passes[0]
+    seconds = statistics.fmean(trial.seconds for trial in passes)
+    failed = next((trial for trial in passes if not isinstance(trial.outcome, Fits)), None)
+    if failed is not None:
+        return replace(failed, seconds=seconds)
+    speeds = [_speed(trial) for trial in passes]
+    middle = passes[speeds.index(statistics.median_low(speeds))]
+    assert isinstance(middle.outcome, Fits)
+    measured = middle.outcome.measurement
+    mean = statistics.geometric_mean(speeds)
+    slower = measured.tokens_per_second / mean
+    steps = StepSeconds(
+        median=measured.step_seconds.median * slower,
+        p95=measured.step_seconds.p95 * slower,
+        relative_spread=INTERVAL_DEVIATIONS * deviation,
+    )
+    return replace(
+        middle,
+        outcome=Fits(measurement=replace(measured, tokens_per_second=mean, step_seconds=steps)),
+        seconds=seconds,
+    )
+
+
+def _deviation(repeated: Iterable[Sequence[Trial]]) -> float:
+    """Pooled standard deviation of the logarithm of speed between trials of one config; 0 if none has fitted twice."""
+    squares, freedom = 0.0, 0
+    for passes in repeated:
+        logarithms = [math.log(_speed(trial)) for trial in passes if isinstance(trial.outcome, Fits)]
+        if len(logarithms) > 1:
+            squares += statistics.variance(logarithms) * (len(logarithms) - 1)
+            freedom += len(logarithms) - 1
+    return math.sqrt(squares / freedom) if freedom else 0.0
+
+
+def _speed(trial: Trial) -> float:
+    assert isinstance(trial.outcome, Fits)
+    return trial.outcome.measurement.tokens_per_second

@@ -1,0 +1,78 @@
+"""Keeps every trial that is run: in the store or, if that fails, in a file that the store can import later."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from autofit.core.errors import StoreError
+from autofit.core.outcome import Trial
+from autofit.store import Store, line_of, opening_line
+from autofit.store.database.retrying import retried
+
+PATIENCE_SECONDS = 60.0
+"""How long a failing store is retried: enough for a server to restart, or another process to end its transaction."""
+PAUSE_SECONDS = 2.0
+"""Pause between two tries."""
+
+
+class Keeper:
+    """Keeps each trial for good before returning. Once the store has failed for good, trials go only to the file."""
+
+    def __init__(self, store: Store, search_id: str | None = None) -> None:
+        self._store = store
+        self._search_id = search_id
+        self._file: Path | None = None
+        self._failure: StoreError | None = None
+
+    def keep(self, trial: Trial) -> Trial:
+        """Keeps `trial` and returns it with its number, or without one if only the file has it.
+
+        An interrupt while the store is being retried loses nothing either.
+        """
+        try:
+            if self._failure is None:
+                return retried(
+                    lambda: self._store.add(trial, search_id=self._search_id),
+                    lambda error: isinstance(error, StoreError),
+                    seconds=PATIENCE_SECONDS,
+                    pause_seconds=PAUSE_SECONDS,
+                )
+        except StoreError as error:
+            self._failure = error
+        except KeyboardInterrupt:
+            self._write(trial)
+            logging.getLogger(__name__).warning("autofit: trials that the store did not accept are in %s", self._file)
+            raise
+        self._write(trial)
+        return trial
+
+    def check(self) -> None:
+        """Raises `StoreError`, naming the file, once the store has failed: a search must not go on without a store."""
+        if self._failure is not None:
+            raise StoreError(
+                f"{self._failure}; what was measured since then is in {self._file}",
+                remedy=f"when the store works again: autofit db import {self._file}",
+            )
+
+    def _write(self, trial: Trial) -> None:
+        for path in [self._file] if self._file is not None else self._places():
+            try:
+                with path.open("a", encoding="utf-8") as file:
+                    if file.tell() == 0:
+                        file.write(opening_line())
+                    file.write(line_of(trial))
+            except OSError:
+                continue
+            self._file = path
+            return
+        # No folder can be written to: standard error is the last resort.
+        logging.getLogger(__name__).error("autofit: nothing can be written; import this line: %s", line_of(trial))
+
+    def _places(self) -> Iterator[Path]:
+        """Next to the store, then the current folder, then the one for temporary files."""
+        folders = [self._store.folder, Path.cwd(), Path(tempfile.gettempdir())]
+        name = f"autofit-unsaved-{self._search_id or 'trials'}.jsonl"
+        yield from (folder / name for folder in folders if folder is not None)

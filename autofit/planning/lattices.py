@@ -1,0 +1,141 @@
+"""From a search space and a goal to the lattice that a search may walk."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from autofit.catalog import space as spaces
+from autofit.catalog.models import shape
+from autofit.catalog.space import Space
+from autofit.core.errors import UsageError
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Config, Lattice
+from autofit.core.workload import Goal, check_count, digest
+from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, unsupported
+from autofit.techniques.axes.loss import chunks_are_one
+from autofit.techniques.axes.rank import nearest
+
+_TECHNIQUE_OF = {technique.axis.name: technique for technique in TECHNIQUES}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Narrowed:
+    """A lattice, and what was left out of it."""
+
+    lattice: Lattice
+    unsupported: dict[str, int]
+    """Reason -> number of configs of the space that cannot work here for that reason."""
+    beyond_goal: int
+    """Number of configs that would change more than the user allows."""
+
+    @property
+    def digest(self) -> str:
+        """A digest that is equal for equal lattices."""
+        return digest([c.key for c in self.lattice.configs])
+
+
+def default_space(hardware: Hardware, devices: int) -> str:
+    """The space to search if none is named."""
+    if devices > 1:
+        return "multi-cpu" if hardware.kind == "cpu" else "multi-gpu"
+    return "cpu" if hardware.kind == "cpu" else "single-gpu"
+
+
+def load_space(name: str) -> Space:
+    """A built-in space by name, or one from a file."""
+    return spaces.load(name, AXES)
+
+
+def within(goal: Goal, configs: Iterable[Config]) -> Callable[[Config], bool]:
+    """A predicate that says whether a config stays within the user's training goal; it judges all configs of a family
+    alike.
+
+    The method is the user's choice, so its effect on the training is not judged. Nor is that of the lowest rank that
+    the goal accepts; if `configs`, which are all there are, do not have it, the next higher one stands in for it.
+    """
+    ranks = nearest(configs, goal)
+
+    def allowed(config: Config) -> bool:
+        rank = config.get("rank")
+        if config["method"] not in goal.methods or (rank is not None and int(rank) < goal.min_rank):
+            return False
+        asked = {"method"} if rank != ranks.get(config.text("method")) else {"method", "rank"}
+        return all(_TECHNIQUE_OF[name].effect(config, goal) <= goal.allow for name in config if name not in asked)
+
+    return allowed
+
+
+def narrow(
+    space: Space, goal: Goal, job: Job, *, cannot: Callable[[Config, Job], str | None] = unsupported
+) -> Narrowed:
+    """The configs of `space` that the goal allows and that can work for `job`; `cannot` says why one cannot.
+
+    Raises `UsageError`, giving the most frequent reason, if none is left.
+    """
+    kept: dict[Config, None] = {}
+    reasons: Counter[str] = Counter()
+    beyond = 0
+    listed_by_space = space.with_ranks_from(goal.min_rank).configs(AXES, batch=job.workload.batch_per_device)
+    every = list(dict.fromkeys(_one_name(config, job) for config in listed_by_space))
+    allowed = within(goal, every)
+    for listed in every:
+        config = _for_here(listed, job)
+        if config in kept:
+            continue
+        if not allowed(listed):
+            beyond += 1
+            continue
+        # If the format that this hardware offers instead exceeds the goal, judge the listed one, which it lacks.
+        reason = cannot(config if config is listed or allowed(config) else listed, job)
+        if reason is not None:
+            reasons[reason] += 1
+            continue
+        kept[config] = None
+    if not kept:
+        why = reasons.most_common(1)[0][0] if reasons else "the goal allows none of them"
+        raise UsageError(f"space {space.name} has no config for this search: {why}")
+    lattice = Lattice(axes=AXES, configs=tuple(kept), holds=holds(job))
+    return Narrowed(lattice=lattice, unsupported=dict(reasons), beyond_goal=beyond)
+
+
+def _one_name(config: Config, job: Job) -> Config:
+    """The config under the one name of its program: a chunked loss whose tokens all fit one chunk is the full loss."""
+    one = config["loss"] == "chunked" and chunks_are_one(config, job)
+    return config.replace(loss="full") if one else config
+
+
+def _for_here(config: Config, job: Job) -> Config:
+    """The config with what this model and hardware lack, which a space cannot know, replaced by what they have: eager
+    attention for an architecture without a fused one, fp16 for mixed precision on a device that emulates bf16, no
+    sharding on a single device."""
+    if config["attention"] == "sdpa" and not shape(job.model).sdpa:
+        config = config.replace(attention="eager")
+    if config["precision"] == "bf16-mixed":
+        config = config.replace(precision=mixed_precision(job.hardware))
+    if job.workload.devices == 1 and config["sharding"] != "none":
+        config = config.replace(sharding="none")
+    return config
+
+
+def space_summaries(global_batch: int) -> list[dict[str, object]]:
+    """The `summary` of every built-in space."""
+    return [summary(load_space(name), global_batch) for name in spaces.names()]
+
+
+def summary(space: Space, global_batch: int) -> dict[str, object]:
+    """A space's name, purpose, the least number of devices that it is for, and its number of valid configs on so many,
+    on hardware and with packages that lack nothing. Raises `UsageError` for a global batch that no workload can
+    have."""
+    check_count("global-batch", global_batch)
+    devices = _least_devices(space)
+    share, rest = divmod(global_batch, devices)
+    configs = 0 if rest else space.count(AXES, batch=share)
+    return {"name": space.name, "purpose": space.purpose, "devices": devices, "configs": configs}
+
+
+def _least_devices(space: Space) -> int:
+    """How many devices a space is for at least: sharding takes two."""
+    listed = space.axes.get("sharding") or (space.defaults.get("sharding", "none"),)
+    return 1 if "none" in listed else 2

@@ -1,0 +1,196 @@
+"""Nothing fits: why, what came closest and what would help, as a line for people and as a document for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autofit.catalog.hardware import Card, fitting
+from autofit.core.errors import NothingFits
+from autofit.core.frontier import Point
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, OutOfMemory, Trial, outcome_to_json
+from autofit.core.units import GIB, format_bytes
+from autofit.core.workload import Effect, Goal, Workload
+from autofit.techniques import AXES
+
+BESIDE_FLOOR_BYTES = 3 * GIB // 2
+"""The driver's context, library workspaces, and one matrix while it is materialised (dequantised, or its gradient)."""
+USUAL_RANK = Goal().min_rank
+WITH_OFFLOAD = "--space offload"
+MEMORY_LEVERS = (
+    *("method", "sharding", "offload", "micro_batch", "checkpointing"),
+    *("loss", "precision", "optimizer", "rank"),
+)
+"""Axes by their usual effect on memory, the largest first."""
+
+
+class Shortfall(NothingFits):
+    """No config fits `memory_limit_bytes`; `closest` is the config that came closest to it, None if none was tried.
+
+    Its `over_limit_bytes` is None if neither the failed trial nor its prediction shows how much it lacked.
+    """
+
+    def __init__(self, message: str, *, memory_limit_bytes: int, closest: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.memory_limit_bytes = memory_limit_bytes
+        self.closest = closest
+
+    def to_json(self) -> dict[str, Any]:
+        """As the JSON object that is given in place of an answer."""
+        return {"outcome": "nothing_fits", "reason": str(self), **self.facts()}
+
+    def facts(self) -> dict[str, Any]:
+        """The limit and what came closest, as JSON values."""
+        closest = None if self.closest is None else dict(self.closest)
+        return {"memory_limit_bytes": self.memory_limit_bytes, "closest": closest}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closest:
+    """What came closest to fitting."""
+
+    text: str
+    """For people."""
+    document: Mapping[str, Any] | None
+    """For programs; None if nothing was tried."""
+    beyond_bytes: int
+    """It needs more than this, as far as is known."""
+
+
+def lightest(point: Point, memory_limit_bytes: int) -> Closest:
+    """A measured config that exceeds the limit, and by how much."""
+    needed = point.measurement.device_bytes
+    document = {**point.to_json(), "provenance": "measured", "over_limit_bytes": needed - memory_limit_bytes}
+    text = f"the closest takes {format_bytes(needed)} ({point.config})"
+    return Closest(text=text, document=document, beyond_bytes=needed - 1)
+
+
+def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
+    """For when nothing has fitted under any limit: among the trials that ran out of memory, the one that is known to
+    need the least or, if none did, the last that failed.
+
+    A trial that ran out is taken to need more than its limit or, if that is higher, what was predicted for it. Ties, as
+    between trials known only to need more than the same limit, go to the config that is lightest by its axes.
+    """
+    failed = [t for t in trials if not isinstance(t.outcome, Fits)]
+    if not failed:
+        return Closest(text="no trial has ended", document=None, beyond_bytes=memory_limit_bytes)
+    ran_out = [t for t in failed if isinstance(t.outcome, OutOfMemory)]
+    closest = min(ran_out, key=lambda t: (_beyond(t), _weight(t.config))) if ran_out else failed[-1]
+    predicted = _predicted(closest)
+    said = "" if predicted is None else f", predicted to need {format_bytes(predicted)}"
+    return Closest(
+        text=f"the closest {_failure(closest)}{said}",
+        document={
+            "config": closest.config.to_json(),
+            **outcome_to_json(closest.outcome),
+            "trial_id": closest.trial_id,
+            "provenance": "measured",
+            "trial_limit_bytes": closest.memory_limit_bytes,
+            "predicted_bytes": predicted,
+            "over_limit_bytes": max(0, (predicted or 0) - memory_limit_bytes) or None,
+        },
+        beyond_bytes=max(memory_limit_bytes, _beyond(closest)),
+    )
+
+
+def _predicted(trial: Trial) -> int | None:
+    """The device memory that a trial which ran out of it was predicted to need, in bytes; None without a prediction, or
+    if it is no more than the trial has proved too little."""
+    if trial.prediction is None or not isinstance(trial.outcome, OutOfMemory) or trial.outcome.host:
+        return None
+    predicted = trial.prediction.device_bytes
+    return predicted if predicted > trial.memory_limit_bytes else None
+
+
+def _beyond(trial: Trial) -> int:
+    """The most device memory, in bytes, that is known to be too little for a failed trial."""
+    predicted = _predicted(trial)
+    return trial.memory_limit_bytes if predicted is None else predicted - 1
+
+
+def how_all_failed(trials: Sequence[Trial]) -> str:
+    """How the trials ended, in a few words, when they leave no config that fits."""
+    if trials and all(isinstance(t.outcome, OutOfMemory) for t in trials):
+        return "every trial ran out of memory"
+    if any(isinstance(t.outcome, Fits) for t in trials):
+        return "every config that fitted has also failed"
+    return f"of {len(trials)} trials none has fitted"
+
+
+def _failure(trial: Trial) -> str:
+    assert not isinstance(trial.outcome, Fits)
+    kind, reason = trial.outcome.kind.replace("_", " "), " ".join(trial.outcome.reason.split())
+    return f"under {format_bytes(trial.memory_limit_bytes)}: {kind}: {reason} ({trial.config})"
+
+
+def levers(goal: Goal, workload: Workload, hardware: Hardware, *, beyond_bytes: int) -> str:
+    """What would help if more than `beyond_bytes` are needed, the smallest change to the training first."""
+    found = []
+    if beyond_bytes < hardware.memory_bytes:
+        found.append(f"a higher --memory-limit ({hardware.name} has {format_bytes(hardware.memory_bytes)})")
+    found += further_memory(workload, hardware)
+    found += [words for words, _ in wider(goal)]
+    if goal.min_rank > USUAL_RANK and goal.method != "full":
+        found.append(f"--min-rank {USUAL_RANK}")
+    if workload.seq_len >= 4:
+        found.append(f"--seq-len {workload.seq_len // 2}")
+    card = _card(beyond_bytes, hardware)
+    if card is not None:
+        found.append(f"a card such as {card.name} ({format_bytes(card.memory_bytes)})")
+    return f"what would help: {', '.join(found) or 'a smaller --model'}"
+
+
+def further_memory(workload: Workload, hardware: Hardware) -> list[str]:
+    """The options that would let a search use more memory than one accelerator's without changing the training."""
+    if hardware.kind == "cpu":
+        return []
+    found = [WITH_OFFLOAD] if workload.devices == 1 else []
+    more = [n for n in range(workload.devices + 1, hardware.count + 1) if workload.global_batch % n == 0]
+    return [*found, f"--devices {more[-1]}"] if more else found
+
+
+def wider(goal: Goal) -> list[tuple[str, Goal]]:
+    """The options that would let a search try lighter configs than `goal` does, each with the resulting goal."""
+    effects = [effect for effect in Effect if effect > goal.allow]
+    found = [(f"--allow {effect.label}", replace(goal, allow=effect)) for effect in effects]
+    if "qlora" not in goal.methods:
+        found.append(("--method any", replace(goal, method="any")))
+    return found
+
+
+def smallest_card(more_than_bytes: int) -> Card | None:
+    """The smallest catalog card that trials can run on and that holds more than this; None if there is none."""
+    return next((known for known in fitting(more_than_bytes + 1) if known.kind == "cuda"), None)
+
+
+def _card(beyond_bytes: int, hardware: Hardware) -> Card | None:
+    """The smallest card for what takes more than `beyond_bytes` on `hardware`; where that has no driver's context, room
+    for one is added."""
+    return smallest_card(beyond_bytes + (0 if hardware.kind == "cuda" else BESIDE_FLOOR_BYTES))
+
+
+def holder(needed_bytes: int, hardware: Hardware) -> str:
+    """The smallest card for what takes `needed_bytes` on `hardware`, in words."""
+    card = _card(needed_bytes - 1, hardware)
+    if card is None:
+        return "no card of the catalog could hold it"
+    return f"the smallest card that could hold it is {card.name} ({format_bytes(card.memory_bytes)})"
+
+
+def _weight(config: Config) -> tuple[int, ...]:
+    """A sort key that orders configs roughly by memory, as a user expects but the lattice's order does not claim."""
+    axes = {axis.name: axis for axis in AXES}
+    weight = []
+    for name in MEMORY_LEVERS:
+        value = config.get(name)
+        if value is None:
+            weight.append(0)
+        elif axes[name].numeric:
+            weight.append(int(value))
+        else:
+            weight.append(axes[name].values.index(value) if value in axes[name].values else len(axes[name].values))
+    return tuple(weight)

@@ -1,0 +1,175 @@
+"""What a user asks for, as values: each option is the same in every command that takes it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from autofit.catalog.models import Model, in_catalog, load, names, positions, shape
+from autofit.core.errors import UsageError
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.units import MIB
+from autofit.core.workload import LARGEST_SEED, Goal, Workload, check_count
+from autofit.estimate.version import ESTIMATOR_VERSION
+from autofit.techniques import Job
+from autofit.trial.machine.nvml import BUSY_BYTES, visible
+
+LIMIT_STEP_BYTES = 512 * MIB
+"""The default limit on a device that other programs use is a multiple of this."""
+CPU_SHARE = 0.8
+"""Share of the host's memory that a CPU trial may take by default; the rest is left to the system."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadOptions:
+    """The workload options of the command line."""
+
+    model: str
+    seq_len: int = 2048
+    global_batch: int = 64
+    lora_dropout: float = 0.0
+    devices: int = 1
+    seed: int = 0
+
+    def resolve(self) -> tuple[Model, Workload]:
+        """The model's architecture, and the workload; raises `UsageError` for what cannot be trained."""
+        self._check_numbers()
+        model = load(self.model)
+        longest = positions(model)
+        if longest is not None and self.seq_len > longest:
+            raise UsageError(f"seq-len {self.seq_len} is longer than the {longest} positions of {model.name}")
+        return model, Workload(
+            model=model.name,
+            model_digest=model.digest,
+            seq_len=self.seq_len,
+            global_batch=self.global_batch,
+            lora_dropout=self.lora_dropout,
+            devices=self.devices,
+            seed=self.seed,
+        )
+
+    def _check_numbers(self) -> None:
+        """Raise `UsageError` for numbers out of range. Checked here and not in `Workload`, because a store may have
+        trials that failed because of them."""
+        for name in ("seq_len", "global_batch", "devices"):
+            check_count(name.replace("_", "-"), getattr(self, name))
+        if abs(self.seed) > LARGEST_SEED:
+            raise UsageError(f"seed is {self.seed}: it must be from {-LARGEST_SEED} to {LARGEST_SEED}")
+
+    def job(self, site: tuple[Hardware, Stack]) -> Job:
+        """The job on the given hardware and stack.
+
+        Raises `UsageError` for what cannot be trained, including an architecture whose loss autofit does not know.
+        """
+        model, workload = self.resolve()
+        _check_loss(model)
+        return Job(model=model, workload=workload, hardware=site[0], stack=site[1])
+
+
+def _check_loss(model: Model) -> None:
+    """Raise `UsageError` for a model that would be trained with a loss other than its own. For the catalog's models the
+    tests check this."""
+    if in_catalog(model):
+        return
+    # Imported here because it needs torch, which the catalog's models need not wait for.
+    from autofit.training.own_logits import why_another_loss
+
+    shape(model)  # raises if no model can be built at all
+    reason = why_another_loss(model)
+    if reason is not None:
+        raise UsageError(reason)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SearchRequest:
+    """One search."""
+
+    workload: WorkloadOptions
+    goal: Goal = field(default_factory=Goal)
+    space: str | None = None
+    """Name or file of the search space; None for the hardware's default."""
+    hardware: str = "auto"
+    device: str = "auto"
+    memory_limit_bytes: int | None = None
+    max_trials: int | None = None
+    time_budget_seconds: float | None = 600.0
+    workers: int | None = None
+    ray_address: str | None = None
+    in_place: bool = False
+    """Run trials without Ray."""
+    store: str | None = None
+    fresh: bool = False
+    thorough: bool = False
+    """After finding the best config, go on to the whole frontier, until a limit is reached or every config has run."""
+    predict: bool = True
+    """Estimate every config before the first trial. Otherwise the search learns from trials alone, and a config is
+    ruled out before it runs only if its bare weights, gradients and states do not fit."""
+
+    def __post_init__(self) -> None:
+        if self.max_trials is not None and self.max_trials < 1:
+            raise UsageError(f"max-trials is {self.max_trials}: it must be at least 1")
+        if self.in_place and self.workers not in (None, 1):
+            raise UsageError("--in-place runs one trial at a time: leave --workers out")
+        if self.in_place and self.ray_address is not None:
+            raise UsageError("--in-place runs trials here, without Ray: leave --ray-address out")
+        if self.workers is not None and self.workers < 1:
+            raise UsageError(f"workers is {self.workers}: it must be at least 1")
+
+    def question(self, job: Job, memory_limit: int, lattice_digest: str) -> dict[str, Any]:
+        """What the search asks, as a JSON object: searches with equal questions have equal answers."""
+        # Included only if they are not the default, so that earlier versions' questions still compare equal.
+        unusual = {"thorough": True} if self.thorough else {}
+        unusual |= {} if self.predict else {"predict": False}
+        return unusual | {
+            "goal": asdict(self.goal),
+            "hardware": job.hardware.key,
+            "stack": job.stack.key,
+            "workload": job.workload.key,
+            "memory_limit_bytes": memory_limit,
+            "lattice": lattice_digest,
+            "estimator": ESTIMATOR_VERSION,  # another version may predict that other configs fit
+        }
+
+
+def memory_limit(asked: int | None, hardware: Hardware, devices: int = 1) -> int:
+    """The limit in bytes enforced on each of a trial's `devices` ranks, which on the CPU share the host's memory.
+
+    Raises `UsageError` for a limit above the memory that there is.
+    """
+    shared_by = devices if hardware.kind == "cpu" else 1
+    if asked is None:
+        return int(hardware.memory_bytes * CPU_SHARE) // shared_by if hardware.kind == "cpu" else hardware.memory_bytes
+    if asked * shared_by > hardware.memory_bytes:
+        from autofit.core.units import format_bytes
+
+        said = f"memory-limit {format_bytes(asked)}"
+        if shared_by > 1:
+            said += f" for each of {devices} ranks"
+        raise UsageError(f"{said} is more than the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
+    return asked
+
+
+def left_by_others(limit: int, hardware: Hardware, devices: int = 1) -> int:
+    """`limit` or, if a display or another program uses the trial's GPUs, what is left of the fullest of them.
+
+    Rounded down to a multiple of `LIMIT_STEP_BYTES`, so that small changes in what a display takes do not turn every
+    search into a new question.
+    """
+    for number in range(devices if hardware.kind == "cuda" else 0):
+        device = visible(number)
+        if device is not None and device.held_bytes > BUSY_BYTES:
+            left = (device.memory_bytes - device.held_bytes) // LIMIT_STEP_BYTES * LIMIT_STEP_BYTES
+            limit = max(0, min(limit, left))
+    return limit
+
+
+def hub_id(model: str) -> str:
+    """Where a trainer loads the weights from: the catalog's hub id, or the folder or hub id that the user named."""
+    if model.lower() in names():
+        return load(model).source.partition(",")[0]
+    path = Path(model).expanduser()
+    if path.name == "config.json" and path.is_file():
+        path = path.parent
+    # Absolute, because a trainer takes a bare `name/folder` for a hub repository.
+    return str(path.resolve()) if path.exists() else model

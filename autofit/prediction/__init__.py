@@ -1,0 +1,1 @@
+"""Estimates, with this device's rates and the errors seen so far."""

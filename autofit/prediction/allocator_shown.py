@@ -1,0 +1,56 @@
+"""What trials on the hardware show of CUDA there: whether its allocator has expandable segments, and its context."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+from autofit.core.errors import StoreError
+from autofit.core.outcome import Fits, Trial
+from autofit.prediction.calibration import hardware_keys
+from autofit.store import Store
+from autofit.techniques import Job
+
+CONTEXT_STEP_BYTES = 16 * 1024**2
+_log = logging.getLogger(__name__)
+
+
+def shown(job: Job, newest_first: Iterable[Trial]) -> Job:
+    """The job as the latest trial that fitted on CUDA shows it; as it is where there is none. Paged states, which a
+    trial counts beside the allocator too, leave the context unknown."""
+    for trial in newest_first:
+        if isinstance(trial.outcome, Fits) and trial.hardware.kind == "cuda":
+            found = trial.outcome.measurement
+            is_paged = str(trial.config.get("optimizer")).startswith("paged")
+            beside = 0 if is_paged else found.device_bytes - found.peak_reserved_bytes
+            context = rounded(beside) if beside > 0 else None
+            return replace(job, expandable_segments=found.expandable_segments, context_bytes=context)
+    return job
+
+
+def rounded(context_bytes: float) -> int:
+    """A context's size as estimates take it: up to the next step, so that those made before serve again though kernels
+    were loaded or not."""
+    return math.ceil(context_bytes / CONTEXT_STEP_BYTES) * CONTEXT_STEP_BYTES
+
+
+def as_trials_show(job: Job, store: Store | None) -> Job:
+    """The job with what the store's trials on its hardware show, of any model, workload and stack.
+
+    Of a catalog card that is not in this machine, the latest trial on any card of that name counts. Without a trial, or
+    with a store that fails or is None, both stay unknown.
+    """
+    if store is None or job.hardware.kind != "cuda":
+        return job
+    try:
+        latest = [
+            trial
+            for key in hardware_keys(job.hardware, store)
+            for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=1, newest_first=True)
+        ]
+    except StoreError as error:
+        _log.warning("autofit: what trials have shown of CUDA cannot be looked up: %s", error)
+        return job
+    return shown(job, sorted(latest, key=lambda trial: trial.recorded_at, reverse=True))

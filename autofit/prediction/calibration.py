@@ -1,0 +1,128 @@
+"""How fast a device is, as shown by the store's trials on it."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from autofit.core.errors import StoreError
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Measurement, StepWork, Trial
+from autofit.estimate.version import is_current
+from autofit.prediction.probing import probed_guess
+from autofit.store import Store
+from autofit.techniques import needs_process_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from autofit.estimate.time.roofline import Rates
+
+LATEST = 50
+"""Number of trials used: enough to fit a handful of rates. Each trial's error is that of a fit without it, so the cost
+grows with the square of this number."""
+
+Shown = dict[tuple[str, Config], tuple[StepWork, float]]
+"""Work and seconds of measured steps, by workload key and config."""
+
+_log = logging.getLogger(__name__)
+
+
+def rates_for(
+    hardware: Hardware, stack: Stack, store: Store | None, workload_key: str, model_digest: str | None = None
+) -> Rates | None:
+    """The rates of this hardware under this stack, fitted to the store's trials of any model and workload, with their
+    expected error on the workload with this key. Where the store has a probe of this very device, what they are fitted
+    to is not the data sheet but that, at the shapes of the model with this digest if it was probed there.
+
+    A catalog card that is not in this machine uses the trials of all stored cards of that name, under the stack of the
+    latest of these trials. Returns a guess (`calibrated_on` 0) where no trial is usable or the store fails, and None
+    for a device about which nothing is known.
+    """
+    from autofit.estimate.time.roofline import prior
+
+    guess = prior(hardware)
+    if guess is None or store is None:
+        return guess
+    try:
+        if is_detected(hardware):
+            guess = probed_guess(guess, hardware, stack, store, model_digest) or guess
+        trials = _trials(hardware, stack, store)
+    except StoreError as error:
+        _log.warning("autofit: speed is guessed, not calibrated: %s", error)
+        return guess
+    return calibrated_for(workload_key, guess, trials)
+
+
+def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial]) -> Rates:
+    """`guess` fitted to trials. The error on a workload that none of them has is estimated by leaving out one of their
+    workloads at a time."""
+    from autofit.estimate.time.roofline import calibrated
+
+    every = _latest(newest_first)
+    alone = _alone(every)
+    # How long transfers and the host take, the others show, too.
+    shown = {**alone, **{key: (work, taken) for key, (work, taken) in every.items() if work.waits}}
+    groups = [workload for workload, _ in shown]
+    known = workload_key in {workload for workload, _ in alone}
+    return calibrated(guess, list(shown.values()), () if known else groups, [key not in alone for key in shown])
+
+
+def latest_of_each(newest_first: Iterable[Trial]) -> Shown:
+    """Work and seconds of the latest measurement of each config and workload, by workload key and config.
+
+    Trials in which one device trains alone show what it can do; communication between devices and work on the host take
+    time of their own, so trials with either count only if there are no others.
+    """
+    return _alone(_latest(newest_first))
+
+
+def _alone(every: Shown) -> Shown:
+    return {key: shown for key, shown in every.items() if not needs_process_group(key[1])} or every
+
+
+def _latest(newest_first: Iterable[Trial]) -> Shown:
+    """The latest measurement of each config and workload; a full one is preferred to one that was stopped early.
+
+    Trials that were not predicted by this version of the estimator are skipped, as are compiled ones, whose work the
+    compiler has changed. Those whose time is in doubt count only where a config has no other.
+    """
+    found: dict[tuple[str, Config], tuple[StepWork, Measurement]] = {}
+    for trial in sorted(newest_first, key=lambda trial: bool(trial.doubts)):  # the newest first within each
+        said = trial.prediction
+        if said is None or said.work is None or not is_current(said) or trial.config.get("compile") is True:
+            continue
+        if isinstance(trial.outcome, Fits):
+            key, shown = (trial.workload.key, trial.config), trial.outcome.measurement
+            if key not in found or (found[key][1].stopped_early and not shown.stopped_early):
+                found[key] = said.work, shown
+    return {key: (work, shown.step_seconds.median) for key, (work, shown) in found.items()}
+
+
+def _trials(hardware: Hardware, stack: Stack, store: Store) -> list[Trial]:
+    """The latest trials that fitted, newest first."""
+    if is_detected(hardware):
+        return store.trials(
+            hardware_key=hardware.key, stack_key=stack.key, outcome=Fits.kind, limit=LATEST, newest_first=True
+        )
+    every = [
+        trial
+        for key in hardware_keys(hardware, store)
+        for trial in store.trials(hardware_key=key, outcome=Fits.kind, limit=LATEST, newest_first=True)
+    ]
+    trials = sorted(every, key=lambda trial: trial.recorded_at, reverse=True)[:LATEST]
+    return [trial for trial in trials if trial.stack.key == trials[0].stack.key]
+
+
+def is_detected(hardware: Hardware) -> bool:
+    """Whether it is a device detected here, under the name that its driver reports, and not a card of the catalog."""
+    return hardware.device_name != hardware.name
+
+
+def hardware_keys(hardware: Hardware, store: Store) -> list[str]:
+    """Keys of the hardware whose trials show what `hardware` does: its own or, for a catalog card that is not in this
+    machine, those of all stored cards of that name."""
+    if is_detected(hardware):
+        return [hardware.key]
+    return [known.key for known in store.hardware() if known.name == hardware.name]

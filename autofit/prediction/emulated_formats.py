@@ -1,0 +1,62 @@
+"""Configs in a number format that the device only emulates: foretold from the same ones in fp32, without a trace.
+
+Two thirds of a space are in 16 bits. Where fp32 is many times faster, such a config is worth a trial only if nothing
+else fits; tracing them all would take most of the time before the first trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from autofit.core.device.probe import Probe
+from autofit.core.frontier import PRACTICAL
+from autofit.core.lattice import Config
+from autofit.core.outcome import Prediction
+from autofit.prediction.probe_findings import times_as_slow_as_fp32
+
+WIDE = "fp32"
+NARROW_SHARE = 0.6
+"""Memory of training in 16 bits throughout over that in fp32: half, and what does not shrink."""
+MEMORY_ERROR = 0.5
+"""Relative error of the memory foretold so: mixed precision keeps weights in fp32 and activations in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Emulated:
+    """A config in an emulated format."""
+
+    twin: Config
+    """The same in fp32."""
+    slower: float
+    """How many times slower products are than in fp32."""
+
+    def foretold(self, config: Config, known: Prediction) -> Prediction:
+        """What is to be expected of `config`, where its twin's prediction is `known`. It has no work, so that no trial
+        of it corrects the device's rates."""
+        share = NARROW_SHARE if config["precision"] in ("bf16", "fp16") else 1.0
+        return replace(
+            known,
+            peak_allocated_bytes=int(share * known.peak_allocated_bytes),
+            peak_reserved_bytes=None,
+            device_bytes=int(share * known.device_bytes),
+            step_seconds=known.step_seconds and self.slower * known.step_seconds,
+            micro_step_seconds=known.micro_step_seconds and self.slower * known.micro_step_seconds,
+            work=None,
+            memory_error=MEMORY_ERROR,
+        )
+
+
+def emulated(configs: Iterable[Config], found: Probe | None) -> Mapping[Config, Emulated]:
+    """Those of `configs` that are too slow to be practical for their format, if the same in fp32 is among them."""
+    if found is None:
+        return {}
+    every = dict.fromkeys(configs)
+    ratios = times_as_slow_as_fp32(found)
+    slow = {}
+    for config in every:
+        ratio = ratios.get(config.text("precision").removesuffix("-mixed"), 1.0)
+        twin = config.replace(precision=WIDE)
+        if ratio * PRACTICAL > 1.0 and twin in every:
+            slow[config] = Emulated(twin, ratio)
+    return slow

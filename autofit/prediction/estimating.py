@@ -1,0 +1,189 @@
+"""A config's memory and time, predicted for hardware that need not be in this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from autofit.catalog.hardware import Card
+from autofit.core.errors import UsageError
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.lattice import Config
+from autofit.estimate.assumptions import ASSUMED
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.memory.deviation import MemoryDeviation
+from autofit.planning.requests import WorkloadOptions, memory_limit
+from autofit.prediction.allocator_shown import as_trials_show
+from autofit.prediction.calibration import rates_for
+from autofit.prediction.estimate_cache import CachedEstimator, readable
+from autofit.prediction.helpful_changes import advised
+from autofit.prediction.memory_deviations import memory_deviations
+from autofit.techniques import Job, unsupported
+from autofit.trial.machine.detection import asked, detect, installed_stack
+
+if TYPE_CHECKING:
+    from autofit.estimate.estimator import Estimator
+    from autofit.estimate.memory.timeline import Timeline
+    from autofit.estimate.time.roofline import Rates
+
+
+def estimate(
+    options: WorkloadOptions,
+    config: Config,
+    *,
+    hardware: str = "auto",
+    memory_limit_bytes: int | None = None,
+    exact: bool = False,
+    store: str | None = None,
+) -> Estimate:
+    """Predict the memory and speed of `config` on a catalog card or, with `auto`, on this machine's device.
+
+    The libraries are those installed here; the speed is calibrated on the store's trials on that hardware, if any, and
+    predicted memory is as sure as those trials show.
+    `exact` traces every decoder layer instead of repeating a few. Raises `UsageError` for a config that cannot work
+    there, saying why. `Estimation` also gives advice and the memory timeline.
+    """
+    asked = Estimation.of(
+        options, config, hardware=hardware, memory_limit_bytes=memory_limit_bytes, exact=exact, store=store
+    )
+    return asked.estimate()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimation:
+    """A config that can be estimated: all answers share their traces."""
+
+    job: Job
+    """What is trained, and where."""
+    rates: Rates | None
+    config: Config
+    memory_limit_bytes: int
+    exact: bool = False
+    """Whether every decoder layer is traced."""
+    deviations: Mapping[str, MemoryDeviation] | None = None
+    """By method; None leaves out how sure the estimate is."""
+    store: str | None = None
+    """Where estimates, those of configs near it included, are looked up and kept, unless they are exact."""
+
+    @classmethod
+    def of(
+        cls,
+        options: WorkloadOptions,
+        config: Config,
+        *,
+        hardware: str = "auto",
+        memory_limit_bytes: int | None = None,
+        exact: bool = False,
+        store: str | None = None,
+    ) -> Estimation:
+        """Arguments and errors as for `estimate`; nothing is traced yet."""
+        device, stack = site(hardware)
+        job = options.job((device, stack))
+        reason = why_not(config, job)
+        if reason is not None:
+            raise UsageError(reason)
+        limit = memory_limit(memory_limit_bytes, device, options.devices)
+
+        with readable(store) as opened:
+            job = as_trials_show(job, opened)
+            rates = rates_for(device, stack, opened, job.workload.key, job.model.digest)
+            deviations = memory_deviations(device, opened)
+        return cls(
+            job=job,
+            rates=rates,
+            config=config,
+            memory_limit_bytes=limit,
+            exact=exact,
+            deviations=deviations,
+            store=store,
+        )
+
+    @cached_property
+    def estimator(self) -> Estimator:
+        """Made when it is needed: what it imports takes longer than an answer from the store."""
+        from autofit.estimate.estimator import Estimator
+        from autofit.estimate.tracing.trace_cache import TraceCache
+
+        return Estimator(self.job, self.rates, exact=self.exact, cache=TraceCache.of_user())
+
+    def estimate(self) -> Estimate:
+        """The estimate, without advice."""
+        return self._answer(self._own)
+
+    def advised(self, report: Callable[[int], None] = lambda done: None) -> Estimate:
+        """The estimate with changes that make it fit or, if it is likely to already, make it faster.
+
+        Predicts configs near it; `report` is called with how many so far.
+        """
+        return self._answer(
+            lambda near: advised(
+                self._own(near), near, lambda config: why_not(config, self.job), report, self.deviations
+            )
+        )
+
+    def _own(self, estimator: CachedEstimator) -> Estimate:
+        return estimator.estimate(self.config, memory_limit_bytes=self.memory_limit_bytes)
+
+    def _answer(self, ask: Callable[[CachedEstimator], Estimate]) -> Estimate:
+        """What is asked of the estimator; `seconds_to_estimate` is how long all of it took, now."""
+        started = time.monotonic()
+        with nullcontext() if self.exact else readable(self.store, create=True) as opened:
+            estimator = CachedEstimator(self.job, self.rates, opened, lambda: self.estimator)
+            try:
+                found = ask(estimator)
+            finally:  # interrupted or not, what was traced need not be traced again
+                estimator.keep()
+        found = found if self.deviations is None else found.judged(self.deviations)
+        return replace(found, seconds_to_estimate=time.monotonic() - started)
+
+    def timeline(self) -> Timeline:
+        """The config's memory, event by event. Raises `NotTraced` where its memory is known by formula alone."""
+        from autofit.estimate.tracing.recorder import NotTraced
+
+        try:
+            return self.estimator.trace(self.config).timeline
+        except NotTraced as error:
+            raise NotTraced(f"there is no memory timeline, because the step cannot be traced ({error})") from error
+
+
+def why_not(config: Config, job: Job) -> str | None:
+    """Why `config` cannot be estimated for `job`, in one sentence; None if it can."""
+    return not_estimated(job.hardware) or unsupported(config, job)
+
+
+def site(hardware: str) -> tuple[Hardware, Stack]:
+    """A catalog card or, with `auto`, this machine's device, together with the libraries installed here.
+
+    For a card, Liger's and flash-attn's kernels are assumed even if they are not installed here: no trace runs them.
+    Raises what `asked` raises.
+    """
+    card = asked(hardware)
+    if card is None:
+        return detect()
+    stack = installed_stack()
+    kernels = {"liger_kernel": stack.liger_kernel or ASSUMED, "flash_attn": stack.flash_attn or ASSUMED}
+    return _device(card), replace(stack, **kernels)
+
+
+def not_estimated(device: Hardware) -> str | None:
+    """Why nothing can be estimated for a device, in one sentence; None if it can."""
+    if device.is_nvidia or device.kind == "cpu":
+        return None
+    return f"estimates are for NVIDIA cards and this machine's CPU; {device.name} is neither"
+
+
+def _device(found: Card) -> Hardware:
+    """A catalog card as the device of a job."""
+    return Hardware(
+        name=found.name,
+        kind=found.kind,
+        device_name=found.name,
+        memory_bytes=found.memory_bytes,
+        capability=found.capability,
+        bf16=found.bf16,
+        peak_flops=found.training_peak_flops,
+    )

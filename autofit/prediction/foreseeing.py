@@ -1,0 +1,173 @@
+"""What a search knows before its first trial: every config's prediction, and how far earlier ones were off here."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from autofit.core.device.probe import CONTEXT
+from autofit.core.errors import in_one_line
+from autofit.core.lattice import Config
+from autofit.prediction.allocator_shown import rounded
+from autofit.prediction.calibration import is_detected
+from autofit.prediction.emulated_formats import Emulated, emulated
+from autofit.prediction.memory_deviations import COMPARED
+from autofit.prediction.predicting import LookedUp, look_up, predict_all
+from autofit.prediction.probing import make_sure, stored_probe
+from autofit.store import Store
+from autofit.techniques import Job
+
+if TYPE_CHECKING:
+    from autofit.search.foresight import Foresight
+
+START_SECONDS = 6.0
+"""Seconds until the libraries are loaded in the processes that estimate."""
+TRACES_SECONDS = 3.0
+"""Seconds of one core for the traces that a group of configs shares (method, precision and targets)."""
+ESTIMATE_SECONDS = 0.02
+"""Seconds of one core to estimate one further config from shared traces; those of single-gpu took half of this, traces
+included (`benchmarks/timings.py estimator`). The three together are what the space `cpu` takes on two cores, some
+20 s."""
+ESTIMATING_SHARE = 0.2
+"""Share of a time budget: if estimating might take more, the budget is better spent on trials."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class Foreseeing:
+    """The foresight of one search: what it needs may be loaded before it is asked for."""
+
+    job: Job
+    configs: Sequence[Config]
+    """Those that may fit."""
+    memory_limit_bytes: int
+    seconds: float | None
+    """The search's time budget, None if it has none."""
+    store: Store
+    one_host: bool
+    """All trials run on this machine and share its host memory. On a cluster Ray chooses each trial's machine, so each
+    trial is judged as if alone there."""
+    predicts: bool = True
+    """Whether predictions are wanted; without them a config is held against the host's memory by formula."""
+    probes: bool = False
+    """Whether this machine's device is probed first, unless the store has its rates."""
+    _looked_up: LookedUp | None = field(init=False, default=None)
+    _emulated: Mapping[Config, Emulated] = field(init=False, default_factory=dict)
+    """Those that are not traced."""
+
+    def get_ready(self) -> None:
+        """Probe the device, and begin to load, in the background, what `foresee` will need; that a load fails is left
+        for `foresee` to meet."""
+        from autofit.estimate import sweep
+
+        if not self.predicts:
+            return
+        self._probe()  # before anything else that would disturb it is begun
+        try:
+            missing = list(self._known().missing)
+            if self._is_time(missing):
+                sweep.get_ready(missing)
+        except Exception as failure:
+            _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
+
+    def foresee(self, report: Callable[[int, int], None]) -> Foresight:
+        """What the estimator predicts, and how far it was off in earlier trials on this hardware.
+
+        `report` is called with the number of configs estimated and their total. A failure is logged in one line and
+        costs only the predictions.
+        """
+        from autofit.search.foresight import Foresight, learned
+
+        job, store = self.job, self.store
+        if not self.predicts:
+            return self._by_formula(self.configs)
+        try:
+            self._probe()
+            known = self._known()
+            if not self._is_time(list(known.missing)):  # those made before cost nothing
+                if not known.found:
+                    return self._by_formula(self.configs)
+                known = replace(known, missing={})
+            found = predict_all(
+                job,
+                self.configs,
+                memory_limit_bytes=self.memory_limit_bytes,
+                store=store,
+                looked_up=known,
+                report=report,
+            )
+            # Trials of this search's own workload and stack are left out: the search recalls them one by one.
+            own = (job.workload.key, job.stack.key)
+            here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
+            earlier = (trial for trial in here if (trial.workload.key, trial.stack.key) != own)
+            predictions = {c: e.prediction for c, e in found.items()}
+            for config, one in self._emulated.items():
+                if config not in found and one.twin in found:
+                    predictions[config] = one.foretold(config, predictions[one.twin])
+            foresight = Foresight(predictions=predictions, memory_error=learned(earlier))
+        except Exception as failure:
+            _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
+            return self._by_formula(self.configs)
+        others = self._by_formula([c for c in self.configs if c not in found])
+        return replace(
+            foresight,
+            beyond_host={
+                **others.beyond_host,
+                **{c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
+            },
+            host_bytes={c: e.machine_host_bytes for c, e in found.items()},
+            shared_host_bytes=(job.hardware.host_memory_bytes or None) if self.one_host else None,
+        )
+
+    def _probe(self) -> None:
+        if self.probes and is_detected(self.job.hardware):
+            make_sure(
+                self.job.model,
+                self.job.hardware,
+                self.job.stack,
+                self.store,
+                ranks=self.job.workload.devices,
+                budget_seconds=self.seconds,
+            )
+            found = stored_probe(self.job.hardware, self.job.stack, self.store, None)
+            if self.job.context_bytes is None and found is not None and CONTEXT in found.figures:
+                self.job = replace(self.job, context_bytes=rounded(found.figures[CONTEXT]))
+        self.probes = False
+
+    def _by_formula(self, configs: Sequence[Config]) -> Foresight:
+        """What is known without a trace: which of these offload more than the host holds. A failure costs only that."""
+        from autofit.search.foresight import Foresight
+
+        offloading = [config for config in configs if config["offload"] != "none"]
+        if not offloading:
+            return Foresight()
+        try:
+            from autofit.estimate.sharding.hosted import host_short_bytes  # PyTorch with it, which takes seconds
+
+            lacking = {config: host_short_bytes(config, self.job) for config in offloading}
+        except Exception as failure:
+            _log.warning("autofit: the host's memory is not held against the configs: %s", in_one_line(failure))
+            return Foresight()
+        return Foresight(beyond_host={config: size for config, size in lacking.items() if size})
+
+    def _known(self) -> LookedUp:
+        """The estimates made before, looked up once, without those that are not worth making."""
+        if self._looked_up is None:
+            job = self.job
+            self._emulated = emulated(self.configs, stored_probe(job.hardware, job.stack, self.store, job.model.digest))
+            found = look_up(job, self.configs, memory_limit_bytes=self.memory_limit_bytes, store=self.store)
+            missing = {config: key for config, key in found.missing.items() if config not in self._emulated}
+            self._looked_up = replace(found, missing=missing)
+        return self._looked_up
+
+    def _is_time(self, missing: Sequence[Config]) -> bool:
+        """Whether estimating these would take no more than its share of the budget."""
+        from autofit.estimate.sweep import groups_of, workers_for
+
+        if self.seconds is None or not missing:
+            return True
+        work = TRACES_SECONDS * len(groups_of(missing)) + ESTIMATE_SECONDS * len(missing)
+        return START_SECONDS + work / workers_for(missing) <= ESTIMATING_SHARE * self.seconds

@@ -1,0 +1,255 @@
+"""Changes to a config that help: the most faithful ones that make it fit or, if it fits already, make it faster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from autofit.catalog.hardware import fitting
+from autofit.catalog.space import ADAPTER_AXES
+from autofit.core.frontier import speed
+from autofit.core.lattice import Axis, Config, Lattice, Value
+from autofit.core.workload import METHODS, Effect
+from autofit.estimate.estimate import Change, Estimate, Lightest
+from autofit.estimate.memory.lower_bound import floor_bytes
+from autofit.planning.lattices import default_space, load_space
+from autofit.techniques import AXES, complete, holds
+
+if TYPE_CHECKING:
+    from autofit.estimate.memory.deviation import MemoryDeviation
+    from autofit.prediction.estimate_cache import CachedEstimator
+
+GAIN = 0.03
+"""Relative difference in predicted speed below which it does not count."""
+MAX_TRACES = 5
+"""Decoders traced when looking for changes of one effect; for an 8B model each takes about a second."""
+WITHOUT_TRACE = ("rank", "micro_batch", "optimizer", "loss")
+"""Axes that can be varied without tracing the decoder again (`Estimator`)."""
+
+
+def advised(
+    found: Estimate,
+    estimator: CachedEstimator,
+    refused: Callable[[Config], str | None],
+    report: Callable[[int], None],
+    shown: Mapping[str, MemoryDeviation] | None = None,
+) -> Estimate:
+    """`found` with changes to it or, if nothing near it is likely to fit, with what the lightest config needs.
+
+    `refused` says why a config cannot be estimated for the estimator's job (None if it can); `report` is called with
+    the number of configs predicted so far; `shown` is how far memory may be off (`Estimate.judged`).
+    """
+    judged = found if shown is None else found.judged(shown)
+    near = _Neighbourhood(judged, estimator, refused, report, shown)
+    if judged.likely_fits:
+        return replace(judged, advice=near.faster())
+    changes = near.that_fit()
+    return replace(judged, advice=changes, lightest=None if changes else near.lightest())
+
+
+def effect_of(before: Config, after: Config) -> Effect:
+    """The strongest effect of the differences between two configs: none, on the numerics, or on the training."""
+    differ = (axis for axis in AXES if before.get(axis.name) != after.get(axis.name))
+    return max((_strongest(axis, before, after) for axis in differ), default=Effect.EXACT)
+
+
+def _strongest(axis: Axis, before: Config, after: Config) -> Effect:
+    if axis.name == "rank":
+        return Effect.TRAINING
+    return max(axis.effect(config[axis.name]) for config in (before, after) if axis.name in config)
+
+
+def lightness(config: Config) -> tuple[int, ...]:
+    """A sort key under which no config precedes one that is claimed to need less memory."""
+    return tuple(-1 if axis.name not in config else _place(axis, config[axis.name]) for axis in AXES)
+
+
+def _place(axis: Axis, value: Value) -> int:
+    return int(value) if axis.numeric else axis.values.index(value)
+
+
+class _Neighbourhood:
+    """The configs that differ from a given one in one or two values of the default space, each predicted at most
+    once."""
+
+    def __init__(
+        self,
+        found: Estimate,
+        estimator: CachedEstimator,
+        refused: Callable[[Config], str | None],
+        report: Callable[[int], None],
+        shown: Mapping[str, MemoryDeviation] | None,
+    ) -> None:
+        job = estimator.job
+        self._shown = shown
+        self._found = found
+        self._estimator = estimator
+        self._refused = refused
+        self._report = report
+        self._space = load_space(default_space(job.hardware, job.workload.devices))
+        self._order = Lattice(axes=AXES, configs=(), holds=holds(job))
+        self._known: dict[Config, Estimate] = {found.config: found}
+        self._grant_traces()
+
+    def that_fit(self) -> tuple[Change, ...]:
+        """The most faithful changes of one value or two that are likely to make it fit."""
+        for effect in Effect:
+            self._grant_traces()
+            fits = [estimate for changes in (1, 2) for estimate in self._fitting(self._lighter(effect, changes))]
+            if fits:
+                return self._options(fits)
+        return ()
+
+    def faster(self) -> tuple[Change, ...]:
+        """Single changes that are likely to fit and gain enough: exact ones, else those in numerics. The training
+        itself stays as the user chose it."""
+        if self._found.tokens_per_second is None:
+            return ()
+        for effect in (Effect.EXACT, Effect.NUMERICS):
+            self._grant_traces()
+            fits = self._fitting(self._not_sure_to_be_slower(effect))
+            faster = [estimate for estimate in fits if speed(estimate) >= speed(self._found) * (1 + GAIN)]
+            if faster:
+                return self._options(faster)
+        return ()
+
+    def _options(self, fits: list[Estimate]) -> tuple[Change, ...]:
+        """Of those with the most faithful method, the smallest change, the fastest and the safest, which may be one."""
+        first = min(_method(estimate) for estimate in fits)
+        changes = [self._change(estimate) for estimate in fits if _method(estimate) == first]
+        best = {
+            "smallest": max(changes, key=lambda change: (-len(change.values), *_speed_or_memory(change.estimate))),
+            "fastest": max(changes, key=lambda change: _speed_or_memory(change.estimate)),
+            "safest": max(changes, key=lambda change: (change.estimate.headroom_bytes, speed(change.estimate))),
+        }
+        options: dict[Config, Change] = {}
+        for role, change in best.items():
+            known = options.setdefault(change.estimate.config, change)
+            options[change.estimate.config] = replace(known, roles=(*known.roles, role))
+        return tuple(options.values())
+
+    def lightest(self) -> Lightest:
+        """The config with every axis at the lightest value that can be estimated here."""
+        config = self._found.config
+        for axis in AXES:
+            if axis.name in config:
+                lighter = (_with(config, {axis.name: value}) for value in self._values(axis, below=config[axis.name]))
+                config = next(filter(self._possible, lighter), config)
+        estimate = self._estimate(config)
+        return Lightest(estimate=estimate, card=self._card(estimate))
+
+    def _lighter(self, effect: Effect, changes: int) -> list[Config]:
+        """The configs with `changes` lighter values whose strongest effect is `effect`."""
+        moves = [(a.name, v) for a, present in self._present() for v in self._values(a, below=present)]
+        chosen = [dict(some) for some in itertools.combinations(moves, changes)]
+        return self._near((values for values in chosen if len(values) == changes), effect)
+
+    def _not_sure_to_be_slower(self, effect: Effect) -> list[Config]:
+        """The configs that differ in one value, except those that merely recompute more or launch more operations."""
+        moves = [
+            (axis, value)
+            for axis, present in self._present()
+            for value in self._values(axis)
+            if not (axis.name in ("checkpointing", "micro_batch") and axis.is_lighter_or_equal(value, present))
+        ]
+        return self._near(({axis.name: value} for axis, value in moves), effect)
+
+    def _present(self) -> list[tuple[Axis, Value]]:
+        config = self._found.config
+        return [(axis, config[axis.name]) for axis in AXES if axis.name in config]
+
+    def _values(self, axis: Axis, *, below: Value | None = None) -> list[Value]:
+        """The default space's values of an axis, lightest first; with `below`, only those before it."""
+        listed: Iterable[Value] = self._space.axes.get(axis.name, ())
+        if axis.name == "micro_batch":
+            batch = self._estimator.job.workload.batch_per_device
+            among = set(listed) or range(1, batch + 1)
+            listed = [size for size in range(1, batch + 1) if batch % size == 0 and size in among]
+        if below is None:
+            return list(listed)
+        return [value for value in listed if _place(axis, value) < _place(axis, below)]
+
+    def _near(self, changes: Iterable[dict[str, Value]], effect: Effect) -> list[Config]:
+        here = self._found.config
+        near = dict.fromkeys(_with(here, values) for values in changes)
+        return [c for c in near if c != here and effect_of(here, c) is effect and self._possible(c)]
+
+    def _possible(self, config: Config) -> bool:
+        """Whether `config` can be estimated and the space's rules exclude none of its new values."""
+        here, values = self._found.config, config.to_json()
+        changed = {axis for axis in config if config[axis] != here.get(axis)}
+        ruled_out = (r.excludes(values) and not changed.isdisjoint({*r.only, *r.never}) for r in self._space.rules)
+        return not any(ruled_out) and self._refused(config) is None
+
+    def _fitting(self, configs: Iterable[Config]) -> list[Estimate]:
+        """The estimates that are likely to fit. Lighter configs are estimated first: any above one that does not fit is
+        skipped."""
+        found = []
+        for config in sorted(configs, key=lightness):
+            if config in self._known or (not self._too_heavy(config) and self._affordable(config)):
+                estimate = self._estimate(config)
+                if estimate.likely_fits:
+                    found.append(estimate)
+        return found
+
+    def _too_heavy(self, config: Config) -> bool:
+        if floor_bytes(config, self._estimator.job) > self._found.memory_limit_bytes:
+            return True
+        return any(not e.fits and self._order.is_lighter_or_equal(e.config, config) for e in self._known.values())
+
+    def _grant_traces(self) -> None:
+        self._may_be_traced = len(self._traced()) + MAX_TRACES
+
+    def _traced(self) -> set[tuple[tuple[str, Value], ...]]:
+        return {_decoder(known) for known in self._known}
+
+    def _affordable(self, config: Config) -> bool:
+        traced = self._traced()
+        return _decoder(config) in traced or len(traced) < self._may_be_traced
+
+    def _estimate(self, config: Config) -> Estimate:
+        if config not in self._known:
+            limit = self._found.memory_limit_bytes
+            self._known[config] = self._judged(self._estimator.estimate(config, memory_limit_bytes=limit))
+            self._report(len(self._known))
+        return self._known[config]
+
+    def _judged(self, estimate: Estimate) -> Estimate:
+        return estimate if self._shown is None else estimate.judged(self._shown)
+
+    def _change(self, estimate: Estimate) -> Change:
+        before, after = self._found.config, estimate.config
+        values = {axis: after[axis] for axis in after if before.get(axis) != after[axis]}
+        return Change(values=values, effect=effect_of(before, after), estimate=estimate)
+
+    def _card(self, estimate: Estimate) -> str | None:
+        """The smallest card that is likely to hold it, among those that the estimator covers."""
+        if self._estimator.job.hardware.kind != "cuda":
+            return None
+        bf16 = estimate.config.text("precision").startswith("bf16")
+        enough = (c for c in fitting(estimate.device_bytes) if c.vendor == "nvidia" and (c.bf16 or not bf16))
+        return next((c.name for c in enough if replace(estimate, memory_limit_bytes=c.memory_bytes).likely_fits), None)
+
+
+def _with(config: Config, values: dict[str, Value]) -> Config:
+    """`config` with other values. Axes that do not apply to the new method are dropped; those that now apply take the
+    recipe's values."""
+    together = {**config.to_json(), **values}
+    if together["method"] == "full":
+        together = {name: value for name, value in together.items() if name not in ADAPTER_AXES}
+    return complete(together)
+
+
+def _decoder(config: Config) -> tuple[tuple[str, Value], ...]:
+    return tuple(item for item in config.items if item[0] not in WITHOUT_TRACE)
+
+
+def _speed_or_memory(estimate: Estimate) -> tuple[float, int]:
+    """A sort key by speed: where none is known, what needs the most memory is likely the fastest."""
+    return speed(estimate), estimate.device_bytes
+
+
+def _method(estimate: Estimate) -> int:
+    return METHODS.index(estimate.config.text("method"))

@@ -1,0 +1,201 @@
+"""The frontier that a search is predicted to find: nothing is run, and the hardware need not be in this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.core.frontier import beside, best, frontiers, of_method, speed
+from autofit.core.units import format_bytes
+from autofit.core.workload import Goal
+from autofit.estimate.estimate import Estimate
+from autofit.planning.nothing_fits import Shortfall, holder
+from autofit.planning.preparing import Prepared, check_dry_run, outline, prepare, walked
+from autofit.planning.requests import SearchRequest, memory_limit
+from autofit.prediction.allocator_shown import as_trials_show
+from autofit.prediction.estimate_cache import readable
+from autofit.prediction.estimating import not_estimated, site
+from autofit.prediction.helpful_changes import GAIN
+from autofit.prediction.predicting import predict_all
+from autofit.techniques import Job, changes
+from autofit.trial.machine.detection import asked
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedAlternative:
+    """Another config of interest beside the recommended one."""
+
+    role: str
+    """`faster, does not fit`, `lighter`, or `other method`, as for measured alternatives."""
+    estimate: Estimate
+    speedup: float
+    """Its tokens per second over the recommended config's."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object."""
+        return {
+            "role": self.role,
+            "config": self.estimate.config.to_json(),
+            "estimate": self.estimate.short_json(),
+            "over_limit_bytes": -self.estimate.headroom_bytes,
+            "speedup": self.speedup,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedChoice:
+    """What would be recommended if every prediction came true."""
+
+    estimate: Estimate
+    changes_training: tuple[str, ...]
+    """What differs from the plain recipe in numerics or training, one sentence each."""
+    alternatives: tuple[PredictedAlternative, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object, with the keys of a measured recommendation."""
+        return {
+            "config": self.estimate.config.to_json(),
+            "provenance": "predicted",
+            "estimate": self.estimate.to_json(),
+            "headroom_bytes": self.estimate.headroom_bytes,
+            "changes_training": list(self.changes_training),
+            "alternatives": [a.to_json() for a in self.alternatives],
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedFrontier:
+    """The predicted frontiers of full, LoRA and QLoRA training side by side."""
+
+    prepared: Prepared
+    """The hardware, the workload and the lattice."""
+    not_predicted: dict[str, int]
+    """Reason -> number of configs of the lattice that cannot be estimated for that reason."""
+    fitting: int
+    """Number of configs predicted to fit."""
+    points: tuple[Estimate, ...]
+    """Sorted by memory; each is undominated among those of its own method."""
+    recommendation: PredictedChoice | None
+    """None if no speed could be predicted."""
+    seconds: float
+    """How long the prediction took."""
+
+    def of(self, method: str) -> tuple[Estimate, ...]:
+        """The frontier of one method."""
+        return tuple(of_method(method, self.points))
+
+    def to_json(self) -> dict[str, Any]:
+        """As a JSON object: that of `outline`, and the predictions."""
+        return {
+            "provenance": "predicted",
+            **outline(self.prepared),
+            "not_predicted": dict(self.not_predicted),
+            "fitting": self.fitting,
+            "frontier": [{"config": p.config.to_json(), "estimate": p.to_json()} for p in self.points],
+            "recommendation": None if self.recommendation is None else self.recommendation.to_json(),
+            "seconds": self.seconds,
+        }
+
+
+def predict_frontier(
+    request: SearchRequest, report: Callable[[int, int], None] = lambda done, total: None
+) -> PredictedFrontier:
+    """Predict every config that a search would consider, on a catalog card or on this machine's device.
+
+    `report` is called with the number of configs predicted so far and their total. Raises `NothingFits` if none is
+    predicted to fit.
+    """
+    started = time.monotonic()
+    check_dry_run(request)
+    prepared = _prepared(request)
+    job, limit = prepared.job, prepared.memory_limit_bytes
+    configs, reason = prepared.narrowed.lattice.configs, not_estimated(job.hardware)
+    within = [config for config in configs if prepared.floor(config) <= limit] if reason is None else []
+    with readable(request.store, create=True) as store:
+        shown = as_trials_show(job, store)
+        found = list(predict_all(shown, within, memory_limit_bytes=limit, store=store, report=report).values())
+    fits = [e for e in found if e.fits]
+    if found and not fits:
+        raise _shortfall(found, job)
+    return PredictedFrontier(
+        prepared=prepared,
+        not_predicted={} if reason is None else {reason: len(configs)},
+        fitting=len(fits),
+        points=frontiers(fits),
+        recommendation=recommended(found, request.goal),
+        seconds=time.monotonic() - started,
+    )
+
+
+def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | None:
+    """What `frontier.best` makes of the predictions, where speeds within `GAIN` tie; None if none fits or no speed is
+    known."""
+
+    def fits(estimate: Estimate) -> bool:
+        return estimate.fits and estimate.tokens_per_second is not None
+
+    def of(methods: Iterable[str]) -> Estimate | None:
+        return best(filter(fits, estimates), methods=methods, ties=_ties, changes=lambda c: len(changes(c, goal)))
+
+    chosen = of(goal.methods)
+    if chosen is None:
+        return None
+    picks = beside(chosen, estimates, fits=fits, best_of=lambda method: of([method]), least_speedup=1 + GAIN)
+    return PredictedChoice(
+        estimate=chosen,
+        changes_training=changes(chosen.config, goal),
+        alternatives=tuple(
+            PredictedAlternative(role=role, estimate=other, speedup=speed(other) / speed(chosen))
+            for role, other in picks
+        ),
+    )
+
+
+def _ties(one: Estimate, fastest: Estimate) -> bool:
+    return speed(one) >= speed(fastest) * (1 - GAIN)
+
+
+def _prepared(request: SearchRequest) -> Prepared:
+    """A search on a catalog card as if this machine had it, or else on this machine's device."""
+    if asked(request.hardware, request.device) is None:
+        return prepare(request)
+    job = request.workload.job(site(request.hardware))
+    return walked(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))
+
+
+def _host_shortfall(lightest: Estimate, job: Job) -> Shortfall:
+    """The error when the lightest config fits the devices but not the host's memory."""
+    return Shortfall(
+        f"no config of {job.model.name} is predicted to fit: the lightest that fits the devices needs "
+        f"{format_bytes(lightest.machine_host_bytes)} of host memory, and the host has "
+        f"{format_bytes(lightest.host_memory_bytes or 0)} ({lightest.config})",
+        memory_limit_bytes=lightest.memory_limit_bytes,
+        closest={
+            "config": lightest.config.to_json(),
+            "provenance": "predicted",
+            "estimate": lightest.short_json(),
+            "over_limit_bytes": lightest.host_short_bytes,
+        },
+    )
+
+
+def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
+    """The error when every config is predicted to exceed the limit: which needs least, and what could hold it."""
+    lightest = min(found, key=lambda e: (e.host_short_bytes, e.device_bytes))
+    limit = lightest.memory_limit_bytes
+    needed = int(lightest.device_bytes * (1.0 + lightest.memory_error))
+    if lightest.fits_device and lightest.host_memory_bytes is not None:
+        return _host_shortfall(lightest, job)
+    return Shortfall(
+        f"no config of {job.model.name} is predicted to fit {format_bytes(limit)}: the lightest needs "
+        f"{format_bytes(lightest.device_bytes)} ({lightest.config}); {holder(needed, job.hardware)}",
+        memory_limit_bytes=limit,
+        closest={
+            "config": lightest.config.to_json(),
+            "provenance": "predicted",
+            "estimate": lightest.short_json(),
+            "over_limit_bytes": -lightest.headroom_bytes,
+        },
+    )

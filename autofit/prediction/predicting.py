@@ -1,0 +1,100 @@
+"""Estimates of every config of a lattice: looked up if they were made before, traced otherwise."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from autofit.core.errors import in_one_line
+from autofit.core.lattice import Config
+from autofit.estimate.estimate import Estimate
+from autofit.estimate.identity import EstimateKeys
+from autofit.prediction.calibration import rates_for
+from autofit.prediction.estimate_cache import EstimateCache
+from autofit.prediction.estimating import not_estimated
+from autofit.prediction.memory_deviations import memory_deviations
+from autofit.store import Store
+from autofit.techniques import Job
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookedUp:
+    """What is known of a lattice's estimates before any is made."""
+
+    cache: EstimateCache
+    found: dict[Config, Estimate]
+    """Those made before, without their times."""
+    missing: dict[Config, str]
+    """The configs that have none but can be estimated, with their keys in the cache."""
+
+
+def look_up(job: Job, configs: Sequence[Config], *, memory_limit_bytes: int, store: Store | None) -> LookedUp:
+    """Find the estimates made before. Without a store, or once it has failed, there are none."""
+    possible = configs if not_estimated(job.hardware) is None else []
+    keys = EstimateKeys(job)
+    by_key = {keys.of(config): config for config in possible}
+    cache = EstimateCache(store)
+    known = cache.known(by_key, memory_limit_bytes=memory_limit_bytes)
+    found = {by_key[key]: estimate for key, estimate in known.items()}
+    missing = {config: key for key, config in by_key.items() if config not in found}
+    return LookedUp(cache=cache, found=found, missing=missing)
+
+
+def predict_all(
+    job: Job,
+    configs: Sequence[Config],
+    *,
+    memory_limit_bytes: int,
+    store: Store | None,
+    looked_up: LookedUp | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[Config, Estimate]:
+    """`estimate_all`, timed at this hardware's speed and as sure of memory as the store's trials show."""
+    found = estimate_all(
+        job, configs, memory_limit_bytes=memory_limit_bytes, store=store, looked_up=looked_up, report=report
+    )
+    rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
+    shown = memory_deviations(job.hardware, store)
+    return {config: estimate.timed(job, rates).judged(shown) for config, estimate in found.items()}
+
+
+def estimate_all(
+    job: Job,
+    configs: Sequence[Config],
+    *,
+    memory_limit_bytes: int,
+    store: Store | None,
+    looked_up: LookedUp | None = None,
+    report: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[Config, Estimate]:
+    """Every config's estimate, in the order given, without its time, which `Estimate.timed` adds.
+
+    `report` is called with the number done and the total. Without a store, nothing is looked up or kept; `looked_up` is
+    what `look_up` found for the same arguments, if it was called already. Each config must be supported. One that
+    cannot be traced is estimated by formula (`memory_error` above 0, no time). Configs that cannot be estimated at all
+    are left out: the estimator does not cover the device, or it failed, which is only logged, because no prediction is
+    worth ending a search for.
+    """
+    known = looked_up or look_up(job, configs, memory_limit_bytes=memory_limit_bytes, store=store)
+    found, missing = dict(known.found), known.missing
+    possible = len(found) + len(missing)
+    report(len(found), possible)
+    if missing:
+        made = _made(job, list(missing), memory_limit_bytes, lambda done: report(len(known.found) + done, possible))
+        known.cache.keep({missing[config]: estimate for config, estimate in made.items()})
+        found |= made
+    return {config: found[config] for config in configs if config in found}
+
+
+def _made(job: Job, configs: list[Config], limit: int, report: Callable[[int], None]) -> dict[Config, Estimate]:
+    """New estimates. Whatever goes wrong in the estimator, even the death of its processes, costs only predictions."""
+    from autofit.estimate.sweep import sweep
+
+    try:
+        return sweep(job, configs, memory_limit_bytes=limit, report=report)
+    except Exception as error:
+        _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(error))
+        return {}

@@ -1,0 +1,106 @@
+"""What a probe means to a person: one sentence for each thing worth knowing, and a short table."""
+
+from __future__ import annotations
+
+from autofit.core.device.probe import Probe
+from autofit.core.device.work_kinds import (
+    FLOP,
+    FORMATS,
+    LAUNCH,
+    LAYOUTS,
+    attention,
+    batched,
+    four_bit,
+    memory_bound,
+    product,
+    unit,
+    update,
+)
+
+SLOW_FORMAT = 1.5
+"""A 16-bit format whose products are slower than fp32's by this factor is emulated: arithmetic of its own is faster."""
+UNEVEN = 3.0
+"""A format is told to depend on the layout if its products differ by this factor."""
+_UNITS = {", bytes per second": "GB/s", ", FLOP per second": "GFLOP/s", ", bytes": "GB"}
+
+_ROWS = (
+    *(((lambda f, layout=layout: product(f, layout)), f"products, {role}") for layout, role in LAYOUTS.items()),
+    (batched, "products, batched"),
+    ((lambda f: attention(f, "forward")), "attention, forward"),
+    ((lambda f: attention(f, "backward")), "attention, backward"),
+    ((lambda f: memory_bound("elementwise", f, "far")), "elementwise"),
+    ((lambda f: memory_bound("softmax", f, "far")), "softmax"),
+    (four_bit, "4-bit unpacking"),
+    (update, "AdamW update"),
+)
+
+
+def findings(found: Probe) -> list[str]:
+    """One sentence each, the most important first."""
+    figures = [_figure(name, value) for name, value in found.figures.items()]
+    return [*_doubts(found), *_formats(found), *_launches(found), *figures, *_failures(found)]
+
+
+def _figure(name: str, value: float) -> str:
+    ending, unit = next((ending, unit) for ending, unit in _UNITS.items() if name.endswith(ending))
+    said = name.removesuffix(ending)
+    return f"{said[0].upper()}{said[1:]}: {value / 1e9:,.3g} {unit}."
+
+
+def emulated(found: Probe) -> dict[str, str]:
+    """The number formats that the device has no arithmetic for, each with a sentence that says how slow it is."""
+    ratios = times_as_slow_as_fp32(found)
+    return {name: _sentence(name, ratio) for name, ratio in ratios.items() if ratio > SLOW_FORMAT}
+
+
+def _slowest(found: Probe, number_format: str) -> float | None:
+    """Seconds per FLOP, the mean of the three products of a linear layer; None where one is unknown."""
+    known = [found.seconds_per.get(product(number_format, layout)) for layout in LAYOUTS]
+    return None if None in known else sum(rate for rate in known if rate) / len(known)
+
+
+def _formats(found: Probe) -> list[str]:
+    return [_sentence(name, ratio) for name, ratio in times_as_slow_as_fp32(found).items()]
+
+
+def times_as_slow_as_fp32(found: Probe) -> dict[str, float]:
+    """By 16-bit format, how many times as long its products take as those in fp32; without what was not measured."""
+    wide, narrow = _slowest(found, "fp32"), {name: _slowest(found, name) for name in ("bf16", "fp16")}
+    return {name: rate / wide for name, rate in narrow.items() if rate is not None and wide is not None}
+
+
+def _sentence(name: str, ratio: float) -> str:
+    if ratio > SLOW_FORMAT:
+        return f"{name} is emulated here: {_times(ratio)} slower than fp32."
+    if ratio < 1.0 / SLOW_FORMAT:
+        return f"{name} is {_times(1 / ratio)} faster than fp32."
+    return f"{name} is about as fast as fp32."
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.0f} times" if ratio >= 10 else f"{ratio:.1f} times"
+
+
+def _launches(found: Probe) -> list[str]:
+    launch = found.seconds_per.get(LAUNCH)
+    return [] if launch is None else [f"Launching one operation takes {launch * 1e6:.0f} us of the host's time."]
+
+
+def _doubts(found: Probe) -> list[str]:
+    return [f"The device was not free: {reason}. The figures may be off by a lot." for reason in found.doubts[:1]]
+
+
+def _failures(found: Probe) -> list[str]:
+    return [f"Not measured: {part.name} ({part.failure})." for part in found.parts if part.failure is not None]
+
+
+def table(found: Probe) -> list[tuple[str, ...]]:
+    """Rows of an operation, its speed in each format and the unit."""
+    rows = []
+    for kind_of, name in _ROWS:
+        kinds = [kind_of(f) for f in FORMATS]
+        speeds = [found.seconds_per.get(kind) for kind in kinds]
+        if any(speeds):
+            told = "GFLOP/s" if unit(kinds[0]) == FLOP else "GB/s"
+            rows.append((name, *(f"{1e-9 / s:,.3g}" if s else "-" for s in speeds), told))
+    return rows

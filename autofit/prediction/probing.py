@@ -1,0 +1,273 @@
+"""A device's measured rates: probed once, kept in the store, and used in place of its data sheet."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from autofit.catalog.models import Model, load
+from autofit.core.device.probe import (
+    BETWEEN_RANKS,
+    COLLECTIVES,
+    UPDATE_ON_HOST,
+    WAYS,
+    MeasuredStep,
+    Probe,
+    collective,
+    shapes_key,
+    transfer,
+)
+from autofit.core.device.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LINK, update
+from autofit.core.errors import StoreError
+from autofit.core.hardware import Hardware, Stack
+from autofit.core.outcome import Fits, StepWork
+from autofit.estimate.version import ESTIMATOR_VERSION, is_current
+from autofit.probe.shapes import usual_model
+from autofit.store import Store
+from autofit.techniques import needs_process_group
+from autofit.trial.machine import device_lock
+from autofit.trial.machine.detection import detect
+from autofit.trial.process.group_runner import tell_of_waiting
+
+if TYPE_CHECKING:
+    from autofit.estimate.time.roofline import Rates
+
+TIME_SHARE, LEAST_SECONDS = 0.1, 30.0
+"""Of a search's time budget that its probe may take, and what it may take anyway: a slow device measures less of itself
+rather than take the trials' time."""
+UNCHECKED_ERROR = 0.3
+"""Relative error of a time that only the rates of single operations tell."""
+LEAST_ERROR = 0.1
+"""The same where they foretold a few layers' real step: it is not the whole step, and one config of many."""
+LEAST_PART = 0.05
+"""Share of the smaller depth's time below which a difference of two times is noise."""
+OTHER_SHAPES_ERROR = 0.15
+"""What it adds that the rates were measured at the shapes of another model."""
+DOUBTED_ERROR = 0.5
+"""What it adds that the device was busy with something else."""
+CONTRADICTION = 2.0
+"""How far trials may be off before a probe is not believed: the memory of one shared machine was twice as fast half a
+minute later (benchmarks/README.md, other processors)."""
+BOUND_CONTRADICTION = 5.0
+"""The same for a trial that was cut: the lower bound comes from a first micro-step, which is the slowest."""
+HELD_AGAINST = 50
+"""The latest trials, so many at most, that are held against a probe."""
+
+_log = logging.getLogger(__name__)
+
+Shown = tuple[StepWork, float]
+"""Work, and the seconds that it took."""
+
+
+def probe(
+    *, device: str = "auto", model: str | None = None, fresh: bool = False, store: str | None = None
+) -> tuple[Probe, bool]:
+    """The rates of this machine's device at the shapes of `model`, and whether they were measured just now.
+
+    Looked up in the store for the same hardware and stack, unless `fresh`; else measured in 10 to 20 s, and kept.
+    Raises `EnvironmentLacks` if there is no such device or nothing can be measured on it, `UsageError` for an unknown
+    model, and `StoreError`.
+    """
+    hardware, stack = detect(device)
+    with Store.open(store) as opened:
+        return probed(load(model or usual_model(hardware.kind)), hardware, stack, opened, fresh=fresh)
+
+
+def probed(
+    model: Model,
+    hardware: Hardware,
+    stack: Stack,
+    store: Store,
+    *,
+    fresh: bool = False,
+    ranks: int = 1,
+    most_seconds: float = math.inf,
+) -> tuple[Probe, bool]:
+    """`probe` for a device that is known, in an open store. One that met a busy or throttled device is made once more,
+    and again in the next search, as is one that trials have contradicted since; of one that ran out of memory or time,
+    the parts that did. What happens between `ranks` is measured once there are several, whatever their number."""
+    stored = None if fresh else stored_probe(hardware, stack, store, model.digest)
+    known = None if stored is None or stored.shapes_key != shapes_key(model.digest) else stored
+    was_doubted = known is not None and bool(known.doubts)
+    if known is not None and (was_doubted or _contradicted(known, store)):
+        known = None
+    if known is not None and not _lacking(known, ranks):
+        return known, False
+    # A device that was busy then, too, may always be: one more probe is enough.
+    attempts = 1 if was_doubted else 2
+    made = undisturbed_probe(model, hardware, stack, known, ranks=ranks, attempts=attempts, most_seconds=most_seconds)
+    if stored is not None and stored.shapes_key == made.shapes_key:
+        made = replace(stored.completed_by(made), device_state=made.device_state, seconds=made.seconds)
+    store.keep_probe(made)
+    return made, True
+
+
+def _lacking(known: Probe, ranks: int) -> tuple[str, ...]:
+    """The parts of a stored probe that are to be measured now."""
+    between = () if any(part.name == BETWEEN_RANKS for part in known.parts) else (BETWEEN_RANKS,)
+    return tuple(name for name in (*known.cut_short, *between) if ranks > 1 or name != BETWEEN_RANKS)
+
+
+def undisturbed_probe(
+    model: Model,
+    hardware: Hardware,
+    stack: Stack,
+    known: Probe | None = None,
+    *,
+    ranks: int = 1,
+    attempts: int = 2,
+    most_seconds: float = math.inf,
+) -> Probe:
+    """A new probe, made while no trial runs on the device, and again, up to so many `attempts`, if something else did;
+    of one that is `known`, only the parts that it lacks. All of it, waiting for the device included, takes about
+    `most_seconds` at most. Raises `EnvironmentLacks`, and `GivenUp` where the device is not free in time."""
+    from autofit.probe.run import run
+
+    until = time.monotonic() + most_seconds
+
+    def measured(**asked: Any) -> Probe:
+        return run(model, hardware, stack, ranks=ranks, most_seconds=until - time.monotonic(), **asked)
+
+    devices = device_lock.names(hardware.kind, ranks)
+    with device_lock.held(devices, waiting=tell_of_waiting, most_seconds=most_seconds):
+        if known is not None:
+            return known.completed_by(measured(known=known, parts=_lacking(known, ranks)))
+        made = measured()
+        for _ in range(attempts - 1):
+            if made.doubts and time.monotonic() + made.seconds < until:
+                made = measured()
+        return made
+
+
+def _contradicted(found: Probe, store: Store) -> bool:
+    """Whether the trials since took `CONTRADICTION` times as long as the probe says or more, in the median, or as
+    short: those of the same model, on one device alone, whose time is not in doubt. Or one was cut that takes
+    `BOUND_CONTRADICTION` times as long at least."""
+    from autofit.estimate.time.roofline import prior, seconds
+
+    guess = prior(found.hardware)
+    if guess is None:
+        return False
+    rates = rates_of(found, guess)
+    here, stack = found.hardware.key, found.stack.key
+    missed, least = [], 1.0
+    for trial in store.trials(hardware_key=here, stack_key=stack, limit=HELD_AGAINST, newest_first=True):
+        said, outcome = trial.prediction, trial.outcome
+        if trial.recorded_at <= found.recorded_at or shapes_key(trial.workload.model_digest) != found.shapes_key:
+            continue
+        if trial.doubts or needs_process_group(trial.config) or trial.config.get("compile") is True:
+            continue
+        if said is None or not is_current(said):
+            continue
+        # What was foretold without counting its work, of an emulated format, is held against the figure itself.
+        foretold = said.step_seconds if said.work is None else seconds(said.work, rates)
+        if not foretold:
+            continue
+        if isinstance(outcome, Fits):
+            missed.append(abs(math.log(outcome.measurement.step_seconds.median / foretold)))
+        least = max(least, (trial.least_step_seconds or 0.0) / foretold)
+    return (bool(missed) and median(missed) > math.log(CONTRADICTION)) or least > BOUND_CONTRADICTION
+
+
+def stored_probe(hardware: Hardware, stack: Stack, store: Store, model_digest: str | None) -> Probe | None:
+    """The store's probe of this very device: at the shapes of the model with this digest or, if there is none, the
+    latest at those of another. One that cannot be read counts as absent."""
+    shapes = None if model_digest is None else shapes_key(model_digest)
+    try:
+        return store.probe(hardware_key=hardware.key, stack_key=stack.key, shapes_key=shapes)
+    except (KeyError, TypeError, ValueError) as error:
+        _log.debug("a stored probe cannot be read: %s", error)
+        return None
+
+
+def rates_of(found: Probe, guess: Rates, *, shapes: str | None = None) -> Rates:
+    """`guess` with the rates that a probe has measured in its place, scaled by what a few layers' real step took: the
+    rates of a decoder layer's operations by what two further layers add, the others by what is left.
+
+    `shapes` is the key of the shapes that the rates are wanted for.
+    """
+    from autofit.estimate.time.roofline import calibrated, seconds
+
+    seconds_per = list(guess.seconds_per)
+    measured = found.seconds_per
+    for kind in KINDS:
+        if kind in measured:
+            seconds_per[INDEX[kind]] = measured[kind]
+    rates = replace(guess, seconds_per=tuple(seconds_per), stand_in=None, relative_error=UNCHECKED_ERROR)
+    shown = [
+        (step.work, step.seconds) for step in found.steps if step.work and step.work.estimator == ESTIMATOR_VERSION
+    ]
+    if shown:
+        missed = max(abs(seconds(work, rates) / taken - 1.0) for work, taken in shown)
+        scaled = calibrated(rates, _apart(found.steps, shown))
+        rates = replace(scaled, calibrated_on=0, relative_error=max(missed / 2.0, LEAST_ERROR))
+    rates = replace(rates, transfers={**rates.transfers, **_transfers(found)})
+    other = shapes is not None and shapes != found.shapes_key
+    more = OTHER_SHAPES_ERROR * other + DOUBTED_ERROR * bool(found.doubts)
+    return replace(rates, relative_error=rates.relative_error + more)
+
+
+def _transfers(found: Probe) -> dict[str, float]:
+    """Seconds per byte of the transfers that were measured: to and from the host by the slower way of pinned memory,
+    between ranks by the slower collective. A processor updates what is offloaded as it updates everything else."""
+    figures = found.figures
+    ways = {
+        HOST_LINK: [figures.get(transfer(way, pinned=True)) for way in WAYS],
+        LINK: [figures.get(collective(name)) for name in COLLECTIVES],
+        HOST_UPDATE: [figures.get(UPDATE_ON_HOST)],
+    }
+    slowest = {kind: min((rate for rate in rates if rate), default=None) for kind, rates in ways.items()}
+    measured = {kind: 1.0 / rate for kind, rate in slowest.items() if rate}
+    own = found.seconds_per.get(update("fp32"))
+    return {HOST_UPDATE: own, **measured} if found.hardware.kind == "cpu" and own else measured
+
+
+def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:
+    """Work and seconds of what the steps' further layers add, and of everything but layers; those of the whole steps,
+    which are `shown`, where their times do not tell these apart."""
+    if len(shown) != 2 or len(steps) != 2:
+        return shown
+    (few, few_work, few_seconds), (many, many_work, many_seconds) = sorted(
+        (step.layers, work, taken) for step, (work, taken) in zip(steps, shown, strict=True)
+    )
+    added, added_seconds, times = many_work.without(few_work), many_seconds - few_seconds, few / (many - few)
+    rest, rest_seconds = few_work.without(added, times), few_seconds - times * added_seconds
+    if min(added_seconds, rest_seconds) < LEAST_PART * few_seconds:
+        return shown
+    return [(added, added_seconds), (rest, rest_seconds)]
+
+
+def probed_guess(
+    guess: Rates | None, hardware: Hardware, stack: Stack, store: Store, model_digest: str | None
+) -> Rates | None:
+    """`guess`, or what the store's probe of this very device shows: at the shapes of the model with this digest or, if
+    there is none, at those of another. Raises `StoreError`."""
+    found = stored_probe(hardware, stack, store, model_digest)
+    if found is None or guess is None:
+        return guess
+    return rates_of(found, guess, shapes=None if model_digest is None else shapes_key(model_digest))
+
+
+def make_sure(
+    model: Model,
+    hardware: Hardware,
+    stack: Stack,
+    store: Store,
+    *,
+    ranks: int = 1,
+    budget_seconds: float | None = None,
+) -> None:
+    """Probe the device unless the store has it, within a share of a search's time budget; a failure costs only what the
+    probe would have shown."""
+    from autofit.core.errors import AutofitError, in_one_line
+
+    most_seconds = math.inf if budget_seconds is None else max(TIME_SHARE * budget_seconds, LEAST_SECONDS)
+    try:
+        probed(model, hardware, stack, store, ranks=ranks, most_seconds=most_seconds)
+    except (AutofitError, StoreError, device_lock.GivenUp, OSError, ValueError) as error:
+        _log.warning("autofit: continuing without a probe of the device, which failed: %s", in_one_line(error))

@@ -1,0 +1,502 @@
+"""The expected gain and cost of running an untried config."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.core.frontier import MAX_TIE, PRACTICAL, Point, practical
+from autofit.core.lattice import Config
+from autofit.core.outcome import TimedOut
+from autofit.search.acquisition.gains import Front, expected_gain, gain_over
+from autofit.search.acquisition.memory_fit import MemoryFit, completed
+from autofit.search.acquisition.regret import regret_bound, timing_deviation
+from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes
+from autofit.search.acquisition.surrogate import TIME, Rows
+from autofit.search.acquisition.trial_costs import TrialCosts
+from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
+from autofit.search.foresight import Foresight, time_error
+from autofit.search.lattice_state import Knowledge
+from autofit.techniques import only_slower
+
+Array = NDArray[np.float64]
+
+WORTHWHILE_GAIN = 0.01
+"""Expected relative gain below which an untried config is not worth its trial."""
+CONTEST_GAIN = MAX_TIE / 2
+"""Expected gain over the winner from which a config that was measured once runs again: less would be likely to end in a
+tie, and so to leave the recommendation as it is."""
+MOST_RUNS = 3
+"""How often a config runs that must be faster than the winner, as long as its last run said otherwise: were both of two
+runs slow by chance, the recommendation would do work for nothing."""
+LUCK = 0.24
+"""Half-widths by which the luckier of two equal configs is expected to win: a normal deviate's positive part has mean
+0.40, and the half-width of a 90 % interval is 1.64 deviations. A gain no larger than that cannot be told from noise."""
+FEW, DOUBTFUL, LITTLE = 5, 0.1, 0.005
+"""While fewer configs of the method to recommend are measured, and more than this share of the best speed may be
+missed, this expected gain is worth a short trial, too: a belief that rests on so little is no reason to stop."""
+SUSPICIOUS = 1.5
+"""How many times slower than foretold the measured configs of a method are, in the median, where what they share is
+suspected: a value that all of them have may be slow here, and only another one can tell."""
+MAX_HALF_WIDTH = 0.10
+"""Above this a machine is so busy that its spread says more about the other work than about the next trial."""
+BOUND_DEVIATION = 0.5
+"""Of the logarithm of a step time that is known only to be at least so long, where less was expected: it counts as if
+measured there, this uncertain."""
+BESIDE = 0.1
+"""Weight of a gain in a method that is not going to be recommended, because a more faithful one fits: it is only shown
+beside the recommendation. So each such method gets the trial that may be its fastest, and more only where a tenth of
+what they gain is worth a trial."""
+AREA_BESIDE = 0.2
+"""Weight of a gain in the area under a method's frontier, against one in its best speed: it, too, is only shown beside
+the recommendation."""
+AREA_THOROUGH = 0.5
+"""The same in a thorough search, which is for the frontier."""
+LIKELY = 0.5
+"""Probability of fitting below which a config is left alone once something has fitted, unless it may gain much: a trial
+that runs out of memory shows nothing about speed, and one that surely fits teaches the same. A thorough search comes to
+them last."""
+MUCH = 0.1
+"""Expected gain, the chance of fitting included, for which a config is tried although it is likelier to run out."""
+UNFINISHED = 0.05
+"""Gain of finishing the first trial of a method that was begun and ended because it would take long: all else that is
+worth a trial comes before it, and of a method that is only shown beside the recommended one it is not worth it."""
+POSSIBLE = MUCH
+"""Probability of fitting from which a method may still be the one to recommend: no less than what makes the search try
+one of its configs, whose gain is at least that probability as long as nothing of the method has fitted."""
+ROOM = 0.05
+"""Share of the limit that a config must leave free for its speed to be a bound on others': closer to the limit, an
+allocator may spend time on making room."""
+ORDER_DOUBT = 0.05
+"""Chance that what does all of another config's work and more is faster for all that, as far as no trial has shown it:
+on a device that hands out memory slowly, recomputing activations may cost less than keeping them. The same chance as
+that of the figures that a search states."""
+UNLUCKY = 2.0
+"""Deviations of its timing by which a measured config may have seemed slower than it is: the regret bound allows for
+that, although it is so rare that a trial for it would seldom pay."""
+CANNOT_FIT = 1e-3
+"""Probability of fitting below which a predicted config is not run: about three deviations of the errors seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An open config with what running it may gain."""
+
+    config: Config
+    expected_gain: float
+    """Expected gain in the best speed of its method, plus a share of that in the frontier's area (`AREA_BESIDE`,
+    `AREA_THOROUGH`); relative, 0.01 is 1 %. Multiplied by `BESIDE` where another method is going to be recommended."""
+    fit_probability: float
+    expected_seconds: float
+    """Duration of its trial, set-up included."""
+
+    @property
+    def rate(self) -> float:
+        """Expected gain per second of trial: a compiled config must gain more, because its trial takes minutes."""
+        return self.expected_gain / self.expected_seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Weighed:
+    """What running each open config may gain: one entry per config.
+
+    Trials that take more of the time budget than any may, and those that are likelier to run out of memory once
+    something has fitted, come last; the method that is going to be recommended comes first, once something of it is
+    measured; then the highest rate.
+    """
+
+    rows: Rows
+    """Positions of the configs in their lattice."""
+    gain: Array
+    probability: Array
+    """Of fitting."""
+    seconds: Array
+    dear: NDArray[np.bool_]
+    """Whether a trial takes more of the time budget than any may, half more than the shortest, and more than it
+    promises to gain."""
+    cannot_fit: NDArray[np.bool_]
+    """Whether a config is predicted to exceed the limit by more than predictions err."""
+
+
+class Advice:
+    """Expected gains of the open configs, from the lattice, the trials so far and the memory floor."""
+
+    def __init__(
+        self,
+        knowledge: Knowledge,
+        floor: Callable[[Config], int],
+        methods: Sequence[str] = (),
+        *,
+        batch: int | None = None,
+        budget_seconds: float | None = None,
+        thorough: bool = False,
+    ) -> None:
+        """`methods`: the most faithful first; the first that fits will be recommended. If empty, all count alike.
+        `batch`: sequences of a device's optimizer step; the largest micro-batch if not given. `budget_seconds`: of the
+        search; `budget.USUAL_SECONDS` if not given. `thorough`: all methods count alike for a whole frontier, and any
+        gain is worth its trial."""
+        self._knowledge = knowledge
+        self._faithful = () if thorough else tuple(methods)
+        self._thorough = thorough
+        self._budget_seconds = budget_seconds or USUAL_SECONDS
+        self._area_weight = AREA_THOROUGH if thorough else AREA_BESIDE
+        configs, axes = knowledge.lattice.configs, knowledge.lattice.axes
+        self._row_of = {c: row for row, c in enumerate(configs)}
+        self._methods = np.array([c.text("method") for c in configs])
+        self._time = StepTimes(axes, configs, TIME)
+        self._is_foretold = False
+        """Whether times are predicted, and not only steered."""
+        self._memory = MemoryFit(knowledge, floor)
+        self._costs = TrialCosts(knowledge.lattice, batch or max(c.number("micro_batch") for c in configs))
+        self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
+        """The version of the knowledge that was weighed, and the result."""
+        self._doubtful_at: tuple[int, str | None] = (-1, None)
+        """The same of `_doubtful_method`."""
+
+    def foresee(self, foresight: Foresight) -> None:
+        """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
+
+        Predictions for fewer than half of the configs that the floor leaves change nothing.
+        """
+        lattice = self._knowledge.lattice
+        known = {c: foresight.predictions[c] for c in lattice.configs if c in foresight.predictions}
+        if not known or 2 * len(known) < self._memory.possible:
+            return
+        self._memory.foresee(known, foresight)
+        seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
+        if 2 * len(seconds) >= len(known):
+            stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
+            times = completed(lattice, seconds, TIME)
+            self._time = StepTimes(lattice.axes, lattice.configs, time_error(float(stated)), times)
+            self._is_foretold = True
+            self._costs.foresee(known)
+        self._weighed_at, self._doubtful_at = (-1, None), (-1, None)
+
+    def best(self, seconds_left: float | None = None) -> Candidate | None:
+        """The candidate to run next; None if none is worth its trial, or none can end within `seconds_left`."""
+        weighed, worth = self._weighed(), self._worthwhile()
+        if not worth.any():
+            affordable = (c for c in self._lightest() if seconds_left is None or c.expected_seconds <= seconds_left)
+            return next(affordable, None)
+        if seconds_left is not None:
+            worth &= weighed.seconds <= seconds_left
+        return self._candidate(int(worth.argmax())) if worth.any() else None
+
+    def first(self) -> Candidate:
+        """The first open config, whether worth its trial or not."""
+        return self._candidate(0)
+
+    def worthwhile(self) -> list[Candidate]:
+        """The candidates whose expected gain could be told from noise, the one to run next first."""
+        return [self._candidate(int(i)) for i in np.flatnonzero(self._worthwhile())] or self._lightest()
+
+    def predicted_out(self) -> list[Config]:
+        """The open configs that are not run, because they are predicted to exceed the limit by more than predictions
+        err."""
+        weighed, configs = self._weighed(), self._knowledge.lattice.configs
+        out = [configs[row] for row in weighed.rows[weighed.cannot_fit]]
+        tried = {c.config for c in self._lightest()} if out else set()
+        return [c for c in out if c not in tried] if tried else out
+
+    def contender(self, winner: Point) -> Point | None:
+        """The config, measured once, from whose second run the most is to be expected: that it is the faster one of its
+        method after all, as it must be if the winner does all of its work and more; such a one may run a third time.
+        None if that is not worth the run."""
+        own = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
+        bounding = {p.config for p in self._bounding()} if self._order_doubt() < 1.0 else set()
+        gains = {}
+        for number, rival in enumerate(own):
+            is_faster = winner.config in only_slower(rival.config) and rival.config in bounding
+            if not rival.measurement.stopped_early and rival.runs < (MOST_RUNS if is_faster else 2):
+                gains[number] = gain_over(winner, rival, is_faster=is_faster)
+        most = max(gains, key=gains.__getitem__, default=None)
+        if most is None or gains[most] <= max(self._noise_gain(), CONTEST_GAIN):
+            return None
+        return own[most]
+
+    def regret_bound(self, winner: Point) -> float:
+        """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
+        of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
+        unknown = self._rows(c for c in self._may_be_faster() if c["method"] == winner.method)
+        tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
+        rivals = self._step_time(unknown).with_known(
+            [math.log(p.measurement.step_seconds.median) for p in tried], [timing_deviation(p) for p in tried]
+        )
+        probability = np.append(self._memory.fit(unknown)[1], np.ones(len(tried)))
+        claims = [
+            (chance, np.append(least, np.full(len(tried), -math.inf)))
+            for chance, least in self._claims(unknown, unlucky=UNLUCKY)
+        ]
+        return regret_bound(winner, rivals, probability, claims)
+
+    def _may_be_faster(self) -> list[Config]:
+        """The open configs, and those that were given up because trials of them ended early: these show no more than
+        that a step takes long, and the first micro-step alone not even that for certain."""
+        known = self._knowledge.trials
+        given_up = (c for c in self._knowledge.least_step_seconds if c in known)
+        return [*self._knowledge.open, *(c for c in given_up if isinstance(known[c].outcome, TimedOut))]
+
+    def expected_seconds(self, config: Config) -> float:
+        """Expected duration of the trial of a config of the lattice, set-up included."""
+        rows = self._rows([config])
+        return float(self._seconds(self._step_time(rows), rows)[0])
+
+    def _worthwhile(self) -> NDArray[np.bool_]:
+        weighed = self._weighed()
+        gains = weighed.gain >= self.worthwhile_gain()
+        if self._doubtful_at[0] != self._knowledge.version:
+            self._doubtful_at = (self._knowledge.version, self._doubtful_method())
+        if (doubtful := self._doubtful_at[1]) is not None:
+            own = [p for p in self._knowledge.points() if p.method == doubtful]
+            telling = self._without_suspects(weighed.rows, own)
+            if len(own) < FEW:
+                telling |= weighed.gain >= LITTLE
+            short = ALLOWANCE_FACTOR * weighed.seconds <= ALLOWANCE_SHARE * self._budget_seconds
+            gains |= (self._methods[weighed.rows] == doubtful) & telling & short
+        possible = np.asarray(gains & ~weighed.cannot_fit)
+        worth = possible & ~weighed.dear
+        if not self._knowledge.points():
+            return worth if worth.any() else possible  # an answer that is dear is better than none
+        likely = worth & ((weighed.probability >= LIKELY) | (weighed.gain >= MUCH))
+        return worth if self._thorough and not likely.any() else likely
+
+    def _lightest(self) -> list[Candidate]:
+        """What to try where nothing has fitted and nothing is predicted to, because a prediction is no proof of that:
+        the lightest config of each method, unless one of the method is under way, or one predicted to be no heavier has
+        run out of memory. Empty otherwise."""
+        knowledge, sizes = self._knowledge, self._memory.sizes
+        if knowledge.points() or not self._weighed().cannot_fit.all():
+            return []
+        under_way = {c.text("method") for c in knowledge.under_way}
+        ran_out = self._memory.least_that_ran_out()
+        lightest: dict[str, Candidate] = {}
+        for candidate in sorted(self.candidates(), key=lambda c: sizes[c.config]):
+            method = candidate.config.text("method")
+            if method not in under_way and sizes[candidate.config] < ran_out.get(method, math.inf):
+                lightest.setdefault(method, candidate)
+        return list(lightest.values())
+
+    def worthwhile_gain(self) -> float:
+        """The expected gain below which a config is not worth its trial, given how noisy the trials so far were. Until
+        something fits, every config is: a claim that nothing does must rest on trials, not on what is unlikely."""
+        return 0.0 if self._thorough or not self._knowledge.points() else self._noise_gain()
+
+    def _doubtful_method(self) -> str | None:
+        """The method to recommend, if much of it may be missed."""
+        fastest = self._knowledge.fastest(self._faithful)
+        chosen = practical({method: p.measurement.tokens_per_second for method, p in fastest.items()})
+        return chosen if chosen is not None and self.regret_bound(fastest[chosen]) > DOUBTFUL else None
+
+    def _without_suspects(self, rows: Rows, own: Sequence[Point]) -> NDArray[np.bool_]:
+        """Which configs lack a value that all `own` share, the measured ones of their method, where these are slower
+        than foretold: that value may be why, and no trial so far could tell."""
+        known = self._rows(p.config for p in own)
+        taken = np.log([p.measurement.step_seconds.median for p in own])
+        slow = bool(own) and np.median(taken - self._time.foretold(known)) >= math.log(SUSPICIOUS)
+        if not slow or not self._is_foretold:
+            return np.zeros(len(rows), dtype=bool)
+        shared = set.intersection(*(set(p.config.items) for p in own))
+        configs = self._knowledge.lattice.configs
+        return np.array([not shared.issubset(configs[row].items) for row in rows], dtype=bool)
+
+    def _noise_gain(self) -> float:
+        """The gain that two equal configs may seem to have over each other, and at least what is worth a trial."""
+        spreads = [p.relative_spread for p in self._knowledge.points()]
+        known = [s for s in spreads if s is not None]
+        if not known:
+            return WORTHWHILE_GAIN
+        return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(known)) / 2, MAX_HALF_WIDTH))
+
+    def candidates(self) -> list[Candidate]:
+        """Every open config with its expected gain, in the order of `_Weighed`."""
+        return [self._candidate(i) for i in range(len(self._weighed().rows))]
+
+    def _candidate(self, number: int) -> Candidate:
+        w = self._weighed()
+        config = self._knowledge.lattice.configs[w.rows[number]]
+        return Candidate(config, float(w.gain[number]), float(w.probability[number]), float(w.seconds[number]))
+
+    def _weighed(self) -> _Weighed:
+        version, weighed = self._weighed_at
+        if weighed is None or version != self._knowledge.version:
+            weighed = self._weigh()
+            self._weighed_at = (self._knowledge.version, weighed)
+        return weighed
+
+    def _weigh(self) -> _Weighed:
+        rows = self._rows(self._knowledge.open)
+        time, (memory, probability) = self._step_time(rows), self._memory.fit(rows)
+        seconds, expected = self._seconds(time, rows), time.together
+        methods = self._methods[rows]
+        fronts, bounds, claims = self._fronts(), self._knowledge.least_step_seconds, self._claims(rows)
+        least = _likeliest(claims)
+        gain, paid, finishing = np.zeros(len(rows)), seconds.copy(), np.zeros(len(rows), dtype=bool)
+        limit = float(self._knowledge.memory_limit_bytes)
+        for method in np.unique(methods).tolist():
+            own = np.flatnonzero(methods == method)
+            front = self._front_to_beat(method, fronts)
+            if front is not None:
+                for rows_of, chance, claimed in _apart(claims, own):
+                    gain[rows_of] += chance * expected_gain(
+                        front,
+                        time.part(rows_of),
+                        claimed[rows_of],
+                        memory[rows_of],
+                        limit,
+                        area_weight=self._area_weight,
+                    )
+                continue
+            # Nothing of this method has been measured yet: the fastest that is likely to fit comes first.
+            speed = np.exp(-np.maximum(expected.mean, least)[own])
+            gain[own] = 2.0 * speed / speed.max()
+            paid[own] = np.maximum(paid[own], np.median(paid[own]))  # a cheaper trial is no reason to begin with it
+            begun = [bound for config, bound in bounds.items() if config.text("method") == method]
+            if begun:
+                # One has been begun, and would take long: what may be much faster comes before it is finished.
+                front = Front.of([(0.0, min(begun))])
+                faster = expected_gain(front, time.part(own), least[own], memory[own], limit, area_weight=0.0)
+                gain[own] = np.maximum(faster, UNFINISHED * speed / speed.max())
+                finishing[own[speed.argmax()]] = True
+        gain *= probability
+        recommended = self._recommended(fronts, methods, probability, np.exp(expected.mean))
+        beside = methods != recommended if recommended is not None else np.zeros(len(rows), dtype=bool)
+        gain[beside] *= BESIDE
+        if fronts:
+            # What is likely to be many times slower than what is measured is no reason to begin with another method.
+            fastest = math.log(min(front.best_seconds for front in fronts.values()))
+            unmeasured = ~np.isin(methods, list(fronts))
+            gain[unmeasured] *= time.weights @ np.exp(np.minimum(fastest - time.mean[:, unmeasured], 0.0))
+        share = seconds / self._budget_seconds
+        long = share > ALLOWANCE_SHARE
+        if len(rows):  # where the shortest trial takes long, others that take little longer are no worse
+            long &= seconds > ALLOWANCE_FACTOR * seconds.min()
+        dear = long & (gain < share) & (share <= 1.0) & ~(finishing & ~beside)
+        # A search that is cut short has its best: other methods wait, unless that of the best is yet to be measured.
+        last = long | ((probability < LIKELY) & bool(fronts))
+        order = np.lexsort((-gain / paid, beside & (recommended in fronts), last))
+        return _Weighed(
+            rows=rows[order],
+            gain=gain[order],
+            probability=probability[order],
+            seconds=seconds[order],
+            dear=dear[order],
+            cannot_fit=(self._memory.predicted[rows] & (probability < CANNOT_FIT))[order],
+        )
+
+    def _recommended(
+        self, fronts: Mapping[str, Front], methods: NDArray[np.str_], probability: Array, seconds: Array
+    ) -> str | None:
+        """The most faithful method that has fitted or still may, and is or may be practical (`frontier.practical`).
+        Until something has fitted, it must be likely to, by its predicted memory; without predictions none is, and
+        anything that fits is what the user needs. `seconds`: expected of each config's step."""
+        if not fronts and not self._memory.predicted.any():
+            return None
+        possible = probability >= (POSSIBLE if fronts else LIKELY)
+        speeds: dict[str, float] = {}
+        for method in self._faithful:
+            known = [1.0 / fronts[method].best_seconds] if method in fronts else []
+            speeds[method] = max([*known, *(1.0 / seconds[possible & (methods == method)]).tolist()], default=0.0)
+        return practical({method: speed for method, speed in speeds.items() if speed})
+
+    def _front_to_beat(self, method: str, fronts: Mapping[str, Front]) -> Front | None:
+        """What a config of a method must beat: its frontier or, where nothing of that is practical beside the next less
+        faithful method, what would be; None before anything of the method is measured."""
+        own = fronts.get(method)
+        if own is None or method not in self._faithful:
+            return own
+        less_faithful = self._faithful[self._faithful.index(method) + 1 :]
+        beside = next((fronts[other] for other in less_faithful if other in fronts), None)
+        if beside is None or own.best_seconds <= beside.best_seconds / PRACTICAL:
+            return own
+        return Front.of([(0.0, beside.best_seconds / PRACTICAL)])
+
+    def _fronts(self) -> dict[str, Front]:
+        """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
+        is expected of it: what is asked for meanwhile should be worth its trial beside that."""
+        points, rows = self._knowledge.points(), self._under_way()
+        shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
+        if len(rows):
+            memory, probability = self._memory.fit(rows)
+            seconds, likely = np.exp(self._step_time(rows).together.mean), probability >= LIKELY
+            found = (expected[likely].tolist() for expected in (self._methods[rows], memory, seconds))
+            shown += zip(*found, strict=True)
+        methods = {method for method, _, _ in shown}
+        return {m: Front.of((memory, seconds) for method, memory, seconds in shown if method == m) for m in methods}
+
+    def _rows(self, configs: Iterable[Config]) -> Rows:
+        return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
+
+    def _under_way(self) -> Rows:
+        return np.sort(self._rows(self._knowledge.under_way))
+
+    def _step_time(self, rows: Rows) -> Mixture:
+        """The logarithm of seconds per step."""
+        measured = [
+            Shown(p.config, math.log(p.measurement.step_seconds.median), timing_deviation(p))
+            for p in self._knowledge.measured()
+        ]
+        bounds = [Shown(c, math.log(b), BOUND_DEVIATION) for c, b in self._knowledge.least_step_seconds.items()]
+        if bounds:
+            expected = self._time.predict(measured, self._rows(b.config for b in bounds)).together.mean
+            measured += [b for b, mean in zip(bounds, expected, strict=True) if b.logarithm > mean]
+        return self._time.predict(measured, rows)
+
+    def _claims(self, rows: Rows, *, unlucky: float = 0.0) -> list[tuple[float, Array]]:
+        """What is claimed of the seconds that a step of each config takes at least, each with its chance: their
+        logarithms, minus infinity where there is no claim. A trial of the config has proven it without getting further;
+        or, if the time order holds here, a measured config does part of its work and nothing else. By so many
+        deviations of its timing the measured one may have been `unlucky`, and seemed slower than it is."""
+        proven = np.full(len(self._knowledge.lattice.configs), -math.inf)
+        for config, bound in self._knowledge.proven_step_seconds.items():
+            proven[self._row_of[config]] = math.log(bound)
+        ordered = proven.copy()
+        for point in self._bounding():
+            slower = self._rows(c for c in only_slower(point.config) if c in self._row_of)
+            luckier = math.log(point.measurement.step_seconds.median) - unlucky * timing_deviation(point)
+            ordered[slower] = np.maximum(ordered[slower], luckier)
+        doubt = self._order_doubt()
+        return [(1.0 - doubt, ordered[rows]), (doubt, proven[rows])]
+
+    def _bounding(self) -> list[Point]:
+        """The measured configs that bound those which do their work and more: with room for it, and not stopped early,
+        which is too uncertain."""
+        room = (1.0 - ROOM) * self._knowledge.memory_limit_bytes
+        points = (p for p in self._knowledge.points() if not p.measurement.stopped_early)
+        return [p for p in points if p.measurement.device_bytes <= room]
+
+    def _order_doubt(self) -> float:
+        """The chance that the time order does not hold here: certainty, once a trial has contradicted it by more than
+        chance would, and by more than executions of one config differ."""
+        measured = {p.config: p for p in self._bounding()}
+        for point in measured.values():
+            for slower in filter(None, map(measured.get, only_slower(point.config))):
+                lead = math.log(point.measurement.step_seconds.median / slower.measurement.step_seconds.median)
+                if lead > max(UNLUCKY * math.hypot(timing_deviation(point), timing_deviation(slower)), MAX_TIE):
+                    return 1.0
+        return ORDER_DOUBT
+
+    def _seconds(self, time: Mixture, rows: Rows) -> Array:
+        """Expected seconds of the configs' trials."""
+        step_seconds = np.exp(np.maximum(time.together.mean, _likeliest(self._claims(rows))))
+        return self._costs.seconds(self._knowledge.trials, rows, step_seconds)
+
+
+def _likeliest(claims: Sequence[tuple[float, Array]]) -> Array:
+    return max(claims, key=lambda claim: claim[0])[1]
+
+
+def _apart(
+    claims: Sequence[tuple[float, Array]], own: NDArray[np.intp]
+) -> Iterator[tuple[NDArray[np.intp], float, Array]]:
+    """The claims about `own` positions, each with its chance and where it counts: one claim with certainty where both
+    say the same, which is almost everywhere."""
+    (chance, one), (rest, other) = claims
+    same = one[own] == other[own]
+    yield own[same], 1.0, one
+    if not same.all():
+        yield own[~same], chance, one
+        yield own[~same], rest, other

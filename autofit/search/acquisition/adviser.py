@@ -1,0 +1,119 @@
+"""The Optuna study as adviser: rebuilt from the store's trials, asked for configs, told every outcome.
+
+Optuna holds the search as an ask-and-tell study with two objectives and a constraint. It keeps which trials are under
+way, what each has shown and which are feasible. The study is in memory only, and what it was told is not read
+back: the frontier comes from `Knowledge`, and what outlives the search is in the store.
+
+The suggestions are our own, from a sampler that plugs into Optuna (`LatticeSampler`). Optuna's samplers know neither
+the lattice's order (what one failure rules out), nor the memory floor, nor that a trial costs seconds or minutes, and
+they ask for configs that are invalid or already measured: of 40 suggestions over 192 configs, TPE's were 31 to 36
+distinct ones, GPSampler's 15 to 40, depending on how failures were told.
+"""
+
+from __future__ import annotations
+
+import optuna
+from optuna.trial import TrialState, create_trial
+
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.workload import digest
+from autofit.search.acquisition.acquisition import Advice, Candidate
+from autofit.search.acquisition.sampler import DIRECTIONS, LatticeSampler, parameters, suggested
+from autofit.search.lattice_state import Knowledge
+
+OVER_LIMIT = "bytes_over_limit"
+"""Name of the constraint: feasible where it is at most 0."""
+
+
+class Adviser:
+    """Chooses the next config. Two objectives: memory down, throughput up; not fitting is a violated constraint."""
+
+    def __init__(self, knowledge: Knowledge, advice: Advice) -> None:
+        """`advice` must be based on the same knowledge."""
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._knowledge = knowledge
+        self.advice = advice
+        self._sampler = LatticeSampler(knowledge, self.advice)
+        # A study refuses changed categories under the same name, so the name identifies the space.
+        name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})
+        self.study = optuna.create_study(
+            study_name=name,
+            directions=DIRECTIONS,
+            sampler=self._sampler,
+        )
+        self._asked: dict[Config, optuna.Trial] = {}
+
+    def best_candidate(self, seconds_left: float | None = None) -> Candidate | None:
+        """What `ask` would suggest; None if no open config is worth its trial and can end in time."""
+        return self.advice.best(seconds_left)
+
+    def ask(self, seconds_left: float | None = None) -> Config:
+        """The config to run next: the study holds it as running until its outcome is told.
+
+        Raises `ValueError` if no config is open.
+        """
+        self._sampler.check_open()  # Optuna does not consult the sampler if every axis has one value
+        self._sampler.seconds_left = seconds_left
+        trial = self.study.ask(self._sampler.space)
+        config = suggested(trial.params)
+        self._knowledge.take(config)
+        self._asked[config] = trial
+        return config
+
+    def expected_seconds(self, config: Config) -> float:
+        """Expected duration of the trial of a config of the lattice, set-up included."""
+        return self.advice.expected_seconds(config)
+
+    def tell(self, trial: Trial) -> int:
+        """Tell an outcome; returns how many other configs it rules out. Stored trials are told as if just run."""
+        ruled_out = self._knowledge.learn(trial)
+        self._tell_study(trial)
+        return ruled_out
+
+    def recall(self, trial: Trial, attempts: list[Trial]) -> int:
+        """`tell` for the stored trial that settles its config, which is one of several attempts."""
+        self._tell_study(trial)
+        return self._knowledge.recall(trial, attempts)
+
+    def give_up(self, config: Config) -> None:
+        """Give up on `config`, which was asked for: no outcome of it will be told, and it is open again."""
+        self._knowledge.give_back(config)
+        asked = self._asked.pop(config, None)
+        if asked is not None:
+            self.study.tell(asked, state=TrialState.FAIL)
+
+    def _tell_study(self, trial: Trial) -> None:
+        values = self._values(trial)
+        if values is None:
+            self.give_up(trial.config)
+        elif (asked := self._asked.pop(trial.config, None)) is None:
+            self._add(trial, values)
+        else:
+            asked.set_constraint(OVER_LIMIT, values[2])
+            self.study.tell(asked, values[:2])
+
+    def _add(self, trial: Trial, values: tuple[float, float, float]) -> None:
+        if trial.config not in self._knowledge:
+            return
+        made = create_trial(
+            params=parameters(trial.config, self._sampler.space),
+            distributions=self._sampler.space,
+            values=values[:2],
+            constraints={OVER_LIMIT: values[2]},
+        )
+        self.study.add_trial(made)
+
+    def _values(self, trial: Trial) -> tuple[float, float, float] | None:
+        """(memory, tokens per second, bytes over the limit); None for an outcome that says nothing about them.
+
+        Out of memory is told as finite worst values and a violated constraint: samplers that model values (GP) ignore
+        pruned trials and would ask for the same region again.
+        """
+        limit = float(self._knowledge.memory_limit_bytes)
+        if isinstance(trial.outcome, Fits):
+            m = trial.outcome.measurement
+            return float(m.device_bytes), m.tokens_per_second, m.device_bytes - limit
+        if isinstance(trial.outcome, OutOfMemory):
+            return 2.0 * limit, 0.0, limit
+        return None

@@ -1,0 +1,91 @@
+"""What a trial may gain: over the fastest config seen so far, and in area under the frontier."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.core.frontier import Point
+from autofit.search.acquisition.regret import LEAST_DEVIATION, timing_deviation
+from autofit.search.acquisition.step_times import Mixture
+from autofit.search.acquisition.surrogate import mean_above
+
+Array = NDArray[np.float64]
+
+NORMAL_DRAWS = np.array([-1.75, -1.15, -0.76, -0.45, -0.15, 0.15, 0.45, 0.76, 1.15, 1.75])
+"""Midpoints of ten equally likely parts of the standard normal distribution: expectations are averages over these."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Front:
+    """The undominated points of one method, in order of memory; at least one."""
+
+    memory: Array
+    """Bytes, rising."""
+    seconds: Array
+    """Per step, falling."""
+
+    @classmethod
+    def of(cls, points: Iterable[tuple[float, float]]) -> Front:
+        """From points in any order: bytes, and seconds per step."""
+        ordered = np.array(sorted(points))
+        fastest = np.minimum.accumulate(ordered[:, 1])
+        kept = np.diff(fastest, prepend=math.inf) < 0.0
+        return cls(memory=ordered[kept, 0], seconds=fastest[kept])
+
+    @property
+    def best_seconds(self) -> float:
+        """Seconds per step of the fastest point."""
+        return float(self.seconds[-1])
+
+
+def expected_gain(
+    front: Front, time: Mixture, least: Array, memory: Array, limit: float, *, area_weight: float
+) -> Array:
+    """Expected gain of each config in the best speed, plus `area_weight` times that in the frontier's area, if it fits;
+    relative.
+
+    `time`: the logarithms of their step times, which are no less than `least`; `memory`: their bytes; `limit`: the
+    memory limit in bytes.
+    """
+    gain = np.zeros(len(memory))
+    for weight, mean, deviation in zip(time.weights, time.mean, time.deviation, strict=True):
+        draws = mean[:, None] + deviation[:, None] * NORMAL_DRAWS[None, :]
+        worth = _worth(math.log(front.best_seconds) - np.maximum(draws, least[:, None]))
+        faster = np.maximum(0.0, worth - 1.0).mean(axis=1)
+        gain += weight * (faster + area_weight * area_gain(front, memory, worth, limit))
+    return gain
+
+
+def _worth(lead: Array) -> Array:
+    """What a speed is worth, 1 for the best so far, given its logarithm relative to that: the ratio where it is slower
+    and, where it is faster, 1 plus the logarithm, so that a remote chance of a hundredfold does not outweigh all."""
+    return np.where(lead > 0.0, 1.0 + lead, np.exp(np.minimum(lead, 0.0)))
+
+
+def area_gain(front: Front, memory: Array, speedup: Array, limit: float) -> Array:
+    """Expected growth of the area under the frontier if one more point is added, for each of many.
+
+    `memory`: bytes, one per config, counted as a share of the limit. `speedup`: equally likely speeds of each config,
+    as multiples of the best point's; shape (configs, draws).
+    """
+    starts = np.append(0.0, front.memory / limit)
+    heights = np.append(0.0, front.best_seconds / front.seconds)
+    ends = np.append(starts[1:], 1.0)
+    widths = np.maximum(0.0, ends[None, :] - np.maximum(starts[None, :], (memory / limit)[:, None]))
+    rise = np.maximum(0.0, speedup[:, :, None] - heights[None, None, :]).mean(axis=1)
+    return np.asarray((rise * widths).sum(axis=1))
+
+
+def gain_over(winner: Point, rival: Point, *, is_faster: bool = False) -> float:
+    """Expected gain in speed over `winner` if the rival's true speed, of which its trial gives a distribution, were
+    known: nothing where it is slower; relative. `is_faster`: it is known to be no slower, whatever its trial showed."""
+    lead = math.log(winner.measurement.step_seconds.median / rival.measurement.step_seconds.median)
+    if is_faster:
+        return math.expm1(mean_above(0.0, lead, max(timing_deviation(rival), LEAST_DEVIATION)))
+    speedups = np.exp(lead + timing_deviation(rival) * NORMAL_DRAWS)
+    return float(np.maximum(0.0, speedups - 1.0).mean())

@@ -1,0 +1,279 @@
+"""How long steps take: as predicted but for an error on each axis value, or slow for a cause that nobody foresaw.
+
+A device that nobody has seen may compute one value of an axis, or a pair of values, many times slower than predicted: a
+number format that it emulates, a kernel that its libraries lack. Such a cause has a heavy tail, so a surprising trial
+moves what shares the cause with it by a factor of 100 and leaves the rest alone. Which cause it is stays open until
+trials tell: the belief is a mixture of explanations, each a set of causes (a spike-and-slab prior, Mitchell and
+Beauchamp 1988), and the search and its regret bound count all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autofit.core.lattice import Axis, Config
+from autofit.search.acquisition.surrogate import Array, Features, LogNormal, Prior, Rows, regression
+
+EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
+"""Factors by which the effects' deviations may have to be multiplied, all equally likely a priori: an estimator that
+suits a device is off by less than it states, on every axis."""
+LEAST_EFFECT = 0.05
+"""Deviation of an effect below which no scale takes it: a fit to few trials looks better than it is."""
+NOISE_SCALES = (1.0, 2.0, 4.0)
+"""The same for the errors that the axes' effects do not explain."""
+SLOW_MEAN, SLOW_DEVIATION = 2.0, 1.2
+"""Of the logarithm of how many times slower a cause makes steps: 7, and 1.5 to 80 within 1.6 deviations. Seen: emulated
+bf16 6 to 90 times slower than fp32 on processors without its arithmetic."""
+SLOW_VALUE = 1 / 30
+"""Chance that a device is slow at any one value of an axis, or at all but one. A device that is slow at none of a
+space's values is thus as likely as one that is slow at some."""
+SLOW_PAIR = SLOW_VALUE / 10
+"""The same for a pair of values that are not slow apart."""
+MOST_CAUSES = 3
+"""Causes of one explanation."""
+EXTENDED = 4
+"""Explanations of each size to which a further cause is added: the likeliest."""
+KEPT = 64
+"""Explanations that are kept: the likeliest."""
+UNLIKELY = 0.002
+"""Share of the belief that those left out beyond may have together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """The logarithms of some configs' step seconds, as each explanation expects them."""
+
+    weights: Array
+    """Of the explanations; they add up to 1. Shape (explanations,)."""
+    mean: Array
+    """Shape (explanations, configs)."""
+    deviation: Array
+    """Shape (explanations, configs)."""
+
+    def part(self, chosen: NDArray[np.intp] | NDArray[np.bool_]) -> Mixture:
+        """That of some of the configs."""
+        return Mixture(self.weights, self.mean[:, chosen], self.deviation[:, chosen])
+
+    def with_known(self, mean: Sequence[float], deviation: Sequence[float]) -> Mixture:
+        """With further configs, of which every explanation expects the same."""
+        every = (len(self.weights), len(mean))
+        return Mixture(
+            self.weights,
+            np.hstack([self.mean, np.broadcast_to(np.array(mean), every)]),
+            np.hstack([self.deviation, np.broadcast_to(np.array(deviation), every)]),
+        )
+
+    @property
+    def together(self) -> LogNormal:
+        """Mean and deviation over all explanations (laws of total expectation and variance)."""
+        mean = self.weights @ self.mean
+        variance = self.weights @ (self.deviation**2 + (self.mean - mean) ** 2)
+        return LogNormal(mean=mean, deviation=np.sqrt(variance))
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a trial has shown of a config's step: the logarithm of its seconds, with its standard deviation."""
+
+    config: Config
+    logarithm: float
+    deviation: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """Something that slows some configs of the lattice."""
+
+    members: NDArray[np.bool_]
+    """Which."""
+    probability: float
+    """A priori."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Explanation:
+    """A scale of the effects' deviations and of the noise, and causes."""
+
+    scale: int
+    noise: float
+    causes: tuple[int, ...]
+    log_weight: float
+    """Log of prior times evidence, up to a constant."""
+
+
+class StepTimes:
+    """The belief about the step times of one lattice's configs."""
+
+    def __init__(
+        self,
+        axes: Sequence[Axis],
+        configs: Sequence[Config],
+        prior: Prior,
+        predicted: Mapping[Config, float] | None = None,
+    ) -> None:
+        """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
+        self._features = Features(axes, configs, prior, predicted)
+        self._configs = configs
+        self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
+        """Of each config that was measured, each with which configs share it."""
+        self._prior = prior
+        first, effects = self._features.spreads[:1], self._features.spreads[1:]
+        least = np.minimum(effects, LEAST_EFFECT)
+        self._variances = [np.append(first, np.maximum(f * effects, least)) ** 2 for f in EFFECT_SCALES]
+        found = {item for config in configs for item in config.items}
+        self._having = {item: np.array([item in config.items for config in configs]) for item in sorted(found, key=str)}
+        """Which configs of the lattice have an axis value."""
+        self._having_axis = {
+            axis: np.array([axis in config for config in configs]) for axis in dict.fromkeys(axis for axis, _ in found)
+        }
+
+    def foretold(self, rows: Rows) -> Array:
+        """The logarithms of the seconds that were expected before any trial."""
+        return np.asarray(self._features.expected[rows])
+
+    def predict(self, shown: Sequence[Shown], rows: Rows) -> Mixture:
+        """Predict configs of the lattice, given by their positions in it, from what trials have shown."""
+        seen = _Seen.of(self._features, shown, self._causes([s.config for s in shown]))
+        explanations = sorted(self._explanations(seen), key=lambda e: -e.log_weight)[:KEPT]
+        weights = np.exp(np.array([e.log_weight for e in explanations]) - explanations[0].log_weight)
+        enough = int(np.searchsorted(np.cumsum(weights), (1.0 - UNLIKELY) * weights.sum())) + 1
+        explanations, weights = explanations[:enough], weights[:enough]
+        parts = [self._predicted(e, seen, rows) for e in explanations]
+        return Mixture(
+            weights / weights.sum(), np.array([p.mean for p in parts]), np.array([p.deviation for p in parts])
+        )
+
+    def _explanations(self, seen: _Seen) -> Iterable[_Explanation]:
+        """Those without a cause, and the likeliest with a further one, and with one more than these."""
+        level = [
+            _Explanation(scale, self._prior.noise * factor, (), seen.evidence(variances, self._prior.noise * factor))
+            for scale, variances in enumerate(self._variances)
+            for factor in NOISE_SCALES
+        ]
+        found = {(e.scale, e.noise, e.causes): e for e in level}
+        for _ in range(MOST_CAUSES if seen.causes else 0):
+            level.sort(key=lambda e: -e.log_weight)
+            level = [
+                further
+                for one in level[:EXTENDED]
+                for further in self._extended(one, seen)
+                if (further.scale, further.noise, further.causes) not in found
+            ]
+            found.update({(e.scale, e.noise, e.causes): e for e in level})
+        return found.values()
+
+    def _extended(self, one: _Explanation, seen: _Seen) -> list[_Explanation]:
+        """`one` with each further cause."""
+        evidence = seen.evidence_with_another(self._variances[one.scale], one.noise, one.causes)
+        chosen = math.fsum(seen.log_priors[cause] for cause in one.causes)
+        return [
+            _Explanation(one.scale, one.noise, tuple(sorted((*one.causes, cause))), found + chosen + log_prior)
+            for cause, (found, log_prior) in enumerate(zip(evidence.tolist(), seen.log_priors, strict=True))
+            if cause not in one.causes
+        ]
+
+    def _predicted(self, one: _Explanation, seen: _Seen, rows: Rows) -> LogNormal:
+        """The regression under one explanation, at `rows`; not of another measurement, but of the figure itself."""
+        causes = list(one.causes)
+        spreads = np.append(np.sqrt(self._variances[one.scale]), np.full(len(causes), SLOW_DEVIATION))
+        had = seen.has[:, causes]
+        effects, covariance = regression(
+            np.hstack([seen.features, had]),
+            seen.surprise - SLOW_MEAN * had.sum(axis=1),
+            spreads,
+            1.0 / (one.noise**2 + seen.blur),
+        )
+        slow = np.array([seen.members[cause][rows] for cause in causes], dtype=float).reshape(len(causes), len(rows)).T
+        wanted = np.hstack([self._features.matrix[rows], slow])
+        mean = self._features.expected[rows] + SLOW_MEAN * slow.sum(axis=1) + wanted @ effects
+        variance = ((wanted @ covariance) * wanted).sum(axis=1)
+        return LogNormal(mean=mean, deviation=np.sqrt(variance + one.noise**2))
+
+    def _causes(self, measured: Iterable[Config]) -> list[_Cause]:
+        """The causes that may have slowed a measured config and not all configs of the lattice: its values, all values
+        of an axis but another one, and pairs of its values. Of causes that the same configs share, the first stands
+        for all."""
+        found: dict[bytes, _Cause] = {}
+        for config in dict.fromkeys(measured):
+            if config not in self._causes_of:
+                self._causes_of[config] = [(cause.members.tobytes(), cause) for cause in self._of_one(config)]
+            for key, cause in self._causes_of[config]:
+                found.setdefault(key, cause)
+        return [cause for cause in found.values() if not cause.members.all()]
+
+    def _of_one(self, config: Config) -> Iterable[_Cause]:
+        values = [item for item in config.items if not self._having[item].all()]
+        others = [item for item in self._having if item[0] in dict(values) and item not in values]
+        for item in values:
+            yield _Cause(self._having[item], SLOW_VALUE)
+        for item in others:
+            yield _Cause(self._having_axis[item[0]] & ~self._having[item], SLOW_VALUE)
+        for one, other in combinations(values, 2):
+            yield _Cause(self._having[one] & self._having[other], SLOW_PAIR)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What the trials have shown, as arrays: Gaussian evidence of any explanation of it (Bishop 2006, section 3.5.1, in
+    the dual form of section 6.4.2)."""
+
+    features: Array
+    """Of the measured configs, shape (trials, effects)."""
+    surprise: Array
+    """How far each is from what was expected before any trial."""
+    blur: Array
+    """Variance of each measurement."""
+    members: list[NDArray[np.bool_]]
+    """Of each cause: the configs of the lattice that have it."""
+    has: Array
+    """Which measured configs have which cause, as 0 or 1; shape (trials, causes)."""
+    log_priors: list[float]
+    """Of each cause."""
+
+    @classmethod
+    def of(cls, features: Features, shown: Sequence[Shown], causes: Sequence[_Cause]) -> _Seen:
+        rows = features.rows([s.config for s in shown])
+        members = [cause.members for cause in causes]
+        return cls(
+            features=features.matrix[rows],
+            surprise=np.array([s.logarithm for s in shown]) - features.expected[rows],
+            blur=np.array([s.deviation**2 for s in shown]),
+            members=members,
+            has=np.array([member[rows] for member in members], dtype=float).T.reshape(len(rows), len(members)),
+            log_priors=[math.log(cause.probability) for cause in causes],
+        )
+
+    @property
+    def causes(self) -> int:
+        """How many there are."""
+        return len(self.members)
+
+    def evidence(self, variances: Array, noise: float) -> float:
+        """The log density of the surprises without any cause, up to a constant."""
+        covariance, left = self.under(variances, noise, ())
+        return -float(left @ np.linalg.solve(covariance, left) + np.linalg.slogdet(covariance)[1]) / 2
+
+    def evidence_with_another(self, variances: Array, noise: float, causes: Sequence[int]) -> Array:
+        """The same with `causes` and each further one: a rank-one change of the covariance (Sherman and Morrison)."""
+        covariance, left = self.under(variances, noise, causes)
+        inverse = np.linalg.inv(covariance)
+        reach = inverse @ self.has
+        weight = (self.has * reach).sum(axis=0)
+        along = reach.T @ left
+        beyond = along - SLOW_MEAN * weight
+        total = SLOW_DEVIATION**-2.0 + weight
+        misfit = left @ inverse @ left - 2 * SLOW_MEAN * along + SLOW_MEAN**2 * weight - beyond**2 / total
+        width = np.linalg.slogdet(covariance)[1] + np.log(SLOW_DEVIATION**2 * total)
+        return np.asarray(-(misfit + width) / 2)
+
+    def under(self, variances: Array, noise: float, causes: Sequence[int]) -> tuple[Array, Array]:
+        """The covariance of the surprises under an explanation, and how far they are from what it expects."""
+        has = self.has[:, list(causes)]
+        covariance = (self.features * variances) @ self.features.T + SLOW_DEVIATION**2 * has @ has.T
+        return covariance + np.diag(noise**2 + self.blur), self.surprise - SLOW_MEAN * has.sum(axis=1)

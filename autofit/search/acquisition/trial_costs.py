@@ -1,0 +1,61 @@
+"""What trials cost: set-up, warm-up, timed steps and updates, as they really run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import Fits, Prediction, TimedOut, Trial
+from autofit.search.acquisition.surrogate import SETUP, Array, LogLinear, Rows
+from autofit.search.budget import TIMING_SECONDS
+from autofit.trial.measure.pace import micro_steps_run, running_seconds, warm_up_seconds
+
+LEAST_SETUP = 0.1
+"""Seconds below which no set-up is taken to last."""
+
+
+class TrialCosts:
+    """The expected seconds of the trials of one lattice's configs."""
+
+    def __init__(self, lattice: Lattice, batch: int) -> None:
+        """`batch`: sequences of a device's optimizer step."""
+        self._setup = LogLinear(lattice.axes, lattice.configs, SETUP)
+        accumulation = np.array([max(1, batch // c.number("micro_batch")) for c in lattice.configs])
+        self._micro_steps = np.array(
+            [micro_steps_run(int(each), c) for each, c in zip(accumulation, lattice.configs, strict=True)]
+        )
+        self._shares = self._micro_steps / accumulation
+        """Of an optimizer step's seconds, those that a trial's step takes."""
+        self._row_of = {config: row for row, config in enumerate(lattice.configs)}
+
+    def foresee(self, predictions: Mapping[Config, Prediction]) -> None:
+        """Take the update's part of each step as predicted: a trial's step has all of it, but few micro-steps."""
+        for config, said in predictions.items():
+            if said.micro_step_seconds and said.step_seconds and config in self._row_of:
+                row = self._row_of[config]
+                accumulation = self._micro_steps[row] / self._shares[row]
+                micro = min(1.0, said.micro_step_seconds * accumulation / said.step_seconds)
+                self._shares[row] += (1.0 - micro) * (1.0 - self._shares[row])
+
+    def seconds(self, trials: Mapping[Config, Trial], rows: Rows, step_seconds: Array) -> Array:
+        """Expected seconds of the trials at `rows`, whose optimizer steps take `step_seconds`; `trials` show how long
+        set-ups take."""
+        known = [(c, math.log(s)) for c, t in trials.items() if c in self._row_of and (s := self._set_up_in(t))]
+        setup = np.exp(self._setup.predict_rows(known, rows).mean)
+        steps = self._shares[rows] * step_seconds
+        each = zip(steps.tolist(), self._micro_steps[rows].tolist(), strict=True)
+        return np.asarray(setup + [running_seconds(step, TIMING_SECONDS, micro_steps) for step, micro_steps in each])
+
+    def _set_up_in(self, trial: Trial) -> float | None:
+        """Seconds before the warm-up. A trial that was killed before any step is one that took as long."""
+        if isinstance(trial.outcome, Fits):
+            measured = trial.outcome.measurement
+            row = self._row_of[trial.config]
+            step = float(self._shares[row] * measured.step_seconds.median)
+            return max(measured.setup_seconds - warm_up_seconds(step, int(self._micro_steps[row])), LEAST_SETUP)
+        if isinstance(trial.outcome, TimedOut) and trial.outcome.least_step_seconds is None:
+            return max(trial.outcome.deadline_seconds, LEAST_SETUP)
+        return None

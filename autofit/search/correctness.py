@@ -1,0 +1,121 @@
+"""Checks that exact techniques trained exactly: losses and gradient against a config that differs in nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+
+from autofit.core.lattice import Config
+from autofit.core.outcome import Diverged, Fits, Measurement, Trial
+from autofit.techniques import AXES, family
+from autofit.techniques.axes.sharding import rounds_master_weights
+from autofit.trial.measure.divergence import GRADIENT_TOLERANCE
+
+LOSS_TOLERANCE = {"fp32": 2e-3, "default": 2e-2}
+"""Relative difference of a step's loss that rounding explains after a few updates. Adam's first steps follow the sign
+of each gradient, which rounding flips where a gradient is near zero: hence more than one step's rounding."""
+
+
+class FamilyBaselines:
+    """Compares the trials of each family of configs with each other. They see the same tokens and weights.
+
+    If two trials disagree, the one with more techniques is wrong: techniques claim to be exact, the plain run claims
+    nothing. If they have equally many, it is the one with which most other configs disagree; between just two, nothing
+    is decided.
+    """
+
+    def __init__(self, *, comparable: bool = True) -> None:
+        """With dropout every run differs, and an emulated device computes nothing: neither is `comparable`."""
+        self._comparable = comparable
+        self._families: dict[str, list[Trial]] = {}
+        self._refuted: list[Trial] = []
+
+    def checked(self, trial: Trial) -> Trial:
+        """`trial`, with outcome `Diverged` if others of its family show that its losses or gradients are wrong."""
+        if not self._comparable or not isinstance(trial.outcome, Fits):
+            return trial
+        known = self._families.setdefault(family(trial.config), [])
+        judged = _judged(trial, known)
+        if judged is not trial:
+            return judged
+        for earlier in [t for t in known if techniques(t.config) >= techniques(trial.config)]:
+            refuted = _judged(earlier, [*(t for t in known if t is not earlier), trial])
+            if refuted is not earlier:
+                known.remove(earlier)
+                self._refuted.append(refuted)
+        known.append(trial)
+        return trial
+
+    def take_refuted(self) -> list[Trial]:
+        """Earlier trials that later ones have refuted since the last call, now `Diverged`."""
+        refuted, self._refuted = self._refuted, []
+        return refuted
+
+
+def _judged(trial: Trial, others: Sequence[Trial]) -> Trial:
+    """`trial`, with outcome `Diverged` if all of the plainest `others` disagree with it or, where it is as plain as
+    they are, most of them and at least two."""
+    witnesses = {other.config: other for other in others if other.config != trial.config}
+    own = techniques(trial.config)
+    wanted = min([own, *map(techniques, witnesses)])
+    verdicts = [against(trial, w) for config, w in witnesses.items() if techniques(config) == wanted]
+    against_it = [verdict for verdict in verdicts if verdict is not trial]
+    if own > wanted:
+        return against_it[0] if len(against_it) == len(verdicts) else trial
+    most = len(against_it) > 1 and 2 * len(against_it) > len(verdicts)
+    return against_it[0] if most else trial
+
+
+EXACT_AXES = tuple(a for a in AXES if not a.numeric and a.exact)
+
+
+@cache
+def techniques(config: Config) -> int:
+    """How many exact techniques a config uses; the micro-batch does not count as one."""
+    return sum(config.get(axis.name) not in (None, axis.recipe) for axis in EXACT_AXES)
+
+
+def against(trial: Trial, baseline: Trial) -> Trial:
+    """`trial`, with outcome `Diverged` if it differs from `baseline` by more than rounding.
+
+    Where only one of them rounds its master weights, what follows the first update differs for that reason alone.
+    """
+    own, expected = _measurement(trial), _measurement(baseline)
+    precision = trial.config.text("precision")
+    reason = _other_gradient(own, expected, GRADIENT_TOLERANCE.get(precision, GRADIENT_TOLERANCE["default"]))
+    rounded_alike = rounds_master_weights(trial.config) == rounds_master_weights(baseline.config)
+    steps = len(own.losses) if rounded_alike else 1
+    reason = reason or _other_loss(own, expected, LOSS_TOLERANCE.get(precision, LOSS_TOLERANCE["default"]), steps)
+    if reason is None:
+        return trial
+    outcome = Diverged(
+        reason=f"{reason} of {baseline.config}, which differs only in exact techniques",
+        losses=own.losses,
+        reference_loss=expected.losses[0],
+    )
+    return replace(trial, outcome=outcome, trial_id=None)
+
+
+def _other_gradient(own: Measurement, expected: Measurement, tolerance: float) -> str | None:
+    first, known = first_known(own.gradient_norms), first_known(expected.gradient_norms)
+    if first is None or known is None or abs(first - known) <= tolerance * known:
+        return None
+    return f"the first gradient's norm is {first:.4g}, more than {tolerance:.1%} from the {known:.4g}"
+
+
+def _other_loss(own: Measurement, expected: Measurement, tolerance: float, steps: int) -> str | None:
+    for step, (loss, known) in enumerate(zip(own.losses[:steps], expected.losses, strict=False), start=1):
+        if abs(loss - known) > tolerance * abs(known):
+            return f"the loss of step {step} is {loss:.4f}, more than {tolerance:.1%} from the {known:.4f}"
+    return None
+
+
+def first_known(norms: Sequence[float | None]) -> float | None:
+    """The first gradient that loss scaling did not overflow; the weights are still the initial ones there."""
+    return next((norm for norm in norms if norm is not None), None)
+
+
+def _measurement(trial: Trial) -> Measurement:
+    assert isinstance(trial.outcome, Fits)
+    return trial.outcome.measurement

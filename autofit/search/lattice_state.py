@@ -1,0 +1,311 @@
+"""What a search knows about each config: measured, ruled out, or open."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from autofit.core.frontier import Point, dominates, point
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import DEADLINE_SECONDS, Fits, OutOfMemory, Trial
+from autofit.core.verdict import contradiction, verdict
+from autofit.trial.measure.pace import UNSTEADY
+
+MOST_EARLY_ENDS = 2
+"""Trials of a config that end early before the search gives it up."""
+
+
+def answers(
+    known: Mapping[Config, Sequence[Trial]],
+    lattice: Lattice,
+    memory_limit_bytes: int,
+    deadline_seconds: float = DEADLINE_SECONDS,
+) -> dict[Config, Trial]:
+    """The stored trials that settle configs of the lattice, in its order.
+
+    A trial that was stopped early settles its config only together with one that beats it: what beat it when it ran may
+    be outside this search's goal, or count as a failure by now.
+    """
+    found = {
+        config: trial
+        for config in lattice.configs
+        if (trial := verdict(known.get(config, ()), memory_limit_bytes, deadline_seconds)) is not None
+    }
+    full = [p for p in map(point, found.values()) if p is not None and not p.measurement.stopped_early]
+    full = [p for p in full if p.measurement.device_bytes <= memory_limit_bytes]
+    return {config: trial for config, trial in found.items() if not _lost_its_rival(trial, full)}
+
+
+def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
+    own = point(trial)
+    if own is None or not own.measurement.stopped_early:
+        return False
+    return not any(p.method == own.method and dominates(p, own) for p in full)
+
+
+class Knowledge:
+    """The state of every config of a lattice under one memory limit."""
+
+    def __init__(self, lattice: Lattice, memory_limit_bytes: int) -> None:
+        self.lattice = lattice
+        self.memory_limit_bytes = memory_limit_bytes
+        self.trials: dict[Config, Trial] = {}
+        """The trial that settles each config that has one."""
+        self.runs: Counter[Config] = Counter()
+        """How often each config has fitted and was timed in full."""
+        self.ruled_out: dict[Config, str] = {}
+        """Configs that need not run, each with its reason."""
+        self.under_way: set[Config] = set()
+        """Configs that were taken and whose outcome has not been learnt yet."""
+        self.least_step_seconds: dict[Config, float] = {}
+        """Lower bounds on the step of configs whose trials ended before they could measure it."""
+        self.proven_step_seconds: dict[Config, float] = {}
+        """Those of them that are beyond doubt (`TimedOut.is_proven`)."""
+        self.between = 0.0
+        """`repeatability.between_executions` of the hardware."""
+        self.version = 0
+        """Rises with every change."""
+        self._below_a_fit: set[Config] = set()
+        """Configs that are sure to fit: they need no more memory than one that has fitted."""
+        self._ruled_by: dict[Config, Config] = {}
+        """For each config that a trial has ruled out: the config of that trial."""
+        self._attempts: defaultdict[Config, list[Trial]] = defaultdict(list)
+        """All trials of each config, oldest first."""
+        self._ended_early: Counter[Config] = Counter()
+        """How many trials of each config have ended early."""
+        self._open = dict.fromkeys(lattice.configs)
+        self._members = frozenset(lattice.configs)
+
+    def __contains__(self, config: Config) -> bool:
+        return config in self._members
+
+    @property
+    def open(self) -> tuple[Config, ...]:
+        """Configs that are neither measured, under way nor ruled out."""
+        return tuple(self._open)
+
+    def is_below_a_fit(self, config: Config) -> bool:
+        """Whether `config` is sure to fit: it needs no more memory than one that has fitted, and no trial contradicts
+        that."""
+        return config in self._below_a_fit
+
+    def take(self, config: Config) -> None:
+        """Mark `config` as under way."""
+        if config in self._open:
+            del self._open[config]
+            self.under_way.add(config)
+            self.version += 1
+
+    def give_back(self, config: Config) -> None:
+        """Mark `config` as open again if it was under way: nothing has been learnt of it."""
+        if config in self.under_way:
+            self.under_way.remove(config)
+            self._open[config] = None
+            self.version += 1
+
+    def recall(self, trial: Trial, attempts: Iterable[Trial]) -> int:
+        """`learn` for the stored trial that settles its config, which is one of several attempts."""
+        config, known = trial.config, list(attempts)
+        self._attempts[config] = known if trial in known else [*known, trial]
+        self.runs[config] = sum(attempt.timed_in_full for attempt in known)
+        return self._count_as(trial)
+
+    def learn(self, trial: Trial) -> int:
+        """Add an outcome; returns how many other configs it rules out.
+
+        A trial that fitted, or whose time is in doubt, counts as what it means together with earlier ones of its config
+        (`core.verdict`).
+        """
+        config = trial.config
+        self.recall_bounds([trial])
+        self._ended_early[config] += trial.least_step_seconds is not None
+        if self._is_open_again(trial):
+            self.give_back(config)
+            return 0
+        self._attempts[config].append(trial)
+        self.runs[config] += trial.timed_in_full
+        together = None
+        if self._fits(trial) or trial.doubts:
+            together = verdict(self._attempts[config], self.memory_limit_bytes)
+        return self._count_as(together or trial)
+
+    def recall_bounds(self, trials: Iterable[Trial]) -> None:
+        """Learn what trials that ended early show of their configs' steps, whatever else they show, unless these have
+        been measured. One whose time is in doubt proves nothing; but what it shows counts where it is all that a busy
+        machine lets anybody see."""
+        for trial in trials:
+            settled = self.trials.get(trial.config)
+            if settled is not None and self._fits(settled):
+                continue
+            for known, bound in (
+                (self.least_step_seconds, trial.least_step_seconds),
+                (self.proven_step_seconds, None if trial.doubts else trial.proven_step_seconds),
+            ):
+                if bound is not None and trial.config in self._members:
+                    known[trial.config] = max(bound, known.get(trial.config, 0.0))
+                    self.version += 1
+
+    def _is_open_again(self, trial: Trial) -> bool:
+        """Whether a trial that ended early leaves its config open: nothing is known to be as fast as it may yet be, and
+        it is the first such trial of the config, as a second would end early for the same reason. One whose later
+        micro-steps have not earned it more time beside a measured rival is slower than that."""
+        least, config = trial.least_step_seconds, trial.config
+        if least is None or config not in self.under_way or self._ended_early[config] >= MOST_EARLY_ENDS:
+            return False
+        if trial.proven_step_seconds is not None and not trial.doubts:
+            least /= UNSTEADY  # what the micro-steps really took
+        return least < self._best_seconds(config.text("method"))
+
+    def _best_seconds(self, method: str) -> float:
+        """Seconds of the fastest step of a method that fits; infinite if none does."""
+        return min((p.measurement.step_seconds.median for p in self.points() if p.method == method), default=math.inf)
+
+    def _count_as(self, trial: Trial) -> int:
+        """Make `trial` the one that settles its config; returns how many other configs that rules out.
+
+        Observation counts more than inference: a config that fits refutes the rulings of every lighter one that ran out
+        of memory, whatever the cause (a claim of the order that does not hold here, memory held by others), and a trial
+        that ran out rules out nothing if something above it has fitted.
+        """
+        config = trial.config
+        self.version += 1
+        self._open.pop(config, None)
+        self.under_way.discard(config)
+        self._forget_ruling(config)
+        earlier = self.trials.get(config)
+        self.trials[config] = trial
+        if earlier is not None and self._fits(earlier) and not self._fits(trial):
+            self._reopen_without_rival()
+        self._infer_fits(trial, earlier)
+        if self._fits(trial):
+            self.least_step_seconds.pop(config, None)  # what was measured counts, and no longer a bound
+            self.proven_step_seconds.pop(config, None)
+            self._reopen(config)
+            return 0
+        if not self._rules_out(trial) or self._refuted(config):
+            return 0
+        return sum(self._rule_out_above(config, c) for c in self.lattice.above(config))
+
+    def executions_differ(self, between: float) -> None:
+        """Set `repeatability.between_executions` of the hardware."""
+        if between != self.between:
+            self.between = between
+            self.version += 1
+
+    def rule_out(self, config: Config, reason: str) -> bool:
+        """Mark an open config as not worth running; returns whether it was open."""
+        if config not in self._open:
+            return False
+        del self._open[config]
+        self.ruled_out[config] = reason
+        self.version += 1
+        return True
+
+    def does_not_fit(self, trial: Trial) -> bool:
+        """Whether the trial shows that its config needs more than the limit."""
+        if isinstance(trial.outcome, OutOfMemory):
+            return True
+        return isinstance(trial.outcome, Fits) and trial.outcome.measurement.device_bytes > self.memory_limit_bytes
+
+    def measured(self) -> list[Point]:
+        """Every config that has trained, including beyond the limit, in the order learnt."""
+        known = ((c, t) for c, t in self.trials.items() if c in self._members)
+        points = (point(trial, self.runs[config], self.between) for config, trial in known)
+        return [p for p in points if p is not None]
+
+    def points(self) -> list[Point]:
+        """Every config that fits the limit, in the order learnt."""
+        return [p for p in self.measured() if p.measurement.device_bytes <= self.memory_limit_bytes]
+
+    def fastest(self, methods: Iterable[str]) -> dict[str, Point]:
+        """The fastest config that fits of each of these methods that has one, in their order."""
+        ordered = sorted(self.points(), key=lambda p: p.measurement.tokens_per_second)
+        found = {p.method: p for p in ordered}
+        return {method: found[method] for method in methods if method in found}
+
+    @property
+    def out_of_memory(self) -> int:
+        """How many configs were measured not to fit."""
+        return sum(1 for trial in self.trials.values() if self.does_not_fit(trial))
+
+    @property
+    def contradictory(self) -> int:
+        """How many configs of the lattice have trials that contradict each other: they count as out of memory."""
+        every = (attempts for config, attempts in self._attempts.items() if config in self._members)
+        return sum(contradiction(attempts, self.memory_limit_bytes) is not None for attempts in every)
+
+    def _fits(self, trial: Trial) -> bool:
+        return trial.fits_within(self.memory_limit_bytes)
+
+    def _rules_out(self, trial: Trial) -> bool:
+        """Whether configs above this one cannot fit either. The order is one of device memory: running out of host
+        memory, and processes that died for whatever reason, say nothing about other configs unless the host is the
+        device."""
+        if not self.does_not_fit(trial):
+            return False
+        outcome = trial.outcome
+        elsewhere = isinstance(outcome, OutOfMemory) and (outcome.host or outcome.signal is not None)
+        return not elsewhere or trial.hardware.kind == "cpu"
+
+    def _refuted(self, config: Config) -> bool:
+        """Whether something fits that needs at least the memory of `config`."""
+        return any(self._fits(t) and self.lattice.is_lighter_or_equal(config, c) for c, t in self.trials.items())
+
+    def _infer_fits(self, trial: Trial, earlier: Trial | None) -> None:
+        """Note what is sure to fit, now that `trial` settles its config in place of `earlier`."""
+        fits = self._fits(trial)
+        is_news = earlier is not None and self._fits(earlier) is not fits
+        if is_news or (trial.config in self._below_a_fit and not fits):
+            self._below_a_fit.clear()
+            for config in [c for c, known in self.trials.items() if self._fits(known)]:
+                self._infer_fits_below(config)
+        elif fits:
+            self._infer_fits_below(trial.config)
+
+    def _infer_fits_below(self, fitted: Config) -> None:
+        """Note that what needs no more memory than `fitted` fits, unless some of that ran out all the same: then the
+        order is wrong here, and shows nothing."""
+        if fitted in self._below_a_fit:
+            return  # and so is all below it
+        below = self.lattice.below(fitted)
+        if not any(c in self.trials and self._rules_out(self.trials[c]) for c in below):
+            self._below_a_fit.update(below)
+
+    def _rule_out_above(self, ruler: Config, config: Config) -> bool:
+        if not self.rule_out(config, f"needs at least the memory of a config that ran out ({ruler})"):
+            return False
+        self._ruled_by[config] = ruler
+        return True
+
+    def _forget_ruling(self, config: Config) -> None:
+        self.ruled_out.pop(config, None)
+        self._ruled_by.pop(config, None)
+
+    def _reopen_without_rival(self) -> None:
+        """Reopen the configs whose trials were stopped early because of one that has failed since."""
+        full = [p for p in self.points() if not p.measurement.stopped_early]
+
+        def lost(config: Config, trial: Trial) -> bool:
+            least = trial.least_step_seconds
+            if least is None:
+                return _lost_its_rival(trial, full)
+            again = self._ended_early[config] < MOST_EARLY_ENDS
+            return again and least < self._best_seconds(config.text("method"))
+
+        for config in [c for c, t in self.trials.items() if c in self._members and lost(c, t)]:
+            del self.trials[config]
+            self._open[config] = None
+
+    def _reopen(self, fitted: Config) -> None:
+        """Revoke what configs that need no more than `fitted` have ruled out, unless another trial does so too."""
+        wrong = {r for r in set(self._ruled_by.values()) if self.lattice.is_lighter_or_equal(r, fitted)}
+        if not wrong:
+            return
+        sound = [c for c, t in self.trials.items() if self._rules_out(t) and not self._refuted(c)]
+        for config in [c for c, ruler in self._ruled_by.items() if ruler in wrong]:
+            self._forget_ruling(config)
+            self._open[config] = None
+            above = (ruler for ruler in sound if self.lattice.is_lighter_or_equal(ruler, config))
+            if (ruler := next(above, None)) is not None:
+                self._rule_out_above(ruler, config)

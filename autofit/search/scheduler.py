@@ -1,0 +1,235 @@
+"""The trials under way: begun on the workers, committed as they end, run again where the machinery failed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.lattice import Config
+from autofit.core.outcome import Fits, Prediction, TimedOut, Trial, machinery_failed, now
+from autofit.search.budget import Budget
+from autofit.techniques import Job
+from autofit.trial.machine.device_lock import NOT_BEGUN
+from autofit.trial.process.classify import DEVICE_GONE, NO_KERNELS
+from autofit.trial.request import Rival, TrialRequest
+from autofit.workers.pool import Completed, Pool
+
+MACHINERY_FAILURES = 3
+"""Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
+DOUBTED_REPEATS = 2
+"""How often a trial is run again whose time is in doubt, because others were busy on its device or that was throttled:
+each run may find it free, and some machines always are busy."""
+POLL_SECONDS = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Begun:
+    """A trial under way."""
+
+    request: TrialRequest
+    """With the deadline after which the trial is taken to hang."""
+    reserved_seconds: float
+    """What of the search's time the trial must leave for later."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Runs:
+    """Runs a search's trials, as many at once as there are workers."""
+
+    job: Job
+    budget: Budget
+    open_pool: Callable[[], Pool]
+    """Called for the first trial."""
+    keep: Callable[[Trial], Trial]
+    """Judges and commits a trial; called before anything else happens to it."""
+    show: Callable[[], None]
+    """Called while trials are under way."""
+    predictions: Mapping[Config, Prediction] = field(default_factory=dict)
+    """Stored beside the trials' measurements."""
+    ended: int = 0
+    """How many trials have ended."""
+    _pool: Pool | None = field(init=False, default=None)
+    _is_checked: bool = field(init=False, default=False)
+    """Whether the workers were found to have the hardware and stack that the job is for."""
+    _begun: dict[Config, _Begun] = field(init=False, default_factory=dict)
+    _retried: set[Config] = field(init=False, default_factory=set)
+    """Configs whose trial was run again after a failure of the machinery."""
+    _machinery_failures: int = field(init=False, default=0)
+    """Consecutive ones."""
+    _doubted: Counter[Config] = field(init=False, default_factory=Counter)
+    """How often each config's trial was run again in a row because its time was in doubt."""
+    _always_busy: bool = field(init=False, default=False)
+    """Whether the last repeats found the device busy every time: until a trial does not, none is repeated for it."""
+    kept_waiting: str | None = field(init=False, default=None)
+    """Why the last trial that could not be begun was not: another process had the device."""
+
+    @property
+    def in_flight(self) -> tuple[Config, ...]:
+        """The configs whose trials are under way, in the order in which they were begun."""
+        return tuple(self._begun)
+
+    @property
+    def busy(self) -> bool:
+        """Whether every worker has a trial."""
+        return self._pool is not None and 0 < len(self._begun) >= self._pool.size
+
+    def start(self) -> Pool:
+        """The workers, which may not be up yet."""
+        if self._pool is None:
+            self._pool = self.open_pool()
+        return self._pool
+
+    def close(self) -> None:
+        """End the workers, and whatever they run."""
+        if self._pool is not None:
+            self._pool.close()
+
+    def begin(
+        self,
+        config: Config,
+        *,
+        timing_seconds: float,
+        patience_seconds: float,
+        allowance_seconds: float | None = None,
+        reserved_seconds: float = 0.0,
+        rivals: tuple[Rival, ...] = (),
+        least_tokens_per_second: float = 0.0,
+        compares_gradient: bool = False,
+    ) -> None:
+        """Start the trial of `config` on an idle worker.
+
+        It ends after `allowance_seconds` unless it earns more, is taken to hang after `patience_seconds`, and is killed
+        earlier where the search's time, less `reserved_seconds`, is over before. Raises `EnvironmentLacks` if its
+        result would be stored under another device or stack than it is for.
+        """
+        request = TrialRequest(
+            job=self.job,
+            config=config,
+            memory_limit_bytes=self.budget.limits.memory_bytes,
+            deadline_seconds=patience_seconds,
+            allowance_seconds=allowance_seconds,
+            timing_seconds=timing_seconds,
+            rivals=rivals,
+            least_tokens_per_second=least_tokens_per_second,
+            compares_gradient=compares_gradient,
+        )
+        self._submit(_Begun(request=request, reserved_seconds=reserved_seconds))
+
+    def collect(self) -> tuple[list[Trial], list[Config]]:
+        """Wait for trials to end: those that have shown something, and the configs whose trials were cut off because
+        the search's time is over, which says nothing about them. Trials that are run again are in neither; of those
+        whose time is in doubt every time, the last is believed.
+
+        All are committed. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row.
+        """
+        assert self._pool is not None
+        while not (completed := self._pool.wait(POLL_SECONDS)):
+            self.show()
+        shown, cut = [], []
+        for done in completed:
+            begun = self._begun.pop(done.request.config)
+            if NOT_BEGUN in (reason := getattr(done.outcome, "reason", "")):
+                self.kept_waiting = reason
+                cut.append(done.request.config)
+                continue
+            trial = self.keep(self._trial(done))
+            self.ended += 1
+            ran = done.request.after_waiting(done.waited_seconds)
+            patience = begun.request.deadline_seconds
+            if ran.deadline_seconds < patience and _killed_at(trial, ran.deadline_seconds):
+                cut.append(trial.config)
+            else:
+                shown.append((begun, trial))
+        return [trial for begun, trial in shown if not self._begun_again(begun, trial)], cut
+
+    def _submit(self, begun: _Begun) -> None:
+        pool = self._checked_pool()
+        left = self.budget.left_for_trial(begun.reserved_seconds)
+        deadline = min(begun.request.deadline_seconds, left)
+        pool.submit(replace(begun.request, deadline_seconds=deadline, wait_seconds=left))
+        self._begun[begun.request.config] = begun
+
+    def _checked_pool(self) -> Pool:
+        """The workers; raises `EnvironmentLacks` if their trials would be stored under another device or stack."""
+        pool = self.start()
+        if self._is_checked:
+            return pool
+        hardware, stack = pool.site()
+        if hardware.key != self.job.hardware.key:
+            raise EnvironmentLacks(
+                f"the workers have {hardware.name}, the search is for {self.job.hardware.name}",
+                remedy="use --workers 1, or let CUDA_VISIBLE_DEVICES name devices of one kind",
+            )
+        if stack.key != self.job.stack.key:
+            raise EnvironmentLacks(
+                f"the workers' library versions differ from this process's: {stack} and {self.job.stack}",
+                remedy="use one environment for both",
+            )
+        self._is_checked = True
+        return pool
+
+    def _begun_again(self, begun: _Begun, trial: Trial) -> bool:
+        """Retry a trial once if the machinery failed, up to `DOUBTED_REPEATS` times if its time is in doubt; returns
+        whether it is retried. Raises `EnvironmentLacks` after `MACHINERY_FAILURES` in a row, and at once where the
+        device is gone or torch was not built for it."""
+        if not machinery_failed(trial.outcome):
+            self._machinery_failures = 0
+            return self._begun_again_in_doubt(begun, trial)
+        if DEVICE_GONE in trial.outcome.reason:
+            raise EnvironmentLacks(
+                f"{trial.outcome.reason}; everything measured is kept",
+                remedy="check nvidia-smi, and dmesg for Xid errors; once the device is back (it may take a reset or a "
+                "reboot), run the same command: it resumes from here",
+            )
+        if NO_KERNELS in trial.outcome.reason:
+            raise EnvironmentLacks(
+                trial.outcome.reason, remedy="choose a torch build (docs/install.md), then run the same command"
+            )
+        self._machinery_failures += 1
+        if self._machinery_failures >= MACHINERY_FAILURES:
+            raise EnvironmentLacks(
+                f"{self._machinery_failures} trials in a row have failed through no fault of their configs, the last: "
+                f"{trial.outcome.reason}",
+                remedy="fix that, and run the same command: it resumes from here; `autofit doctor` may say more",
+            )
+        if trial.config in self._retried or self.budget.is_spent(self.ended + len(self._begun)):
+            return False
+        self._retried.add(trial.config)
+        self._submit(begun)
+        return True
+
+    def _begun_again_in_doubt(self, begun: _Begun, trial: Trial) -> bool:
+        if not trial.doubts:
+            self._doubted.pop(trial.config, None)
+            # Crashes and the like say nothing of how busy the device is.
+            self._always_busy = self._always_busy and not isinstance(trial.outcome, Fits)
+            return False
+        if self._always_busy or self.budget.is_spent(self.ended + len(self._begun)):
+            return False
+        if self._doubted[trial.config] >= DOUBTED_REPEATS:
+            self._always_busy = True
+            return False
+        self._doubted[trial.config] += 1
+        self._submit(begun)
+        return True
+
+    def _trial(self, done: Completed) -> Trial:
+        return Trial(
+            config=done.request.config,
+            workload=self.job.workload,
+            hardware=self.job.hardware,
+            stack=self.job.stack,
+            memory_limit_bytes=self.budget.limits.memory_bytes,
+            outcome=done.outcome,
+            seconds=done.seconds,
+            recorded_at=now(),
+            prediction=self.predictions.get(done.request.config),
+            device_state=done.device_state,
+        )
+
+
+def _killed_at(trial: Trial, deadline_seconds: float) -> bool:
+    """Whether the trial was killed at this deadline, and not before because its pace was too slow."""
+    return isinstance(trial.outcome, TimedOut) and trial.outcome.deadline_seconds >= deadline_seconds

@@ -1,0 +1,1 @@
+"""The database under the store: its address, connections, schema and failures."""

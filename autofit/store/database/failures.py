@@ -1,0 +1,114 @@
+"""Errors of database drivers, each as one clear line with a remedy."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from autofit.core.errors import StoreError
+from autofit.store.database.address import Address
+
+_LOCKED = "is locked by another process"
+_LATER = "run the command again when that process has ended"
+_NAME_ANOTHER = "or name another store with --store or AUTOFIT_STORE"
+
+_Meanings = tuple[tuple[tuple[str, ...], str, str], ...]
+"""Prefixes of error codes, what is wrong with the store, and the remedy; the first match counts."""
+
+# Names of result codes: sqlite.org/rescode.html.
+_SQLITE: _Meanings = (
+    (("SQLITE_BUSY", "SQLITE_LOCKED"), _LOCKED, _LATER),
+    (
+        ("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH"),
+        "is read-only",
+        f"make the file and its folder writable, {_NAME_ANOTHER}",
+    ),
+    (
+        ("SQLITE_CANTOPEN",),
+        "cannot be opened",
+        f"check that the file and its folder exist and are yours to read and write, {_NAME_ANOTHER}",
+    ),
+    (
+        ("SQLITE_CORRUPT", "SQLITE_NOTADB"),
+        "is damaged or is not a SQLite database",
+        f"put a backup or an import of `autofit db export` in its place, {_NAME_ANOTHER}",
+    ),
+    (
+        ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE"),
+        "has no disk space left",
+        f"free some space, {_NAME_ANOTHER}",
+    ),
+    (("SQLITE_IOERR",), "has a disk error", f"check the disk, {_NAME_ANOTHER}"),
+)
+
+# SQLSTATE: postgresql.org/docs/current/errcodes-appendix.html.
+_POSTGRESQL: _Meanings = (
+    (("28",), "rejects this user or password", "check user and password in the store's URL"),
+    (("3D",), "does not exist on this server", "create the database: createdb NAME"),
+    (("42501",), "does not permit this to its user", "ask its owner for the right to use and create tables"),
+    (("25006",), "is read-only", f"connect to the primary server, {_NAME_ANOTHER}"),
+    (("53100",), "has no disk space left", "free some space on the database server"),
+    (("53300",), "accepts no more connections", "close other clients, or raise the server's max_connections"),
+    (("55P03", "57014", "40"), _LOCKED, _LATER),
+    (("XX001", "XX002"), "is damaged", "restore it from a backup, or import what `autofit db export` wrote"),
+    (("08", "57P"), "cannot be reached", "check that the server runs, and host and port in the store's URL"),
+)
+
+# libpq gives no SQLSTATE for failures before a session exists.
+_AT_CONNECT = (
+    ("authentication", "28"),
+    ("no pg_hba.conf entry", "28"),
+    ("role ", "28"),
+    ("does not exist", "3D"),
+    ("too many", "53300"),
+)
+
+
+def store_error(error: Exception, address: Address) -> StoreError:
+    """What `error`, from SQLAlchemy or a driver, means for the store at `address`."""
+    cause: BaseException = error
+    if isinstance(error, DBAPIError) and error.orig is not None:
+        cause = error.orig
+    said = (str(cause).strip().splitlines() or [type(cause).__name__])[0].strip()
+    if address.is_sqlite:
+        known, code = _SQLITE, str(getattr(cause, "sqlite_errorname", None) or "")
+    else:
+        known, code = _POSTGRESQL, _sqlstate(error, cause)
+    for prefixes, meaning, remedy in known:
+        if code.startswith(prefixes):
+            detail = "" if address.is_sqlite else f": {said}"
+            return StoreError(f"the store {address} {meaning}{detail}", remedy=remedy)
+    return StoreError(f"the store {address} fails: {said}", remedy="look at it with `autofit db check`")
+
+
+def _sqlstate(error: Exception, cause: BaseException) -> str:
+    state = getattr(cause, "sqlstate", None)
+    if state is not None:
+        return str(state)
+    for words, code in _AT_CONNECT:
+        if words in str(cause):
+            return code
+    lost = isinstance(error, DBAPIError) and (error.connection_invalidated or error.statement is None)
+    return "08" if lost else ""
+
+
+def is_conflict(error: Exception) -> bool:
+    """Whether another process wrote the same rows at the same time, so that trying again will succeed."""
+    if not isinstance(error, DBAPIError):
+        return False
+    name = getattr(error.orig, "sqlite_errorname", None)
+    if name is not None:
+        return name in ("SQLITE_CONSTRAINT_UNIQUE", "SQLITE_CONSTRAINT_PRIMARYKEY", "SQLITE_BUSY_SNAPSHOT")
+    return getattr(error.orig, "sqlstate", None) in ("23505", "40001", "40P01")
+
+
+@contextmanager
+def translated(address: Address) -> Iterator[None]:
+    """Turns every error of SQLAlchemy and its drivers into a `StoreError`; leaves all others alone."""
+    try:
+        yield
+    except (SQLAlchemyError, sqlite3.Error) as error:
+        raise store_error(error, address) from None

@@ -1,0 +1,249 @@
+"""The schema's revision: creating a new store, refusing one of another schema, upgrading, checking."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import Connection, MetaData, Table, func, inspect, select, text
+
+from autofit import __version__
+from autofit.core.errors import StoreError
+from autofit.core.verdict import Contradiction, contradiction
+from autofit.store import ranking
+from autofit.store.database.address import Address
+from autofit.store.database.engine import BUSY_SECONDS, Database
+from autofit.store.database.failures import translated
+from autofit.store.database.retrying import retried
+from autofit.store.rows import Reader
+from autofit.store.tables import TABLES
+
+REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+"""Every revision, oldest first. Opening a store compares with these, which avoids importing Alembic."""
+
+_SCRIPTS = Path(__file__).parents[1] / "migrations"
+_VERSIONS = "alembic_version"
+_LOCK = 0x6175746F666974  # "autofit" in ASCII: PostgreSQL's advisory locks are numbers.
+# Alembic keeps the migration in progress in a global variable.
+_MIGRATING = threading.Lock()
+
+
+class NoStore(StoreError):
+    """There is no store at the address, and none was to be created."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreReport:
+    """What `autofit db check` found."""
+
+    store: str
+    """Where the store is, without any password."""
+    kind: str
+    """`sqlite` or `postgresql`."""
+    revision: str | None
+    """The store's schema; None if the database is empty or damaged."""
+    newest: str
+    """The schema that this autofit reads and writes."""
+    problems: tuple[str, ...]
+    """What is wrong, one line each."""
+    counts: dict[str, int]
+    """Rows of each table."""
+    contradictions: tuple[Contradiction, ...] = ()
+    """Configs whose trials contradict each other: this is not damage; the cautious reading is used."""
+
+    def to_json(self) -> dict[str, object]:
+        """As a JSON object."""
+        return {
+            "store": self.store,
+            "kind": self.kind,
+            "revision": self.revision,
+            "newest": self.newest,
+            "problems": list(self.problems),
+            "counts": dict(self.counts),
+            "contradictions": [found.to_json() for found in self.contradictions],
+            "sound": self.sound,
+        }
+
+    @property
+    def sound(self) -> bool:
+        """Whether the store can be used as it is."""
+        return not self.problems and self.revision == self.newest
+
+
+def prepare(database: Database, *, create: bool) -> None:
+    """Makes sure that the database has the newest schema; creates it in an empty database if `create` is set.
+
+    Raises `StoreError` for every other database.
+    """
+    _find_file(database.address, create=create)
+    with database.read() as connection:
+        found = _look(connection)
+    if found.revision == REVISIONS[-1]:
+        return
+    if not (found.is_empty and create):
+        raise _refusal(found, database.address)
+    _migrate(database)
+
+
+def upgrade(url: str | None = None) -> str:
+    """Upgrades the store to the newest schema, all or nothing, or creates it if there is none.
+
+    Returns the revision. Raises `StoreError`; a store written by a newer autofit is left as it is.
+    """
+    with _opened(url, create=True) as database:
+        with database.read() as connection:
+            found = _look(connection)
+        if not found.is_empty and found.revision not in REVISIONS:
+            raise _refusal(found, database.address)
+        _migrate(database)
+    return REVISIONS[-1]
+
+
+def check(url: str | None = None) -> StoreReport:
+    """Examines a store without changing it: its schema, its integrity where SQLite can tell, its rows, and which of its
+    trials contradict each other.
+
+    Raises `StoreError` if it cannot even be read.
+    """
+    with _opened(url, create=False) as database, database.read() as connection:
+        problems = _damage(connection) if database.address.is_sqlite else []
+        # Reading the tables of a damaged file would fail again.
+        found = None if problems else _look(connection)
+        if found and found.revision != REVISIONS[-1]:
+            problems.append(str(_refusal(found, database.address)))
+        current = found is not None and found.revision == REVISIONS[-1]
+        return StoreReport(
+            store=str(database.address),
+            kind=connection.dialect.name,
+            revision=found.revision if found else None,
+            newest=REVISIONS[-1],
+            problems=tuple(problems),
+            counts=_counts(connection, found.tables) if found else {},
+            contradictions=_contradictions(connection) if current else (),
+        )
+
+
+def place(url: str | None = None) -> Path | None:
+    """The file of a SQLite store, whether or not it exists; None for a server. Raises `UsageError`."""
+    return Address.of(url).path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    revision: str | None
+    tables: frozenset[str]
+    is_empty: bool
+
+
+@contextmanager
+def _opened(url: str | None, *, create: bool) -> Iterator[Database]:
+    address = Address.of(url)
+    _find_file(address, create=create)
+    with closing(Database(address)) as database:
+        yield database
+
+
+def _find_file(address: Address, *, create: bool) -> None:
+    """For a missing file, creates its folder or, without `create`, raises: SQLite would create an empty file."""
+    if address.path is None or address.path.exists():
+        return
+    if not create:
+        raise _absent(address)
+    try:
+        address.path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StoreError(
+            f"the store's folder {address.path.parent} cannot be created: {error.strerror}",
+            remedy="name another store with --store or AUTOFIT_STORE",
+        ) from None
+
+
+def _look(connection: Connection) -> _Found:
+    tables = frozenset(inspect(connection).get_table_names())
+    revision = None
+    if _VERSIONS in tables:
+        revision = connection.scalar(text(f"SELECT version_num FROM {_VERSIONS}"))
+    # A server's database is often shared; a file with other tables belongs to another program.
+    ours = tables if connection.dialect.name == "sqlite" else tables & {*TABLES, _VERSIONS}
+    return _Found(revision=revision, tables=tables, is_empty=not ours)
+
+
+def _migrate(database: Database) -> None:
+    from alembic import command
+    from alembic.config import Config
+
+    if database.address.is_sqlite:
+        _use_log(database)
+    with _MIGRATING, database.write() as connection:
+        if not database.address.is_sqlite:
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+        if _look(connection).revision == REVISIONS[-1]:
+            return
+        config = Config()
+        config.set_main_option("script_location", str(_SCRIPTS).replace("%", "%%"))
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
+
+
+def _use_log(database: Database) -> None:
+    """Turns on SQLite's write-ahead log, which lets readers continue alongside a writer and stays on for good."""
+
+    def turn_on() -> None:
+        with closing(database.engine.raw_connection()) as connection:
+            connection.cursor().execute("PRAGMA journal_mode = WAL").close()
+
+    def is_busy(error: Exception) -> bool:
+        return str(getattr(error, "sqlite_errorname", "")).startswith("SQLITE_BUSY")
+
+    with translated(database.address):
+        # SQLite does not wait by itself here, and refuses this within a transaction.
+        retried(turn_on, is_busy, seconds=BUSY_SECONDS, pause_seconds=0.05)
+
+
+def _damage(connection: Connection) -> list[str]:
+    found = connection.scalars(text("PRAGMA integrity_check(20)"))
+    damage = [" ".join(line.split()) for line in found if line != "ok"]
+    if damage:
+        return damage
+    broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(20)
+    lost = [f"row {number} of {table} refers to a row of {other} that is lost" for table, number, other, _ in broken]
+    return lost
+
+
+def _contradictions(connection: Connection) -> tuple[Contradiction, ...]:
+    found = (contradiction(attempts) for attempts in ranking.both_ways(connection, Reader()))
+    return tuple(one for one in found if one is not None)
+
+
+def _counts(connection: Connection, tables: frozenset[str]) -> dict[str, int]:
+    ours = [Table(name, MetaData()) for name in TABLES if name in tables]
+    return {t.name: connection.scalar(select(func.count()).select_from(t)) or 0 for t in ours}
+
+
+def _absent(address: Address) -> NoStore:
+    return NoStore(
+        f"there is no store at {address}",
+        remedy="run `autofit search` first, or name another store with --store or AUTOFIT_STORE",
+    )
+
+
+def _refusal(found: _Found, address: Address) -> StoreError:
+    if found.is_empty:
+        return _absent(address)
+    if found.revision is None:
+        return StoreError(
+            f"the database at {address} holds tables of another program",
+            remedy="name another store with --store or AUTOFIT_STORE",
+        )
+    if found.revision in REVISIONS:
+        return StoreError(
+            f"the store {address} has the older schema {found.revision}, this autofit uses {REVISIONS[-1]}",
+            remedy="autofit db upgrade",
+        )
+    return StoreError(
+        f"the store {address} has schema {found.revision}, newer than autofit {__version__} knows",
+        remedy="use the version that wrote it, or another store (--store or AUTOFIT_STORE)",
+    )

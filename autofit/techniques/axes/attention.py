@@ -1,0 +1,51 @@
+"""The attention kernel."""
+
+from __future__ import annotations
+
+from autofit.catalog.models import shape
+from autofit.core.lattice import Axis, Config
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+
+_IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
+"""transformers' names for them."""
+
+
+class Attention(Technique):
+    """`sdpa`: torch's choice of fused kernel. `flash`: the flash-attn package. `eager`: scores materialised."""
+
+    axis = Axis(
+        name="attention",
+        values=("sdpa", "flash", "eager"),
+        recipe="sdpa",
+        lighter=frozenset({("sdpa", "eager"), ("flash", "eager")}),
+        does="The attention kernel.",
+        meanings={
+            "sdpa": "torch's choice of fused kernel; most models",
+            "flash": "the flash-attn package; NVIDIA GPUs from Ampere on and AMD's, in 16 bits",
+            "eager": "all scores in memory",
+        },
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["attention"] == "sdpa" and not shape(job.model).sdpa:
+            return f"attention=sdpa is unavailable for {job.model.name}: no fused kernel computes its layers, use eager"
+        if config["attention"] != "flash":
+            return None
+        if job.hardware.kind != "cuda":
+            return "attention=flash needs a CUDA device"
+        if job.stack.flash_attn is None:
+            return "attention=flash needs the flash-attn package, which is not installed here; sdpa has the same kernel"
+        if config["precision"] == "fp32":
+            return "attention=flash computes in 16 bits only"
+        if _is_older(job.hardware.capability, 8.0):
+            return f"attention=flash needs compute capability 8.0, {job.hardware.name} has {job.hardware.capability}"
+        return None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        plan.attention = _IMPLEMENTATIONS[config.text("attention")]
+
+
+def _is_older(capability: str | None, first: float) -> bool:
+    """Whether `capability` is an NVIDIA compute capability below `first`; AMD's gfx names never are."""
+    return capability is not None and capability[0].isdecimal() and float(capability) < first

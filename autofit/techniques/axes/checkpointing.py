@@ -1,0 +1,101 @@
+"""Activation checkpointing: which activations are kept for the backward pass, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from autofit.catalog.models import shape
+from autofit.core.lattice import Axis, Config, chain, closure
+from autofit.techniques.job import Job
+from autofit.techniques.selective import selective_contexts
+from autofit.techniques.technique import Plan, Technique
+
+
+class Checkpointing(Technique):
+    """Decoder layers whose activations are recomputed (Chen et al. 2016), through transformers' own layer hook.
+
+    `full`: every layer. `every-N`: every N-th layer. `selective`: every layer, but the outputs of attention and of
+    every second product with a weight are kept. `offload`: every layer, with its saved input in pinned host memory.
+    `none`: no recomputation.
+    """
+
+    axis = Axis(
+        name="checkpointing",
+        values=("offload", "full", "every-2", "every-4", "selective", "none"),
+        recipe="none",
+        # No claim between every-4 and selective: which is lighter depends on the architecture.
+        lighter=closure({*chain("offload", "full", "every-2", "every-4", "none"), *chain("full", "selective", "none")}),
+        # Each recomputes the layers of the next and others, or moves what they save. No claim between full and
+        # selective, whose bookkeeping may take longer than what it saves from recomputation.
+        slower=closure({*chain("offload", "full", "every-2", "every-4", "none"), ("selective", "none")}),
+        does="Which activations are recomputed in the backward pass instead of kept.",
+        meanings={
+            "offload": "all, and what recomputation starts from is moved to host memory; not on a CPU",
+            "full": "those of every decoder layer",
+            "every-2": "those of every second layer",
+            "every-4": "those of every fourth layer",
+            "selective": "all but the outputs of attention and of every second product; not with ZeRO-3",
+            "none": "nothing is recomputed",
+        },
+        where="models whose layers transformers can checkpoint",
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        value = config.text("checkpointing")
+        if value != "none" and not shape(job.model).checkpointable:
+            return f"checkpointing={value} cannot work: transformers has no checkpointing for {job.model.name}"
+        if value == "offload" and job.hardware.kind == "cpu":
+            return "checkpointing=offload moves activations to host memory, where a CPU's activations already are"
+        return None
+
+    def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:
+        """False for `selective` against `none` under compilation, which chooses what `none` keeps and may keep less."""
+        return not (
+            lighter["checkpointing"] == "selective" and heavier["checkpointing"] == "none" and lighter["compile"]
+        )
+
+    def on_model(self, config: Config, plan: Plan, model: Any) -> None:
+        value = config.text("checkpointing")
+        if value != "none":
+            every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
+            function = checkpoint_function(value, adapters=plan.rank is not None)
+            enable(model, every_n_layers=every, function=function)
+
+
+def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> None:
+    """Checkpoint every `every_n_layers`-th decoder layer, starting with the first.
+
+    The flag and the function are those that transformers' layers have read in every version since 4.53.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"{type(model).__name__} does not support activation checkpointing")
+    for index, layer in enumerate(layers):
+        if index % every_n_layers == 0:
+            layer.gradient_checkpointing = True
+            layer._gradient_checkpointing_func = function
+
+
+def checkpoint_function(value: str, *, adapters: bool = False) -> Callable[..., Any]:
+    """The function through which a checkpointed layer's forward is called; `adapters` says whether it has any."""
+    from torch.utils.checkpoint import checkpoint
+
+    if value == "selective":
+        return partial(checkpoint, use_reentrant=False, context_fn=partial(selective_contexts, adapters=adapters))
+    if value == "offload":
+        return _offloaded_checkpoint
+    return partial(checkpoint, use_reentrant=False)
+
+
+def _offloaded_checkpoint(function: Callable[..., Any], *args: Any) -> Any:
+    """A checkpoint whose saved input is kept in pinned host memory."""
+    import torch
+    from torch.autograd.graph import save_on_cpu
+    from torch.utils.checkpoint import checkpoint
+
+    with save_on_cpu(pin_memory=torch.cuda.is_available()):
+        return checkpoint(function, *args, use_reentrant=False)

@@ -1,0 +1,71 @@
+"""Compilation of the decoder by torch.compile."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sysconfig
+from functools import cache
+from pathlib import Path
+
+from autofit.core.lattice import Axis, Config
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+
+KEEPS_POLICY = (2, 13)
+"""First version of torch whose source is known to have the fix described in `_forgets_what_is_kept`."""
+
+
+class Compilation(Technique):
+    """Fusion of elementwise operations. Setting it up takes minutes, which a trial reports alongside the speed.
+
+    With ddp, zero1 and zero2 the decoder is one graph, as on one device. Where a library gathers parameters in module
+    hooks, these split the graph: with fsdp into layers; in ZeRO stage 3 into pieces of layers, with no part of a
+    checkpointed layer compiled. All of them train as they do without it; whether it pays off, a trial shows. With
+    attention=sdpa on a GPU it may not: transformers (find_packed_sequence_indices in masking_utils.py) builds a mask
+    where it is compiled, in an exported script as in a trial, and with a mask torch has no flash kernel.
+    """
+
+    # No claim about memory: fused graphs keep fewer activations, but need workspace of their own.
+    axis = Axis(
+        name="compile",
+        values=(False, True),
+        recipe=False,
+        does="Whether torch.compile compiles the decoder, which takes minutes once.",
+        meanings={False: "not compiled", True: "compiled; needs a compiler and Python's headers"},
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        if config["compile"] is not True:
+            return None
+        if config["sharding"] == "ddp" and config["checkpointing"] == "selective" and _forgets_what_is_kept(job):
+            return (
+                "compile=true cannot work with sharding=ddp and checkpointing=selective before torch 2.13: DDP "
+                "splits the graph to compile it, and the parts lose what is to be kept; use checkpointing=full"
+            )
+        missing = missing_tool(job.hardware.kind)
+        return None if missing is None else f"compile=true needs {missing}, which is not installed here"
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        plan.compile = config["compile"] is True
+
+
+def _forgets_what_is_kept(job: Job) -> bool:
+    """Whether, under DDP, torch compiles a checkpoint with a policy on what to keep as one that keeps nothing: until
+    pytorch/pytorch#179496 its DDPOptimizer overwrote a subgraph's policy when splitting the graph."""
+    return job.stack.torch_release < KEEPS_POLICY
+
+
+@cache
+def missing_tool(kind: str) -> str | None:
+    """What torch.compile or Triton lacks on this machine to build kernels for a device of `kind`; None if nothing.
+
+    Inductor generates C++ for the CPU, Triton a launcher in C for accelerators; both include Python's headers.
+    """
+    variable, usual = ("CXX", ("g++", "clang++")) if kind in ("cpu", "mps") else ("CC", ("gcc", "clang", "cc"))
+    named = os.environ.get(variable)
+    if not any(shutil.which(name) for name in ([named.split()[0]] if named and named.split() else usual)):
+        return f"a compiler ({named or usual[0]})"
+    if kind != "mps" and not (Path(sysconfig.get_path("include")) / "Python.h").exists():
+        return "Python's headers (python3-dev)"
+    return None

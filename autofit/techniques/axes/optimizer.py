@@ -1,0 +1,150 @@
+"""The optimizer and the format of its states."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from autofit.core.distribution import install
+from autofit.core.lattice import Axis, Config, Value
+from autofit.core.workload import Effect
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from autofit.techniques.technique import OptimizerFactory
+
+LEARNING_RATE = 3e-5
+"""Small enough that thirty steps on one batch stay finite with every optimizer, large enough that five of them lower
+its loss by more than 16-bit rounding, which every trial checks. It affects neither memory nor time."""
+
+
+def weight_decay(optimizer: Value) -> float:
+    """The trials' weight decay, which exports state: 0.01 for every AdamW, the default of torch and bitsandbytes, and 0
+    for the others, the default of each. DeepSpeed and transformers' Trainer have 0 for AdamW, too; Trainer's own
+    optimizers leave norms and biases out of it, which trials do not."""
+    return 1e-2 if "adamw" in str(optimizer) else 0.0
+
+
+class Optimizer(Technique):
+    """Fused implementations where available; 8-bit states and Lion from bitsandbytes; Adafactor from transformers."""
+
+    axis = Axis(
+        name="optimizer",
+        values=(
+            "sgd",
+            "adafactor",
+            "lion-8bit",
+            "adamw-8bit",
+            "paged-adamw-8bit",
+            "lion",
+            "adamw",
+            "adamw-foreach",
+        ),
+        effects={
+            "sgd": Effect.TRAINING,
+            "adafactor": Effect.TRAINING,
+            "lion-8bit": Effect.TRAINING,
+            "lion": Effect.TRAINING,
+            "adamw-8bit": Effect.NUMERICS,
+            "paged-adamw-8bit": Effect.NUMERICS,
+        },
+        recipe="adamw",
+        # Bytes of state per parameter: sgd 0, lion-8bit 1, adamw-8bit 2, lion 4, adamw 8 (4 in pure bf16). No claim
+        # where that is not the whole story: with 8-bit optimizers the embeddings' states stay in fp32 and updates
+        # dequantise the states, Adafactor has temporaries, and paged states leave the device only as far as needed.
+        lighter=frozenset(
+            {("sgd", other) for other in ("adafactor", "lion-8bit", "adamw-8bit", "lion", "adamw", "adamw-foreach")}
+            | {("lion-8bit", "adamw-8bit"), ("lion", "adamw"), ("lion", "adamw-foreach"), ("adamw", "adamw-foreach")}
+        ),
+        does="The optimizer, and the number format of its states.",
+        meanings={
+            "sgd": "no states",
+            "adafactor": "factorised states; not with ZeRO or FSDP",
+            "lion-8bit": "one state in 8 bits; needs bitsandbytes, not with FSDP",
+            "adamw-8bit": "two states in 8 bits; needs bitsandbytes, not with FSDP",
+            "paged-adamw-8bit": "the same, moved to host memory under pressure; NVIDIA and AMD GPUs only",
+            "lion": "one state in fp32; needs bitsandbytes, not with FSDP",
+            "adamw": "two states, updated by torch's fused kernel",
+            "adamw-foreach": "the same, with temporaries as large as the weights; in no built-in space",
+        },
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        value = config.text("optimizer")
+        if value == "paged-adamw-8bit" and job.hardware.kind != "cuda":
+            return "paged-adamw-8bit pages states between a CUDA device and its host; here it would page nothing"
+        if value in ("lion", "lion-8bit", "adamw-8bit", "paged-adamw-8bit") and job.stack.bitsandbytes is None:
+            return f"{value} needs bitsandbytes, which is not installed here ({install()})"
+        return None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        plan.optimizer = FACTORIES[config.text("optimizer")]
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [p for p in module.parameters() if p.requires_grad]
+
+
+def _sgd(module: nn.Module) -> torch.optim.Optimizer:
+    import torch
+
+    return torch.optim.SGD(_trainable(module), lr=LEARNING_RATE, fused=True)
+
+
+def _adamw(module: nn.Module) -> torch.optim.Optimizer:
+    import torch
+
+    return torch.optim.AdamW(_trainable(module), lr=LEARNING_RATE, fused=True)
+
+
+def _adamw_foreach(module: nn.Module) -> torch.optim.Optimizer:
+    import torch
+
+    return torch.optim.AdamW(_trainable(module), lr=LEARNING_RATE, foreach=True)
+
+
+def _adafactor(module: nn.Module) -> torch.optim.Optimizer:
+    from transformers.optimization import Adafactor
+
+    # The values that transformers' Trainer sets for optim="adafactor".
+    made: torch.optim.Optimizer = Adafactor(
+        _trainable(module), lr=LEARNING_RATE, scale_parameter=False, relative_step=False
+    )
+    return made
+
+
+def _bitsandbytes(name: str) -> OptimizerFactory:
+    def factory(module: nn.Module) -> torch.optim.Optimizer:
+        import bitsandbytes as bnb
+        from torch import nn
+
+        made = getattr(bnb.optim, name)(_trainable(module), lr=LEARNING_RATE)
+        # A manager of its own: the library's global one would keep this model alive and apply its overrides, which it
+        # keys by position, to the next model.
+        made.mng = bnb.optim.GlobalOptimManager.__new__(bnb.optim.GlobalOptimManager)
+        made.mng.initialize()
+        if name.endswith("8bit"):
+            # As in transformers' Trainer, the states of embeddings stay in 32 bits, for stability. With ZeRO, there as
+            # here, they do not: the optimizer sees flat partitions, among which bitsandbytes finds no embedding.
+            for child in module.modules():
+                if isinstance(child, nn.Embedding):
+                    made.mng.register_module_override(child, "weight", {"optim_bits": 32})
+        optimizer: torch.optim.Optimizer = made
+        return optimizer
+
+    return factory
+
+
+FACTORIES: dict[str, OptimizerFactory] = {
+    "sgd": _sgd,
+    "adafactor": _adafactor,
+    "lion-8bit": _bitsandbytes("Lion8bit"),
+    "adamw-8bit": _bitsandbytes("AdamW8bit"),
+    "paged-adamw-8bit": _bitsandbytes("PagedAdamW8bit"),
+    "lion": _bitsandbytes("Lion"),
+    "adamw": _adamw,
+    "adamw-foreach": _adamw_foreach,
+}

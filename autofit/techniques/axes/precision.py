@@ -1,0 +1,60 @@
+"""Number formats of weights, arithmetic, gradients and optimizer states."""
+
+from __future__ import annotations
+
+from autofit.catalog.hardware import Card
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Axis, Config
+from autofit.core.workload import Effect
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+
+
+class Precision(Technique):
+    """`bf16`: all in bf16. `bf16-mixed`, `fp16-mixed`: fp32 master weights under autocast; frozen weights in 16 bits.
+
+    Mixed precision follows Micikevicius et al. 2017. Frozen weights need no master copy, so only adapters are fp32.
+    """
+
+    axis = Axis(
+        name="precision",
+        values=("bf16", "bf16-mixed", "fp16-mixed", "fp32"),
+        effects={"bf16": Effect.NUMERICS, "fp16-mixed": Effect.NUMERICS, "fp32": Effect.NUMERICS},
+        recipe="bf16-mixed",
+        # No claim between mixed precision and fp32: autocast keeps 16-bit copies of all weights, which with a small
+        # batch outweigh what halving the activations saves.
+        lighter=frozenset({("bf16", "bf16-mixed"), ("bf16", "fp16-mixed"), ("bf16", "fp32")}),
+        does="The number format of weights, products, gradients and optimizer states.",
+        meanings={
+            "bf16": "everything in bf16; GPUs from Ampere on, and CPUs",
+            "bf16-mixed": "products in bf16, trained weights in fp32; GPUs from Ampere on, and CPUs",
+            "fp16-mixed": "products in fp16, trained weights in fp32; the default where bf16 is emulated",
+            "fp32": "everything in fp32",
+        },
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        value = config.text("precision")
+        if value in ("bf16", "bf16-mixed") and not has_bf16(job.hardware):
+            return f"precision={value} is only emulated on {job.hardware.name}: use fp16-mixed"
+        return None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        import torch
+
+        value = config.text("precision")
+        compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[value.removesuffix("-mixed")]
+        plan.autocast = value.endswith("-mixed")
+        # fp16 alone is no choice: it is how DeepSpeed and FSDP compute fp16-mixed, and traced as such.
+        plan.trained_dtype, plan.compute_dtype = torch.float32 if plan.autocast else compute, compute
+        plan.loss_scaling = value == "fp16-mixed"
+
+
+def has_bf16(hardware: Hardware | Card) -> bool:
+    """Whether bf16 is worth using on `hardware`. A CPU may emulate it too, but has no better 16-bit format."""
+    return hardware.bf16 or hardware.kind != "cuda"
+
+
+def mixed_precision(hardware: Hardware | Card) -> str:
+    """The plain recipe's precision on `hardware`."""
+    return "bf16-mixed" if has_bf16(hardware) else "fp16-mixed"

@@ -1,0 +1,126 @@
+"""How parameters, gradients and states are spread over devices."""
+
+from __future__ import annotations
+
+import os
+
+from autofit.catalog.models import shape
+from autofit.core.distribution import install
+from autofit.core.lattice import Axis, Config
+from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
+from autofit.techniques.job import Job
+from autofit.techniques.technique import Plan, Technique
+
+NVME_VARIABLE = "AUTOFIT_NVME_DIR"
+"""Environment variable with the path of the folder for offload=nvme."""
+OF_TORCH = ("adamw", "adamw-foreach")
+"""Optimizers whose update torch can run on FSDP's sharded tensors."""
+FSDP_SHARDS_BYTES = (2, 12)
+"""The first torch whose `fully_shard` takes parameters of integers; earlier ones made every shard require gradients
+(`_init_sharded_param` in torch/distributed/fsdp/_fully_shard/_fsdp_param.py)."""
+
+
+class Sharding(Technique):
+    """`none`: one device. `ddp`: everything on every device, gradients summed. `zero1`, `zero2`, `zero3` (DeepSpeed;
+    Rajbhandari et al. 2020): states are sharded, then gradients too, then parameters too. `fsdp`: all three sharded by
+    torch's `fully_shard`; `fsdp-no-reshard` keeps gathered parameters from the forward pass to the backward pass."""
+
+    axis = Axis(
+        name="sharding",
+        values=("zero3", "fsdp", "fsdp-no-reshard", "zero2", "zero1", "ddp", "none"),
+        recipe="none",
+        # No claim between libraries, nor between ZeRO stages: each has buffers of its own, which outweigh what it
+        # saves if few parameters are trained.
+        lighter=frozenset({("fsdp", "fsdp-no-reshard")}),
+        does="How weights, gradients and states are spread over devices.",
+        meanings={
+            "zero3": "all three sharded by DeepSpeed",
+            "fsdp": "all three sharded by torch; optimizer=adamw",
+            "fsdp-no-reshard": "the same, with gathered weights kept until the backward pass",
+            "zero2": "gradients and states sharded by DeepSpeed",
+            "zero1": "states sharded by DeepSpeed",
+            "ddp": "everything on every device, gradients summed",
+            "none": "one device",
+        },
+        where="several --devices, but for none",
+    )
+
+    def unsupported(self, config: Config, job: Job) -> str | None:
+        value, devices = config.text("sharding"), job.workload.devices
+        if value == "none" and devices > 1:
+            return f"sharding=none is for one device: on {devices}, use ddp, zero1, zero2, zero3 or fsdp"
+        if value != "none" and devices == 1:
+            return f"sharding={value} needs several devices to share between: use --devices, or sharding=none"
+        if uses_deepspeed(config):
+            return _not_by_deepspeed(config, job)
+        return _not_by_fsdp(config, job) if value.startswith("fsdp") else None
+
+    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+        plan.sharding = config.text("sharding")
+        if plan.autocast and has_own_mixed_precision(config):
+            plan.autocast, plan.narrowed = False, True
+        if uses_deepspeed(config):
+            plan.deepspeed = deepspeed_settings(config, job, folder=os.environ.get(NVME_VARIABLE))
+
+
+def needs_process_group(config: Config) -> bool:
+    """Whether training `config` needs torch.distributed: for several ranks, or for DeepSpeed, even with one rank."""
+    return config["sharding"] != "none" or config["offload"] != "none"
+
+
+def has_own_mixed_precision(config: Config) -> bool:
+    """Whether the library that holds the parameters also converts them to 16 bits, in place of autocast."""
+    return needs_process_group(config) and config["sharding"] != "ddp"
+
+
+def rounds_master_weights(config: Config) -> bool:
+    """Whether the master weights start from weights rounded to 16 bits: DeepSpeed copies those that it trains with.
+
+    The first updates are then lost in rounding, those of embeddings and norms included, and the losses fall later than
+    they do with autocast over fp32 weights.
+    """
+    return uses_deepspeed(config) and config.text("precision").endswith("-mixed")
+
+
+def uses_deepspeed(config: Config) -> bool:
+    """Whether DeepSpeed trains `config`: in its ZeRO stages, and with any offloading on one device."""
+    sharding = config.text("sharding")
+    return sharding.startswith("zero") or (sharding == "none" and config["offload"] != "none")
+
+
+def _not_by_fsdp(config: Config, job: Job) -> str | None:
+    if not shape(job.model).checkpointable:
+        return f"fsdp shards layer by layer, and transformers does not mark the layers of {job.model.name}: use ddp"
+    if config["optimizer"] not in OF_TORCH:
+        return (
+            f"optimizer={config['optimizer']} cannot update FSDP's sharded tensors, for which its kernel is not "
+            "written: use adamw, or zero2 or zero3, which shard flat"
+        )
+    if config["method"] == "qlora" and job.stack.torch_release < FSDP_SHARDS_BYTES:
+        needed = ".".join(map(str, FSDP_SHARDS_BYTES))
+        return f"fsdp shards packed 4-bit weights from torch {needed} on, and this is {job.stack.torch}: use ddp"
+    return None
+
+
+def _not_by_deepspeed(config: Config, job: Job) -> str | None:
+    what = "sharding=" + config.text("sharding") if config["sharding"] != "none" else f"offload={config['offload']}"
+    zero3 = deepspeed_stage(config) == 3
+    if job.stack.deepspeed is None:
+        return f"{what} needs deepspeed, which is not installed here ({install()})"
+    if job.hardware.kind not in ("cpu", "cuda", "xpu"):
+        return f"{what} cannot work: DeepSpeed has no ZeRO for {job.hardware.kind}"
+    if config["precision"] == "fp16-mixed" and job.hardware.kind == "cpu":
+        return f"{what} cannot work with fp16-mixed: DeepSpeed refuses fp16 on processors; use bf16-mixed, fsdp or ddp"
+    if config["optimizer"] == "adafactor":
+        return (
+            f"optimizer=adafactor would be a different optimizer with {what}: it factorises matrices, which DeepSpeed "
+            "flattens; use adamw, or sharding=ddp"
+        )
+    if zero3 and not shape(job.model).checkpointable:
+        return f"{what} cannot work: transformers does not mark the layers of {job.model.name}; use zero2 or ddp"
+    if zero3 and config["checkpointing"] == "selective":
+        return (
+            f"checkpointing=selective cannot work with {what}: it repeats a layer operation by operation, and ZeRO-3's "
+            "gathering among them differs the second time; use full, every-2 or none"
+        )
+    return None

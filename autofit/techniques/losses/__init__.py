@@ -1,0 +1,1 @@
+"""Cross-entropy over the vocabulary, with all logits at once or without."""

@@ -1,0 +1,1 @@
+"""Ranks that train together: where they meet, and how they agree."""

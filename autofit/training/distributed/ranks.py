@@ -1,0 +1,152 @@
+"""The processes that train together: how they find each other, and how they agree on decisions."""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import socket
+import struct
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous, listening
+
+if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
+_SIOCGIFADDR = 0x8915
+"""The ioctl request for an interface's IPv4 address (netdevice(7))."""
+
+
+class NoMeeting(Exception):
+    """The ranks could not find each other; not the fault of the config to be trained."""
+
+
+class Ranks:
+    """The group in which this process trains; by default it trains alone. Used from one thread.
+
+    All ranks must call the same methods in the same order.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1) -> None:
+        self.rank = rank
+        self.size = size
+
+    def gathered(self, values: Sequence[float]) -> list[tuple[float, ...]]:
+        """For each of `values`, those of all ranks in their order; NaN counts as infinite.
+
+        Waits for the slowest rank; with a single rank nothing is communicated.
+        """
+        known = [math.inf if math.isnan(value) else float(value) for value in values]
+        if self.size == 1:
+            return [(value,) for value in known]
+        own = torch.tensor(known, dtype=torch.float64)  # in host memory: does not queue behind the device's work
+        of_ranks = [torch.empty_like(own) for _ in range(self.size)]
+        torch.distributed.all_gather(of_ranks, own)
+        return list(zip(*(of_rank.tolist() for of_rank in of_ranks), strict=True))
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """The element-wise maximum over ranks, the same on all of them; otherwise like `gathered`."""
+        return [max(of_ranks) for of_ranks in self.gathered(values)]
+
+    def close(self) -> None:
+        """Leave the process group once all ranks are done: a rank that left earlier would look as if it had died."""
+        if not torch.distributed.is_initialized():
+            return
+        with suppress(RuntimeError):  # the others are done as well, and may be gone
+            self.largest([0.0])
+            torch.distributed.destroy_process_group()
+
+
+def join(kind: str, rendezvous: Rendezvous | None, *, timeout_seconds: float, listener: int | None = None) -> Ranks:
+    """Create this process's default process group: NCCL for tensors on `cuda`, gloo for those in host memory, which
+    FSDP has when parameters are offloaded.
+
+    Without a rendezvous the group consists of this process alone, which DeepSpeed needs too, and no socket is opened.
+    `listener` is the descriptor of the socket listening at the rendezvous, if rank 0 was given one. Nothing waits
+    longer than `timeout_seconds`, here or in a collective. Raises `NoMeeting` if the ranks cannot find each other.
+    """
+    import torch.distributed as dist
+
+    timeout = timedelta(seconds=timeout_seconds)
+    store: Store
+    rank, size = (rendezvous.rank, rendezvous.ranks) if rendezvous is not None else (0, 1)
+    try:
+        _settle(rendezvous)
+        store = dist.HashStore() if rendezvous is None else _store(rendezvous, timeout, listener)  # type: ignore[attr-defined]
+        on_gpus = kind == "cuda" and size > 1
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
+            device_id=torch.device("cuda", 0) if on_gpus else None,  # makes the communicator now, not in the first step
+        )
+    except (OSError, RuntimeError) as error:
+        if "out of memory" in str(error).lower():
+            raise  # NCCL's buffers are part of what training needs
+        raise NoMeeting(f"the ranks cannot meet: {_first_line(error)}") from error
+    return Ranks(rank, size)
+
+
+def _settle(rendezvous: Rendezvous | None) -> None:
+    """Set the environment variables that libraries look for, as torchrun does."""
+    rank, size = (rendezvous.rank, rendezvous.ranks) if rendezvous is not None else (0, 1)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(size)
+    os.environ["LOCAL_RANK"] = "0"  # every rank sees only its own device
+    os.environ["MASTER_ADDR"] = rendezvous.host if rendezvous is not None else LOOPBACK
+    os.environ["MASTER_PORT"] = str(rendezvous.port if rendezvous is not None else 0)
+    # If set, DeepSpeed creates a shared-memory segment per rank, which training never uses and nothing removes.
+    os.environ.pop("LOCAL_SIZE", None)
+    own = _own_address(rendezvous)
+    interface = _interface(own)
+    if interface is not None:
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        if own == LOOPBACK:  # between machines NCCL finds the fastest route by itself
+            os.environ["NCCL_SOCKET_IFNAME"] = interface
+
+
+def _own_address(rendezvous: Rendezvous | None) -> str:
+    """This machine's address on the route to rank 0; nothing is sent."""
+    if rendezvous is None:
+        return LOOPBACK
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((rendezvous.host, rendezvous.port))
+        return str(probe.getsockname()[0])
+
+
+def _interface(address: str) -> str | None:
+    """The name of the network interface that has the IPv4 `address`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # an interface without an IPv4 address
+                found = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    return None
+
+
+def _store(rendezvous: Rendezvous, timeout: timedelta, listener: int | None) -> Store:
+    """Where the ranks find each other. Rank 0 listens at the rendezvous address only; by default it would on all."""
+    serves = rendezvous.rank == 0
+    if serves and listener is None:
+        listener = listening(rendezvous.host, rendezvous.port).detach()
+    made: Store = torch.distributed.TCPStore(  # type: ignore[attr-defined]
+        rendezvous.host,
+        rendezvous.port,
+        world_size=rendezvous.ranks,
+        is_master=serves,
+        timeout=timeout,
+        master_listen_fd=listener,
+    )
+    return made
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,1 @@
+"""What training a config requires of the machine beside packages."""

@@ -1,0 +1,129 @@
+"""The folder for offload=nvme: checks that it exists, is writable and has room; each trial has its own subfolder."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import socket
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+from autofit.catalog.models import shape
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.lattice import Config
+from autofit.core.units import format_bytes
+from autofit.techniques import Job
+from autofit.techniques.axes.sharding import NVME_VARIABLE
+from autofit.techniques.deepspeed_settings import locked_elements
+from autofit.techniques.job import ranks_per_host
+
+ADAM_COPIES = 4
+"""Tensors stored per trained parameter: the master copy, the gradient, momentum and variance."""
+PREFIX = "autofit-trial-"
+"""Prefix of the trials' folders."""
+LOCKS_ALL = 14
+"""Bit number of CAP_IPC_LOCK, the capability to lock memory without limit (capabilities(7))."""
+
+
+def needed_bytes(config: Config, job: Job) -> int:
+    """Bytes that DeepSpeed writes on one machine for `config`: its ranks' shares of the parameters, and of Adam's four
+    tensors for each trained parameter. Every adapter is counted as if its layer's matrix were square: 2 * rank /
+    hidden_size of the layer's weights. Each machine is taken to have a disk of its own."""
+    kept, used = _widths(config)
+    model = shape(job.model)
+    trained = float(model.parameters)
+    if config["method"] != "full":
+        trained = model.linear_parameters * 2 * config.number("rank") / model.hidden_size
+    here = ranks_per_host(job) / job.workload.devices
+    return int(here * (model.parameters * used + trained * ADAM_COPIES * kept))
+
+
+def locked_bytes(config: Config, job: Job) -> int:
+    """Upper bound on the bytes of locked memory in one rank's file buffers."""
+    kept, used = _widths(config)
+    of_parameters, of_states = locked_elements(job)
+    return of_parameters * used + of_states * kept
+
+
+def _widths(config: Config) -> tuple[int, int]:
+    """Bytes per element of the optimizer's tensors, and of the weights."""
+    return {"bf16": (2, 2), "fp32": (4, 4)}.get(config.text("precision"), (4, 2))
+
+
+def require(config: Config, job: Job) -> Path:
+    """The folder that the user named. Raises `EnvironmentLacks` if there is none, if it cannot be written to or has too
+    little room for `config`, or if the buffers cannot be locked in memory, which would abort the process. Removes what
+    killed trials have left behind."""
+    most = lockable_bytes()
+    if most is not None and most < (locked := locked_bytes(config, job)):
+        raise EnvironmentLacks(
+            f"offload=nvme locks {format_bytes(locked)} of memory, and this process may lock {format_bytes(most)}",
+            remedy="ulimit -l unlimited (in containers --ulimit memlock=-1)",
+        )
+    named = os.environ.get(NVME_VARIABLE)
+    if not named:
+        raise EnvironmentLacks(
+            "offload=nvme needs a folder on a fast disk, and none is set", remedy=f"set {NVME_VARIABLE} to one"
+        )
+    folder = Path(named)
+    if not folder.is_dir():
+        raise EnvironmentLacks(f"offload=nvme: there is no folder {folder}", remedy=f"make it, or set {NVME_VARIABLE}")
+    try:
+        remove_orphans()
+        with tempfile.TemporaryFile(dir=folder):
+            free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise EnvironmentLacks(
+            f"offload=nvme: {folder} cannot be written ({error.strerror})", remedy=f"set {NVME_VARIABLE} to another"
+        ) from error
+    if free < (needed := needed_bytes(config, job)):
+        raise EnvironmentLacks(
+            f"offload=nvme needs {format_bytes(needed)} in {folder}, which has {format_bytes(free)} free",
+            remedy=f"free some space there, or set {NVME_VARIABLE} to another folder",
+        )
+    return folder
+
+
+def lockable_bytes() -> int | None:
+    """Bytes of memory that this process may lock; None if there is no limit."""
+    limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    with suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        held = next(int(line.split()[1], 16) for line in lines if line.startswith("CapEff:"))
+        if held >> LOCKS_ALL & 1:
+            return None
+    return None if limit == resource.RLIM_INFINITY else limit
+
+
+def require_on_all_ranks(config: Config, job: Job) -> Path:
+    """`require` on every rank of the default process group before any of them proceeds; all ranks must call this.
+
+    Each rank checks for itself, and for the space that all ranks of its machine need together. None writes before all
+    have checked: its files would reduce the free space that the others find.
+    """
+    import torch
+
+    folder = require(config, job)
+    torch.distributed.all_reduce(torch.zeros(()))  # in host memory, so reduced by gloo
+    return folder
+
+
+def own_prefix() -> str:
+    """Prefix of the folders of this machine, or of this container where process ids are its own: the disk may be
+    shared with others."""
+    return f"{PREFIX}{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}-"
+
+
+def remove_orphans() -> None:
+    """Remove the subfolders of this machine's processes that were killed before they could remove them."""
+    named = os.environ.get(NVME_VARIABLE)
+    if not named:
+        return
+    with suppress(OSError):
+        own = own_prefix()
+        for left in Path(named).glob(f"{own}*"):
+            owner = left.name.removeprefix(own).partition("-")[0]
+            if owner.isdecimal() and not Path("/proc", owner).exists():
+                shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""What a trial may take of its machine, and what it must not leave behind."""

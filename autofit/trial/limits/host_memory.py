@@ -1,0 +1,63 @@
+"""The memory of the host on which a trial runs: whether it suffices, and the end of a trial that is about to use it up.
+
+On a CPU each process has a limit of its own (`process_memory.limit_further`). On an accelerator nothing limits what a
+trial takes of its host, and what CUDA locks there is in no process's count: only the host's own figure shows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autofit.core.outcome import Crashed, OutOfMemory
+from autofit.core.units import format_bytes
+from autofit.trial.measure import process_memory
+
+RESERVE_BYTES = 1024**3
+"""What a trial must leave of its host's memory: enough for what may be taken between two looks, and for those who wait
+for the trial. With less, the kernel kills, and not always the trial."""
+RESERVE_SHARE = 1 / 8
+"""On a small host, it must leave only this share of what was available when the trial began."""
+WATCH_SECONDS = 0.1
+"""Time between two looks."""
+
+
+class HostExhausted(Exception):
+    """The trial leaves too little of the host's memory; the message gives the figures."""
+
+
+class HostWatch:
+    """Watches the host's memory while a trial runs on an accelerator. Used from one thread."""
+
+    def __init__(self) -> None:
+        self._before = process_memory.host_available()
+        self._reserve = RESERVE_BYTES if self._before is None else min(RESERVE_BYTES, int(self._before * RESERVE_SHARE))
+
+    def check(self) -> None:
+        """Raises `HostExhausted` if less than the reserve is left; does nothing where the host does not say."""
+        if self._before is None:
+            return
+        left = process_memory.host_available()
+        if left is not None and left < self._reserve:
+            raise HostExhausted(
+                f"the host is out of memory: {format_bytes(left)} were left of the {format_bytes(self._before)} that "
+                "were available when the trial began"
+            )
+
+    def outcome(self, error: HostExhausted, phase: str) -> OutOfMemory | Crashed:
+        """The outcome of a trial that was ended for `error`; transient if others had left it no more than the reserve
+        from the start."""
+        if self._before is not None and self._before <= RESERVE_BYTES:
+            return Crashed(reason=f"{error}: other processes hold the rest", phase=phase, transient=True)
+        return OutOfMemory(reason=str(error), phase=phase, host=True)
+
+
+def host_shortage(data: Mapping[str, Any], available: int | None) -> tuple[int, int]:
+    """Bytes by which the host falls short of the memory limits of all ranks of the trial that `data` describes, with
+    `available` bytes left (None where it does not say); and how many of them the other ranks may hold by now, each up
+    to its limit."""
+    if available is None:
+        return 0, 0
+    limit, ranks = data.get("memory_limit_bytes", 0), (data.get("rendezvous") or {}).get("ranks", 1)
+    short = max(0, ranks * limit - available)
+    return short, min(short, (ranks - 1) * limit)

@@ -1,0 +1,56 @@
+"""A folder for each trial that swaps to files: DeepSpeed's have the same names in every trial and are left behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autofit.core.outcome import Crashed, Outcome
+from autofit.core.units import format_bytes
+from autofit.techniques.axes.sharding import NVME_VARIABLE
+from autofit.training.prerequisites.nvme import own_prefix, remove_orphans
+
+FULL_BYTES = 64 * 1024**2
+"""With less than this free, a write is taken to have failed: DeepSpeed's writes are of 1 MiB, several at a time."""
+
+
+@contextmanager
+def swap_folder(request: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """What to add to the environment of the trial that `request` describes; its files are removed afterwards.
+
+    Nothing if the trial does not swap, or if no folder can be made: the trial itself then reports what is wrong.
+    """
+    named = os.environ.get(NVME_VARIABLE)
+    if named is None or request.get("config", {}).get("offload") != "nvme":
+        yield {}
+        return
+    made: str | None = None
+    with suppress(OSError):
+        remove_orphans()
+        made = tempfile.mkdtemp(prefix=f"{own_prefix()}{os.getpid()}-", dir=named)
+    try:
+        yield {} if made is None else {NVME_VARIABLE: made}
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def explained(outcome: Outcome, environment: Mapping[str, str]) -> Outcome:
+    """The outcome, with a full disk added as the reason if a trial that was given this `environment` crashed while its
+    disk was full. To be called while its files are still there. DeepSpeed does not check whether a write has failed,
+    and aborts when it reads."""
+    folder = environment.get(NVME_VARIABLE)
+    if folder is None or not isinstance(outcome, Crashed) or outcome.transient:
+        return outcome
+    with suppress(OSError):
+        free = shutil.disk_usage(folder).free
+        if free < FULL_BYTES:
+            full = f"the disk of {Path(folder).parent} was full, with {format_bytes(free)} left"
+            return replace(outcome, reason=f"{full}: {outcome.reason}", transient=True)
+    return outcome

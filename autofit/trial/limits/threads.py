@@ -1,0 +1,31 @@
+"""How many threads a trial's process computes with on the processor: updates of offloaded weights are made there."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from autofit.core.hardware import Hardware
+from autofit.training.distributed.rendezvous import Rendezvous
+from autofit.trial.machine.detection import cores
+
+
+def threads_per_rank(hardware: Hardware, rendezvous: Rendezvous | None) -> int:
+    """An even share of this machine's cores for each of the group's ranks on it; all of them for a process on its own.
+    On the CPU they are those that the hardware was found to have.
+
+    Trials beside this one, on other devices of the machine, are not counted: a user's run has the machine to itself.
+    """
+    there = hardware.cores if hardware.kind == "cpu" else cores()
+    return max(1, there // (rendezvous.ranks_here if rendezvous is not None else 1))
+
+
+def use_threads(count: int) -> None:
+    """Have torch compute with `count` threads, and OpenMP code that is loaded later, such as DeepSpeed's CPU Adam.
+
+    Whatever the environment says is replaced: Ray sets `OMP_NUM_THREADS` to the cores that a worker asks for, which is
+    one for a GPU's, and torchrun sets it to one. On the CPU, what the user has set there is part of the hardware.
+    """
+    os.environ["OMP_NUM_THREADS"] = str(count)
+    torch.set_num_threads(count)

@@ -1,0 +1,335 @@
+"""This machine: its device and the versions of its libraries, found without initialising a driver."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from autofit.catalog.hardware import Card, called, card, cards, match
+from autofit.core.distribution import install
+from autofit.core.errors import EnvironmentLacks, UsageError, unknown
+from autofit.core.hardware import EMULATED, Hardware, Stack
+from autofit.core.units import GIB
+from autofit.trial.limits import control_groups
+from autofit.trial.machine import nvml
+from autofit.trial.machine.instructions import are_capped, instructions
+from autofit.trial.measure import process_memory
+
+CUDA_13_BEGINS_AT = 7.5
+"""Compute capability below which CUDA 13 compiles no kernels (its release notes: Maxwell, Pascal and Volta removed)."""
+NATIVE_BF16 = 8.0
+"""First NVIDIA compute capability with bf16 arithmetic (Ampere)."""
+PROCESSORS = Path("/proc/cpuinfo")
+NAME_CHARACTERS = 64
+"""The most that the name of a processor may have."""
+GPU_NAMES = ("gpu", "cuda")
+"""Names of hardware that mean whatever GPU this machine has."""
+DEVICE_KINDS = ("auto", "cpu", "cuda", "mps", "xpu")
+
+
+def detect(device: str = "auto") -> tuple[Hardware, Stack]:
+    """The device that trials would use here, and the software stack.
+
+    Raises `UsageError` for an unknown kind and `EnvironmentLacks` for a kind that is absent or cannot be measured yet.
+    """
+    if device not in DEVICE_KINDS:
+        raise unknown("device", device, DEVICE_KINDS)
+    if device in ("mps", "xpu"):
+        raise EnvironmentLacks(
+            f"trials on {device} are not measured yet: torch keeps no peak-memory counters that autofit trusts there",
+            remedy="use --device cpu or --device cuda",
+        )
+    stack = installed_stack()
+    if device in ("auto", "cuda"):
+        found = _cuda(_torch_build())
+        if found is not None:
+            _check_accounting(process_memory.is_readable(), "/proc/self/status")
+            hardware, driver = found
+            return hardware, replace(stack, driver=driver)
+        if device == "cuda":
+            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+            raise EnvironmentLacks(
+                f"no CUDA or ROCm device is found{'' if hidden is None else f' with CUDA_VISIBLE_DEVICES={hidden!r}'}",
+                remedy="check nvidia-smi or rocm-smi",
+            )
+    _check_accounting(process_memory.is_accounted(), "/proc/self/status and clear_refs")
+    return cpu(), stack
+
+
+def asked(hardware: str, device: str = "auto") -> Card | None:
+    """The card that a user names; None for this machine's own device: `auto`, its name, or `gpu` where it is one.
+
+    Raises `UsageError` for a name that is none, or that may be several cards'.
+    """
+    name = hardware.strip().lower()
+    if name == "auto":
+        return None
+    if called(name):
+        return card(hardware)
+    here, _ = detect(device)
+    if name == here.name or (name in GPU_NAMES and here.kind == "cuda"):
+        return None
+    if name in GPU_NAMES:
+        some = ", ".join(known.name for known in cards() if known.supports)
+        raise UsageError(f"hardware {hardware!r} does not say which, and this machine has no GPU: name one of {some}")
+    return card(hardware)
+
+
+def _check_accounting(accounted: bool, files: str) -> None:
+    if not accounted:
+        raise EnvironmentLacks(
+            f"this system does not report the memory of a process and its peak ({files})",
+            remedy="run trials on Linux 4.7 or newer, outside of sandboxes that hide /proc",
+        )
+
+
+def cpu() -> Hardware:
+    """This machine's processor as the device."""
+    name = _processor_name()
+    count = threads()
+    memory = host_memory_bytes()
+    used = instructions()
+    suffix = f"-{used}" if are_capped() else ""
+    return Hardware(
+        name=f"cpu-{_slug(name)}-{count}c"[: NAME_CHARACTERS - len(suffix)] + suffix,
+        kind="cpu",
+        device_name=name,
+        memory_bytes=memory,
+        cores=count,
+        host_memory_bytes=memory,
+        bf16=True,
+        instructions=used,
+    )
+
+
+def check_devices(hardware: Hardware, ranks: int) -> None:
+    """Raise `EnvironmentLacks` unless this machine has a device for each of `ranks` processes, all of one kind.
+
+    A rank on the CPU takes at least one core. `hardware` is the first device, as `detect` returns it.
+    """
+    on_cpu = hardware.kind == "cpu"
+    there = hardware.cores if on_cpu else hardware.count
+    if ranks > there:
+        what = "cores, of which each rank takes at least one" if on_cpu else "visible devices"
+        raise EnvironmentLacks(
+            f"--devices {ranks} asks for {ranks} ranks, and {hardware.name} has {there} {what}",
+            remedy=f"use --devices {there}, or --ray-address of a cluster that has more",
+        )
+    if ranks > 1 and not on_cpu:
+        found = nvml.devices()
+        if found is None:
+            raise EnvironmentLacks(
+                f"--devices {ranks} needs NVML, by which each rank gets a device of its own: {hardware.name} has none",
+                remedy="use --devices 1, or install NVIDIA's driver library (on ROCm only one device can be used)",
+            )
+        check_even([_in_words(card) for card in found.visible[:ranks]])
+
+
+def check_alike(hardware: Hardware) -> None:
+    """Raise `EnvironmentLacks` if this machine's visible cards, of which `hardware` is the first, are not all alike."""
+    found = nvml.devices() if hardware.kind == "cuda" else None
+    kinds = sorted({_in_words(card) for card in found.visible}) if found is not None else []
+    if len(kinds) > 1:
+        raise EnvironmentLacks(
+            f"this machine's cards differ ({', '.join(kinds)}): trials on one are not comparable with those on another",
+            remedy="let CUDA_VISIBLE_DEVICES name devices of one kind, or use --workers 1",
+        )
+
+
+def _in_words(card: nvml.NvidiaDevice) -> str:
+    return f"{card.name} ({round(card.marketed_bytes / GIB)} GiB)"
+
+
+def check_even(cards: Sequence[str]) -> None:
+    """Raise `EnvironmentLacks` if the cards of one group, each described in words, are not all alike."""
+    if len(set(cards)) > 1:
+        raise EnvironmentLacks(
+            f"the ranks of one group need equal cards, and these differ: {', '.join(cards)}",
+            remedy="let CUDA_VISIBLE_DEVICES or --hardware name cards of one kind, or use fewer --devices",
+        )
+
+
+def cores() -> int:
+    """Processors that this process may use, given its affinity and its control groups' quotas; at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, int(control_groups.processors(allowed)))
+
+
+def threads() -> int:
+    """Threads with which a trial on the CPU computes: one per core, or fewer where OMP_NUM_THREADS says so, as it would
+    to a user's run; at least 1."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()  # one number per level of nesting
+    return min(cores(), int(first)) if first.isdecimal() and int(first) > 0 else cores()
+
+
+def host_memory_bytes() -> int:
+    """Physical memory, or what this process's control groups allow where that is less."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return control_groups.memory_bytes(physical)
+
+
+def installed_stack() -> Stack:
+    """Versions of the installed libraries, read without importing them."""
+    torch, transformers = version("torch"), version("transformers")
+    if torch is None or transformers is None:
+        raise EnvironmentLacks(f"{'torch' if torch is None else 'transformers'} is not installed", remedy=install())
+    build = _torch_build()
+    return Stack(
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        torch=torch,
+        transformers=transformers,
+        peft=version("peft"),
+        bitsandbytes=version("bitsandbytes"),
+        deepspeed=version("deepspeed"),
+        flash_attn=version("flash-attn"),
+        liger_kernel=version("liger-kernel"),
+        cuda=f"rocm {build.hip}" if build.hip is not None else build.cuda,
+    )
+
+
+def version(package: str) -> str | None:
+    """The version of an installed package; None if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _TorchBuild:
+    version: str
+    cuda: str | None
+    """The CUDA version that it was built for."""
+    hip: str | None
+    """The ROCm version that it was built for."""
+
+
+def _torch_build() -> _TorchBuild:
+    """What torch was built for, from its version.py: a wheel's name need not say so, and an import takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None and spec.origin is not None, "torch is installed"
+    text = Path(spec.origin).with_name("version.py").read_text()
+    said = dict(re.findall(r"^(__version__|cuda|hip)\b[^=\n]*= *(.+)$", text, re.MULTILINE))
+    values = {name: ast.literal_eval(value) for name, value in said.items()}
+    return _TorchBuild(version=str(values["__version__"]), cuda=values.get("cuda"), hip=values.get("hip"))
+
+
+def _cuda(build: _TorchBuild) -> tuple[Hardware, str] | None:
+    """The first visible NVIDIA or AMD device and the driver's version; None where there is none.
+
+    Raises `EnvironmentLacks` for an NVIDIA device that the installed torch cannot use.
+    """
+    if build.hip is not None and (amd := _rocm()) is not None:
+        return amd
+    found = nvml.devices()
+    if found is None or not found.visible:
+        return None
+    first = found.visible[0]
+    if build.cuda is None:
+        raise EnvironmentLacks(
+            f"this machine has {first.name}, but the installed torch {build.version} is not built for CUDA",
+            remedy="make install TORCH_INDEX=<URL for your CUDA version>, see docs/install.md; or use --device cpu",
+        )
+    if float(first.capability) < CUDA_13_BEGINS_AT and int(build.cuda.partition(".")[0]) >= 13:
+        raise EnvironmentLacks(
+            f"the installed torch {build.version} has no kernels for {first.name}: CUDA {build.cuda} begins at compute "
+            f"capability {CUDA_13_BEGINS_AT}, and this card has {first.capability}",
+            remedy="make install TORCH_INDEX=<URL of a build for CUDA 12>, see docs/install.md; or use --device cpu",
+        )
+    hardware = _accelerator(
+        device_name=first.name,
+        marketed=first.marketed_bytes,
+        memory=first.memory_bytes,
+        count=len(found.visible),
+        capability=first.capability,
+        power_limit_watts=first.power_limit_watts,
+        mig_profile=first.mig_profile,
+        prefix=EMULATED if found.is_emulated else "",
+    )
+    return hardware, found.driver
+
+
+_ASK_ROCM = """
+import json, torch
+if torch.cuda.is_available():
+    first = torch.cuda.get_device_properties(0)
+    print(json.dumps([first.name, first.total_memory, torch.cuda.device_count(), first.gcnArchName, torch.version.hip]))
+"""
+
+
+def _rocm() -> tuple[Hardware, str] | None:
+    """The first AMD device. Torch itself must be asked, in a process of its own that leaves no context behind."""
+    if not Path("/dev/kfd").exists():
+        return None
+    done = subprocess.run([sys.executable, "-c", _ASK_ROCM], capture_output=True, text=True)
+    if done.returncode != 0 or not done.stdout.strip():
+        return None
+    name, memory, count, chip, hip = json.loads(done.stdout)
+    hardware = _accelerator(
+        device_name=name, marketed=memory, memory=memory, count=count, capability=chip.partition(":")[0]
+    )
+    return hardware, hip
+
+
+def _accelerator(
+    *,
+    device_name: str,
+    marketed: int,
+    memory: int,
+    count: int,
+    capability: str,
+    power_limit_watts: int | None = None,
+    mig_profile: str | None = None,
+    prefix: str = "",
+) -> Hardware:
+    card: Card | None = match(device_name, memory)
+    name = prefix + (card.name if card else f"{_slug(device_name)}-{round(marketed / GIB)}g")
+    if mig_profile is not None and _slug(mig_profile) not in name:
+        name += f"-{_slug(mig_profile)}"
+    if power_limit_watts is not None:
+        name += f"-{power_limit_watts}w"
+    return Hardware(
+        name=name,
+        kind="cuda",
+        device_name=device_name,
+        memory_bytes=memory,
+        count=count,
+        host_memory_bytes=host_memory_bytes(),
+        capability=capability,
+        bf16=card.bf16 if card else capability.startswith("gfx") or float(capability) >= NATIVE_BF16,
+        peak_flops=card.training_peak_flops if card else None,
+        power_limit_watts=power_limit_watts,
+        mig_profile=mig_profile,
+    )
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _processor_name() -> str:
+    """The processor's name; family and model are added where it has no number, as under a hypervisor that reports only
+    the brand ("AMD EPYC"), which processors of very different speed share; of ARM's, which have no name, their numbers
+    of implementer and part."""
+    facts: dict[str, str] = {}
+    with suppress(OSError):
+        for line in PROCESSORS.read_text().splitlines():
+            key, _, value = line.partition(":")
+            facts.setdefault(key.strip(), value.strip())
+    name = facts.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in facts and not any(character.isdigit() for character in name):
+        return f"{name} (family {facts['cpu family']}, model {facts.get('model', 'unknown')})"
+    if "CPU part" in facts:
+        return f"{name} (implementer {facts.get('CPU implementer', 'unknown')}, part {facts['CPU part']})"
+    return name

@@ -1,0 +1,264 @@
+"""NVIDIA devices as the driver's management library sees them: nothing here initialises CUDA, so forks stay safe."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.units import MIB
+
+_MIG_PROFILE = re.compile(r" MIG (\S+)$")
+"""The profile in the driver's name of an instance."""
+BUSY_BYTES = 256 * MIB
+"""Memory that others (a display, the driver itself) may hold of a device that counts as free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvidiaDevice:
+    """A card, or a MIG instance of one."""
+
+    uuid: str
+    """`GPU-...` or `MIG-...`: CUDA_VISIBLE_DEVICES accepts it, and it does not depend on the order of devices."""
+    name: str
+    marketed_bytes: int
+    """All memory, including the driver's own share."""
+    memory_bytes: int
+    """Memory that programs can use."""
+    held_bytes: int
+    """Memory that all programs together hold now."""
+    capability: str
+    """Compute capability, such as `9.0`."""
+    power_limit_watts: int | None = None
+    """The power limit that was set in place of the default; None for the default, and where the driver does not say."""
+    mig_profile: str | None = None
+    """The size of a MIG instance, such as `1g.10gb`; None for a whole card."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NvidiaDevices:
+    """The NVIDIA devices of one machine."""
+
+    driver: str
+    installed: int
+    """Cards in the machine, including hidden ones."""
+    visible: tuple[NvidiaDevice, ...]
+    """In the order of CUDA_VISIBLE_DEVICES, or else in that of their slots (PCI), which is CUDA's own order only if
+    CUDA_DEVICE_ORDER is PCI_BUS_ID: by default CUDA begins with the fastest card."""
+
+    @property
+    def is_emulated(self) -> bool:
+        """Whether the driver says of itself that its cards are not there."""
+        return "emulated" in self.driver
+
+
+def devices() -> NvidiaDevices | None:
+    """The machine's devices; None without an NVIDIA driver. Raises `EnvironmentLacks` if the driver does not answer."""
+    import pynvml
+
+    try:
+        with _session():
+            handles = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            return NvidiaDevices(
+                driver=_text(pynvml.nvmlSystemGetDriverVersion()),
+                installed=pynvml.nvmlDeviceGetCount(),
+                visible=tuple(_describe(*handle) for handle in handles),
+            )
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        return None
+    except pynvml.NVMLError as error:
+        raise EnvironmentLacks(
+            f"the NVIDIA driver does not answer: {error}", remedy="check nvidia-smi, or use --device cpu"
+        ) from error
+
+
+def visible(number: int) -> NvidiaDevice | None:
+    """This process's visible device `number`; None where there is none or the driver does not say."""
+    try:
+        found = devices()
+    except EnvironmentLacks:
+        return None
+    return found.visible[number] if found is not None and number < len(found.visible) else None
+
+
+def first_visible() -> NvidiaDevice | None:
+    """This process's first visible device; None where there is none or the driver does not say."""
+    return visible(0)
+
+
+class Unreachable(Exception):
+    """NVML is not there, or has no answer; the message is the driver's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedCard:
+    """A device to ask NVML about; good for as long as `first_card` is open."""
+
+    uuid: str
+    """The device's: of a MIG instance its own."""
+    handle: Any
+    """The card's: NVML answers for instances only what concerns their memory."""
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """The answer of one of NVML's functions about the card. Raises `Unreachable`."""
+        import pynvml
+
+        try:
+            return getattr(pynvml, function)(self.handle, *arguments)
+        except (pynvml.NVMLError, AttributeError) as error:
+            raise Unreachable(str(error)) from error
+
+
+@contextmanager
+def first_card() -> Iterator[AskedCard]:
+    """This process's first visible device. Raises `Unreachable` where there is none or the driver does not say."""
+    import pynvml
+
+    try:
+        with _session():
+            handles = _visible(os.environ.get("CUDA_VISIBLE_DEVICES"))
+            if not handles:
+                raise Unreachable("there is no visible device")
+            device, card = handles[0]
+            yield AskedCard(uuid=_text(pynvml.nvmlDeviceGetUUID(device)), handle=card)
+    except pynvml.NVMLError as error:
+        raise Unreachable(str(error)) from error
+
+
+def own_bytes() -> int | None:
+    """Memory that this process holds of its first visible device; None where the driver does not say, as in most
+    containers, whose processes it knows by other numbers."""
+    try:
+        with first_card() as card:
+            holders = card.ask("nvmlDeviceGetComputeRunningProcesses")
+    except Unreachable:
+        return None
+    return next((one.usedGpuMemory for one in holders if one.pid == os.getpid()), None)
+
+
+def why_unreachable() -> str | None:
+    """Why the first visible device does not answer any more, in the driver's words; None if it does."""
+    try:
+        with first_card() as card:
+            card.ask("nvmlDeviceGetMemoryInfo")
+    except Unreachable as error:
+        return str(error)
+    return None
+
+
+def visible_ids(value: str | None, cards: list[str], instances: dict[str, list[str]]) -> list[str]:
+    """The ids that CUDA_VISIBLE_DEVICES=`value` leaves visible, in order.
+
+    `cards` are the cards' ids in PCI order, by which numbers count, and `instances` the MIG instances of the
+    partitioned ones. As in CUDA, the list ends at the first word that names no device, naming a device twice leaves
+    none visible, ids may be abbreviated, and a partitioned card stands for its first instance. (CUDA programming
+    guide, "CUDA environment variables".)
+    """
+    words = [str(i) for i in range(len(cards))] if value is None else [word.strip() for word in value.split(",")]
+    every = [*cards, *(instance for found in instances.values() for instance in found)]
+    chosen: list[str] = []
+    for word in words:
+        if word.isdecimal():
+            named = cards[int(word) : int(word) + 1]
+        else:
+            named = [known for known in every if known.startswith(word)] if word.startswith(("GPU-", "MIG-")) else []
+        if len(named) != 1:
+            break
+        device = (instances.get(named[0]) or named)[0]
+        if device in chosen:
+            return []
+        chosen.append(device)
+    return chosen
+
+
+@contextmanager
+def _session() -> Iterator[None]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(value: str | None) -> list[tuple[Any, Any]]:
+    """Handles of the visible devices, each paired with its card's."""
+    import pynvml
+
+    handles: dict[str, tuple[Any, Any]] = {}
+    cards: list[str] = []
+    instances: dict[str, list[str]] = {}
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        card = pynvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = _text(pynvml.nvmlDeviceGetUUID(card))
+        cards.append(uuid)
+        handles[uuid] = (card, card)
+        for instance in _mig_instances(card):
+            name = _text(pynvml.nvmlDeviceGetUUID(instance))
+            instances.setdefault(uuid, []).append(name)
+            handles[name] = (instance, card)
+    return [handles[uuid] for uuid in visible_ids(value, cards, instances)]
+
+
+def _mig_instances(card: Any) -> list[Any]:
+    import pynvml
+
+    try:
+        enabled, _ = pynvml.nvmlDeviceGetMigMode(card)
+    except pynvml.NVMLError:  # cards that cannot be partitioned
+        return []
+    if not enabled:
+        return []
+    found = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+        try:
+            found.append(pynvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
+        except pynvml.NVMLError_NotFound:  # indices have gaps
+            continue
+    return found
+
+
+def _describe(device: Any, card: Any) -> NvidiaDevice:
+    import pynvml
+
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(card)
+    try:
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device, version=pynvml.nvmlMemory_v2)
+        reachable = int(memory.total) - int(memory.reserved)
+    except pynvml.NVMLError:  # drivers before 510, which count what they reserve as used
+        memory = pynvml.nvmlDeviceGetMemoryInfo(device)
+        reachable = int(memory.total)
+    name = _text(pynvml.nvmlDeviceGetName(device))
+    profile = _MIG_PROFILE.search(name)
+    return NvidiaDevice(
+        uuid=_text(pynvml.nvmlDeviceGetUUID(device)),
+        name=name,
+        marketed_bytes=int(memory.total),
+        memory_bytes=reachable,
+        held_bytes=int(memory.used),
+        capability=f"{major}.{minor}",
+        power_limit_watts=_unusual_power_limit(card),
+        mig_profile=profile[1] if profile else None,
+    )
+
+
+def _unusual_power_limit(card: Any) -> int | None:
+    """Watts of the limit that was set, if it is not the default. Not the enforced one: other limits, such as a
+    laptop's, move that from moment to moment."""
+    import pynvml
+
+    try:
+        limit = pynvml.nvmlDeviceGetPowerManagementLimit(card)
+        usual = pynvml.nvmlDeviceGetPowerManagementDefaultLimit(card)
+    except pynvml.NVMLError:
+        return None
+    return None if round(limit / 1000) == round(usual / 1000) else round(limit / 1000)
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

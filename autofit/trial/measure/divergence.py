@@ -1,0 +1,113 @@
+"""Whether a trial trained correctly: its losses and gradients, checked against the plain forward and one another."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from autofit.core.lattice import Config
+from autofit.core.outcome import Diverged
+
+REFERENCE_TOLERANCE = {"fp32": 1e-5, "default": 2e-3}
+"""Relative difference between the first loss and the plain forward's that rounding explains: several times what the
+techniques' tests see, which is 1e-6 in fp32 and 1e-3 in bf16."""
+GRADIENT_TOLERANCE = {"fp32": 5e-3, "default": 5e-2}
+"""Relative difference of a gradient's norm that rounding explains, at the same weights."""
+RANKS_TOLERANCE = {"bf16": 2.0**-7, "default": 1e-5}
+"""Relative difference between the ranks' gradient norms that rounding explains: all have the same gradients once these
+are synchronised, so only processors of different kinds may round the norm differently, in the gradients' format."""
+FALLING_STEPS = 4
+"""Updates on the same batch after which its loss must have fallen."""
+
+
+def divergence(
+    config: Config,
+    losses: Sequence[float],
+    gradient_norms: Sequence[float],
+    reference: float | None,
+    *,
+    norm_spreads: Sequence[float] = (),
+    dropout: bool = False,
+) -> Diverged | None:
+    """The outcome for a loss or gradient that sound training would not give; None if all is well.
+
+    `losses` and `gradient_norms` are those of every step so far; `reference` is the plain forward's loss on the first
+    step's batch. `norm_spreads` says for every step how far apart the norms of several ranks lie, relative to the
+    largest. `dropout` says that the architecture has dropout of its own, so that the loss on one batch fluctuates.
+    """
+    updated = [x for x, norm in zip(losses, gradient_norms, strict=True) if math.isfinite(norm)]
+    for reason in (
+        _not_finite(config, losses, gradient_norms),
+        _not_the_plain_loss(config, losses[0], reference),
+        _not_synchronised(config, norm_spreads),
+        None if dropout else _not_falling(config, updated),
+    ):
+        if reason is not None:
+            return Diverged(
+                reason=reason,
+                losses=tuple(x if math.isfinite(x) else None for x in losses),
+                reference_loss=reference if reference is not None and math.isfinite(reference) else None,
+            )
+    return None
+
+
+def other_gradient(config: Config, losses: Sequence[float], norm: float, plain: float) -> Diverged | None:
+    """The outcome if the gradient's `norm` differs from that of plain training by more than rounding."""
+    tolerance = GRADIENT_TOLERANCE.get(config.text("precision"), GRADIENT_TOLERANCE["default"])
+    if abs(norm - plain) <= tolerance * plain:
+        return None
+    return Diverged(
+        reason=f"the gradient's norm is {norm:.4g}, that of plain training {plain:.4g}: more than the {tolerance:.1%} "
+        "that rounding explains",
+        losses=tuple(losses),
+        reference_loss=None,
+    )
+
+
+def _not_finite(config: Config, losses: Sequence[float], gradient_norms: Sequence[float]) -> str | None:
+    for step, loss in enumerate(losses, start=1):
+        if not math.isfinite(loss):
+            return f"the loss of step {step} is not finite"
+    # Loss scaling overflows on purpose, to find the largest scale that does not; the last step must be sound.
+    watched = gradient_norms[-1:] if config["precision"] == "fp16-mixed" else gradient_norms
+    if not all(math.isfinite(norm) for norm in watched):
+        return f"the gradient of step {len(losses)} is not finite"
+    if not any(gradient_norms):
+        return "the gradients are all zero"
+    return None
+
+
+def _not_the_plain_loss(config: Config, loss: float, reference: float | None) -> str | None:
+    if reference is None:
+        return None
+    tolerance = REFERENCE_TOLERANCE.get(config.text("precision"), REFERENCE_TOLERANCE["default"])
+    if math.isfinite(reference) and abs(loss - reference) <= tolerance * abs(reference):
+        return None
+    return (
+        f"the first loss is {loss:.5f}, the plain forward pass gives {reference:.5f}: more than the "
+        f"{tolerance:.2%} that rounding explains"
+    )
+
+
+def _not_synchronised(config: Config, norm_spreads: Sequence[float]) -> str | None:
+    """Each rank trains on a sequence of its own: norms that differ are those of gradients that were not exchanged."""
+    tolerance = RANKS_TOLERANCE.get(config.text("precision"), RANKS_TOLERANCE["default"])
+    for step, spread in enumerate(norm_spreads, start=1):
+        if not spread <= tolerance:
+            return (
+                f"the ranks' gradients were not synchronised: in step {step} their norms differ by {spread:.2g} of the "
+                f"largest, more than the {tolerance:.2g} that rounding explains"
+            )
+    return None
+
+
+def _not_falling(config: Config, losses: Sequence[float]) -> str | None:
+    """Every trial repeats one batch, so a gradient of the right sign and an update that happens must lower its loss.
+
+    `losses` are those of the steps that updated the weights: loss scaling skips the others.
+    """
+    if len(losses) <= FALLING_STEPS or config["optimizer"] == "sgd":
+        return None  # a plain gradient step this small is lost in 16-bit weights
+    if min(losses[FALLING_STEPS:]) < losses[0]:
+        return None
+    return f"{len(losses) - 1} updates on one batch did not lower its loss of {losses[0]:.5f}"

@@ -1,0 +1,355 @@
+"""The measurement: build the step, check it, warm it up, and time it until the figure is steady."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from autofit.core.outcome import PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement, StepSeconds
+from autofit.techniques import needs_process_group
+from autofit.training.build import build
+from autofit.training.distributed.ranks import Ranks, join
+from autofit.training.flops import mfu
+from autofit.training.step import TrainingStep
+from autofit.trial.limits.threads import threads_per_rank, use_threads
+from autofit.trial.measure import process_memory
+from autofit.trial.measure.divergence import divergence, other_gradient
+from autofit.trial.measure.leak import leak, may_leak
+from autofit.trial.measure.meter import MemoryReading, Meter, meter_for
+from autofit.trial.measure.pace import (
+    EARNED,
+    SHOWN,
+    Pace,
+    is_brief,
+    least_repeats,
+    least_seconds,
+    micro_steps_run,
+    warm_ups,
+)
+from autofit.trial.measure.recording import memory_snapshot, write_profile
+from autofit.trial.measure.repeats import quantile, relative_spread
+from autofit.trial.measure.steps import Progress, Steps, Watch
+from autofit.trial.process.child_process import TIMED, TIMING
+from autofit.trial.process.classify import memory_failure
+from autofit.trial.request import TrialRequest
+
+MAX_REPEATS = 30
+STEADY_SPREAD = 0.02
+"""Relative spread of step time at which timing ends before its budget is spent."""
+FORWARDS = 3
+"""How many forward passes a micro-step takes as long as: the backward pass makes two products for each of its own, or
+one and a recomputed one."""
+COMPARED_TOKENS = 512
+"""Of a sequence on which gradients are compared where a micro-step takes long."""
+LEAK_SECONDS = 20.0
+"""What the steps may take together from which a leak can be told; that of longer ones is not looked for."""
+MAX_WARM_UPS = 20
+"""Steps after which a gradient that still overflows is no longer the loss scale's fault."""
+HOPELESS_FACTOR = 1.25
+"""A rival that is no heavier, and faster by this factor than each of two repeats, has surely won. One alone may be slow
+by chance: single steps scatter by a standard deviation of 2 % in the median trial of the recorded tables, by 12 % in
+some, and a machine that is shared may slow down for seconds."""
+HOPELESS_REPEATS = 2
+"""The repeats that a rival must beat."""
+PATIENCE_SECONDS = 60.0
+"""How long after its trial's deadline a collective gives up by itself; by then the parent has ended the trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A trial that has run."""
+
+    outcome: Outcome
+    record: Callable[[], None] | None = None
+    """Makes the recordings that the request asks for; None if there are none to make."""
+    ranks: Ranks | None = None
+    """The group to leave once nothing is left to do."""
+
+
+def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, listener: int | None = None) -> Ended:
+    """Run the request in this process: `Fits` or `Diverged`. Raises what torch raises, out of memory included, and
+    `NoMeeting`.
+
+    `asked_at` is the monotonic time at which the trial was requested, `listener` the descriptor of the socket at which
+    rank 0 meets the others.
+    """
+    job = request.job
+    host_before = process_memory.read().resident
+    progress("setup")
+    use_threads(threads_per_rank(job.hardware, request.rendezvous))
+    meter = meter_for(job.hardware)
+    ranks = _joined(request, progress, listener)
+    meter.enforce(request.memory_limit_bytes)
+    torch.manual_seed(job.workload.seed)
+    progress("build")
+    started = time.monotonic()
+    step = build(request.config, job, meter.device)
+    build_seconds = time.monotonic() - started
+    tokens, accumulation = _batch(step, request, ranks)
+    overhead_seconds = time.monotonic() - asked_at - build_seconds
+    pace = Pace.of(request, accumulation)
+    shared = _with_shares(progress, request, accumulation)
+    shared("forward", 1.0 / request.job.workload.batch_per_device)  # a sequence's, without its backward pass
+    _make_product(meter.device)
+    forward_began = time.monotonic()
+    reference = _reference_loss(step, tokens[:1], request, ranks)
+    forward_seconds = time.monotonic() - forward_began
+    meter.reset()  # a user's run has neither the build's temporaries nor this forward
+
+    steps = Steps(step, tokens, accumulation, meter, shared, ranks)
+    watch = _watch(pace, request, len(tokens) // step.micro_batch, progress, asked_at) if ranks.rank == 0 else None
+    by_itself = ranks.size == 1 and not needs_process_group(request.config)
+    brief = by_itself and reference is not None and is_brief(FORWARDS * step.micro_batch * forward_seconds)
+    step_seconds = steps.warm_up(warm_ups, MAX_WARM_UPS, watch, brief=brief)
+    problem = _problem(request, step, steps, reference)
+    if problem is not None:
+        return Ended(outcome=problem, ranks=ranks)
+    setup_seconds = time.monotonic() - asked_at
+    progress(TIMING)
+    # The first rank judges, as it does in the warm-up: others do not know what the trial has earned.
+    limited = ranks.rank == 0 and not pace.earned and pace.allowance_seconds is not None
+    left_seconds = (pace.allowance_seconds or 0.0) - setup_seconds if limited else math.inf
+    stopped_early = _repeat(steps, meter, request, ranks, least_repeats(step_seconds), left_seconds)
+    progress(TIMED)
+    steps.finish()
+    problem = _problem(request, step, steps, reference)
+    if problem is not None:
+        return Ended(outcome=problem, ranks=ranks)
+    measurement = _measurement(
+        request,
+        meter,
+        steps,
+        ranks,
+        host_baseline_bytes=host_before,
+        reference_loss=reference,
+        setup_seconds=setup_seconds,
+        overhead_seconds=overhead_seconds,
+        stopped_early=stopped_early,
+    )
+    outcome = (
+        _compared(measurement, request, step, tokens, steps)
+        if request.compares_gradient
+        else Fits(measurement=measurement)
+    )
+    return Ended(outcome=outcome, record=_recorder(request, step, tokens, ranks), ranks=ranks)
+
+
+def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> Ranks:
+    """The group that the trial's ranks train in. Joined before the memory limit applies: the threads that serve it are
+    not part of the trial's memory."""
+    if request.rendezvous is None and not needs_process_group(request.config):
+        return Ranks()
+    progress("meet")
+    return join(
+        request.job.hardware.kind,
+        request.rendezvous,
+        timeout_seconds=request.deadline_seconds + PATIENCE_SECONDS,
+        listener=listener,
+    )
+
+
+def _problem(request: TrialRequest, step: TrainingStep, steps: Steps, reference: float | None) -> Diverged | None:
+    if request.job.hardware.is_emulated:
+        return None  # it computes nothing
+    return divergence(
+        request.config,
+        steps.losses,
+        steps.gradient_norms,
+        reference,
+        norm_spreads=steps.norm_spreads,
+        dropout=step.dropout,
+    )
+
+
+def _recorder(
+    request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, ranks: Ranks
+) -> Callable[[], None] | None:
+    """A function that records one more step in the files that the request names; None if it names none. In a group,
+    rank 0 records, and the others run the step with it."""
+    if request.profile is None and request.snapshot is None:
+        return None
+
+    def record() -> None:
+        process_memory.lift_limit()  # it was for the measured steps, and a profiler needs memory of its own
+        if ranks.rank > 0:
+            for file in (request.profile, request.snapshot):
+                if file is not None:
+                    step.run(tokens)
+            return
+        if request.profile is not None:
+            write_profile(request.profile, lambda: step.run(tokens))
+        if request.snapshot is not None:
+            memory_snapshot(request.snapshot, lambda: step.run(tokens))
+
+    return record
+
+
+def _batch(step: TrainingStep, request: TrialRequest, ranks: Ranks) -> tuple[torch.Tensor, int]:
+    """Tokens of a few micro-batches, and the number of accumulation steps in the real global batch.
+
+    All sequences of a rank are the same random tokens: the mean loss is the same whatever the micro-batch, and trials
+    are comparable. Each rank has its own: were they the same, so would be the gradients of ranks that never exchange
+    them.
+    """
+    workload = request.job.workload
+    accumulation = workload.batch_per_device // step.micro_batch
+    generator = torch.Generator().manual_seed(workload.seed)
+    row = torch.randint(step.vocabulary, (ranks.size, workload.seq_len), generator=generator)[ranks.rank]
+    rows = micro_steps_run(accumulation, request.config) * step.micro_batch
+    return row.expand(rows, -1).contiguous().to(step.device), accumulation
+
+
+def _make_product(device: torch.device) -> None:
+    """The first product, of which cuBLAS keeps its workspace: made in the reference's forward pass, that would come to
+    lie amid activations, and the allocator could not give their segment back."""
+    torch.mm(*[torch.ones(1, 1, device=device)] * 2)
+
+
+def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequest, ranks: Ranks) -> float | None:
+    """The plain forward's loss, the mean over ranks; None where dropout would change it, or where this forward alone
+    runs out of memory. With several ranks that raises: they gather parameters together, so none may go on without the
+    others."""
+    job = request.job
+    if step.dropout or job.workload.lora_dropout > 0:
+        return None
+    try:
+        (losses,) = ranks.gathered([step.reference_loss(tokens)])
+        return sum(losses) / ranks.size
+    except Exception as error:
+        if ranks.size > 1 or memory_failure(error, "forward", host_is_device=job.hardware.kind == "cpu") is None:
+            raise
+        return None
+
+
+def _compared(
+    measurement: Measurement, request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, steps: Steps
+) -> Fits | Diverged:
+    """`measurement` with the gradient norm of plain training, or `Diverged` if the step's own is another; where a
+    micro-step takes long, both on the beginning of the sequences. Nothing is compared where dropout or other ranks take
+    part, where plain training does not fit, where it overflows, or where nothing is computed."""
+    job = request.job
+    shared = request.rendezvous is not None or needs_process_group(request.config)
+    if shared or step.dropout or job.workload.lora_dropout > 0 or job.hardware.is_emulated:
+        return Fits(measurement=measurement)
+    # Any sequence shows whether the gradients agree, but compiled code is compiled anew for another length.
+    seconds = measurement.step_seconds.median * step.micro_batch / job.workload.batch_per_device
+    if is_brief(seconds) and request.config.get("compile") is not True:
+        tokens = tokens[:, :COMPARED_TOKENS]
+    try:
+        plain = step.plain_gradient_norm(tokens[:1])
+        steps.once(tokens)
+    except Exception as error:
+        if memory_failure(error, "backward", host_is_device=job.hardware.kind == "cpu") is None:
+            raise
+        return Fits(measurement=measurement)
+    own = steps.gradient_norms[-1]
+    if not math.isfinite(plain) or not math.isfinite(own):
+        return Fits(measurement=measurement)
+    diverged = other_gradient(request.config, steps.losses, own, plain)
+    return diverged or Fits(measurement=replace(measurement, plain_gradient_norm=plain))
+
+
+def _with_shares(progress: Progress, request: TrialRequest, accumulation: int) -> Progress:
+    """`progress` that also says what share of an optimizer step begins: with a forward pass that of a micro-step, with
+    the update, whose seconds a step has once, all of it. None if compiled: compiling says nothing of steps."""
+    if request.config.get("compile") is True:
+        return lambda phase, share=None, /: progress(phase, None if phase in PHASES else share)
+    shares = {"forward": 1.0 / accumulation, "optimizer": 1.0}
+    return lambda phase, share=None, /: progress(phase, share or shares.get(phase))
+
+
+def _watch(pace: Pace, request: TrialRequest, micro_steps: int, progress: Progress, asked_at: float) -> Watch:
+    """Judges the trial after each micro-step of its warm-up. The first also does what is done only once; compiled ones
+    compile in the first step, which says nothing of later ones."""
+    compiled = request.config.get("compile") is True
+
+    def watch(number: int, seconds: float) -> None:
+        if compiled and number <= micro_steps:
+            return
+        left = max(0, micro_steps - number) + micro_steps  # of the warm-up, and of one timed step
+        earned = pace.earned
+        pace.judge(number, seconds, elapsed_seconds=time.monotonic() - asked_at, micro_steps_left=left)
+        if pace.earned and not earned:
+            progress(EARNED)
+        if number > 1:
+            progress(SHOWN, pace.accumulation * least_seconds(number, seconds))
+
+    return watch
+
+
+def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, least: int, left_seconds: float) -> bool:
+    """Time steps until the spread is small or the budget is spent, at least so many, with a few more while memory grows
+    at every one, or until a rival has surely won; returns whether one has. Once a step is timed, none begins that would
+    take the trial beyond the seconds that it has left: what it has measured is worth more than being killed."""
+    started = time.monotonic()
+    hasty = range(HOPELESS_REPEATS if least >= HOPELESS_REPEATS else 0)
+    if hasty and all(_hopeless(request, meter, steps.timed(), ranks) for _ in hasty):
+        return True
+    while len(steps.seconds) < MAX_REPEATS:
+        steps.timed()
+        (is_over,) = ranks.largest([float(time.monotonic() - started + steps.seconds[-1] > left_seconds)])
+        if is_over:
+            break
+        if len(steps.seconds) < least:
+            continue
+        spread = relative_spread(steps.seconds)
+        elapsed = time.monotonic() - started
+        growing = may_leak(steps.in_use, meter.leak_noise_bytes, most=int(LEAK_SECONDS * len(steps.in_use) / elapsed))
+        elapsed, growing_anywhere = ranks.largest([elapsed, float(growing)])
+        steady = spread is not None and spread <= STEADY_SPREAD
+        if (steady or elapsed > request.timing_seconds) and not growing_anywhere:
+            break
+    return False
+
+
+def _hopeless(request: TrialRequest, meter: Meter, step_seconds: float, ranks: Ranks) -> bool:
+    """Whether a measured rival is both no heavier and faster than this repeat by `HOPELESS_FACTOR`."""
+    speed = request.job.workload.tokens_per_step / step_seconds
+    (memory,) = ranks.largest([meter.reading().device])
+    return any(r.device_bytes <= memory and r.tokens_per_second >= HOPELESS_FACTOR * speed for r in request.rivals)
+
+
+def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks, **known: Any) -> Measurement:
+    """What the trial has shown; `known` are the fields that come from neither the steps nor the meter."""
+    job = request.job
+    memory = meter.reading()
+    median = quantile(steps.seconds, 0.5)
+    speed = job.workload.tokens_per_step / median
+    return Measurement(
+        tokens_per_second=speed,
+        step_seconds=StepSeconds(
+            median=median,
+            p95=quantile(steps.seconds, 0.95),
+            relative_spread=relative_spread(steps.seconds),
+        ),
+        mfu=mfu(job, request.config, speed),
+        peak_allocated_bytes=memory.peak_allocated,
+        peak_reserved_bytes=memory.peak_reserved,
+        device_bytes=memory.device,
+        host_peak_bytes=memory.host_peak,
+        setup_peak_bytes=memory.setup_peak,
+        phase_peaks=memory.phase_peaks,
+        losses=tuple(steps.losses),
+        gradient_norms=tuple(norm if math.isfinite(norm) else None for norm in steps.gradient_norms),
+        steps=len(steps.seconds),
+        leak_bytes_per_step=leak(steps.in_use, meter.leak_noise_bytes),
+        expandable_segments=meter.expandable_segments(),
+        ranks=(_own_figures(ranks.rank, memory, steps),) if ranks.size > 1 else (),
+        **known,
+    )
+
+
+def _own_figures(rank: int, memory: MemoryReading, steps: Steps) -> RankMeasurement:
+    return RankMeasurement(
+        rank=rank,
+        peak_allocated_bytes=memory.peak_allocated,
+        peak_reserved_bytes=memory.peak_reserved,
+        device_bytes=memory.device,
+        host_peak_bytes=memory.host_peak,
+        step_seconds=quantile(steps.own_seconds, 0.5),
+    )

@@ -1,0 +1,311 @@
+"""Clocks and memory counters of a device: one class per kind of device, all with the same interface."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from autofit.core.hardware import Hardware
+from autofit.core.outcome import PHASES
+from autofit.core.units import MIB, format_bytes
+from autofit.trial.limits.segments import first_allocation
+from autofit.trial.machine import nvml
+from autofit.trial.measure import process_memory
+from autofit.trial.measure.paged_states import paged_bytes
+from autofit.trial.process.classify import LATE_LOADED_BYTES, DeviceBusy, OverLimit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryReading:
+    """Peaks since the last reset, or since the trial began, in bytes."""
+
+    peak_allocated: int
+    peak_reserved: int
+    device: int
+    """What the driver shows at the peak."""
+    setup_peak: int
+    """`device` as of the last reset; 0 before the first."""
+    host_peak: int
+    """Peak resident memory of the process."""
+    phase_peaks: dict[str, int]
+
+
+class Meter(Protocol):
+    """What a trial needs from its device. Used from one thread, in one process, for one trial."""
+
+    device: torch.device
+    leak_noise_bytes: int
+    """How much `in_use` may grow per step without counting as a leak."""
+    peaks: dict[str, int]
+    """Bytes at the peak of each phase since the last reset."""
+
+    def enforce(self, limit: int) -> None:
+        """Make allocations beyond `limit` bytes of device memory fail, context included.
+
+        Raises `DeviceBusy` where others hold so much that the limit cannot be provided.
+        """
+
+    def reset(self) -> None:
+        """Forget the peaks so far and release cached memory, so that what follows is the step's alone."""
+
+    def phase(self, name: str) -> Any:
+        """A context manager that attributes peak memory to the phase `name`."""
+
+    def mark(self) -> Any:
+        """A point in the device's time."""
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Device seconds between two marks; waits for the device."""
+
+    def scalar(self, value: torch.Tensor) -> float:
+        """A number that a step computed before a mark for which `seconds` has waited: waits for no later step."""
+
+    def in_use(self) -> int:
+        """Bytes in use now, for detecting leaks."""
+
+    def expandable_segments(self) -> bool:
+        """Whether the allocator uses expandable segments; asking for them does not give them on every platform."""
+
+    def reading(self) -> MemoryReading:
+        """The peaks.
+
+        Raises `OverLimit` where the driver nevertheless shows more than the limit, and `DeviceBusy` where others took
+        memory meanwhile, so that no figure can be given.
+        """
+
+
+class CpuMeter:
+    """The host as the device: the process's own resident memory, beyond what it had when the trial began."""
+
+    leak_noise_bytes = 4 * MIB  # the heap's noise: freed memory is returned late and not in full
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        # Starts the thread pools, whose stacks are not part of the trial's memory.
+        torch.ones(1 << 20).sum()
+        process_memory.reset_peak()
+        self._baseline = process_memory.read().anonymous
+        self.peaks = dict.fromkeys(PHASES, 0)
+        self._peak = 0
+        self._setup_peak = 0
+        self._host_peak = 0
+
+    def enforce(self, limit: int) -> None:
+        """Make allocations beyond `limit` bytes fail."""
+        process_memory.limit_further(limit)
+
+    def reset(self) -> None:
+        """Trim the heap and restart the peaks."""
+        self._book()
+        self._setup_peak, self._peak = self._peak, 0
+        self.peaks = dict.fromkeys(PHASES, 0)
+        process_memory.trim()
+        process_memory.reset_peak()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Attribute the peak inside to `name`."""
+        self._book()
+        process_memory.reset_peak()
+        yield
+        self.peaks[name] = max(self.peaks[name], self._book())
+
+    def _book(self) -> int:
+        now = process_memory.read()
+        self._host_peak = max(self._host_peak, now.peak_resident)
+        peak = max(0, now.peak_anonymous - self._baseline)
+        self._peak = max(self._peak, peak)
+        return peak
+
+    def mark(self) -> float:
+        """Now, in seconds on a monotonic clock."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """Seconds between two marks."""
+        return end - start
+
+    def scalar(self, value: torch.Tensor) -> float:
+        """The number; the host has no queue."""
+        return float(value)
+
+    def in_use(self) -> int:
+        """Anonymous resident bytes."""
+        return process_memory.read().anonymous
+
+    def expandable_segments(self) -> bool:
+        """The host's allocator has none."""
+        return False
+
+    def reading(self) -> MemoryReading:
+        """The CPU has no caching allocator: allocated, reserved and device memory are the same figure."""
+        self._book()
+        return MemoryReading(
+            peak_allocated=self._peak,
+            peak_reserved=self._peak,
+            device=self._peak,
+            setup_peak=self._setup_peak,
+            host_peak=self._host_peak,
+            phase_peaks=dict(self.peaks),
+        )
+
+
+def beside_allocator(held_by_others: int) -> int:
+    """Bytes that this process now has on its CUDA device outside torch's allocator and paged optimizer states: the
+    context and the kernels that libraries have loaded. `held_by_others` is what the device showed before this process
+    used it, for where the driver does not tell processes apart."""
+    own = nvml.own_bytes()
+    if own is None:
+        now = nvml.first_visible()
+        free, total = torch.cuda.mem_get_info()
+        own = (total - free if now is None else now.held_bytes) - held_by_others
+    return max(0, int(own - torch.cuda.memory_reserved() - paged_bytes()))
+
+
+class CudaMeter:
+    """An NVIDIA or ROCm device, measured by torch's caching allocator and device events."""
+
+    # The counter is exact. Smaller growth is a scalar that something keeps, which takes 512 bytes and ends no run.
+    leak_noise_bytes = 64 * 1024
+
+    def __init__(self, hardware: Hardware) -> None:
+        self.device = torch.device("cuda", 0)
+        before = nvml.first_visible()
+        self._held_by_others = before.held_bytes if before is not None else 0
+        """Where NVML does not say (ROCm), the device is assumed to be otherwise idle."""
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+        first_allocation(self.device)
+        self._reader = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        self._total = int(torch.cuda.mem_get_info()[1])
+        self._capacity = min(self._total, before.memory_bytes) if before is not None else self._total
+        self.context = beside_allocator(self._held_by_others)
+        """Bytes that the driver holds for this process outside the allocator: grows as libraries load kernels."""
+        self._limit = self._capacity
+        self.peaks = dict.fromkeys(PHASES, 0)
+        self._allocated = 0
+        self._reserved = 0
+        self._setup_peak = 0
+
+    def _update_context(self) -> None:
+        """Add kernels loaded since the last check to the context."""
+        beside = beside_allocator(self._held_by_others)
+        if beside > self.context + LATE_LOADED_BYTES:
+            raise DeviceBusy(
+                f"other processes took {format_bytes(beside - self.context)} of the device while the trial ran"
+            )
+        self.context = max(self.context, beside)
+
+    def enforce(self, limit: int) -> None:
+        """Make allocations fail once reserved memory and the context together exceed `limit` bytes."""
+        self._limit = min(limit, self._capacity)
+        free = self._capacity - self._held_by_others
+        if self._limit > free + nvml.BUSY_BYTES:
+            raise DeviceBusy(
+                f"other processes hold {format_bytes(self._held_by_others)} of the device: a memory limit of "
+                f"{format_bytes(limit)} is not available (end them, or use --memory-limit {free // MIB}MiB)"
+            )
+        self._cap()
+
+    def _cap(self) -> None:
+        """Have torch enforce what is less than the device has: the rest is the driver's, as in a user's run."""
+        room = max(0, self._limit - self.context)
+        torch.cuda.set_per_process_memory_fraction(1.0 if self._limit >= self._capacity else room / self._total)
+
+    def reset(self) -> None:
+        """Empty the caches, restart the peaks, and re-apply the limit to what the context has grown to."""
+        gc.collect()
+        torch.cuda.synchronize()
+        self._book()
+        self._update_context()
+        self._setup_peak = self._reserved + self.context
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self._allocated = self._reserved = 0
+        self.peaks = dict.fromkeys(PHASES, 0)
+        self._cap()
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Attribute the peak inside to `name`. The counters are the allocator's own: nothing waits for the device."""
+        self._book()
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        self.peaks[name] = max(self.peaks[name], self._book())
+
+    def _book(self) -> int:
+        stats = torch.cuda.memory_stats()
+        peak = int(stats["allocated_bytes.all.peak"])
+        self._allocated = max(self._allocated, peak)
+        self._reserved = max(self._reserved, int(stats["reserved_bytes.all.peak"]))
+        return peak
+
+    def mark(self) -> torch.cuda.Event:
+        """An event recorded in the device's stream."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+        """Device seconds between two events."""
+        end.synchronize()
+        return float(start.elapsed_time(end)) / 1000.0
+
+    def scalar(self, value: torch.Tensor) -> float:
+        """The number, copied in a stream of its own: in the steps' own, the copy would wait for all that is queued."""
+        with torch.cuda.stream(self._reader):
+            return float(value)
+
+    def in_use(self) -> int:
+        """Allocated bytes."""
+        return torch.cuda.memory_allocated()
+
+    def expandable_segments(self) -> bool:
+        """Whether any of the segments that the allocator holds is expandable (torch.cuda.memory_snapshot)."""
+        segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
+        return any(segment["is_expandable"] for segment in segments)
+
+    def reading(self) -> MemoryReading:
+        """Device memory is the peak reserved plus context plus paged states.
+
+        Paged states live in managed memory, which a device with room holds in full. With a limit below the device's
+        capacity they count in full: nothing is paged out then, so the time that paging takes has not been measured.
+
+        With such a limit a config can also be refused that a device of that size would just train: kernels that load
+        after `reset` add to the context, while the allocator may have cached all that the limit then left. There, an
+        allocation that failed would have emptied the cache.
+        """
+        self._book()
+        self._update_context()
+        device = self._reserved + self.context + paged_bytes()
+        if self._limit >= self._capacity:
+            device = min(device, self._capacity)  # the device itself was the limit: the excess was paged out
+        if device > self._limit:
+            raise OverLimit(
+                f"the driver shows {format_bytes(device)} of {format_bytes(self._limit)}: "
+                f"{format_bytes(self._reserved)} reserved, {format_bytes(self.context)} context, "
+                f"{format_bytes(paged_bytes())} paged"
+            )
+        return MemoryReading(
+            peak_allocated=self._allocated,
+            peak_reserved=self._reserved,
+            device=device,
+            setup_peak=self._setup_peak,
+            host_peak=process_memory.read().peak_resident,
+            phase_peaks=dict(self.peaks),
+        )
+
+
+def meter_for(hardware: Hardware) -> Meter:
+    """The meter for a kind of device; raises `ValueError` for a kind without peak counters."""
+    if hardware.kind == "cpu":
+        return CpuMeter()
+    if hardware.kind == "cuda":
+        return CudaMeter(hardware)
+    raise ValueError(f"no memory meter for device kind {hardware.kind!r}")

@@ -1,0 +1,169 @@
+"""How long a running trial goes on: how many steps are enough, what it may cost, and when others have surely won."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from autofit.core.lattice import Config
+from autofit.core.outcome import TimedOut
+from autofit.core.units import format_duration
+from autofit.techniques import needs_process_group
+from autofit.trial.request import Rival, TrialRequest
+
+WARM_UPS = 2
+"""Updates before timing. The first creates states and caches; in the second the host's allocator grows its heap, so it
+took a sixth longer."""
+REPEATS = 3
+"""Steps that are timed at least."""
+LONG_SECONDS = 10.0
+"""What the timed steps may take together before fewer are timed: a long step scatters less, relative to its length."""
+ONCE_SECONDS = 5.0
+"""What the first micro-step may do once, whatever its size: load kernels, choose algorithms, fill caches."""
+UNSTEADY = 0.8
+"""A later micro-step takes at least this share of one that was timed: single steps scatter by 2 % in the median trial
+of the recorded tables, and by 12 % in some."""
+SHORT_SECONDS = 3.0
+"""A trial that has no more than this to go is worth finishing: one slow moment must not end it."""
+BEATEN_FACTOR = 4.0
+"""A rival that is faster by this factor than one micro-step allows has surely won, whatever memory it takes: nobody who
+has room for the rival would train four times as long."""
+
+
+def micro_steps_run(accumulation: int, config: Config) -> int:
+    """How many of a step's micro-steps a trial runs. Two show the true peak (the second runs with the first one's
+    gradients in memory) and the time of each further one; where ranks or a host share the work, the last one differs
+    from these, so there are three."""
+    return min(accumulation, 3 if needs_process_group(config) else 2)
+
+
+def warm_ups(step_seconds: float) -> int:
+    """Updates before timing, of a trial whose steps take `step_seconds`."""
+    return WARM_UPS if WARM_UPS * step_seconds <= LONG_SECONDS else 1
+
+
+def is_brief(micro_step_seconds: float) -> bool:
+    """Whether one micro-step with its update is warm-up enough, where a step accumulates."""
+    return WARM_UPS * micro_step_seconds > LONG_SECONDS
+
+
+def least_repeats(step_seconds: float) -> int:
+    """Steps that such a trial times at least."""
+    return max(1, min(REPEATS, int(LONG_SECONDS / max(step_seconds, 1e-9))))
+
+
+def warm_up_seconds(step_seconds: float, micro_steps: int) -> float:
+    """Seconds that the warm-up of such a trial takes, each of whose steps is so many micro-steps."""
+    brief = is_brief(step_seconds / micro_steps)
+    return step_seconds / micro_steps if brief else warm_ups(step_seconds) * step_seconds
+
+
+def running_seconds(step_seconds: float, timing_seconds: float, micro_steps: int = 1) -> float:
+    """Seconds that such a trial takes once it is set up, with `timing_seconds` for its repeats."""
+    repeats = max(min(timing_seconds, LONG_SECONDS), least_repeats(step_seconds) * step_seconds)
+    return warm_up_seconds(step_seconds, micro_steps) + repeats
+
+
+def useful_speed(rivals: Iterable[float], least_tokens_per_second: float) -> float:
+    """Tokens per second below which a trial is of no use: what is measured of its method are `rivals`, and below
+    `least_tokens_per_second` its method is not practical."""
+    return max([least_tokens_per_second, *(speed / BEATEN_FACTOR for speed in rivals)])
+
+
+SHOWN = "shown"
+"""Told to the parent in place of a phase, with the least seconds of an optimizer step that a micro-step has shown."""
+PEAK, STEP = "peak", "step"
+"""Told to the parent in place of a phase, with the bytes that the phase before took at its peak, and the seconds of a
+step: what is known of a trial that does not end."""
+EARNED = "earned"
+"""Told to the parent in place of a phase: the trial may beat every rival, and may take what it needs."""
+
+
+def least_seconds(number: int, micro_seconds: float) -> float:
+    """What any micro-step takes at least, if the one of that `number` took so long; it may be negative."""
+    return micro_seconds - ONCE_SECONDS if number == 1 else UNSTEADY * micro_seconds
+
+
+class TooSlow(Exception):
+    """The trial need not go on: what it would still show is not worth its seconds."""
+
+    def __init__(self, reason: str, least_step_seconds: float, *, is_proven: bool) -> None:
+        super().__init__(reason)
+        self.least_step_seconds = least_step_seconds
+        """Lower bound on an optimizer step of the whole global batch."""
+        self.is_proven = is_proven
+        """Whether another micro-step than the first has shown it."""
+
+    def outcome(self, *, after_seconds: float, phase: str | None = None) -> TimedOut:
+        """The outcome of a trial that ended so, `after_seconds`."""
+        return TimedOut(
+            reason=str(self),
+            deadline_seconds=after_seconds,
+            phase=phase,
+            least_step_seconds=self.least_step_seconds,
+            is_proven=self.is_proven,
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """Judges one trial by the seconds of its micro-steps."""
+
+    tokens_per_step: int
+    """Of the whole global batch."""
+    accumulation: int
+    """Micro-steps of an optimizer step."""
+    rivals: tuple[Rival, ...] = ()
+    least_tokens_per_second: float = 0.0
+    """What makes the trial's method practical."""
+    allowance_seconds: float | None = None
+    """What the trial may take in all, unless it earns more; None where it may take what it needs."""
+    earned: bool = False
+    """Whether a micro-step has shown that it may beat every rival: then it may take what it needs."""
+
+    @classmethod
+    def of(cls, request: TrialRequest, accumulation: int) -> Pace:
+        """The one that a request asks for."""
+        return cls(
+            tokens_per_step=request.job.workload.tokens_per_step,
+            accumulation=accumulation,
+            rivals=request.rivals,
+            least_tokens_per_second=request.least_tokens_per_second,
+            allowance_seconds=request.allowance_seconds,
+        )
+
+    def judge(
+        self,
+        number: int,
+        micro_seconds: float,
+        *,
+        elapsed_seconds: float,
+        micro_steps_left: float,
+    ) -> None:
+        """Raise `TooSlow` where the trial is not worth its remaining seconds.
+
+        `micro_seconds`: what the micro-step of that `number` took, the first being 1; `micro_steps_left`: as many are
+        still to be run.
+        """
+        least_micro_seconds = least_seconds(number, micro_seconds)
+        fastest = max((rival.tokens_per_second for rival in self.rivals), default=0.0)
+        self.earned = self.earned or 0.0 < fastest * self.accumulation * micro_seconds < self.tokens_per_step
+        step_seconds = self.accumulation * least_micro_seconds
+        if step_seconds <= 0.0:
+            return
+        speed = self.tokens_per_step / step_seconds
+        left_seconds = micro_steps_left * least_micro_seconds
+        if left_seconds < SHORT_SECONDS:
+            return
+        takes = f"a step takes at least {format_duration(step_seconds)}"
+        projected = elapsed_seconds + left_seconds
+        why = None
+        if fastest >= BEATEN_FACTOR * speed:
+            why = f"and another config is {fastest / speed:.0f} times as fast"
+        elif self.least_tokens_per_second >= speed:
+            why = "which is not practical beside another method"
+        elif self.allowance_seconds is not None and not self.earned and projected > self.allowance_seconds:
+            worth = format_duration(self.allowance_seconds)
+            why = f"so that the trial would take {format_duration(projected)} and not the {worth} that it is worth"
+        if why is not None:
+            raise TooSlow(f"{takes}, {why}", step_seconds, is_proven=number > 1)

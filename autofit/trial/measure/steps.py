@@ -1,0 +1,196 @@
+"""The steps of one trial: runs them, times them between device marks, and keeps what each has shown."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from autofit.training.distributed.ranks import Ranks
+from autofit.training.step import TrainingStep
+from autofit.trial.measure.meter import Meter
+from autofit.trial.measure.pace import PEAK, STEP
+
+
+class Progress(Protocol):
+    """Tells the parent what begins, so that it knows what a killed child was in."""
+
+    def __call__(self, phase: str, share: float | None = None, /) -> None:
+        """The phase begins; with a `share`, work begins that is at least that share of an optimizer step's. What is no
+        phase (`PEAK`, `STEP` and others) comes with a figure of its own."""
+
+
+Watch = Callable[[int, float], None]
+"""Called after each micro-step of the warm-up with its number, from 1 on, and its seconds."""
+
+
+@dataclass(slots=True)
+class _Issued:
+    """A step that the device may still be working on."""
+
+    loss: torch.Tensor
+    gradient_norm: torch.Tensor
+    marks: list[Any]
+    in_use: int
+
+
+class Steps:
+    """Runs optimizer steps on a few micro-batches and extrapolates their time to the full accumulation.
+
+    An accelerator works through a queue that training keeps filled; a timer that waited for each step would also time
+    the refilling. So a step is read only once the next one has been issued, and beside the queue; the host has none.
+    (Without compilation, transformers itself waits for the device in each forward pass: see `TrainingStep.run`.)
+
+    The ranks agree on what a step has shown when it is read, outside of what is timed: they then all base the same
+    decisions on it, and none begins the next step long before the others.
+    """
+
+    def __init__(
+        self,
+        step: TrainingStep,
+        tokens: torch.Tensor,
+        accumulation: int,
+        meter: Meter,
+        progress: Progress,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._step = step
+        self._tokens = tokens
+        self._accumulation = accumulation
+        self._meter = meter
+        self._progress = progress
+        self._ranks = ranks or Ranks()
+        self._queue: deque[_Issued] = deque()
+        self._watched = 0
+        """Micro-steps that were watched."""
+        self._timed_with: Callable[[str], Any] = self._announced
+        self._lag = 0 if meter.device.type == "cpu" else 1
+        self.seconds: list[float] = []
+        """Of each timed step, composed to the global batch: those of the slowest rank."""
+        self.own_seconds: list[float] = []
+        """The same for this rank alone."""
+        self.losses: list[float] = []
+        """Of every step, in nats per token."""
+        self.gradient_norms: list[float] = []
+        """Of every step, before clipping; the largest of any rank."""
+        self.norm_spreads: list[float] = []
+        """Of every step: how far apart the ranks' gradient norms lie, relative to the largest."""
+        self.in_use: list[int] = []
+        """Bytes still in use after every step since the warm-up, which creates what then stays."""
+
+    def warm_up(
+        self, enough: Callable[[float], int], most: int, watch: Watch | None = None, *, brief: bool = False
+    ) -> float:
+        """Run steps, attributing memory to phases, until as many of them have updated the weights as are `enough` for
+        steps that take so long; at most `most`. Returns the seconds of the last one, as it ran.
+
+        Under loss scaling the first updates are skipped until the scale is small enough. If `brief`, the first step is
+        one micro-step and its update; where that is the only one, memory is attributed in the timed steps.
+        """
+        updates, slowest = 0, 0.0
+        for number in range(most):
+            self._issue(self._booked, watch, self._tokens[: self._step.micro_batch] if brief and not number else None)
+            first, *_, last = self._queue[-1].marks
+            (slowest,) = self._ranks.largest([self._meter.seconds(first, last)])
+            self._settle(0)
+            updates += math.isfinite(self.gradient_norms[-1])
+            if updates >= enough(slowest):
+                self._timed_with = self._booked if brief and not number else self._announced
+                break
+        self._forget()
+        for _ in range(2 * self._lag):
+            self._issue(self._announced)  # fills the queue; the first, which found it empty, is not timed
+            self._settle(self._lag)
+        self._forget()
+        return slowest
+
+    def _forget(self) -> None:
+        self.seconds.clear()
+        self.own_seconds.clear()
+        self.in_use.clear()
+
+    def timed(self) -> float:
+        """Run one more step; returns the composed seconds of the newest one that the device has finished."""
+        timed = len(self.seconds)
+        while len(self.seconds) == timed:
+            self._issue(self._timed_with)
+            self._settle(self._lag)
+        return self.seconds[-1]
+
+    def once(self, tokens: torch.Tensor) -> None:
+        """Run one more step, on `tokens`, and wait for it; it counts as timed, though the queue was empty."""
+        self._issue(self._announced, tokens=tokens)
+        self._settle(0)
+
+    def finish(self) -> None:
+        """Wait for the device; a step that was issued only to keep it busy counts like any other."""
+        self._settle(0)
+
+    def _issue(
+        self, observe: Callable[[str], Any], watch: Watch | None = None, tokens: torch.Tensor | None = None
+    ) -> None:
+        tokens = self._tokens if tokens is None else tokens
+        marks: list[Any] = []
+        micro_steps = len(tokens) // self._step.micro_batch if watch else 0
+
+        def mark() -> None:
+            marks.append(self._meter.mark())
+            if watch is not None and 1 < len(marks) <= micro_steps + 1:
+                self._watched += 1
+                watch(self._watched, self._meter.seconds(marks[-2], marks[-1]))
+
+        loss = self._step.run(tokens, observe, mark)
+        self._queue.append(_Issued(loss, self._step.gradient_norm, marks, self._meter.in_use()))
+
+    def _settle(self, left: int) -> None:
+        """Read steps until `left` remain in the queue."""
+        while len(self._queue) > left:
+            issued = self._queue.popleft()
+            spans = [self._meter.seconds(a, b) for a, b in itertools.pairwise(issued.marks)]
+            own = composed(spans, self._accumulation)
+            shown = [self._meter.scalar(value) for value in (issued.loss, issued.gradient_norm)]
+            seconds, shares, norms = self._ranks.gathered([own, *shown])
+            self.own_seconds.append(own)
+            self.seconds.append(max(seconds))
+            self._progress(STEP, self.seconds[-1])
+            self.losses.append(sum(shares))
+            self.gradient_norms.append(max(norms))
+            self.norm_spreads.append(relative_range(norms))
+            self.in_use.append(issued.in_use)
+
+    @contextmanager
+    def _booked(self, phase: str) -> Iterator[None]:
+        self._progress(phase)
+        with self._meter.phase(phase):
+            yield
+        self._progress(PEAK, float(self._meter.peaks[phase]))
+
+    @contextmanager
+    def _announced(self, phase: str) -> Iterator[None]:
+        self._progress(phase)
+        yield
+
+
+def relative_range(values: Sequence[float]) -> float:
+    """How far apart `values`, none of them negative, lie, relative to the largest; 0 if all are equal."""
+    least, most = min(values), max(values)
+    if least == most:
+        return 0.0
+    return (most - least) / most if math.isfinite(most) else math.inf
+
+
+def composed(spans: Sequence[float], accumulation: int) -> float:
+    """Seconds of an optimizer step of `accumulation` micro-steps, from those of fewer and of the update, in order.
+
+    The first micro-step differs from later ones because it creates the gradients, and the last one does where ranks
+    exchange gradients only once per step: of three, the middle one stands for all in between.
+    """
+    *micro_steps, update = spans
+    between = micro_steps[1:-1] or micro_steps[-1:]
+    return sum(micro_steps) + (accumulation - len(micro_steps)) * between[0] + update

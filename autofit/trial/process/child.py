@@ -1,0 +1,98 @@
+"""Inside the child: run one request, report events on a pipe, and let no exception escape."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import traceback
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from autofit.core.errors import AutofitError
+from autofit.core.outcome import Crashed, Outcome, Unsupported, outcome_to_json
+from autofit.trial.measure import process_memory
+from autofit.trial.measure.pace import EARNED, PEAK, SHOWN, STEP, TooSlow
+from autofit.trial.process.child_process import TIMED, TIMING
+from autofit.trial.process.classify import device_failure, memory_failure
+from autofit.trial.request import TrialRequest
+
+if TYPE_CHECKING:
+    from autofit.trial.measure.measurement import Ended
+
+
+class Events:
+    """JSON lines sent to the parent. Standard output is left to whatever libraries print."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self.phase = "start"
+
+    def enter(self, phase: str, share: float | None = None, /) -> None:
+        """Report that a phase begins, so that the parent knows which one a killed child was in, or work that is at
+        least that `share` of an optimizer step's. What is none is reported in the same way: that the timed part begins
+        or has ended, that the trial may take what it needs, and what an optimizer step takes at least."""
+        if phase == EARNED:
+            self._send({"earned": True})
+        elif phase == SHOWN:
+            self._send({"least": share})
+        elif phase in (PEAK, STEP):
+            self._send({phase: share})
+        elif phase in (TIMING, TIMED):
+            self._send({"timing": phase == TIMING})
+        elif phase != self.phase:
+            self.phase = phase
+            self._send({"phase": phase, "room": process_memory.room(), "share": share})
+        elif share is not None:
+            self._send({"share": share})
+
+    def result(self, outcome: Outcome, *, recording: bool = False) -> None:
+        """Report the trial's outcome, and whether a recording worth waiting for follows."""
+        self._send({"result": outcome_to_json(outcome), "recording": recording})
+
+    def _send(self, event: Mapping[str, Any]) -> None:
+        data = (json.dumps(event, allow_nan=False) + "\n").encode()
+        while data:
+            data = data[os.write(self._descriptor, data) :]
+
+
+def run(data: Mapping[str, Any], descriptor: int, asked_at: float) -> None:
+    """Run the request in `data`; events go to the file descriptor `descriptor`. `asked_at` is in monotonic seconds."""
+    events = Events(descriptor)
+    process_memory.prefer_as_oom_victim()
+    ended = _run(TrialRequest.from_json(data), events, asked_at, data.get("listener"))
+    # The result goes first: a failed recording must not affect it.
+    events.result(ended.outcome, recording=ended.record is not None)
+    if ended.record is not None:
+        events.enter("recording")
+        ended.record()
+    if ended.ranks is not None:
+        ended.ranks.close()
+
+
+def _run(request: TrialRequest, events: Events, asked_at: float, listener: int | None = None) -> Ended:
+    """What `run_trial` returns, or an outcome for the exception that it raises."""
+    from autofit.training.distributed.ranks import NoMeeting
+    from autofit.trial.measure.measurement import Ended, run_trial
+
+    try:
+        return run_trial(request, events.enter, asked_at=asked_at, listener=listener)
+    except AutofitError as error:
+        return Ended(outcome=Unsupported(reason=str(error)))
+    except TooSlow as error:
+        return Ended(outcome=error.outcome(after_seconds=time.monotonic() - asked_at, phase=events.phase))
+    except NoMeeting as error:
+        return Ended(outcome=Crashed(reason=str(error), phase=events.phase, transient=True))
+    except Exception as error:
+        failure = memory_failure(error, events.phase, host_is_device=request.job.hardware.kind == "cpu")
+        failure = failure or device_failure(error, events.phase)
+        if failure is not None:
+            return Ended(outcome=failure)
+        text = traceback.format_exc()
+        return Ended(outcome=Crashed(reason=_one_line(error), phase=events.phase, stderr_tail=text[-4000:]))
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    first = text.splitlines()[0] if text else ""
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__

@@ -1,0 +1,188 @@
+"""A trial's child as its parent sees it: what it has sent, whether it lives, and its end with everything it started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import math
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from autofit.core.outcome import Outcome, outcome_from_json
+from autofit.trial.measure.pace import ONCE_SECONDS, PEAK, STEP
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+TIMING, TIMED = "timing", "timed"
+"""What a child reports, as it reports a phase, when its timed part begins and when that has ended."""
+KILL_SECONDS = 60.0
+"""How long the kernel may take to end a process that was killed: one that waits for a driver that hangs never ends."""
+_STUCK: set[int] = set()
+"""Killed children that have not ended: to wait for them would be to wait for the driver."""
+EXIT_SECONDS = 2.0
+"""How long a child that has answered may take to exit by itself."""
+
+
+@dataclass(slots=True)
+class ChildProcess:
+    """A running child; used from one thread."""
+
+    pid: int
+    """0 once it has been reaped."""
+    events: int
+    """Read end of the pipe."""
+    output: IO[bytes]
+    """Its standard output and standard error: an unnamed file, which nobody needs to remove."""
+    phase: str = "start"
+    phases_entered: int = 0
+    room: int | None = None
+    """Bytes left of the memory limit when the phase began; None without a limit."""
+    is_timing: bool = False
+    """Whether its timed part has begun and not ended."""
+    result: Outcome | None = None
+    recording: bool = False
+    """Whether recordings follow the result."""
+    earned: bool = False
+    """Whether the trial has shown that it may beat every rival."""
+    began: tuple[float, float] | None = None
+    """When the present work began, monotonic seconds, and the share of an optimizer step that it is at least; None
+    before any."""
+    shown_seconds: float = 0.0
+    """What its micro-steps have shown that an optimizer step takes at least."""
+    peak_bytes: int | None = None
+    """The most memory of any phase that has ended; None before the first."""
+    timed_seconds: tuple[float, ...] = ()
+    """Of each step since its timed part has begun."""
+    is_stuck: bool = False
+    """Whether it was killed and has not ended."""
+    _pending: bytes = b""
+    _others: frozenset[int] = frozenset()
+    """Children that its parent had beside it."""
+
+    def __post_init__(self) -> None:
+        self._others = frozenset(_children()) - {self.pid}
+
+    def take(self, chunk: bytes) -> None:
+        """Note the events in `chunk`, which has come through the pipe."""
+        *lines, self._pending = (self._pending + chunk).split(b"\n")
+        for line in lines:
+            try:
+                event = json.loads(line)
+                self.phases_entered += "phase" in event
+                self.phase = event.get("phase", self.phase)
+                self.is_timing = event.get("timing", self.is_timing)
+                self.room = event.get("room", self.room)
+                self.earned = self.earned or "earned" in event
+                self.shown_seconds = max(self.shown_seconds, float(event.get("least", 0.0)))
+                if PEAK in event:
+                    self.peak_bytes = max(self.peak_bytes or 0, int(event[PEAK]))
+                if STEP in event and self.is_timing:
+                    self.timed_seconds += (float(event[STEP]),)
+                if event.get("share") is not None:
+                    self.began = time.monotonic(), float(event["share"])
+                if "result" in event:
+                    self.result = outcome_from_json(event["result"])
+                    self.recording = event.get("recording", False)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                continue  # a broken event is no result: the exit status decides
+
+    def take_rest(self) -> None:
+        """Note the events that a child which has died has left in the pipe; a grandchild may hold it open."""
+        os.set_blocking(self.events, False)
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self.events, 65536):
+                self.take(chunk)
+
+    @property
+    def least_step_seconds(self) -> float | None:
+        """Lower bound on the seconds of an optimizer step: what micro-steps have shown, or the present work if it has
+        not ended; None if there is none."""
+        if self.began is None:
+            return self.shown_seconds or None
+        at, share = self.began
+        return max(self.shown_seconds, (time.monotonic() - at - ONCE_SECONDS) / share) or None
+
+    def useless_at(self, step_seconds: float) -> float:
+        """When, in monotonic seconds, that bound has shown that an optimizer step takes longer than `step_seconds`."""
+        if self.began is None:
+            return math.inf
+        at, share = self.began
+        return at + ONCE_SECONDS + share * step_seconds
+
+    def has_died(self) -> bool:
+        """Whether it has ended; it is not reaped."""
+        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def end(self, *, kill: bool) -> int:
+        """Reap it and kill its whole process group, at once or after it could exit by itself, so that its exit status
+        is its own; returns that, or minus the signal. Safe to call twice."""
+        if self.pid == 0:
+            return 0
+        until = time.monotonic() + (0.0 if kill else EXIT_SECONDS)
+        while time.monotonic() < until and not self.has_died():
+            time.sleep(0.002)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        until = time.monotonic() + KILL_SECONDS
+        while not self.has_died() and not self.is_stuck:
+            time.sleep(0.002)
+            self.is_stuck = time.monotonic() > until
+        status = -signal.SIGKILL
+        if self.is_stuck:
+            _STUCK.add(self.pid)
+        else:
+            status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        self.pid = 0
+        os.close(self.events)
+        _reap_orphans(self._others)
+        return status
+
+    def tail(self, size: int = 8192) -> str:
+        """The last of its output, up to `size` bytes."""
+        self.output.seek(max(0, os.fstat(self.output.fileno()).st_size - size))
+        return self.output.read().decode(errors="replace")
+
+
+def adopt_orphans() -> None:
+    """Have this process inherit what its children's children leave behind."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies, so that no trial outlives a killed host."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _prctl(option: int, value: int) -> None:
+    with contextlib.suppress(OSError, AttributeError):  # Linux only; elsewhere orphans go to init
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def _children() -> list[int]:
+    """Process ids of this process's children."""
+    try:
+        return [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def _reap_orphans(others: frozenset[int]) -> None:
+    """Kill and reap grandchildren that left the process group: as their subreaper, this process inherits them. Its
+    `others` are no business of the trial."""
+    while orphans := [pid for pid in _children() if pid not in others and pid not in _STUCK]:
+        for pid in orphans:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                until = time.monotonic() + KILL_SECONDS
+                while os.waitpid(pid, os.WNOHANG)[0] == 0:
+                    time.sleep(0.002)
+                    if time.monotonic() > until:
+                        _STUCK.add(pid)
+                        break

@@ -1,0 +1,335 @@
+"""Turns what a child left behind into a typed outcome."""
+
+from __future__ import annotations
+
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from autofit.core.outcome import Crashed, Outcome, OutOfMemory, TimedOut
+from autofit.core.units import format_bytes
+from autofit.trial.measure import process_memory
+from autofit.trial.measure.paged_states import paged_bytes
+
+_DEVICE_REQUEST = re.compile(r"^.*out of memory\. Tried to allocate ([\d.]+) (bytes|[KMGT]iB).*$", re.MULTILINE)
+"""The line with which torch's allocator refuses, as it stands in the message of whatever exception carries it."""
+_CPU_REQUEST = re.compile(r"you tried to allocate (\d+) bytes")
+_UNITS = {"bytes": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
+_HOST_SIGNS = (
+    "can't allocate memory",
+    "not enough memory",
+    "cannot allocate memory",
+    "std::bad_alloc",
+    "could not create a memory object",
+    "failed to allocate memory",
+)
+"""Messages of torch, oneDNN, glibc and Python when a host allocation fails (lower case)."""
+_AMBIGUOUS_SIGNS = ("could not create a primitive", "could not execute a primitive")
+"""oneDNN reports this when its own allocation fails, and also for operations that it does not support."""
+NO_ROOM_BYTES = 64 * 1024**2
+"""With less than this left, an ambiguous failure counts as out of memory: oneDNN's scratch space is a few MiB."""
+_STDERR_SIGNS = re.compile(
+    "|".join(map(re.escape, (*_HOST_SIGNS, "memoryerror", "thread creation failed", "out of memory"))), re.IGNORECASE
+)
+_THROWN = re.compile(r"^\s*what\(\):")
+"""How the C++ runtime begins the message of an exception that nobody caught, before it aborts."""
+_DEVICE_WORDS = re.compile(
+    r"(cuda|hip) driver error: out of memory"
+    r"|triton error \[(cuda|hip)\]: out of memory"
+    r"|error out of memory at line \d+ in file"  # bitsandbytes, which then exits
+    r"|cuda api failed with status 2\b"  # bitsandbytes: cudaErrorMemoryAllocation
+    r"|cudnn_status_alloc_failed|device_allocation_failed",  # cuDNN 8 and 9
+    re.IGNORECASE,
+)
+"""Nothing but the device's memory is meant by these, in an exception and on standard error."""
+_DEVICE_SIGNS = re.compile(
+    rf"{_DEVICE_WORDS.pattern}|(cuda|hip) (error: )?out of memory|cublas_status_alloc_failed", re.IGNORECASE
+)
+"""On standard error, these count as the device's. CUDA reports page-locked host memory that it could not get in the
+same words: where a process left nothing else, nothing tells the two apart."""
+_DRIVER_SIGNS = ("out of memory", "cublas_status_alloc_failed")
+"""Messages of CUDA and cuBLAS when an allocation outside torch's allocator fails (lower case)."""
+_HANDLE_SIGNS = ("cublas_status_not_initialized", "cudnn_status_not_initialized", "cusolver_status_not_initialized")
+"""Errors when creating a library's handle on a full device, though they have other causes too (lower case)."""
+_FAULT_SIGNS = (
+    "no cuda-capable device is detected",
+    "no cuda gpus are available",
+    "cuda unknown error",
+    "cuda driver initialization failed",
+    "cuda-capable device(s) is/are busy or unavailable",
+    "all cuda-capable devices are busy or unavailable",
+    "uncorrectable ecc error",
+    "uncorrectable nvlink error",
+    "cuda error: unknown error",
+    "hip error: unknown error",
+    "no rocm-capable device is detected",
+    "gpu is lost",
+    "driver shutting down",
+    "system not yet initialized",
+)
+"""Messages of CUDA and HIP when the device or its driver fails, or another process has it to itself (lower case; CUDA
+runtime API, cudaError). An illegal access, an unspecified launch failure, which mostly is one too, and a failed
+assertion on the device are not among them: those are faults of what runs there."""
+DEVICE_GONE = "the device is gone"
+"""How the reason begins where the driver no longer answers for a device."""
+NO_KERNELS = "has no kernels for"
+"""Part of the reason where the installed torch was not built for the device."""
+_NO_KERNEL_IMAGE = 209
+"""cudaErrorNoKernelImageForDevice and hipErrorNoBinaryForGpu."""
+FULL_BYTES = 512 * 1024**2
+"""A device with less than this free counts as full: libraries' handles, workspaces and kernels are of that order."""
+LATE_LOADED_BYTES = 2 * 1024**3
+"""Kernels that libraries load after the context is created take a few hundred MiB; more is another process's."""
+
+
+STOPPED = "stopped, because another rank had failed"
+
+
+class OverLimit(Exception):
+    """The trial's memory exceeds its limit, though no allocation failed."""
+
+
+class DeviceBusy(Exception):
+    """Other processes hold device memory that the trial was promised."""
+
+
+def memory_failure(error: BaseException, phase: str, *, host_is_device: bool) -> OutOfMemory | Crashed | None:
+    """The outcome for `error` if memory is its cause; None for any other error."""
+    import torch
+
+    text = str(error)
+    if isinstance(error, OverLimit):
+        return OutOfMemory(reason=text, phase=phase)
+    if isinstance(error, DeviceBusy):
+        return Crashed(reason=text, phase=phase, transient=True)
+    match = _DEVICE_REQUEST.search(text)
+    if isinstance(error, torch.OutOfMemoryError) or match:  # torch.compile wraps it in an error of its own
+        if (missing := _taken_by_others()) > LATE_LOADED_BYTES:
+            reason = f"other processes took {format_bytes(missing)} of the device while the trial ran"
+            return Crashed(reason=reason, phase=phase, transient=True)
+        requested = int(float(match[1]) * _UNITS[match[2]]) if match else None
+        return OutOfMemory(reason=_first_line(match[0] if match else text), phase=phase, requested_bytes=requested)
+    if (line := _matching_line(text, _DEVICE_WORDS)) is not None:
+        return OutOfMemory(reason=line, phase=phase)
+    lowered = text.lower()
+    host_failed = isinstance(error, MemoryError) or any(sign in lowered for sign in _HOST_SIGNS)
+    if host_failed or (any(sign in lowered for sign in _AMBIGUOUS_SIGNS) and _no_room()):
+        match = _CPU_REQUEST.search(text)
+        return OutOfMemory(
+            reason=_first_line(text, "MemoryError"),
+            phase=phase,
+            requested_bytes=int(match[1]) if match else None,
+            host=not host_is_device,
+        )
+    if isinstance(error, RuntimeError):
+        free = None if host_is_device else _device_free()
+        device_is_full = free is None or free < FULL_BYTES
+        reason = _first_line(text)
+        if any(sign in lowered for sign in _DRIVER_SIGNS):
+            # With room on the device, what CUDA failed to get is page-locked host memory.
+            return OutOfMemory(reason=reason, phase=phase, host=not host_is_device and not device_is_full)
+        if free is not None and device_is_full and any(sign in lowered for sign in _HANDLE_SIGNS):
+            return OutOfMemory(reason=reason, phase=phase)
+    return None
+
+
+def device_failure(error: BaseException, phase: str) -> Crashed | None:
+    """The outcome for `error` if the device itself has failed, or torch was not built for it, which says nothing of the
+    config; None for any other."""
+    if _has_no_kernel_image(error) and (reason := _why_no_kernels()):
+        return Crashed(reason=reason, phase=phase, transient=True)
+    if any(sign in str(error).lower() for sign in _FAULT_SIGNS):
+        return Crashed(reason=f"the device has failed: {_first_line(str(error))}", phase=phase, transient=True)
+    return None
+
+
+def _has_no_kernel_image(error: BaseException) -> bool:
+    """Whether a kernel was begun that has no code for the device."""
+    return getattr(error, "error_code", None) == _NO_KERNEL_IMAGE or "no kernel image is available" in str(error)
+
+
+def _why_no_kernels() -> str | None:
+    """What the installed torch lacks for the current device; None where torch's own kernels run, and only those of
+    another library, which a config chose, do not."""
+    import torch
+
+    try:
+        torch.zeros(1, device="cuda").add_(1)  # the error leaves the device usable
+    except RuntimeError as error:
+        if not _has_no_kernel_image(error):
+            return None
+        major, minor = torch.cuda.get_device_capability()
+        return (
+            f"torch {torch.__version__} {NO_KERNELS} {torch.cuda.get_device_name()} "
+            f"(compute capability {major}.{minor}; it has {', '.join(torch.cuda.get_arch_list())}): "
+            "install another build (TORCH_INDEX)"
+        )
+    return None
+
+
+def device_gone(why: str, found: Outcome, phase: str) -> Crashed:
+    """The outcome of a trial that came to `found` without a measurement on a device that no longer answers."""
+    said = getattr(found, "reason", "")
+    return Crashed(
+        reason=f"{DEVICE_GONE}: {why}",
+        phase=phase,
+        stderr_tail=getattr(found, "stderr_tail", "") or said,
+        transient=True,
+    )
+
+
+def _device_free() -> int | None:
+    """Bytes that the driver could still allocate on the current device; None where it does not say."""
+    import torch
+
+    with suppress(Exception):  # an error may have left the device unusable
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return int(torch.cuda.mem_get_info()[0])
+    return None
+
+
+def _taken_by_others() -> int:
+    """Bytes that the allocator was allowed to take but the device no longer had."""
+    import torch
+
+    with suppress(Exception):  # as above
+        free, total = torch.cuda.mem_get_info()
+        allowed = int(torch.cuda.get_per_process_memory_fraction() * total)
+        return allowed - torch.cuda.memory_reserved() - free - paged_bytes()
+    return 0
+
+
+def ended_without_result(
+    *,
+    status: int,
+    phase: str,
+    room: int | None,
+    stderr: str,
+    kernel_oom_kills: int | None,
+    host_is_device: bool,
+    short_bytes: int = 0,
+    siblings_bytes: int = 0,
+) -> OutOfMemory | Crashed:
+    """The outcome of a child that ended on its own without a result.
+
+    `status` is the exit status, or minus the signal's number, as `os.waitstatus_to_exitcode` gives it;
+    `kernel_oom_kills` counts the processes that the kernel killed for memory meanwhile, None where it keeps no count;
+    `room` is what was left of the memory limit when the phase began, in bytes; `short_bytes` is how far the host fell
+    short of the memory limits of all ranks when this one began, because others held memory; and `siblings_bytes` is the
+    most of that shortfall that the trial's other ranks, which may have begun earlier, can have held.
+    """
+    tail = "\n".join(stderr.splitlines()[-20:])
+    host = not host_is_device
+    lack, is_devices = _memory_line(stderr)
+    fault = next((line for line in stderr.splitlines() if any(sign in line.lower() for sign in _FAULT_SIGNS)), None)
+    if fault is not None and status != -signal.SIGKILL and lack is None:
+        return Crashed(
+            reason=f"the device has failed: {fault.strip()[:500]}", phase=phase, stderr_tail=tail, transient=True
+        )
+    name = signal.Signals(-status).name if status < 0 else None
+    if name == "SIGKILL":
+        return _killed(kernel_oom_kills, short_bytes, siblings_bytes, phase, host=host)
+    if status != 0 and lack is not None:
+        return OutOfMemory(reason=lack, phase=phase, signal=name, host=host and not is_devices)
+    if name is None:
+        reason = f"the trial's process exited with status {status} and no result"
+        return Crashed(reason=reason, phase=phase, exit_code=status, stderr_tail=tail)
+    if room is not None and room < NO_ROOM_BYTES:
+        # Much native code does not survive a failed allocation.
+        reason = f"the trial's process died of {name} with {max(0, room)} bytes left of its memory limit"
+        return OutOfMemory(reason=reason, phase=phase, signal=name, host=host)
+    said = _matching_line(stderr, _THROWN) if name == "SIGABRT" else None
+    reason = f"the trial's process died of {name}{f': {said}' if said else ''}"
+    return Crashed(reason=reason, phase=phase, signal=name, stderr_tail=tail)
+
+
+def _memory_line(stderr: str) -> tuple[str | None, bool]:
+    """The last line that speaks of memory that could not be had, and whether it was the device's; None without one."""
+    if (line := _matching_line(stderr, _DEVICE_SIGNS)) is not None:
+        return line, True
+    return _matching_line(stderr, _STDERR_SIGNS), False
+
+
+def _killed(
+    kernel_oom_kills: int | None, short_bytes: int, siblings_bytes: int, phase: str, *, host: bool
+) -> OutOfMemory | Crashed:
+    """The outcome of a child that died of SIGKILL, which the kernel sends when memory runs out, as anybody may."""
+    if kernel_oom_kills == 0:
+        reason = "the trial was killed, but not by the kernel's out-of-memory killer"
+        return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
+    if short_bytes > 0:
+        reason = f"the kernel killed the trial: the host ran out of memory; {_held(short_bytes, siblings_bytes)}"
+        return Crashed(reason=reason, phase=phase, signal="SIGKILL", transient=True)
+    why = "the kernel killed the trial" if kernel_oom_kills else "the trial was killed, probably by the kernel"
+    return OutOfMemory(reason=f"{why}: the host is out of memory", phase=phase, signal="SIGKILL", host=host)
+
+
+def _held(short_bytes: int, siblings_bytes: int) -> str:
+    """Who held the memory that the host lacked, as far as is known."""
+    if short_bytes <= siblings_bytes:
+        return (
+            f"{format_bytes(short_bytes)} of the memory limits of all ranks were already taken when this rank began, "
+            "by ranks that began earlier or by other processes"
+        )
+    least = "at least " if siblings_bytes else ""
+    excess = format_bytes(short_bytes - siblings_bytes)
+    return f"other processes held {least}{excess} too much for the memory limit to be available"
+
+
+def timed_out(
+    *,
+    deadline_seconds: float,
+    phase: str,
+    phases_entered: int,
+    least_step_seconds: float | None = None,
+    is_proven: bool = False,
+    peak_bytes: int | None = None,
+    timed_seconds: tuple[float, ...] = (),
+    interrupted: bool = False,
+) -> TimedOut:
+    """The outcome of a child that the parent killed at its deadline, or when the user interrupted it."""
+    how = "interrupted" if interrupted else "not finished"
+    return TimedOut(
+        reason=f"{how} after {round(deadline_seconds, 1):g} s, in phase {phase}",
+        deadline_seconds=deadline_seconds,
+        phase=phase,
+        phases_entered=phases_entered,
+        least_step_seconds=least_step_seconds,
+        is_proven=is_proven,
+        peak_bytes=peak_bytes,
+        timed_seconds=timed_seconds,
+    )
+
+
+def stopped(phase: str) -> Crashed:
+    """The outcome of a child that was stopped because another rank of its group had failed."""
+    return Crashed(reason=f"{STOPPED}, in phase {phase}", phase=phase, transient=True)
+
+
+def kernel_oom_kills() -> int | None:
+    """Processes that the kernel has killed for memory so far in this control group, or else on this machine; None where
+    it does not say."""
+    for path in (Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")):
+        try:
+            for line in path.read_text().splitlines():
+                if line.startswith("oom_kill "):
+                    return int(line.split()[1])
+        except OSError:
+            continue
+    return None
+
+
+def _no_room() -> bool:
+    left = process_memory.room()
+    return left is not None and left < NO_ROOM_BYTES
+
+
+def _first_line(text: str, otherwise: str = "out of memory") -> str:
+    return text.splitlines()[0][:500] if text else otherwise
+
+
+def _matching_line(text: str, sign: re.Pattern[str]) -> str | None:
+    """The last line of `text` with such a sign."""
+    lines = (line.strip()[:500] for line in reversed(text.splitlines()) if sign.search(line))
+    return next(lines, None)

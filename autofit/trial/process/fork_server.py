@@ -1,0 +1,397 @@
+"""The warm parent: a process that never touches the device, has the heavy imports loaded, and forks a child per trial.
+
+Run as `python -m autofit.trial.process.fork_server [--entry module:function]`. One JSON request per line on standard
+input, one JSON answer per line on standard output. It enforces the deadline, classifies outcomes, kills a trial's whole
+process group, and ends with everything it started when its standard input closes.
+
+Two lines are not requests: `{"listen": address}` opens the port at which the next trial's ranks meet, and is answered
+with `{"port": number}` or `{"error": why}`; `{"stop": why}` ends the running trial, whose answer then says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import math
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+from autofit.core.attempt import Attempt
+from autofit.core.lattice import Config
+from autofit.core.outcome import Crashed, Fits, TimedOut
+from autofit.core.workload import Workload
+from autofit.training.distributed.rendezvous import listening
+from autofit.training.postponed import import_postponed
+from autofit.trial.limits import shared_memory
+from autofit.trial.limits.host_memory import WATCH_SECONDS, HostExhausted, HostWatch, host_shortage
+from autofit.trial.limits.swap_folder import explained, swap_folder
+from autofit.trial.machine import nvml
+from autofit.trial.machine.watch import DeviceWatch
+from autofit.trial.measure import process_memory
+from autofit.trial.measure.pace import useful_speed
+from autofit.trial.process import classify
+from autofit.trial.process.child_process import ChildProcess, adopt_orphans, die_with_parent
+from autofit.trial.process.commands import Commands, Stopped
+from autofit.trial.request import seconds_since_asked
+
+DEFAULT_ENTRY = "autofit.trial.process.child:run"
+FORK_FAILURES = ("Cannot re-initialize CUDA in forked subprocess", "CUDA driver initialization failed")
+"""Signs that the driver was initialised in this process before the fork; the host then spawns children instead."""
+DEVICE_BACK_SECONDS = 10.0
+"""How long the driver may take to free the memory of a process that has ended."""
+DEVICE_BACK_BYTES = 64 * 1024**2
+"""How much may stay in use while the device still counts as freed: other processes' memory fluctuates, too."""
+RECORDING_SECONDS = 600.0
+"""How long a trial that has answered may go on writing its recordings; this does not count towards its deadline."""
+
+Entry = Callable[[Mapping[str, Any], int, float], None]
+
+
+class Host:
+    """Runs one trial at a time."""
+
+    def __init__(self, entry: str, *, spawn: bool) -> None:
+        self._entry = entry
+        self._spawn = spawn
+        self._preloaded: set[str] = set()
+        self._had_device = False
+        """Whether the driver has answered for an accelerator: if it does no longer, the device is gone."""
+        self._listener: socket.socket | None = None
+        """Where the ranks of the next trial meet, if they meet here."""
+        adopt_orphans()
+
+    def preload(self, model_type: str | None, *, deepspeed: bool = False) -> None:
+        """Import what children need. Nothing here may start a thread pool or touch a device."""
+        on_gpu = os.environ.get("AUTOFIT_DEVICE_KIND", "cpu") != "cpu"
+        # Importing bitsandbytes queries the driver for the device's capability, which no fork survives: children do it.
+        postponed = import_postponed("bitsandbytes") if on_gpu else contextlib.nullcontext()
+        with warnings.catch_warnings(), postponed:
+            warnings.simplefilter("ignore")
+            for module in ("autofit.trial.measure.measurement", "peft", "transformers.optimization"):
+                if module != "peft" or importlib.util.find_spec("peft") is not None:
+                    importlib.import_module(module)
+            if not on_gpu:
+                # What is imported here does not count towards the memory of a trial on the host.
+                for module in ("bitsandbytes", *(["deepspeed"] * deepspeed)):
+                    with contextlib.suppress(ImportError):
+                        importlib.import_module(module)
+            if model_type is not None and model_type not in self._preloaded:
+                self._preloaded.add(model_type)
+                with contextlib.suppress(Exception):  # the child's own attempt reports what is wrong
+                    from transformers import AutoModelForCausalLM
+                    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+                    AutoModelForCausalLM._model_mapping[CONFIG_MAPPING[model_type]]
+        self._spawn = self._spawn or device_is_touched()
+
+    def listen(self, address: str) -> int:
+        """Open a port at `address` for the next trial to take over; returns its number. Raises `OSError`."""
+        self._stop_listening()
+        self._listener = listening(address)
+        return int(self._listener.getsockname()[1])
+
+    def _stop_listening(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener.close()
+
+    def run(self, data: Mapping[str, Any], commands: Commands) -> Attempt:
+        """One execution of a request. Raises `EOFError` if the commands' other end has closed."""
+        with swap_folder(data) as environment:
+            attempt = self._run(data, commands, environment)
+            attempt = replace(attempt, outcome=explained(attempt.outcome, environment))
+        if not self._spawn and any(sign in getattr(attempt.outcome, "stderr_tail", "") for sign in FORK_FAILURES):
+            self._spawn = True
+            return self.run(data, commands)
+        return attempt
+
+    def _run(self, data: Mapping[str, Any], commands: Commands, environment: Mapping[str, str]) -> Attempt:
+        started = time.monotonic()
+        on_cpu = data.get("hardware", {}).get("kind", "cpu") == "cpu"
+        held_before = None if on_cpu else _device_held()
+        short_bytes, siblings_bytes = host_shortage(data, process_memory.host_available()) if on_cpu else (0, 0)
+        watch = None if on_cpu else HostWatch()
+        kills = classify.kernel_oom_kills()
+        segments = shared_memory.segments()
+        try:
+            child = self._start(data, started - seconds_since_asked(data), environment)
+        except OSError as error:
+            reason = f"no process for the trial can be started: {error}"
+            return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=time.monotonic() - started)
+        finally:
+            self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
+        deadline = float(data.get("deadline_seconds", 600.0))
+        allowance, longest = _allowance(data, deadline), _longest_step(data)
+        device = DeviceWatch(data, child.pid, held_before)
+        try:
+            ends = started + deadline, started + allowance
+            finished = self._listen(
+                child, lambda: min(ends[not child.earned], child.useless_at(longest)), commands, watch, device
+            )
+            device.end()
+            if child.recording:
+                answered_at = time.monotonic()
+                until = answered_at + RECORDING_SECONDS
+                finished = self._listen(child, lambda: until, commands, watch, device, to_its_end=True)
+                started += time.monotonic() - answered_at  # not part of the trial's time
+            status = child.end(kill=not finished)
+            outcome = child.result
+            if not finished and outcome is None:
+                longest = deadline if child.earned else allowance
+                outcome = _unfinished(child, min(longest, time.monotonic() - started))
+            if outcome is None:
+                outcome = classify.ended_without_result(
+                    status=status,
+                    phase=child.phase,
+                    room=child.room,
+                    stderr=child.tail(),
+                    kernel_oom_kills=None if kills is None else (classify.kernel_oom_kills() or 0) - kills,
+                    host_is_device=on_cpu,
+                    short_bytes=short_bytes,
+                    siblings_bytes=siblings_bytes,
+                )
+        except Stopped as stop:
+            outcome = child.result or (
+                _unfinished(child, time.monotonic() - started, interrupted=True)
+                if stop.interrupted
+                else classify.stopped(child.phase)
+            )
+        except HostExhausted as error:
+            assert watch is not None
+            outcome = child.result or watch.outcome(error, child.phase)
+        finally:
+            child.end(kill=True)
+            child.output.close()
+            shared_memory.remove_orphans(segments)
+            if held_before is not None:
+                _await_device(held_before)
+        self._had_device |= held_before is not None
+        if not isinstance(outcome, Fits) and (gone := _why_gone(child, had_device=self._had_device and not on_cpu)):
+            outcome = classify.device_gone(gone, outcome, child.phase)
+        return Attempt(outcome=outcome, seconds=time.monotonic() - started, device_state=device.state())
+
+    def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> ChildProcess:
+        output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
+        read_end, write_end = os.pipe()
+        passed = [write_end]
+        if self._listener is not None:
+            passed.append(self._listener.fileno())
+            data = {**data, "listener": self._listener.fileno()}
+        if self._spawn:
+            module = "autofit.trial.process.spawned"
+            command = [sys.executable, "-m", module, self._entry, str(write_end), str(asked_at)]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env={**os.environ, **environment},
+                close_fds=True,
+                pass_fds=passed,
+                start_new_session=True,
+            )
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(json.dumps(data).encode())
+            pid = process.pid
+            process.returncode = 0  # waited for by pid here, not by Popen
+        else:
+            pid = os.fork()
+            if pid == 0:
+                os.close(read_end)
+                os.environ.update(environment)
+                self._become_child(data, write_end, output.fileno(), asked_at)
+        os.close(write_end)
+        return ChildProcess(pid=pid, events=read_end, output=output)
+
+    def _become_child(self, data: Mapping[str, Any], events: int, output: int, asked_at: float) -> NoReturn:
+        """In the forked child: start its own session, send output to a file, then call the entry function."""
+        code = 1
+        try:
+            os.setsid()
+            die_with_parent()
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            load_entry(self._entry)(data, events, asked_at)
+            code = 0
+        except BaseException:
+            import traceback
+
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)  # skip finalisers: what they would clean up is the parent's
+
+    def _listen(
+        self,
+        child: ChildProcess,
+        deadline: Callable[[], float],
+        commands: Commands,
+        watch: HostWatch | None,
+        device: DeviceWatch,
+        *,
+        to_its_end: bool = False,
+    ) -> bool:
+        """Read events until the child closes its pipe or, unless `to_its_end`, has sent a result; False once the
+        deadline has passed. Raises what `commands` and `watch` raise."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.events, selectors.EVENT_READ)
+            selector.register(commands.descriptor, selectors.EVENT_READ)
+            while to_its_end or child.result is None:
+                if commands.waiting:
+                    commands.check()
+                if watch is not None:
+                    watch.check()
+                device.follow(child.is_timing)
+                left = deadline() - time.monotonic()
+                if left <= 0:
+                    return False
+                for key, _ in selector.select(timeout=min(left, 1.0 if watch is None else WATCH_SECONDS)):
+                    if key.fd == commands.descriptor:
+                        commands.check()
+                        continue
+                    chunk = os.read(child.events, 65536)
+                    if not chunk:
+                        return True
+                    child.take(chunk)
+                    device.follow(child.is_timing)
+                if child.has_died():
+                    child.take_rest()
+                    return True
+        return True
+
+
+def _unfinished(child: ChildProcess, seconds: float, *, interrupted: bool = False) -> TimedOut:
+    """The outcome of a child that has not ended in so many seconds, with what it has shown."""
+    least = child.least_step_seconds
+    return classify.timed_out(
+        deadline_seconds=seconds,
+        phase=child.phase,
+        phases_entered=child.phases_entered,
+        least_step_seconds=least,
+        is_proven=least is not None and least == child.shown_seconds,
+        peak_bytes=child.peak_bytes,
+        timed_seconds=child.timed_seconds,
+        interrupted=interrupted,
+    )
+
+
+def _allowance(data: Mapping[str, Any], deadline: float) -> float:
+    """Seconds that the trial may take unless it earns more. Of several ranks the first judges it, for all of them."""
+    allowance = data.get("allowance_seconds")
+    return min(deadline, float(allowance)) if allowance is not None and _judges(data) else deadline
+
+
+def _judges(data: Mapping[str, Any]) -> bool:
+    """Whether this rank's time decides how long the trial goes on."""
+    return int((data.get("rendezvous") or {"rank": 0})["rank"]) == 0
+
+
+def _longest_step(data: Mapping[str, Any]) -> float:
+    """Seconds of an optimizer step beyond which the trial is of no use; infinite where any is."""
+    rivals = [float(rival["tokens_per_second"]) for rival in data.get("rivals") or ()]
+    useful = useful_speed(rivals, float(data.get("least_tokens_per_second", 0.0)))
+    if not useful or not _judges(data):
+        return math.inf
+    return Workload.from_json(data["workload"]).tokens_per_step / useful
+
+
+def device_is_touched() -> bool:
+    """Whether this process has initialised CUDA, so that children forked from it cannot."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.cuda.is_initialized()
+
+
+def _why_gone(child: ChildProcess, *, had_device: bool) -> str | None:
+    """Why the device that the trial had can be used no longer; None if it can."""
+    if child.is_stuck:
+        return "its driver does not let a killed trial end"
+    return nvml.why_unreachable() if had_device else None
+
+
+def _device_held() -> int | None:
+    """Bytes of the trials' device that all processes together hold; None where the driver does not say."""
+    device = nvml.first_visible()
+    return device.held_bytes if device is not None else None
+
+
+def _await_device(held_before: int) -> None:
+    """Wait until the device's memory is back to where it was before the trial, so that the next one finds it free."""
+    until = time.monotonic() + DEVICE_BACK_SECONDS
+    while (held := _device_held()) is not None and held > held_before + DEVICE_BACK_BYTES:
+        if time.monotonic() > until:
+            return  # then it is another process's
+        time.sleep(0.05)
+
+
+def load_entry(spelled: str) -> Entry:
+    """The function that `module:function` names."""
+    module, _, function = spelled.partition(":")
+    entry: Entry = getattr(importlib.import_module(module), function)
+    return entry
+
+
+def main() -> None:
+    """Serve requests until standard input closes."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--entry", default=DEFAULT_ENTRY)
+    parser.add_argument("--spawn", action="store_true", help="start every child anew instead of forking")
+    parser.add_argument("--check", action="store_true", help="only say whether forking is safe after all imports")
+    arguments = parser.parse_args()
+    if arguments.check:
+        Host(arguments.entry, spawn=False).preload("llama")
+        print(json.dumps({"device_is_touched": device_is_touched()}))
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, by closing our input
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print must not mix with answers
+    host = Host(arguments.entry, spawn=arguments.spawn)
+    if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
+        host.preload(None)
+    commands = Commands(0)
+    while (command := commands.next()) is not None:
+        if "stop" in command:
+            continue  # its trial has ended meanwhile
+        if "listen" in command:
+            answer = _listening_answer(host, command["listen"])
+        else:
+            if arguments.entry == DEFAULT_ENTRY and not arguments.spawn:
+                host.preload(command["model"]["config"].get("model_type"), deepspeed=_uses_deepspeed(command))
+            try:
+                answer = host.run(command, commands).to_json()
+            except EOFError:
+                return
+        answers.write(json.dumps(answer) + "\n")
+
+
+def _uses_deepspeed(request: Mapping[str, Any]) -> bool:
+    from autofit.techniques.axes.sharding import uses_deepspeed
+
+    return uses_deepspeed(Config.from_json(request["config"]))
+
+
+def _listening_answer(host: Host, address: str) -> dict[str, Any]:
+    try:
+        return {"port": host.listen(address)}
+    except OSError as error:
+        return {"error": f"no port at {address} can be had: {error.strerror or error}"}
+
+
+if __name__ == "__main__":
+    main()

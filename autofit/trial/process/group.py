@@ -1,0 +1,153 @@
+"""Combines the answers of one trial's ranks into one outcome: the cause of a failure, not its consequences."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autofit.core.attempt import Attempt
+from autofit.core.device.state import DeviceState, together
+from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut
+from autofit.trial.process.classify import STOPPED
+
+GRACE_SECONDS = 2.0
+"""How long the other ranks may go on after one has failed, to report failures of their own."""
+CAUSE = 2
+"""A failure at this distance from the cause, or nearer, is the rank's own."""
+_OF_ANOTHER = re.compile(
+    r"connection (was )?(closed|reset|refused)|broken pipe|gloo/transport|remote peer|recv(ing)?value failed"
+    r"|the ranks cannot meet|nccl|tcpstore|distnetworkerror|diststoreerror|distbackenderror",
+    re.IGNORECASE,
+)
+"""Messages of gloo, NCCL and torch's store when the process at the other end is gone."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Gathering:
+    """The answers of one trial's ranks so far."""
+
+    ranks: int
+    seconds: float = 0.0
+    """The longest time that any of them took."""
+    _states: dict[int, DeviceState | None] = field(default_factory=dict)
+    _answers: dict[int, Outcome] = field(default_factory=dict)
+    """In order of arrival."""
+    _failed_at: float | None = None
+    _named: bool = False
+
+    def take(self, rank: int, attempt: Attempt) -> None:
+        """Record how `rank` ended."""
+        self._answers[rank] = attempt.outcome
+        self._states[rank] = attempt.device_state
+        self.seconds = max(self.seconds, attempt.seconds)
+        if not isinstance(attempt.outcome, Fits) and self._failed_at is None:
+            self._failed_at = time.monotonic()
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has answered."""
+        return len(self._answers) == self.ranks
+
+    @property
+    def grace_left(self) -> float | None:
+        """Seconds until the unanswered ranks are overdue; None while none has failed, and once they have been named."""
+        if self._failed_at is None or self._named:
+            return None
+        return max(0.0, self._failed_at + GRACE_SECONDS - time.monotonic())
+
+    def overdue(self) -> list[int]:
+        """The ranks to stop now, because another failed `GRACE_SECONDS` ago. Each is named once."""
+        if self.grace_left != 0.0:
+            return []
+        self._named = True
+        return [rank for rank in range(self.ranks) if rank not in self._answers]
+
+    def attempt(self) -> Attempt:
+        """The trial's."""
+        state = together([self._states[rank] for rank in sorted(self._states)])
+        return Attempt(outcome=combined(self._answers), seconds=self.seconds, device_state=state)
+
+
+def combined(answers: Mapping[int, Outcome]) -> Outcome:
+    """One outcome from those of the ranks, keyed by rank in order of arrival: `Fits` if all fit, or the first cause."""
+    if len(answers) == 1:
+        (only,) = answers.values()
+        return only
+    fits = {rank: outcome.measurement for rank, outcome in answers.items() if isinstance(outcome, Fits)}
+    if len(fits) == len(answers):
+        return Fits(measurement=_together([fits[rank] for rank in sorted(fits)]))
+    failures = {rank: outcome for rank, outcome in answers.items() if not isinstance(outcome, Fits)}
+    late = {rank: outcome for rank, outcome in failures.items() if isinstance(outcome, TimedOut)}
+    cause = min(failures, key=lambda rank: _distance(failures[rank]))
+    if cause in late:
+        return _hung(late, failures)
+    found = failures[cause]
+    reason = f"rank {cause}: {found.reason}"
+    if isinstance(found, Crashed) and _distance(found) > CAUSE:
+        return replace(found, reason=reason, transient=True)  # the connection failed, not a rank
+    return replace(found, reason=reason)
+
+
+def _distance(outcome: Outcome) -> int:
+    """How far an outcome is from the cause of its group's failure.
+
+    Out of memory comes first: it may look like anything else to the other ranks, and nothing else looks like it.
+    """
+    if isinstance(outcome, OutOfMemory):
+        return 0
+    if isinstance(outcome, TimedOut):
+        return 2
+    if not isinstance(outcome, Crashed):
+        return 1
+    if outcome.reason.startswith(STOPPED):
+        return 4
+    # NCCL ends a process that it gives up on, and with torch 2.11 gloo can, too: then the reason is only how it ended.
+    ended = outcome.signal is not None or outcome.exit_code is not None
+    said = outcome.stderr_tail if ended else outcome.reason
+    return 3 if _OF_ANOTHER.search(said) else 1
+
+
+def _hung(late: Mapping[int, TimedOut], failures: Mapping[int, Outcome]) -> TimedOut:
+    """Of the ranks that timed out, those that got least far hang; the others wait for them."""
+    fewest = min(outcome.phases_entered for outcome in late.values())
+    hanging = sorted(rank for rank, outcome in late.items() if outcome.phases_entered == fewest)
+    waiting = sorted(rank for rank in failures if rank not in hanging)
+    said = "; ".join(f"rank {rank}: {late[rank].reason}" for rank in hanging)
+    if waiting:
+        said += f" ({_listed(waiting)} waiting in phase {', '.join(sorted({_phase(failures[r]) for r in waiting}))})"
+    return replace(late[hanging[0]], reason=said)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+
+
+def _phase(outcome: Outcome) -> str:
+    return getattr(outcome, "phase", None) or "start"
+
+
+def _together(ranks: Sequence[Measurement]) -> Measurement:
+    """The group's measurement: the most memory of any rank, the time of the slowest."""
+
+    def most(name: str) -> Any:
+        return max(getattr(rank, name) for rank in ranks)
+
+    largest_process = max(ranks, key=lambda rank: rank.host_peak_bytes)
+    slowest = max(ranks, key=lambda rank: rank.step_seconds.median)
+    return replace(
+        slowest,
+        peak_allocated_bytes=most("peak_allocated_bytes"),
+        peak_reserved_bytes=most("peak_reserved_bytes"),
+        device_bytes=most("device_bytes"),
+        setup_peak_bytes=most("setup_peak_bytes"),
+        host_peak_bytes=largest_process.host_peak_bytes,
+        host_baseline_bytes=largest_process.host_baseline_bytes,
+        phase_peaks={phase: max(rank.phase_peaks[phase] for rank in ranks) for phase in slowest.phase_peaks},
+        leak_bytes_per_step=most("leak_bytes_per_step"),
+        setup_seconds=most("setup_seconds"),
+        overhead_seconds=most("overhead_seconds"),
+        ranks=tuple(own for rank in ranks for own in rank.ranks),
+    )

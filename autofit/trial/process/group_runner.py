@@ -1,0 +1,118 @@
+"""Trials of several ranks on this machine, each rank run by its own device's warm parent."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import replace
+from types import TracebackType
+
+from autofit.core.attempt import Attempt
+from autofit.core.outcome import Crashed, Outcome
+from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous
+from autofit.trial.machine import device_lock
+from autofit.trial.process.commands import INTERRUPTED
+from autofit.trial.process.fork_server import DEFAULT_ENTRY
+from autofit.trial.process.group import Gathering
+from autofit.trial.process.runner import TrialRunner
+from autofit.trial.request import TrialRequest
+
+_log = logging.getLogger(__name__)
+
+
+def tell_of_waiting(holder: int | None) -> bool:
+    """Say in one line that a trial waits for another process's; returns that this was said."""
+    who = "" if holder is None else f" (pid {holder})"
+    _log.warning("autofit: waiting for another autofit trial on this device%s", who)
+    return True
+
+
+def not_begun(error: device_lock.GivenUp) -> Attempt:
+    """The attempt of a trial that waited in vain for its device."""
+    return Attempt(outcome=Crashed(reason=str(error), transient=True), seconds=0.0)
+
+
+class GroupRunner:
+    """Runs trials one after another, each on the same `ranks` devices. Used from one thread, except for `interrupt` and
+    `close`."""
+
+    def __init__(
+        self, *, kind: str = "cpu", ranks: int = 1, entry: str = DEFAULT_ENTRY, spawn: bool | None = None
+    ) -> None:
+        self._kind = kind
+        self._closed = threading.Event()
+        self._runners = [TrialRunner(kind=kind, device=rank, entry=entry, spawn=spawn) for rank in range(ranks)]
+
+    def start(self) -> None:
+        """Start the parents now, so that their imports overlap with other work."""
+        for runner in self._runners:
+            runner.start()
+
+    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
+        """The outcome of `request` and the trial's wall seconds. A trial's failure never raises."""
+        attempt = self.attempt(request)
+        return attempt.outcome, attempt.seconds
+
+    def attempt(self, request: TrialRequest) -> Attempt:
+        """`run`, with the state of the devices. Waits until no other process runs a trial on any of them."""
+        devices = device_lock.names(self._kind, len(self._runners))
+        try:
+            with device_lock.held(
+                devices, waiting=tell_of_waiting, unwanted=self._closed.is_set, most_seconds=request.wait_seconds
+            ) as waited:
+                return replace(self._attempt(request.after_waiting(waited)), waited_seconds=waited)
+        except device_lock.GivenUp as error:
+            return not_begun(error)
+
+    def _attempt(self, request: TrialRequest) -> Attempt:
+        if len(self._runners) == 1:
+            return self._runners[0].attempt(request)
+        self.start()
+        try:
+            port = self._runners[0].listen(LOOPBACK)
+        except OSError as error:
+            return Attempt(outcome=Crashed(reason=f"the ranks cannot meet: {error}", transient=True), seconds=0.0)
+        return self._run_all(request, port)
+
+    def _run_all(self, request: TrialRequest, port: int) -> Attempt:
+        ranks = len(self._runners)
+        gathering = Gathering(ranks=ranks)
+        with ThreadPoolExecutor(ranks, thread_name_prefix="autofit-rank") as threads:
+            running = {}
+            for rank, runner in enumerate(self._runners):
+                place = Rendezvous(rank=rank, ranks=ranks, ranks_here=ranks, host=LOOPBACK, port=port)
+                running[threads.submit(runner.attempt, replace(request, rendezvous=place))] = rank
+            try:
+                while running:
+                    done, _ = wait(running, timeout=gathering.grace_left, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        gathering.take(running.pop(future), future.result())
+                    for rank in gathering.overdue():
+                        self._runners[rank].stop()
+            except BaseException:
+                self.close()  # nobody wants the trial any more, but the threads wait for it
+                raise
+        return gathering.attempt()
+
+    def interrupt(self) -> None:
+        """End the running trial, if there is one, at once: its outcome is a `TimedOut` with what it has shown. For
+        another thread to call."""
+        for runner in self._runners:
+            runner.stop(INTERRUPTED)
+
+    def close(self) -> None:
+        """End the parents and any trial they run, or that waits for its device."""
+        self._closed.set()
+        for runner in self._runners:
+            runner.hang_up()
+        for runner in self._runners:
+            runner.close()
+
+    def __enter__(self) -> GroupRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,228 @@
+"""The other end of the warm parent's pipes: starts it, sends requests, receives outcomes."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+from types import TracebackType
+from typing import IO, Any
+
+from autofit.core.attempt import Attempt
+from autofit.core.errors import EnvironmentLacks
+from autofit.core.outcome import Crashed, Outcome
+from autofit.training.prerequisites.nvme import remove_orphans
+from autofit.trial.limits.segments import ALLOCATOR as ALLOCATOR
+from autofit.trial.limits.segments import EXPANDABLE as EXPANDABLE
+from autofit.trial.limits.segments import allocator_settings
+from autofit.trial.machine import nvml
+from autofit.trial.process.fork_server import DEFAULT_ENTRY
+from autofit.trial.request import TrialRequest
+
+GRACE_SECONDS = 120.0
+"""How long after a trial's own deadline its parent may be silent: after that it hangs itself, in the driver."""
+ENDING_SECONDS = 5.0
+"""How long a parent may take to end. One that is stuck in the driver does not even end when it is killed."""
+
+
+def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
+    """Environment of the warm parent and its children, for one device: the `number`th of the visible ones of `kind`.
+
+    Raises `EnvironmentLacks` where the user's settings of CUDA's allocator make memory unmeasurable.
+    """
+    device = nvml.visible(number) if kind == "cuda" else None
+    # By its id, because CUDA numbers devices by speed and NVML by slot.
+    chosen = {"CUDA_VISIBLE_DEVICES": device.uuid} if device is not None else {}
+    return {
+        **os.environ,
+        **chosen,
+        "AUTOFIT_DEVICE_KIND": kind,
+        # Otherwise DeepSpeed probes for the device itself whenever it is imported.
+        "DS_ACCELERATOR": kind,
+        **(dict.fromkeys(ALLOCATOR, allocator_settings()) if kind == "cuda" else {}),
+        # Lets torch see devices through NVML, without initialising the driver in the parent.
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+
+
+def parent_touches_device(kind: str) -> bool:
+    """Whether the warm parent's imports initialise the device here, so that every trial must do its imports anew."""
+    done = subprocess.run(
+        [sys.executable, "-m", "autofit.trial.process.fork_server", "--check"],
+        env=trial_environment(kind),
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode != 0:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise EnvironmentLacks(f"the trials' imports fail: {last}", remedy="reinstall torch, transformers and peft")
+    return bool(json.loads(done.stdout.splitlines()[-1])["device_is_touched"])
+
+
+class TrialRunner:
+    """Runs trials one after another in fresh children of one warm parent; one runner per device.
+
+    Used from one thread, except for `stop`. A parent that dies is restarted for the next trial.
+    """
+
+    def __init__(
+        self,
+        *,
+        kind: str = "cpu",
+        device: int = 0,
+        entry: str = DEFAULT_ENTRY,
+        spawn: bool | None = None,
+    ) -> None:
+        """For the `device`th visible device of `kind` on this machine."""
+        self._environment = trial_environment(kind, device)
+        start_anew = spawn if spawn is not None else os.environ.get("AUTOFIT_START") == "spawn"
+        self._command = [sys.executable, "-m", "autofit.trial.process.fork_server", "--entry", entry]
+        if start_anew:
+            self._command.append("--spawn")
+        self._process: subprocess.Popen[str] | None = None
+        self._complaints: IO[bytes] | None = None
+        """The parent's standard error: evidence if it cannot even start."""
+        self._running = False
+        self._speaking = threading.Lock()
+        """Held while a command is sent to the parent, so that a stop reaches the trial that it was meant for."""
+
+    def start(self) -> None:
+        """Start the parent now, so that its imports overlap with other work."""
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
+            self._complaints = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the parent runs)
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._complaints,
+                text=True,
+                start_new_session=True,
+            )
+
+    def run(self, request: TrialRequest) -> tuple[Outcome, float]:
+        """The outcome of `request` and the trial's wall seconds. A trial's failure never raises."""
+        attempt = self.attempt(request)
+        return attempt.outcome, attempt.seconds
+
+    def attempt(self, request: TrialRequest) -> Attempt:
+        """`run`, with the state of the device."""
+        self.start()
+        process = self._process
+        assert process is not None
+        patience = request.deadline_seconds + request.wait_seconds + GRACE_SECONDS
+        try:
+            answer = self._asked(process, request.to_json(), patience)
+        except TimeoutError:
+            self.close()
+            reason = "the trial's parent process does not answer: the device's driver may hang"
+            return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=patience)
+        if answer is None:
+            return Attempt(outcome=self._parent_died(process), seconds=0.0)
+        return Attempt.from_json(answer)
+
+    def listen(self, address: str) -> int:
+        """Have the parent open a port at `address` where the next trial's ranks meet; its number. Raises `OSError`."""
+        self.start()
+        process = self._process
+        assert process is not None
+        answer = self._asked(process, {"listen": address})
+        if answer is None:
+            raise OSError(self._parent_died(process).reason)
+        if "error" in answer:
+            raise OSError(answer["error"])
+        return int(answer["port"])
+
+    def stop(self, why: str = "another rank has failed") -> None:
+        """End the running trial, if there is one; `run` then says that it was stopped or, if `why` is `INTERRUPTED`,
+        what it has shown so far. For another thread to call."""
+        with self._speaking:
+            process = self._process
+            if self._running and process is not None:
+                self._tell(process, {"stop": why})
+
+    def _asked(
+        self, process: subprocess.Popen[str], line: dict[str, Any], patience_seconds: float = math.inf
+    ) -> dict[str, Any] | None:
+        """The parent's answer; None if it died, or `close` was called meanwhile. Raises `TimeoutError`."""
+        assert process.stdout is not None
+        with self._speaking:
+            self._tell(process, line)
+            self._running = True
+        try:
+            patience = None if math.isinf(patience_seconds) else patience_seconds
+            if not select.select([process.stdout], [], [], patience)[0]:
+                raise TimeoutError
+            answer = process.stdout.readline()
+        except ValueError:
+            answer = ""
+        finally:
+            with self._speaking:
+                self._running = False
+        return json.loads(answer) if answer else None
+
+    def _tell(self, process: subprocess.Popen[str], line: dict[str, Any]) -> None:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError, ValueError):  # it died or was closed, as the missing answer will show
+            process.stdin.write(json.dumps(line) + "\n")
+            process.stdin.flush()
+
+    def _parent_died(self, process: subprocess.Popen[str]) -> Crashed:
+        status = process.wait()
+        lines: list[str] = []
+        if self._complaints is not None:
+            self._complaints.seek(0)
+            lines = self._complaints.read().decode(errors="replace").splitlines()
+        self.close()
+        return Crashed(
+            reason=f"the trial's parent process ended with status {status}",
+            exit_code=status,
+            stderr_tail="\n".join(lines[-20:]),
+            transient=True,
+        )
+
+    def hang_up(self) -> None:
+        """Have the parent end itself and any trial it runs, without waiting for it."""
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+
+    def close(self) -> None:
+        """End the parent and any trial it runs."""
+        self.hang_up()
+        process, self._process = self._process, None
+        complaints, self._complaints = self._complaints, None
+        if complaints is not None:
+            complaints.close()
+        if process is None:
+            return
+        assert process.stdout is not None
+        try:
+            process.wait(timeout=ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=ENDING_SECONDS)
+        process.stdout.close()
+        if process.returncode != 0:
+            remove_orphans()
+
+    def __enter__(self) -> TrialRunner:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
