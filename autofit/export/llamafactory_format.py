@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
 from autofit.export.distributed import (
+    FIRST_GPU,
     by_deepspeed,
     by_fsdp,
     fsdp_notes,
@@ -188,6 +189,6 @@ def _launch(task: Task) -> str:
     if devices > 1 or by_deepspeed(task):
         # It then asks for expandable segments by itself.
         return f"{threads(task)}FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"
-    chosen = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
+    chosen = FIRST_GPU if task.recommendation.hardware.kind == "cuda" else ""
     segments = task.recommendation.point.measurement.expandable_segments
     return f"{chosen}{'PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ' if segments else ''}{train}"

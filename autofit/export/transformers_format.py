@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from autofit.errors import unknown
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
+from autofit.export.distributed import FIRST_GPU, by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
 from autofit.export.document import Code, Emit, Export, Settings, Task, collect, merge, settings
 from autofit.export.header import header
 from autofit.export.measured_code import Excerpt, excerpt
@@ -207,7 +207,7 @@ def _launch(task: Task) -> str:
         return f"{threads(task)}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
     if task.recommendation.hardware.kind != "cuda":
         return "python THIS_FILE TOKENS.pt"
-    return "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 python THIS_FILE TOKENS.pt"
+    return f"{FIRST_GPU}python THIS_FILE TOKENS.pt"
 
 
 def _needs(made: Settings) -> str:

@@ -243,6 +243,8 @@ def test_the_launch_says_how_many_processes() -> None:
     assert "tune run --nproc_per_node 4 full_finetune_distributed " in launch("torchtune", devices=4)
     for name in NOTES:
         assert "CUDA_VISIBLE_DEVICES=0 " in launch(name)
+    for name in ("axolotl", "llamafactory"):
+        assert "CUDA_DEVICE_ORDER=PCI_BUS_ID " in launch(name)
 
 
 def test_a_measurement_on_the_cpu_is_said_to_be_one() -> None:
