@@ -190,5 +190,5 @@ def _launch(task: Task) -> str:
     """For one device the others are hidden. Expandable segments are axolotl's default."""
     devices = task.workload.devices
     alone = devices == 1 and task.recommendation.hardware.kind == "cuda"
-    environment = distributed.threads(task) + ("CUDA_VISIBLE_DEVICES=0 " if alone else "")
+    environment = distributed.threads(task) + (distributed.FIRST_GPU if alone else "")
     return f"{environment}axolotl train THIS_FILE --launcher accelerate -- --num_processes {devices}"

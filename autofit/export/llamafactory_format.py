@@ -154,6 +154,6 @@ def _launch(task: Task) -> str:
     if devices > 1 or distributed.by_deepspeed(task):
         # It then asks for expandable segments by itself.
         return f"{distributed.threads(task)}FORCE_TORCHRUN=1 NPROC_PER_NODE={devices} {train}"
-    chosen = "CUDA_VISIBLE_DEVICES=0 " if task.recommendation.hardware.kind == "cuda" else ""
+    chosen = distributed.FIRST_GPU if task.recommendation.hardware.kind == "cuda" else ""
     segments = task.recommendation.point.measurement.expandable_segments
     return f"{chosen}{'PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ' if segments else ''}{train}"

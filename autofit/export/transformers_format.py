@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autofit.core.lattice import Value
 from autofit.export import trainer_arguments as ta
-from autofit.export.distributed import by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
+from autofit.export.distributed import FIRST_GPU, by_deepspeed, by_fsdp, deepspeed_config, machine_notes, threads
 from autofit.export.document import Code, Emit, Export, Settings, Task, collect, header, merge, settings
 from autofit.export.measured_code import Excerpt, excerpt
 from autofit.export.transformers_script import CHUNK_THE_LOSS, script
@@ -164,7 +164,7 @@ def _launch(task: Task) -> str:
         return f"{threads(task)}torchrun --nproc-per-node {devices} THIS_FILE TOKENS.pt"
     if task.recommendation.hardware.kind != "cuda":
         return "python THIS_FILE TOKENS.pt"
-    return "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=0 python THIS_FILE TOKENS.pt"
+    return f"{FIRST_GPU}python THIS_FILE TOKENS.pt"
 
 
 def _needs(task: Task) -> list[str]:

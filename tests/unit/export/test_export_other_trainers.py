@@ -159,6 +159,8 @@ def test_the_launch_says_how_many_processes() -> None:
     assert "FORCE_TORCHRUN=1 NPROC_PER_NODE=4 " in launch("llamafactory", devices=4)
     for name in NOTES:
         assert "CUDA_VISIBLE_DEVICES=0 " in launch(name)
+    for name in ("axolotl", "llamafactory"):
+        assert "CUDA_DEVICE_ORDER=PCI_BUS_ID " in launch(name)
 
 
 def test_a_measurement_on_the_cpu_is_said_to_be_one() -> None:
