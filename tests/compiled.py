@@ -23,5 +23,5 @@ def compiled(*names: str) -> None:
             pytest.skip(str(hindrance))
     for name in names:
         if not native_ops.is_built(name):
-            build = f"from autofit.training import native_ops; native_ops.build({name!r})"
+            build = f"from autofit.training.prerequisites import native_ops; native_ops.build({name!r})"
             subprocess.run([sys.executable, "-c", build], check=True)

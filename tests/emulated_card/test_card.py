@@ -92,7 +92,8 @@ def test_torch_runs_out_of_memory_and_recovers(home: Path, start: Start, expanda
 def test_what_others_take_is_not_the_context(home: Path, start: Start) -> None:
     """The driver is asked for what this process holds; what the device holds in all counts where it keeps quiet."""
     beside = """
-        from autofit.trial import meter, nvml
+        from autofit.trial.machine import nvml
+        from autofit.trial.measure import meter
         kept = torch.zeros(2**28, device="cuda")
         print(meter.beside_allocator(0), flush=True)
         input()
@@ -115,7 +116,7 @@ def test_kernels_are_those_of_the_card(home: Path, start: Start) -> None:
         said = start(machine, launches).stdout.read()
         assert "no kernel image is available for execution on the device" in said
         assert "Tesla V100-SXM2-16GB which is of compute capability (CC) 7.0" in said
-        refused = start(machine, "from autofit.trial import site; site.detect()").stdout.read()
+        refused = start(machine, "from autofit.trial.machine import detection as site; site.detect()").stdout.read()
         assert "has no kernels for Tesla V100-SXM2-16GB: CUDA 13.0 begins at compute capability 7.5" in refused
     with Machine(home, "h100-80g", driver_version=12040) as machine:
         assert (

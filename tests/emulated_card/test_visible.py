@@ -59,7 +59,8 @@ def test_visible(home: Path, start: Start, value: str | None, order: str | None,
 
 DEVICES = """
     import ctypes, json
-    from autofit.trial import nvml, site
+    from autofit.trial.machine import detection as site
+    from autofit.trial.machine import nvml
     hardware, _ = site.detect("cuda")
     instance = torch.cuda.get_device_properties(0)
     said_by_driver = ctypes.create_string_buffer(16)

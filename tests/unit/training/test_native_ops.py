@@ -191,7 +191,7 @@ def test_a_lock_on_what_is_compiled_holds_no_trial_up(names: tuple[str, ...], us
 import torch
 from deepspeed.ops import op_builder
 from deepspeed.ops.adam import DeepSpeedCPUAdam
-from autofit.training import native_ops
+from autofit.training.prerequisites import native_ops
 for name in {names}:
     native_ops.load_operation(name)
 {use}"""
@@ -208,7 +208,7 @@ import torch
 from torch.utils import cpp_extension
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.builder import OpBuilder
-from autofit.training import native_ops
+from autofit.training.prerequisites import native_ops
 
 assert get_accelerator().device_name() == "cuda"
 cpp_extension.CUDA_HOME = None
@@ -286,7 +286,7 @@ def test_the_buffers_must_be_lockable(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_limit_of_locked_memory_is_the_processs_unless_it_may_lock_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    program = "from autofit.training import nvme; print(nvme.lockable_bytes())"
+    program = "from autofit.training.prerequisites import nvme; print(nvme.lockable_bytes())"
     held = [int(line.split()[1], 16) for line in Path("/proc/self/status").read_text().splitlines() if "CapEff" in line]
     run = subprocess.run(
         [sys.executable, "-c", f"import resource as r; r.setrlimit(r.RLIMIT_MEMLOCK, (4096, 4096)); {program}"],

@@ -23,7 +23,9 @@ from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest
 
-SERVE = "from autofit.trial import host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"
+SERVE = (
+    "from autofit.trial.process import fork_server as host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"
+)
 
 
 NEVER = 3600.0
