@@ -66,7 +66,7 @@ def replay(
 
 def _workspaces(line: Timeline) -> set[int]:
     """The events after which cuBLAS takes a workspace, on the stream of all products: of the forward's thread before
-    the first step, as a trial makes a product first (`trial.measure.measurement`), and of autograd's at its first product."""
+    the first step, as a trial makes a product first (`trial.measure`), and of autograd's at its first product."""
     of_backward = line.of_products & (line.sizes > 0) & (line.phases == PHASES.index("backward"))
     return {max(line.residents - 1, 0), *np.flatnonzero(of_backward)[:1].tolist()}
 

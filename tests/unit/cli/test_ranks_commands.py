@@ -30,9 +30,7 @@ from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest
 from autofit.workers import in_place
 
-SERVE = (
-    "from autofit.trial.process import fork_server as host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"
-)
+SERVE = "from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = 'rank_entries:by_name'; f.main()"
 Lack = Callable[[Path, pytest.MonkeyPatch], str]
 """Takes something from the folder, and says what the program will."""
 TINY = ("--model", "./tiny", "--seq-len", "32", "--global-batch", "4", "--device", "cpu")

@@ -10,7 +10,7 @@ import pytest
 
 from autofit.trial.process.runner import TrialRunner
 
-SERVE = "from autofit.trial.process import fork_server as host; host.DEFAULT_ENTRY = 'entries:by_name'; host.main()"
+SERVE = "from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = 'entries:by_name'; f.main()"
 
 
 @pytest.fixture(scope="package")

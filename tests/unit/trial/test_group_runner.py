@@ -23,9 +23,7 @@ from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import Rival, TrialRequest
 
-SERVE = (
-    "from autofit.trial.process import fork_server as host; host.DEFAULT_ENTRY = 'rank_entries:by_name'; host.main()"
-)
+SERVE = "from autofit.trial.process import fork_server as f; f.DEFAULT_ENTRY = 'rank_entries:by_name'; f.main()"
 
 
 NEVER = 3600.0

@@ -108,7 +108,10 @@ def test_unknown_cards_of_one_name_differ_by_size(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_build_of_torch_is_read_without_importing_it() -> None:
-    code = "import sys; from autofit.trial.machine import detection as site; print(site._torch_build()); assert 'torch' not in sys.modules"
+    code = (
+        "import sys; from autofit.trial.machine.detection import _torch_build as build; "
+        "print(build()); assert 'torch' not in sys.modules"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     import torch
 
