@@ -1,4 +1,4 @@
-"""One warm parent for the trials of several commands, each of which would start its own and wait for its imports."""
+"""One fork server for the trials of several commands, each of which would start its own and wait for its imports."""
 
 from __future__ import annotations
 

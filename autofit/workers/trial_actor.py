@@ -17,7 +17,7 @@ from autofit.trial.request import TrialRequest
 
 
 class TrialActor:
-    """One device's worker. The actor's process never touches the device: trials run in children of its warm parent.
+    """One device's worker. The actor's process never touches the device: trials run in children of its fork server.
 
     A trial runs in one call, and a concurrent call may stop it.
     """

@@ -1,4 +1,4 @@
-"""What the checks share: the device, its warm parents, the estimator, and what earlier checks have found."""
+"""What the checks share: the device, its fork servers, the estimator, and what earlier checks have found."""
 
 from __future__ import annotations
 

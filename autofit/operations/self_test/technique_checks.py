@@ -34,7 +34,7 @@ def precisions() -> Iterator[Check]:
     """fp32 first: other formats are judged against it."""
     axis = _axis("precision")
     for value in ("fp32", *(v for v in axis.values if v != "fp32")):
-        # The first trial of all waits for the warm parent's imports.
+        # The first trial of all waits for the fork server's imports.
         yield _check(axis, value, _of_precision(str(value)), most_seconds=120.0 if value == "fp32" else 45.0)
 
 

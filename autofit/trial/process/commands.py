@@ -1,4 +1,4 @@
-"""Commands to the warm parent, one per line."""
+"""Commands to the fork server, one per line."""
 
 from __future__ import annotations
 

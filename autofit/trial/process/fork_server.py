@@ -1,4 +1,4 @@
-"""The warm parent: a process that never touches the device, has the heavy imports loaded, and forks a child per trial.
+"""The fork server: a process that never touches the device, has the heavy imports loaded, and forks a child per trial.
 
 Run as `python -m autofit.trial.process.fork_server [--entry module:function]`. One JSON request per line on standard
 input, one JSON answer per line on standard output. It enforces the deadline, classifies outcomes, kills a trial's whole

@@ -1,4 +1,4 @@
-"""Trials of several ranks on this machine, each rank run by its own device's warm parent."""
+"""Trials of several ranks on this machine, each rank run by its own device's fork server."""
 
 from __future__ import annotations
 

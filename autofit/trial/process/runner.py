@@ -1,4 +1,4 @@
-"""The other end of the warm parent's pipes: starts it, sends requests, receives outcomes."""
+"""The other end of the fork server's pipes: starts it, sends requests, receives outcomes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ENDING_SECONDS = 5.0
 
 
 def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
-    """Environment of the warm parent and its children, for one device: the `number`th of the visible ones of `kind`.
+    """Environment of the fork server and its children, for one device: the `number`th of the visible ones of `kind`.
 
     Raises `EnvironmentLacks` where the user's settings of CUDA's allocator make memory unmeasurable.
     """
@@ -55,7 +55,7 @@ def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
 
 
 def parent_touches_device(kind: str) -> bool:
-    """Whether the warm parent's imports initialise the device here, so that every trial must do its imports anew."""
+    """Whether the fork server's imports initialise the device here, so that every trial must do its imports anew."""
     done = subprocess.run(
         [sys.executable, "-m", "autofit.trial.process.fork_server", "--check"],
         env=trial_environment(kind),
@@ -69,7 +69,7 @@ def parent_touches_device(kind: str) -> bool:
 
 
 class TrialRunner:
-    """Runs trials one after another in fresh children of one warm parent; one runner per device.
+    """Runs trials one after another in fresh children of one fork server; one runner per device.
 
     Used from one thread, except for `stop`. A parent that dies is restarted for the next trial.
     """

@@ -1,4 +1,4 @@
-"""One warm parent for the trials of this folder: nothing its children do may keep it from running the next one."""
+"""One fork server for the trials of this folder: nothing its children do may keep it from running the next one."""
 
 from __future__ import annotations
 

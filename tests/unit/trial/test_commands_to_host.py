@@ -1,4 +1,4 @@
-"""What the warm parent is told: no line is lost, however lines arrive."""
+"""What the fork server is told: no line is lost, however lines arrive."""
 
 from __future__ import annotations
 

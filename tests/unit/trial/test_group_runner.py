@@ -33,7 +33,7 @@ themselves, is ended with its test."""
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[GroupRunner]:
-    """Two warm parents, whose children do what a model is named after, and train for any other name."""
+    """Two fork servers, whose children do what a model is named after, and train for any other name."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
         with GroupRunner(ranks=2) as runners:

@@ -1,4 +1,4 @@
-"""The warm parent keeps its hands off the device, and waits until a trial's memory is back."""
+"""The fork server keeps its hands off the device, and waits until a trial's memory is back."""
 
 from __future__ import annotations
 

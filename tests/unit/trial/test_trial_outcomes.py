@@ -44,7 +44,7 @@ def goes_on(warm: TrialRunner) -> Iterator[None]:
 
 
 def misbehaving(name: str, config: Config | None = None, **request: Any) -> TrialRequest:
-    """A request to the warm parent whose child does what the entry of that name does."""
+    """A request to the fork server whose child does what the entry of that name does."""
     return tiny_request(
         config, job=tiny_job(replace(tiny_model(), name=name)), **{"deadline_seconds": 120.0, **request}
     )

@@ -42,7 +42,7 @@ def on_two(**request: float) -> TrialRequest:
 
 
 def trials_processes() -> list[psutil.Process]:
-    """What the workers' warm parents have started for the trial that runs."""
+    """What the workers' fork servers have started for the trial that runs."""
     parents = [child for actor in actor_processes() for child in actor.children()]
     return [child for parent in parents for child in parent.children()]
 
