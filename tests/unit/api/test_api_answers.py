@@ -32,7 +32,15 @@ POINT_KEYS = {"config", "measurement", "trial_id"}
 RECOMMENDATION_KEYS = {
     *("config", "provenance", "measurement", "headroom_bytes", "changes_training", "alternatives"),
 }
-RECOMMENDATION_KEYS_BESIDES = {"verified", "trial_id", "memory_limit_bytes", "hardware", "workload", "stack"}
+RECOMMENDATION_KEYS_BESIDES = {
+    "verified",
+    "contradictory",
+    "trial_id",
+    "memory_limit_bytes",
+    "hardware",
+    "workload",
+    "stack",
+}
 ALTERNATIVE_KEYS = {*POINT_KEYS, "role", "over_limit_bytes", "speedup"}
 
 
@@ -101,7 +109,7 @@ def test_a_goal_decides(client: TestClient) -> None:
 
 def test_the_frontier_has_the_designs_keys(client: TestClient) -> None:
     answer = get(client, "/v1/frontier", **WORKLOAD)
-    assert set(answer) == FRONTIER_KEYS
+    assert set(answer) == {*FRONTIER_KEYS, "contradictory"}
     assert all(set(point) == POINT_KEYS for point in answer["points"])
     assert (answer["trials"], answer["out_of_memory"]) == (len(MADE), 1)
 
