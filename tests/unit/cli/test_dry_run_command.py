@@ -18,7 +18,7 @@ def test_the_predicted_frontier_of_a_card_that_is_not_here(autofit: Autofit, wor
     assert done.code == 0
     assert done.out.startswith("Predicted frontier of h100-80g for smollm2-135m (nothing is run):\n")
     assert "predicted and not measured" in done.out
-    assert "not calibrated" in done.out
+    assert "(no trial yet)" in done.out
     headings = [line.split() for line in done.out.splitlines() if line.strip().startswith("memory  tokens/s")]
     assert headings == [["memory", "tokens/s", "full"], ["memory", "tokens/s", "lora"]]
     assert world.pools == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK
@@ -79,8 +80,9 @@ def test_what_cannot_be_followed_is_estimated_by_formula_and_says_so(monkeypatch
 
 @pytest.mark.parametrize("part", ["loss", "updates"])
 def test_a_loss_or_an_optimizer_that_cannot_be_followed_costs_its_own_configs_their_trace(
-    monkeypatch: pytest.MonkeyPatch, part: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, part: str
 ) -> None:
+    monkeypatch.setenv("AUTOFIT_CACHE", str(tmp_path))  # nothing is known from an earlier trace
     trace = getattr(traces, f"trace_{part}")
     tried = []
 
