@@ -14,7 +14,7 @@ from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory import memory as estimated
 from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.memory.memory_trace import Category
-from autofit.estimate.memory.replays import ALIKE_ERROR, STEPS, Fragmentation, Replays, replay
+from autofit.estimate.memory.replays import ALIKE_ERROR, SETTLED, STEPS, Fragmentation, Replays, replay
 from autofit.estimate.memory.timeline import Timeline
 
 FORWARD, BACKWARD = range(2)
@@ -93,6 +93,15 @@ def test_steps_go_on_until_blocks_lie_as_they_will(monkeypatch: pytest.MonkeyPat
         return allocate(self, size, stream)
 
     monkeypatch.setattr(CachingAllocator, "allocate", counted)
+    replay(again, WORKSPACE)
+    assert asked.count(30 * MIB) == 1 + SETTLED
+    asked.clear()
+
+    def grown(self: CachingAllocator, size: int, stream: int = 0) -> Block:
+        self.peak_reserved += 1
+        return counted(self, size, stream)
+
+    monkeypatch.setattr(CachingAllocator, "allocate", grown)
     replay(again, WORKSPACE)
     assert asked.count(30 * MIB) == STEPS - 1, "the first step of this timeline is what is there before its second"
 

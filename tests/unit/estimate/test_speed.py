@@ -125,7 +125,7 @@ def test_a_figure_that_the_catalog_lacks_is_named_and_not_replaced_in_silence(
     monkeypatch: pytest.MonkeyPatch, kept: dict[str, float], named: str
 ) -> None:
     lacking = tuple(replace(card, peak_flops=kept) if card.name == "a10g" else card for card in cards())
-    for place in ("catalog.hardware", "estimate.speed"):
+    for place in ("catalog.hardware", "estimate.time.roofline"):
         monkeypatch.setattr(f"autofit.{place}.cards", lambda: lacking)
     found, alike = prior(of_capability("8.6", "a10g")), prior(of_capability("8.6", "rtx-3090"))
     assert found is not None and alike is not None
