@@ -12,7 +12,6 @@ from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, job, model
 
 from autofit.core.units import GIB, format_bytes
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.estimator import Estimator
 from autofit.export.charts import memory_chart
 from autofit.operations import Estimation
 from autofit.prediction.memory_deviations import memory_deviations
@@ -44,7 +43,8 @@ def asked(name: str) -> Estimation:
     hardware, text = CASES[name]
     stack = replace(STACK, deepspeed="installed")
     return Estimation(
-        estimator=Estimator(job(of, hardware=hardware, stack=stack, seq_len=64, global_batch=BATCH), None),
+        job=job(of, hardware=hardware, stack=stack, seq_len=64, global_batch=BATCH),
+        rates=None,
         config=complete(parse(text)),
         memory_limit_bytes=GIB,
         deviations=memory_deviations(hardware, None),

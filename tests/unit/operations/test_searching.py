@@ -43,7 +43,15 @@ RESULT_KEYS = {
     *("search_id", "recommendation", "frontier", "trials", "out_of_memory", "ruled_out", "answered_from_store"),
     "seconds",
 }
-RESULT_KEYS_BESIDES = {"disturbed", "emulated", "impractical", "stopped_because", "regret_bound"}
+RESULT_KEYS_BESIDES = {
+    "unsupported",
+    "beyond_goal",
+    "disturbed",
+    "emulated",
+    "impractical",
+    "stopped_because",
+    "regret_bound",
+}
 
 
 @pytest.fixture
