@@ -1,4 +1,4 @@
-"""The tables of a store as typed models, in the newest form of what `migrations/` builds step by step."""
+"""The tables of a store as typed models, in the newest form of what `database/migrations/` builds step by step."""
 
 from __future__ import annotations
 

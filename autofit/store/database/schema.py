@@ -24,7 +24,7 @@ from autofit.store.tables import TABLES
 REVISIONS = ("0001", "0002", "0003", "0004", "0005")
 """Every revision, oldest first. Opening a store compares with these, which avoids importing Alembic."""
 
-_SCRIPTS = Path(__file__).parents[1] / "migrations"
+_SCRIPTS = Path(__file__).parent / "migrations"
 _VERSIONS = "alembic_version"
 _LOCK = 0x6175746F666974  # "autofit" in ASCII: PostgreSQL's advisory locks are numbers.
 # Alembic keeps the migration in progress in a global variable.
