@@ -133,7 +133,7 @@ def test_every_method_has_a_frontier_of_its_own(points: list[Point]) -> None:
         own = [p for p in points if p.method == method]
         assert [p for p in frontier.points if p.method == method] == quadratic(own)
     document = json.loads(json.dumps(frontier.to_json(), allow_nan=False))
-    assert list(document) == ["hardware", "workload", "stack", "points", "trials", "out_of_memory"]
+    assert list(document) == ["hardware", "workload", "stack", "points", "trials", "out_of_memory", "contradictory"]
     assert [p["trial_id"] for p in document["points"]] == [p.trial_id for p in frontier.points]
     assert all(list(p) == ["config", "measurement", "trial_id"] for p in document["points"])
     several = replace(frontier, workload=replace(WORKLOAD, devices=2)).to_json()["points"]

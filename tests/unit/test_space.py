@@ -667,9 +667,9 @@ def test_a_built_in_name_wins_over_a_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_an_installed_package_has_its_files_inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "autofit" / "search_spaces").mkdir(parents=True)
-    source = Path(space_module.__file__).parent.parent / "search_spaces"
+    source = Path(space_module.__file__).parents[2] / "search_spaces"
     shutil.copy(source / "smoke.yaml", tmp_path / "autofit" / "search_spaces" / "smoke.yaml")
-    monkeypatch.setattr(space_module, "__file__", str(tmp_path / "autofit" / "space.py"))
+    monkeypatch.setattr(space_module, "__file__", str(tmp_path / "autofit" / "catalog" / "space.py"))
     assert names() == ("smoke",)
     assert load("smoke", REGISTRY).path == str(tmp_path / "autofit" / "search_spaces" / "smoke.yaml")
 
