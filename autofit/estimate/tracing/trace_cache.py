@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import tempfile
 from collections.abc import Hashable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -50,14 +50,16 @@ class TraceCache:
 
     def put(self, key: str, trace: object) -> None:
         """Keep a trace, in place of any under this key."""
+        whole = self._folder / f".{key}.{os.getpid()}"
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self._folder, prefix=".", delete=False) as file:
-                pickle.dump(trace, file, protocol=pickle.HIGHEST_PROTOCOL)
-            os.replace(file.name, self._folder / key)
+            whole.write_bytes(pickle.dumps(trace, protocol=pickle.HIGHEST_PROTOCOL))
+            whole.replace(self._folder / key)
             self._drop_oldest()
-        except (OSError, pickle.PicklingError) as error:
+        except Exception as error:  # a full disk, a folder of another user, or what cannot be pickled
             _log.debug("the trace %s cannot be kept: %s", key, error)
+            with suppress(OSError):
+                whole.unlink(missing_ok=True)
 
     def _drop_oldest(self) -> None:
         files = [(entry.stat(), entry) for entry in self._folder.iterdir()]

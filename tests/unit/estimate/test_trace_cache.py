@@ -81,6 +81,12 @@ def test_a_folder_that_cannot_be_written_costs_no_answer(tmp_path: Path) -> None
     assert estimate(job(), tmp_path / "file" / "traces").device_bytes > 0
 
 
+def test_what_cannot_be_kept_leaves_nothing_behind(tmp_path: Path) -> None:
+    cache = TraceCache(tmp_path)
+    cache.put("key", lambda: None)
+    assert cache.get("key") is None and list(tmp_path.iterdir()) == []
+
+
 def test_the_oldest_go_when_there_are_too_many(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = sum(file.stat().st_size for file in kept.iterdir())
     monkeypatch.setattr(trace_cache, "MAX_BYTES", size)
