@@ -37,7 +37,7 @@ from autofit.bench import ours
 from autofit.bench.oracle import searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.replay import SEEDS, replay
-from autofit.bench.tables import RECORDED, LimitOf, foresight_of, problems_of, read
+from autofit.bench.tables import RECORDED, LimitOf, predictions_of, problems_of, read
 from autofit.core.outcome import Fits, Measurement, OutOfMemory
 from autofit.core.units import GIB, format_bytes
 from autofit.estimate.version import ESTIMATOR_VERSION
@@ -341,7 +341,7 @@ def picture(file: Path, store: str | None, svg: Path) -> None:
     """One search of full fine-tuning over a table: all configs, the frontier, and its trials numbered in order."""
     (table,) = read([file])
     recorded = next(r for r in problems_of([table]) if r.problem.method == "full")
-    recorded = replace(recorded, problem=replace(recorded.problem, foresight=foresight_of(table, store=store)))
+    recorded = replace(recorded, problem=replace(recorded.problem, predictions=predictions_of(table, store=store)))
     trace = searched(recorded, ours.search, seed=0)
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()

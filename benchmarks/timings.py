@@ -46,10 +46,10 @@ from autofit.core.repeatability import between_executions
 from autofit.core.workload import Goal
 from autofit.operations import Estimation, WorkloadOptions, read_table
 from autofit.planning.lattices import load_space, narrow
-from autofit.search.acquisition.acquisition import Advice
+from autofit.prediction.predictions import Predictions
+from autofit.search.acquisition.acquisition import Acquisition
 from autofit.search.acquisition.adviser import Adviser
-from autofit.search.foresight import Foresight
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 from autofit.store import Store
 from autofit.techniques import AXES, Job, complete, parse
 from autofit.trial.machine.detection import detect
@@ -220,20 +220,20 @@ def asking_seconds(candidates: int, asks: int) -> list[float]:
     configs = tuple(itertools.islice(many_configs(), 3 * candidates // 2))
     sizes = {config: int(GIB / 2 * math.exp(0.1 * rank_in_order(config))) for config in configs}
     limit = sorted(sizes.values())[2 * len(sizes) // 3]
-    knowledge = Knowledge(Lattice(axes=AXES, configs=configs), limit)
-    advice = Advice(knowledge, lambda config: GIB // 4)
+    state = LatticeState(Lattice(axes=AXES, configs=configs), limit)
+    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, GIB // 4))
     said = Prediction(peak_allocated_bytes=1, device_bytes=1, step_seconds=1.0, calibrated_on=0, relative_error=0.5)
     predictions = {
         config: replace(said, device_bytes=int(size * draw.uniform(0.95, 1.05)), step_seconds=draw.uniform(0.2, 1.0))
         for config, size in sizes.items()
     }
-    advice.foresee(Foresight(predictions=predictions))
-    adviser = Adviser(knowledge, advice)
+    acquisition.use(Predictions(by_config=predictions))
+    adviser = Adviser(state, acquisition)
     results = draw.sample(configs, 200)
     for trial in made_trials(results, [sizes[config] for config in results], limit):
         adviser.tell(trial)
-    for config in knowledge.open[candidates:]:
-        knowledge.rule_out(config, "that many are enough")
+    for config in state.open[candidates:]:
+        state.rule_out(config, "that many are enough")
     taken = []
     for _ in range(asks):
         began = time.perf_counter()

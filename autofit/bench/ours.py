@@ -15,8 +15,10 @@ from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Lattice
 from autofit.core.workload import Effect, Goal
 from autofit.estimate.memory.lower_bound import floor_bytes
-from autofit.search.budget import Limits
+from autofit.planning.plan import Limits, Plan
+from autofit.prediction.predictions import ReadyMade
 from autofit.search.loop import Search
+from autofit.store.trial_log import TrialLog
 from autofit.techniques import AXES, Job, holds
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
@@ -35,17 +37,17 @@ def search(
     configs = list(problem.configs)
     random.Random(seed).shuffle(configs)
     replayed = Search(
-        job=job,
-        lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
-        methods=problem.methods,
-        goal=Goal(method=problem.method, allow=Effect.TRAINING),
-        limits=Limits(memory_bytes=problem.memory_limit_bytes, seconds=budget_seconds),
-        floor=lambda config: floor_bytes(config, job),
-        known={},
+        plan=Plan(
+            job=job,
+            lattice=Lattice(axes=AXES, configs=tuple(configs), holds=holds(job)),
+            lower_bounds={config: floor_bytes(config, job) for config in configs},
+            goal=Goal(method=problem.method, allow=Effect.TRAINING),
+            limits=Limits(memory_bytes=problem.memory_limit_bytes, seconds=budget_seconds),
+            thorough=thorough,
+        ),
+        predictor=ReadyMade(problem.predictions),
+        log=TrialLog(),
         open_pool=lambda: pool,
-        foresee=lambda told: problem.foresight,
-        save=lambda trial: trial,
-        thorough=thorough,
         clock=lambda: pool.seconds,
     )
     replayed.run()

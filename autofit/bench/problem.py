@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import METHODS, Workload
-from autofit.search.foresight import Foresight
+from autofit.prediction.predictions import Predictions
 from autofit.techniques import AXES, TECHNIQUES
 
 ANY = "any"
@@ -36,7 +36,7 @@ class Problem:
     hardware: Hardware
     stack: Stack
     memory_limit_bytes: int
-    foresight: Foresight = field(default_factory=Foresight, compare=False)
+    predictions: Predictions = field(default_factory=Predictions, compare=False)
     """The estimator's predictions for the configs, learnt from no trial."""
 
     @property

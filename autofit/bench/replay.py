@@ -31,11 +31,11 @@ from autofit.bench.methods import METHODS, OURS, chosen
 from autofit.bench.oracle import CannotRun, Trace, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
-from autofit.bench.tables import LimitOf, Report, foresight_of, problems_of, read, silent
+from autofit.bench.tables import LimitOf, Report, predictions_of, problems_of, read, silent
 from autofit.core.errors import AutofitError, UsageError
 from autofit.core.workload import digest
 from autofit.operations.recording.recorded_tables import RecordedTable
-from autofit.search.foresight import Foresight
+from autofit.prediction.predictions import Predictions
 
 SEEDS = 20
 PACKAGE = Path(autofit.__file__).parent
@@ -168,12 +168,12 @@ def _foreseen(
     problems: Mapping[str, Recorded], tables: Iterable[RecordedTable], store: str | None, report: Report
 ) -> dict[str, Recorded]:
     """The problems, those of the tables with predictions."""
-    foresight: dict[str, Foresight] = {}
+    made: dict[str, Predictions] = {}
     for table in tables:
         with suppress(AutofitError):  # the search itself says what is missing
-            foresight[table.name] = foresight_of(table, store=store, report=report)
+            made[table.name] = predictions_of(table, store=store, report=report)
     return {
-        name: replace(r, problem=replace(r.problem, foresight=foresight.get(r.problem.table, r.problem.foresight)))
+        name: replace(r, problem=replace(r.problem, predictions=made.get(r.problem.table, r.problem.predictions)))
         for name, r in problems.items()
     }
 

@@ -19,8 +19,8 @@ from autofit.operations.recording.recorded_tables import RecordedTable, is_table
 from autofit.prediction.allocator_shown import shown
 from autofit.prediction.estimate_cache import readable
 from autofit.prediction.predicting import estimate_all
+from autofit.prediction.predictions import Predictions
 from autofit.prediction.probing import rates_of
-from autofit.search.foresight import Foresight
 from autofit.techniques import Job
 from autofit.trial.machine.detection import installed_stack
 
@@ -108,7 +108,7 @@ def _split(table: RecordedTable) -> list[Recorded]:
     ]
 
 
-def foresight_of(table: RecordedTable, *, store: str | None = None, report: Report = silent) -> Foresight:
+def predictions_of(table: RecordedTable, *, store: str | None = None, report: Report = silent) -> Predictions:
     """What a search foresees of a table on a machine where nothing has been measured yet, but for the probe that was
     taken before the table. Estimating may take minutes; `store` is the URL of a store that keeps estimates."""
     # Traced with the libraries installed here, for the device, driver and optional kernels of the recording.
@@ -134,6 +134,6 @@ def foresight_of(table: RecordedTable, *, store: str | None = None, report: Repo
     rates = prior(table.hardware)
     if table.probe is not None and rates is not None:
         rates = rates_of(table.probe, rates)
-    return Foresight(
-        predictions={config: estimate.timed(job, rates).prediction for config, estimate in estimates.items()}
+    return Predictions(
+        by_config={config: estimate.timed(job, rates).prediction for config, estimate in estimates.items()}
     )

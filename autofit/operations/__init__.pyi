@@ -12,7 +12,6 @@ from autofit.operations.sampling import lattice_sampler as lattice_sampler
 from autofit.operations.searching import SearchResult as SearchResult
 from autofit.operations.searching import search as search
 from autofit.operations.single_trial import trial as trial
-from autofit.operations.trial_log import Keeper as Keeper
 from autofit.planning.requests import SearchRequest as SearchRequest
 from autofit.planning.requests import WorkloadOptions as WorkloadOptions
 from autofit.planning.requests import hub_id as hub_id
@@ -20,3 +19,4 @@ from autofit.prediction.estimating import Estimation as Estimation
 from autofit.prediction.estimating import estimate as estimate
 from autofit.prediction.predicted_frontier import PredictedFrontier as PredictedFrontier
 from autofit.prediction.predicted_frontier import predict_frontier as predict_frontier
+from autofit.store.trial_log import StoredTrials as StoredTrials

@@ -14,18 +14,18 @@ from autofit.store import Store
 from autofit.techniques import Job
 
 if TYPE_CHECKING:
-    from autofit.search.lattice_state import Knowledge
+    from autofit.search.lattice_state import LatticeState
 
 
 def begun_in_vain(
-    knowledge: Knowledge, *, recommended: str, tokens_per_step: int, emulated_formats: Mapping[str, str]
+    state: LatticeState, *, recommended: str, tokens_per_step: int, emulated_formats: Mapping[str, str]
 ) -> tuple[str, ...]:
     """A sentence for each more faithful method than the `recommended` one of which nothing has fitted, because its
     trials were ended as too slow: the most that the fastest of them can make, as far as they went. What is not proven
     is said to be so: the first micro-step may have generated kernels."""
-    measured = knowledge.fastest(METHODS)
-    proven = knowledge.proven_step_seconds
-    bounds = knowledge.least_step_seconds | proven
+    measured = state.fastest(METHODS)
+    proven = state.proven_step_seconds
+    bounds = state.least_step_seconds | proven
     fastest: dict[str, Config] = {}
     for config in sorted(bounds, key=bounds.__getitem__):
         fastest.setdefault(config.text("method"), config)

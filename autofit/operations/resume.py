@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import NothingFits, StoreError
-from autofit.planning.preparing import Prepared
+from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
 from autofit.store import Store
 
@@ -26,10 +26,10 @@ class Findings:
     regret_bound: float | None
 
 
-def begin(request: SearchRequest, prepared: Prepared, store: Store) -> tuple[str, bool]:
+def begin(request: SearchRequest, plan: Plan, store: Store) -> tuple[str, bool]:
     """The search's id, and whether an earlier search has already answered it; if not, it is now stored as running."""
-    job = prepared.job
-    question = request.question(job, prepared.memory_limit_bytes, prepared.narrowed.digest)
+    job = plan.job
+    question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
     answered = None if request.fresh else _already_answered(store, question, request)
     if answered is not None:
         return answered, True
@@ -58,7 +58,7 @@ def its_end_noted(store: Store, search_id: str, found: Search) -> Iterator[None]
         yield
         status = "done"
     except NothingFits:
-        if found.knowledge.trials or not found.beyond_host:
+        if found.state.trials or not found.beyond_host:
             status = "done"  # that is an answer, too; one without any trial could not be repeated from the store
         raise
     except KeyboardInterrupt:
@@ -105,10 +105,10 @@ def _at_least(spent: float | None, asked: float | None) -> bool:
     return spent is None or (asked is not None and spent >= asked)
 
 
-def findings(found: Search, store: Store, search_id: str) -> Findings:
+def findings(found: Search, store: Store, search_id: str, *, answered: bool) -> Findings:
     """The search's own findings if it ran. An answer from the store predicts nothing: it repeats the findings of the
     search that gave it, as far as those were stored."""
-    earlier = store.search(search_id) if found.answer_only else None
+    earlier = store.search(search_id) if answered else None
     said = (earlier.result or {}) if earlier is not None else {}
     ruled_out, bound = said.get("ruled_out"), said.get("regret_bound")
     return Findings(

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from autofit.core.lattice import Config
-from autofit.planning.preparing import prepare
+from autofit.planning.plan import resolve
 from autofit.planning.requests import SearchRequest
-from autofit.prediction.allocator_shown import as_trials_show
-from autofit.prediction.foreseeing import Foreseeing
+from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
 
 if TYPE_CHECKING:
@@ -21,39 +19,16 @@ def lattice_sampler(request: SearchRequest) -> LatticeSampler:
     Trials of the store correct the predictions, but the request's own are not recalled: an objective of the user's own
     may measure something else. Raises `NothingFits` if nothing can fit.
     """
-    from autofit.search.acquisition.acquisition import Advice
+    from autofit.search.acquisition.acquisition import Acquisition
     from autofit.search.acquisition.sampler import LatticeSampler
-    from autofit.search.lattice_state import Knowledge
+    from autofit.search.lattice_state import LatticeState
 
-    prepared = prepare(request)
-    limit = prepared.memory_limit_bytes
-    knowledge = Knowledge(prepared.narrowed.lattice, limit)
-    open_: list[Config] = []
-    for config in prepared.narrowed.lattice.configs:
-        if prepared.floor(config) > limit:
-            knowledge.rule_out(config, "weights, gradients and states alone exceed the limit")
-        else:
-            open_.append(config)
-    advice = Advice(
-        knowledge,
-        prepared.floor,
-        request.goal.methods,
-        batch=prepared.job.workload.batch_per_device,
-        budget_seconds=request.time_budget_seconds,
-        thorough=request.thorough,
-    )
+    plan = resolve(request)
+    state = LatticeState.of(plan)
+    acquisition = Acquisition.of(plan, state)
     with Store.open(request.store) as store:
-        foreseeing = Foreseeing(
-            job=as_trials_show(prepared.job, store),
-            configs=open_,
-            memory_limit_bytes=limit,
-            seconds=request.time_budget_seconds,
-            store=store,
-            one_host=True,
-            predicts=request.predict,
-        )
-        foresight = foreseeing.foresee(lambda done, total: None)
-    for config in foresight.beyond_host:
-        knowledge.rule_out(config, "host memory is predicted not to suffice")
-    advice.foresee(foresight)
-    return LatticeSampler(knowledge, advice, prepared.job)
+        predictions = LatticePredictor.of(plan, request, store, probes=False).predict(lambda done, total: None)
+    for config in predictions.beyond_host:
+        state.rule_out(config, "host memory is predicted not to suffice")
+    acquisition.use(predictions)
+    return LatticeSampler(state, acquisition, plan.job)

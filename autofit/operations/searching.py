@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,18 +13,17 @@ from autofit.core.frontier import Frontier, Recommendation
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Diverged, Fits, OutOfMemory, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
-from autofit.core.workload import Goal
 from autofit.operations.disturbed import Disturbed
 from autofit.operations.impractical import begun_in_vain, emulated_formats
 from autofit.operations.recommendation import recommendation
 from autofit.operations.resume import begin, findings, its_end_noted
-from autofit.operations.trial_log import Keeper
 from autofit.planning.nothing_fits import Shortfall, levers, of_failures
-from autofit.planning.preparing import Prepared, prepare
+from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
-from autofit.prediction.allocator_shown import as_trials_show
-from autofit.prediction.foreseeing import Foreseeing
+from autofit.prediction.predictions import ReadyMade
+from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
+from autofit.store.trial_log import StoredTrials
 from autofit.trial.machine.detection import asked
 from autofit.workers.pool import Pool
 
@@ -96,9 +94,9 @@ def search(request: SearchRequest, report: Callable[[Progress], None] = lambda p
     started = time.monotonic()
     pool = open_pool(request) if request.ray_address is not None else None
     try:
-        prepared = prepare(request, pool)
+        plan = resolve(request, pool)
         with Store.open(request.store) as store:
-            return _run(request, prepared, store, pool, report, started)
+            return _run(request, plan, store, pool, report, started)
     finally:
         if pool is not None:
             pool.close()
@@ -124,87 +122,49 @@ def open_pool(request: SearchRequest) -> Pool:
 
 def _run(
     request: SearchRequest,
-    prepared: Prepared,
+    plan: Plan,
     store: Store,
     pool: Pool | None,
     report: Callable[[Progress], None],
     started: float,
 ) -> SearchResult:
-    from autofit.search.budget import Limits
-    from autofit.search.foresight import Foresight
     from autofit.search.loop import Search
 
-    job = prepared.job
-    search_id, answered = begin(request, prepared, store)
-    keeper = Keeper(store, search_id)
-    foreseeing = None if answered else _foreseeing(request, prepared, store)
-
-    def shown(progress: Progress) -> None:
-        # Raises only after every trial of a batch is kept, so that no other worker's measurement is lost.
-        keeper.check()
-        report(progress)
-
+    search_id, answered = begin(request, plan, store)
+    predictor = None if answered else LatticePredictor.of(plan, request, store, probes=True)
     search_run = Search(
-        job=job,
-        lattice=prepared.narrowed.lattice,
-        methods=request.goal.methods,
-        goal=request.goal,
-        limits=Limits(
-            memory_bytes=prepared.memory_limit_bytes,
-            max_trials=request.max_trials,
-            seconds=request.time_budget_seconds,
-        ),
-        floor=prepared.floor,
-        known=store.known(
-            hardware_key=job.hardware.key,
-            stack_key=job.stack.key,
-            workload_key=job.workload.key,
-            search_id=search_id if request.fresh else None,
-        ),
-        open_pool=partial(_workers, request, pool, foreseeing),
-        foresee=foreseeing.foresee if foreseeing else lambda report: Foresight(),
-        save=keeper.keep,
-        report=shown,
-        between=lambda: store.between_executions(job.hardware.key),
-        thorough=request.thorough,
-        answer_only=answered,
+        plan=plan,
+        predictor=predictor or ReadyMade(),
+        log=StoredTrials(store, search_id, fresh=request.fresh),
+        open_pool=partial(_workers, request, pool, predictor),
+        report=report,
     )
-    with nullcontext() if answered else its_end_noted(store, search_id, search_run):
+    if answered:
+        search_run.answer()
+        return _result(plan, search_run, store, search_id, started, answered=True)
+    with its_end_noted(store, search_id, search_run):
         search_run.run()
-        return _result(request, prepared, search_run, store, search_id, time.monotonic() - started)
+        return _result(plan, search_run, store, search_id, started)
 
 
-def _foreseeing(request: SearchRequest, prepared: Prepared, store: Store) -> Foreseeing:
-    return Foreseeing(
-        job=as_trials_show(prepared.job, store),
-        configs=[c for c in prepared.narrowed.lattice.configs if prepared.floor(c) <= prepared.memory_limit_bytes],
-        memory_limit_bytes=prepared.memory_limit_bytes,
-        seconds=request.time_budget_seconds,
-        store=store,
-        one_host=request.ray_address is None,
-        predicts=request.predict,
-        probes=request.ray_address is None,
-    )
-
-
-def _workers(request: SearchRequest, pool: Pool | None, foreseeing: Foreseeing | None) -> Pool:
-    """`pool`, or the one that the request asks for; meanwhile what estimating needs is loaded."""
+def _workers(request: SearchRequest, pool: Pool | None, predictor: LatticePredictor | None) -> Pool:
+    """`pool`, or the one that the request asks for; meanwhile what predicting needs is loaded."""
     if pool is None and not request.in_place:
         import autofit.workers.ray_pool  # noqa: F401  # a machine without Ray is told before it is probed
-    if foreseeing is not None:
-        foreseeing.get_ready()
+    if predictor is not None:
+        predictor.get_ready()
     return open_pool(request) if pool is None else pool
 
 
 def _result(
-    request: SearchRequest, prepared: Prepared, search_run: Search, store: Store, search_id: str, seconds: float
+    plan: Plan, search_run: Search, store: Store, search_id: str, started: float, *, answered: bool = False
 ) -> SearchResult:
-    job = prepared.job
-    trials: list[Trial] = list(search_run.knowledge.trials.values())
-    _check_any_is_measured(search_run, prepared)
+    job = plan.job
+    trials: list[Trial] = list(search_run.state.trials.values())
+    _check_any_is_measured(search_run)
     if not trials:
-        _check_any_could_run(search_run, prepared, request)
-    _check_any_fits(trials or store.trials(search_id=search_id), prepared, request.goal)
+        _check_any_could_run(search_run)
+    _check_any_fits(trials or store.trials(search_id=search_id), plan)
     # Counted as `frontier` counts them: every attempt of this hardware, stack and workload.
     context: dict[str, Any] = {
         "hardware_key": job.hardware.key,
@@ -212,18 +172,18 @@ def _result(
         "workload_key": job.workload.key,
     }
     frontier = Frontier.of(
-        search_run.knowledge.measured(),
+        search_run.state.measured(),
         hardware=job.hardware,
         workload=job.workload,
         stack=job.stack,
         trials=store.count(**context),
         out_of_memory=store.count(**context, outcome=OutOfMemory.kind),
-        contradictory=search_run.knowledge.contradictory,
+        contradictory=search_run.state.contradictory,
     )
-    said = findings(search_run, store, search_id)
-    formats = emulated_formats(job, prepared.narrowed.lattice.configs, store)
+    said = findings(search_run, store, search_id, answered=answered)
+    formats = emulated_formats(job, plan.lattice.configs, store)
     recommended = recommendation(
-        frontier, memory_limit_bytes=prepared.memory_limit_bytes, goal=request.goal, tried=lambda: trials
+        frontier, memory_limit_bytes=plan.limits.memory_bytes, goal=plan.goal, tried=lambda: trials
     )
     return SearchResult(
         search_id=search_id,
@@ -233,15 +193,15 @@ def _result(
         out_of_memory=search_run.progress.out_of_memory,
         ruled_out=said.ruled_out,
         answered_from_store=search_run.progress.from_store,
-        seconds=seconds,
+        seconds=time.monotonic() - started,
         stopped_because=search_run.progress.stopped_because,
         regret_bound=said.regret_bound,
         disturbed=Disturbed.of(store.trials(search_id=search_id), trials),
         emulated=tuple(formats.values()),
-        unsupported=prepared.narrowed.unsupported,
-        beyond_goal=prepared.narrowed.beyond_goal,
+        unsupported=plan.unsupported,
+        beyond_goal=plan.beyond_goal,
         impractical=begun_in_vain(
-            search_run.knowledge,
+            search_run.state,
             recommended=recommended.point.method,
             tokens_per_step=job.workload.tokens_per_step,
             emulated_formats=formats,
@@ -249,9 +209,9 @@ def _result(
     )
 
 
-def _check_any_is_measured(search_run: Search, prepared: Prepared) -> None:
+def _check_any_is_measured(search_run: Search) -> None:
     """Raise an error if trials were too slow to be finished, and nothing else has shown a config that fits."""
-    known = search_run.knowledge
+    known = search_run.state
     bounds = known.least_step_seconds
     if not bounds or known.points():
         return
@@ -261,24 +221,24 @@ def _check_any_is_measured(search_run: Search, prepared: Prepared) -> None:
         said += f"; {known.out_of_memory} configs ran out of memory"
     raise Shortfall(
         f"no trial could be finished in the time, because steps are too slow: {said}; {SOONER}",
-        memory_limit_bytes=prepared.memory_limit_bytes,
+        memory_limit_bytes=search_run.plan.limits.memory_bytes,
         closest={"config": config.to_json(), "provenance": "measured", "least_step_seconds": least},
     )
 
 
-def _check_any_could_run(search_run: Search, prepared: Prepared, request: SearchRequest) -> None:
+def _check_any_could_run(search_run: Search) -> None:
     """Raise an error that says why a search of which nothing is known, from now or before, has run nothing: the host is
     too small for every config, or the time budget too short for any."""
-    if not search_run.knowledge.open:
+    if not search_run.state.open:
         if search_run.beyond_host:
-            raise _host_too_small(search_run.beyond_host, prepared)
+            raise _host_too_small(search_run.beyond_host, search_run.plan)
         return
     if search_run.kept_waiting is not None:
         raise EnvironmentLacks(
             f"no trial was run: {search_run.kept_waiting}",
             remedy="let the other trial or search end first, or give this one a longer --time-budget",
         )
-    budget, quickest = request.time_budget_seconds, search_run.quickest()
+    budget, quickest = search_run.plan.limits.seconds, search_run.quickest()
     if budget is not None and quickest is not None:
         takes = format_duration(quickest.expected_seconds)
         raise UsageError(
@@ -287,19 +247,19 @@ def _check_any_could_run(search_run: Search, prepared: Prepared, request: Search
         )
 
 
-def _host_too_small(beyond_host: Mapping[Config, int], prepared: Prepared) -> Shortfall:
+def _host_too_small(beyond_host: Mapping[Config, int], plan: Plan) -> Shortfall:
     """The error when nothing was run because what the devices would hold is predicted to exceed the host's memory."""
     config, lacking = min(beyond_host.items(), key=lambda item: item[1])
-    there = prepared.job.hardware.host_memory_bytes
+    there = plan.job.hardware.host_memory_bytes
     return Shortfall(
-        f"no config of {prepared.job.model.name} is predicted to fit: the one that needs the least host memory needs "
+        f"no config of {plan.job.model.name} is predicted to fit: the one that needs the least host memory needs "
         f"{format_bytes(there + lacking)}, and a machine has {format_bytes(there)} ({config})",
-        memory_limit_bytes=prepared.memory_limit_bytes,
+        memory_limit_bytes=plan.limits.memory_bytes,
         closest={"config": config.to_json(), "provenance": "predicted", "over_limit_bytes": lacking},
     )
 
 
-def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None:
+def _check_any_fits(trials: list[Trial], plan: Plan) -> None:
     """If no trial has fitted and some failed for a reason other than memory, raise an error that says what failed.
 
     If every trial crashed, it is the environment that lacks something, not memory.
@@ -314,10 +274,10 @@ def _check_any_fits(trials: list[Trial], prepared: Prepared, goal: Goal) -> None
     )
     if all(isinstance(t.outcome, Crashed) for t in trials):
         raise EnvironmentLacks(said, remedy="autofit doctor, and --fresh to try them again")
-    limit, job = prepared.memory_limit_bytes, prepared.job
+    limit, job = plan.limits.memory_bytes, plan.job
     closest = of_failures(trials, limit)
     if len(failed) < len(trials):
-        said += f"; {closest.text}; {levers(goal, job.workload, job.hardware, beyond_bytes=closest.beyond_bytes)}"
+        said += f"; {closest.text}; {levers(plan.goal, job.workload, job.hardware, beyond_bytes=closest.beyond_bytes)}"
     hung = all(isinstance(outcome, TimedOut) for outcome in failed)
     help_ = SOONER if hung else "`autofit doctor` may say more"
     raise Shortfall(f"{said}; {help_}", memory_limit_bytes=limit, closest=closest.document)

@@ -9,8 +9,8 @@ from autofit.core.attempt import Attempt
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported, now
-from autofit.operations.trial_log import Keeper
 from autofit.planning.requests import WorkloadOptions, left_by_others, memory_limit
+from autofit.store.trial_log import StoredTrials
 from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.measure.recording import check_writable, modified
@@ -41,7 +41,7 @@ def trial(
     deadline_seconds: float = DEADLINE_SECONDS,
     snapshot: str | None = None,
     profile: str | None = None,
-    keeper: Keeper | None = None,
+    keeper: StoredTrials | None = None,
 ) -> Trial:
     """Run `config` here and now, without looking in the store; with a `keeper` the outcome is stored.
 

@@ -12,7 +12,7 @@ from autofit.catalog.space import Space
 from autofit.core.errors import UsageError
 from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config, Lattice
-from autofit.core.workload import Goal, check_count, digest
+from autofit.core.workload import Goal, check_count
 from autofit.techniques import AXES, TECHNIQUES, Job, holds, mixed_precision, unsupported
 from autofit.techniques.axes.loss import chunks_are_one
 from autofit.techniques.axes.rank import nearest
@@ -29,11 +29,6 @@ class Narrowed:
     """Reason -> number of configs of the space that cannot work here for that reason."""
     beyond_goal: int
     """Number of configs that would change more than the user allows."""
-
-    @property
-    def digest(self) -> str:
-        """A digest that is equal for equal lattices."""
-        return digest([c.key for c in self.lattice.configs])
 
 
 def default_space(hardware: Hardware, devices: int) -> str:

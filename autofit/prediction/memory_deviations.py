@@ -3,18 +3,35 @@
 from __future__ import annotations
 
 import logging
+import math
+from collections.abc import Iterable
 from itertools import chain
+from statistics import fmean, pvariance
 
 from autofit.core.errors import StoreError
 from autofit.core.hardware import Hardware
-from autofit.core.outcome import Trial
+from autofit.core.normal import mean_above
+from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.workload import METHODS
 from autofit.estimate.memory.deviation import MemoryDeviation
+from autofit.estimate.version import is_current
 from autofit.prediction.calibration import hardware_keys
 from autofit.store import Store
 
 COMPARED = 1000
 """Number of trials, the latest ones, whose predictions are compared with their outcomes; more would add nothing."""
+UNKNOWN = 0.12
+"""Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet. The worst
+recorded errors (benchmarks/recorded) are 0.002 of what is allocated on one card and 0.073 on two
+(published-estimates.json), and 0.22 of what a processor's trials took (estimate-cpu.json): all within two of these
+deviations. A processor's compiled trials, off by up to 0.37 there, and those sharded over its ranks, which are off
+by up to 0.38 (cpu-zen5-2c-sharded-memory.json), are not."""
+NOTHING_COMPARED = MemoryDeviation(mean=0.0, deviation=UNKNOWN, compared_on=0)
+WORTH = 3.0
+"""How many comparisons `UNKNOWN` is worth, and how many of a search's own comparisons all earlier ones together are
+worth."""
+LEAST = 0.01
+"""Deviation below which no number of comparisons takes it: two runs of one config differ by that much."""
 
 _log = logging.getLogger(__name__)
 
@@ -22,18 +39,54 @@ _log = logging.getLogger(__name__)
 def memory_deviations(hardware: Hardware, store: Store | None) -> dict[str, MemoryDeviation]:
     """For each method, how far predictions were from the trials on this hardware, of any model, workload and stack.
 
-    A method without trials, or a store that fails or is None, leaves the deviation that is assumed where nothing was
-    compared (`search.foresight.UNKNOWN`).
+    A method without trials, or a store that fails or is None, leaves `NOTHING_COMPARED`.
     """
-    from autofit.search.foresight import LEAST, memory_errors, normal_of
-
-    found = {}
     trials = _predicted(hardware, store)
-    for method in METHODS:
-        errors = memory_errors(trial for trial in trials if trial.config.get("method") == method)
-        mean, deviation = normal_of(errors)
-        found[method] = MemoryDeviation(mean=mean, deviation=max(deviation, LEAST), compared_on=len(errors))
-    return found
+    return {method: learned(trial for trial in trials if trial.config.get("method") == method) for method in METHODS}
+
+
+def learned(trials: Iterable[Trial]) -> MemoryDeviation:
+    """The memory error to expect, from trials with predictions on the same hardware, of any workload."""
+    errors = memory_errors(trials)
+    mean, deviation = normal_of(errors)
+    return MemoryDeviation(mean=mean, deviation=max(deviation, LEAST), compared_on=len(errors))
+
+
+def memory_errors(trials: Iterable[Trial]) -> list[float]:
+    """The logarithm of measured over predicted memory of each trial whose prediction this version traced.
+
+    For a trial that ran out of memory, its limit gives only a lower bound: it counts as what is to be expected above
+    that bound, and not at all where it was to be expected to run out.
+    """
+    errors, ran_out = [], []
+    for trial in trials:
+        said = trial.prediction
+        if said is None or said.device_bytes <= 0 or said.memory_error > 0 or not is_current(said):
+            continue  # a formula's error says nothing about that of traces
+        predicted = math.log(said.device_bytes)
+        if isinstance(trial.outcome, Fits):
+            if trial.outcome.measurement.device_bytes > 0:  # on the CPU a tiny model may take none beyond the imports
+                errors.append(math.log(trial.outcome.measurement.device_bytes) - predicted)
+        elif ran_out_on_device(trial):
+            ran_out.append(math.log(trial.memory_limit_bytes) - predicted)
+    mean, deviation = normal_of(errors)
+    return errors + [mean_above(least, mean, deviation) for least in ran_out if least > mean]
+
+
+def normal_of(errors: list[float]) -> tuple[float, float]:
+    """Mean and deviation of a normal variable with both unknown (Gelman 2013, section 3.3), from the draws seen plus
+    `WORTH` imaginary ones of what is expected where nothing was compared."""
+    count = len(errors)
+    if not count:
+        return 0.0, UNKNOWN
+    seen = fmean(errors)
+    squares = WORTH * UNKNOWN**2 + count * pvariance(errors, seen) + WORTH * count / (WORTH + count) * seen**2
+    return count * seen / (WORTH + count), math.sqrt(squares / (WORTH + count))
+
+
+def ran_out_on_device(trial: Trial) -> bool:
+    """Whether it was the device's memory that ran out: that is the one which predictions are about."""
+    return isinstance(trial.outcome, OutOfMemory) and not trial.outcome.host
 
 
 def _predicted(hardware: Hardware, store: Store | None) -> list[Trial]:

@@ -12,7 +12,7 @@ from autofit.core.units import format_bytes
 from autofit.core.workload import Goal
 from autofit.estimate.estimate import Estimate
 from autofit.planning.nothing_fits import Shortfall, holder
-from autofit.planning.preparing import Prepared, check_dry_run, outline, prepare, walked
+from autofit.planning.plan import Plan, check_dry_run, outline, resolve, resolve_for
 from autofit.planning.requests import SearchRequest, memory_limit
 from autofit.prediction.allocator_shown import as_trials_show
 from autofit.prediction.estimate_cache import readable
@@ -69,7 +69,7 @@ class PredictedChoice:
 class PredictedFrontier:
     """The predicted frontiers of full, LoRA and QLoRA training side by side."""
 
-    prepared: Prepared
+    plan: Plan
     """The hardware, the workload and the lattice."""
     not_predicted: dict[str, int]
     """Reason -> number of configs of the lattice that cannot be estimated for that reason."""
@@ -90,7 +90,7 @@ class PredictedFrontier:
         """As a JSON object: that of `outline`, and the predictions."""
         return {
             "provenance": "predicted",
-            **outline(self.prepared),
+            **outline(self.plan),
             "not_predicted": dict(self.not_predicted),
             "fitting": self.fitting,
             "frontier": [{"config": p.config.to_json(), "estimate": p.to_json()} for p in self.points],
@@ -109,10 +109,10 @@ def predict_frontier(
     """
     started = time.monotonic()
     check_dry_run(request)
-    prepared = _prepared(request)
-    job, limit = prepared.job, prepared.memory_limit_bytes
-    configs, reason = prepared.narrowed.lattice.configs, not_estimated(job.hardware)
-    within = [config for config in configs if prepared.floor(config) <= limit] if reason is None else []
+    plan = _planned(request)
+    job, limit = plan.job, plan.limits.memory_bytes
+    configs, reason = plan.lattice.configs, not_estimated(job.hardware)
+    within = plan.possible if reason is None else []
     with readable(request.store, create=True) as store:
         shown = as_trials_show(job, store)
         found = list(predict_all(shown, within, memory_limit_bytes=limit, store=store, report=report).values())
@@ -120,7 +120,7 @@ def predict_frontier(
     if found and not fits:
         raise _shortfall(found, job)
     return PredictedFrontier(
-        prepared=prepared,
+        plan=plan,
         not_predicted={} if reason is None else {reason: len(configs)},
         fitting=len(fits),
         points=frontiers(fits),
@@ -157,12 +157,12 @@ def _ties(one: Estimate, fastest: Estimate) -> bool:
     return speed(one) >= speed(fastest) * (1 - GAIN)
 
 
-def _prepared(request: SearchRequest) -> Prepared:
+def _planned(request: SearchRequest) -> Plan:
     """A search on a catalog card as if this machine had it, or else on this machine's device."""
     if asked(request.hardware, request.device) is None:
-        return prepare(request)
+        return resolve(request)
     job = request.workload.job(site(request.hardware))
-    return walked(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))
+    return resolve_for(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))
 
 
 def _host_shortfall(lightest: Estimate, job: Job) -> Shortfall:

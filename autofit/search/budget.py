@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from autofit.core.outcome import DEADLINE_SECONDS
+from autofit.planning.plan import Limits
 
 TIMING_SECONDS = 3.0
 """Time spent on the repeats of one trial, beyond the minimum number: enough to rank. More would hardly make its figure
@@ -37,18 +37,6 @@ USUAL_SECONDS = 600.0
 def wall_clock() -> float:
     """Seconds since some moment."""
     return time.monotonic()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When a search must end, whatever it has found."""
-
-    memory_bytes: int
-    max_trials: int | None = None
-    """Including verification."""
-    seconds: float | None = None
-    deadline_seconds: float = DEADLINE_SECONDS
-    """Deadline of one trial."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -10,6 +10,7 @@ from autofit.core.frontier import Point, dominates, point
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import DEADLINE_SECONDS, Fits, OutOfMemory, Trial
 from autofit.core.verdict import contradiction, verdict
+from autofit.planning.plan import Plan
 from autofit.trial.measure.pace import UNSTEADY
 
 MOST_EARLY_ENDS = 2
@@ -44,8 +45,8 @@ def _lost_its_rival(trial: Trial, full: Iterable[Point]) -> bool:
     return not any(p.method == own.method and dominates(p, own) for p in full)
 
 
-class Knowledge:
-    """The state of every config of a lattice under one memory limit."""
+class LatticeState:
+    """What is known of every config of a lattice under one memory limit."""
 
     def __init__(self, lattice: Lattice, memory_limit_bytes: int) -> None:
         self.lattice = lattice
@@ -76,6 +77,15 @@ class Knowledge:
         """How many trials of each config have ended early."""
         self._open = dict.fromkeys(lattice.configs)
         self._members = frozenset(lattice.configs)
+
+    @classmethod
+    def of(cls, plan: Plan) -> LatticeState:
+        """The state before any trial: configs whose lower bound exceeds the limit are ruled out."""
+        state = cls(plan.lattice, plan.limits.memory_bytes)
+        for config, least in plan.lower_bounds.items():
+            if least > plan.limits.memory_bytes:
+                state.rule_out(config, f"weights, gradients and states alone take {least} bytes")
+        return state
 
     def __contains__(self, config: Config) -> bool:
         return config in self._members

@@ -7,19 +7,20 @@ from dataclasses import dataclass, field, replace
 
 from autofit.catalog.models import shape
 from autofit.core.frontier import PRACTICAL, Point, choose
-from autofit.core.lattice import Config, Lattice
+from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Trial, machinery_failed, now
 from autofit.core.units import format_bytes
-from autofit.core.workload import Goal
-from autofit.search.acquisition.acquisition import BESIDE, MUCH, Advice, Candidate
+from autofit.planning.plan import Plan
+from autofit.prediction.predictions import Predictions, Predictor
+from autofit.search.acquisition.acquisition import BESIDE, MUCH, Acquisition, Candidate
 from autofit.search.acquisition.adviser import Adviser
-from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, Limits, wall_clock
+from autofit.search.budget import TIMING_SECONDS, VERIFICATION_SECONDS, Budget, wall_clock
 from autofit.search.correctness import FamilyBaselines
-from autofit.search.foresight import Foresight
-from autofit.search.lattice_state import Knowledge, answers
+from autofit.search.lattice_state import LatticeState, answers
 from autofit.search.progress import Progress
-from autofit.search.scheduler import Runs
-from autofit.techniques import Job, changes
+from autofit.search.scheduler import Scheduler
+from autofit.store.trial_log import TrialLog
+from autofit.techniques import changes
 from autofit.trial.request import Rival
 from autofit.workers.pool import Pool
 
@@ -31,41 +32,24 @@ HOPELESS_DEADLINES = 3.0
 
 @dataclass(slots=True, kw_only=True)
 class Search:
-    """One search over a lattice. `run` may be called once; what it learns is kept in `knowledge` and in the store."""
+    """One search over a lattice: `run` or `answer` may be called once. What it learns is in `state` and in the log."""
 
-    job: Job
-    lattice: Lattice
-    methods: tuple[str, ...]
-    """The most faithful first."""
-    limits: Limits
-    floor: Callable[[Config], int]
-    known: dict[Config, list[Trial]]
-    """Earlier trials of this hardware, stack and workload that may make a new one unnecessary."""
+    plan: Plan
+    predictor: Predictor
+    """Asked before the first trial that must be run."""
+    log: TrialLog
     open_pool: Callable[[], Pool]
-    """Called for the first trial that must be run: a search that the store answers starts no worker."""
-    foresee: Callable[[Callable[[int, int], None]], Foresight] = lambda report: Foresight()
-    """Called before the first trial that must be run, with a callback to report how many configs are predicted, out of
-    how many."""
-    save: Callable[[Trial], Trial]
-    """Commits a trial, and returns it with its number."""
+    """Called for the first trial that must be run: a search that the log answers starts no worker."""
     report: Callable[[Progress], None] = lambda progress: None
-    between: Callable[[], float] = lambda: 0.0
-    """`repeatability.between_executions` of the hardware, as far as the saved trials show it."""
-    goal: Goal = field(default_factory=Goal)
-    """The user's: where speeds tie, the config that changes least relative to its plain recipe wins."""
-    thorough: bool = False
-    """Whether to go on for the frontier of every method once the best config is found, as long as the limits allow."""
     clock: Callable[[], float] = wall_clock
     """What the time budget is measured by: seconds since some moment."""
-    answer_only: bool = False
-    """Whether to run nothing, because an identical search has already ended."""
-    knowledge: Knowledge = field(init=False)
+    state: LatticeState = field(init=False)
     progress: Progress = field(init=False)
     _adviser: Adviser = field(init=False)
-    _foresight: Foresight | None = field(init=False, default=None)
+    _predictions: Predictions | None = field(init=False, default=None)
     """None until a trial must be run."""
     _budget: Budget = field(init=False)
-    _runs: Runs = field(init=False)
+    _scheduler: Scheduler = field(init=False)
     _baselines: FamilyBaselines = field(init=False)
     _failed_seconds: float = field(init=False, default=0.0)
 
@@ -74,76 +58,69 @@ class Search:
 
         Raises `EnvironmentLacks` if the workers' hardware or stack is not the job's, or if they fail repeatedly.
         """
-        self._budget = Budget(limits=self.limits, clock=self.clock)
-        self.knowledge = Knowledge(self.lattice, self.limits.memory_bytes)
-        self.knowledge.executions_differ(self.between())
-        self.progress = Progress(candidates=len(self.lattice.configs))
-        dropout = self.job.workload.lora_dropout > 0 or shape(self.job.model).dropout
-        self._baselines = FamilyBaselines(comparable=not dropout and not self.job.hardware.is_emulated)
-        self._runs = Runs(job=self.job, budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show)
-        self._rule_out_by_floor()
-        batch = self.job.workload.batch_per_device
-        advice = Advice(
-            self.knowledge,
-            self.floor,
-            self.methods,
-            batch=batch,
-            budget_seconds=self.limits.seconds,
-            thorough=self.thorough,
-        )
-        self._adviser = Adviser(self.knowledge, advice)
         self._recall()
-        if self.answer_only:
-            self.progress.stopped_because = "the same search has already been completed"
-            self._show()
-            return
         try:
             self._explore()
             while self._verify() or self._contest():
                 self._explore()  # a second measurement may bring others back into play
             winner = self.winner()
-            self.progress.regret_bound = None if winner is None else self._adviser.advice.regret_bound(winner)
+            self.progress.regret_bound = None if winner is None else self._adviser.acquisition.regret_bound(winner)
             self._show()
         finally:
-            self._runs.close()
+            self._scheduler.close()
+
+    def answer(self) -> None:
+        """Answer from earlier trials alone, because the same search has already been completed."""
+        self._recall()
+        self.progress.stopped_because = "the same search has already been completed"
+        self._show()
 
     def winner(self) -> Point | None:
         """What would be recommended now."""
         return choose(
-            self.knowledge.points(),
-            memory_limit_bytes=self.limits.memory_bytes,
-            methods=self.methods,
-            changes=lambda config: len(changes(config, self.goal)),
+            self.state.points(),
+            memory_limit_bytes=self.plan.limits.memory_bytes,
+            methods=self.plan.goal.methods,
+            changes=lambda config: len(changes(config, self.plan.goal)),
         )
 
     def quickest(self) -> Candidate | None:
         """Of the open configs that are worth a trial, the one whose trial should end first; None if none is."""
-        return min(self._adviser.advice.worthwhile(), key=lambda c: c.expected_seconds, default=None)
+        return min(self._adviser.acquisition.worthwhile(), key=lambda c: c.expected_seconds, default=None)
 
     @property
     def kept_waiting(self) -> str | None:
         """Why a trial was not even begun, if one was not: the device was another process's."""
-        return self._runs.kept_waiting
+        return self._scheduler.kept_waiting
 
     @property
     def beyond_host(self) -> Mapping[Config, int]:
         """The configs left out because host memory is predicted not to suffice, with the bytes that are missing."""
-        return {} if self._foresight is None else self._foresight.beyond_host
+        return {} if self._predictions is None else self._predictions.beyond_host
 
-    def _rule_out_by_floor(self) -> None:
-        for config in self.lattice.configs:
-            least = self.floor(config)
-            if least > self.limits.memory_bytes:
-                self.knowledge.rule_out(config, f"weights, gradients and states alone take {least} bytes")
+    def _begin(self) -> None:
+        """What is known without any trial."""
+        job, limits = self.plan.job, self.plan.limits
+        self._budget = Budget(limits=limits, clock=self.clock)
+        self.state = LatticeState.of(self.plan)
+        self.progress = Progress(candidates=len(self.plan.lattice.configs))
+        dropout = job.workload.lora_dropout > 0 or shape(job.model).dropout
+        self._baselines = FamilyBaselines(comparable=not dropout and not job.hardware.is_emulated)
+        self._scheduler = Scheduler(
+            job=job, budget=self._budget, open_pool=self.open_pool, keep=self._keep, show=self._show
+        )
+        self._adviser = Adviser(self.state, Acquisition.of(self.plan, self.state))
 
     def _recall(self) -> None:
-        """Tell the adviser what the store knows."""
-        every = (trial for attempts in self.known.values() for trial in attempts)
-        self.knowledge.recall_bounds(every)
-        stored = answers(self.known, self.lattice, self.limits.memory_bytes, self.limits.deadline_seconds)
+        """Begin with what earlier trials have shown."""
+        self._begin()
+        known, limits = self.log.known(self.plan.job), self.plan.limits
+        self._note_repeatability()
+        self.state.recall_bounds(trial for attempts in known.values() for trial in attempts)
+        stored = answers(known, self.plan.lattice, limits.memory_bytes, limits.deadline_seconds)
         for config, trial in stored.items():
             checked = self._checked(trial)
-            self._adviser.recall(checked if checked is trial else self.save(checked), self.known[config])
+            self._adviser.recall(checked if checked is trial else self.log.keep(checked), known[config])
         self.progress.from_store = len(stored)
         self._refute()
         self._show()
@@ -153,7 +130,7 @@ class Search:
             while self._may_begin():
                 config = self._adviser.ask(self._seconds_to_explore())
                 expected = self._adviser.expected_seconds(config)
-                self._runs.begin(
+                self._scheduler.begin(
                     config,
                     timing_seconds=TIMING_SECONDS,
                     patience_seconds=self._budget.patience_seconds(expected),
@@ -162,9 +139,9 @@ class Search:
                     rivals=self._rivals(config),
                     least_tokens_per_second=self._practical_speed(config),
                 )
-            if not self._runs.in_flight:
+            if not self._scheduler.in_flight:
                 return
-            shown, cut = self._runs.collect()
+            shown, cut = self._scheduler.collect()
             for config in cut:
                 self._adviser.give_up(config)
             for trial in shown:
@@ -174,7 +151,7 @@ class Search:
 
     def _may_begin(self) -> bool:
         """Whether to start another trial now; if there is a reason to stop, notes it in `progress`."""
-        if self._runs.busy:
+        if self._scheduler.busy:
             return False
         reason = self._reason_to_stop()
         if reason is None and self._predict_once():
@@ -185,23 +162,23 @@ class Search:
 
     def _host_holds_next(self) -> bool:
         """Whether host memory is predicted to hold the next trial alongside those under way; else it waits for them."""
-        in_flight = self._runs.in_flight
-        if not in_flight or self._foresight is None:
+        in_flight = self._scheduler.in_flight
+        if not in_flight or self._predictions is None:
             return True
         following = self._adviser.best_candidate(self._seconds_to_explore())
-        return following is None or self._foresight.held_beside(following.config, in_flight)
+        return following is None or self._predictions.held_beside(following.config, in_flight)
 
     def _predict_once(self) -> bool:
         """Take the predictions into account; False if that was already done."""
-        if self._foresight is not None:
+        if self._predictions is not None:
             return False
-        self._runs.start()  # workers load their libraries meanwhile
-        self._foresight = self.foresee(self._estimated)
-        self._runs.predictions = self._foresight.predictions
+        self._scheduler.start()  # workers load their libraries meanwhile
+        self._predictions = self.predictor.predict(self._estimated)
+        self._scheduler.predictions = self._predictions.by_config
         self.progress.estimated = None
-        for config, lacking in self._foresight.beyond_host.items():
-            self.knowledge.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
-        self._adviser.advice.foresee(self._foresight)
+        for config, lacking in self._predictions.beyond_host.items():
+            self.state.rule_out(config, f"host memory is predicted to lack {format_bytes(lacking)}")
+        self._adviser.acquisition.use(self._predictions)
         self._show()
         return True
 
@@ -213,22 +190,22 @@ class Search:
         seconds = self._seconds_to_explore()
         if seconds is not None and seconds <= 0:
             return "the time budget is spent"
-        if self._budget.trials_left(self._runs.ended + len(self._runs.in_flight)) <= self._must_verify():
+        if self._budget.trials_left(self._scheduler.ended + len(self._scheduler.in_flight)) <= self._must_verify():
             return "the trial limit is reached"
-        hopeless_seconds = HOPELESS_DEADLINES * self.limits.deadline_seconds
+        hopeless_seconds = HOPELESS_DEADLINES * self.plan.limits.deadline_seconds
         if self.progress.best is None and (
             self.progress.failed >= HOPELESS_FAILURES or self._failed_seconds >= hopeless_seconds
         ):
             return f"{self.progress.failed} trials failed and none fitted"
         if self._adviser.best_candidate(seconds) is not None:
             return None
-        predicted_out = len(self._adviser.advice.predicted_out())
-        if len(self.knowledge.open) == predicted_out:
+        predicted_out = len(self._adviser.acquisition.predicted_out())
+        if len(self.state.open) == predicted_out:
             also = ", or predicted not to fit" if predicted_out else ""
             return f"every config is measured or ruled out{also}"
         if self._adviser.best_candidate() is not None:
             return "no untried config is expected to finish its trial in the time left"
-        gain = self._adviser.advice.worthwhile_gain()
+        gain = self._adviser.acquisition.worthwhile_gain()
         return (
             f"no untried config is expected to gain enough on average: {gain:.1%} where it is likely to fit, "
             f"{MUCH:.0%} where not, and {1 / BESIDE:.0f} times as much by a method that is only shown beside the "
@@ -253,19 +230,19 @@ class Search:
 
     def _seconds_to_run_again(self, measured: Point, timing_seconds: float) -> float:
         """Roughly how long a second run of a config will take, judging by its first."""
-        return self.knowledge.trials[measured.config].seconds + timing_seconds - TIMING_SECONDS
+        return self.state.trials[measured.config].seconds + timing_seconds - TIMING_SECONDS
 
     def _verification_timing(self) -> float:
         """Seconds of timed repeats: the winner's last digit is worth no more than a tenth of a time budget, but
         what any other trial takes."""
-        total = self.limits.seconds
+        total = self.plan.limits.seconds
         return VERIFICATION_SECONDS if total is None else min(VERIFICATION_SECONDS, max(TIMING_SECONDS, total / 10))
 
     def _rivals(self, config: Config) -> tuple[Rival, ...]:
         """The measured configs of the same method: a trial that one of them beats need not be finished."""
         return tuple(
             Rival(device_bytes=p.measurement.device_bytes, tokens_per_second=p.measurement.tokens_per_second)
-            for p in self.knowledge.points()
+            for p in self.state.points()
             if p.method == config["method"]
         )
 
@@ -273,16 +250,16 @@ class Search:
         """Tokens per second without which the method of `config` is not practical beside the next less faithful one of
         which something has fitted; 0 where there is none, or where the frontier of every method is wanted."""
         method = config.text("method")
-        if self.thorough or method not in self.methods:
+        if self.plan.thorough or method not in self.plan.goal.methods:
             return 0.0
-        less_faithful = self.methods[self.methods.index(method) + 1 :]
-        fastest = next(iter(self.knowledge.fastest(less_faithful).values()), None)
+        less_faithful = self.plan.goal.methods[self.plan.goal.methods.index(method) + 1 :]
+        fastest = next(iter(self.state.fastest(less_faithful).values()), None)
         return 0.0 if fastest is None else PRACTICAL * fastest.measurement.tokens_per_second
 
     def _keep(self, trial: Trial) -> Trial:
         """Check and commit a trial of this search, and count it."""
-        kept = self.save(self._checked(trial))
-        if self.knowledge.does_not_fit(kept):
+        kept = self.log.keep(self._checked(trial))
+        if self.state.does_not_fit(kept):
             self.progress.out_of_memory += 1
         elif not isinstance(kept.outcome, Fits) and (kept.least_step_seconds is None or self._lasted(kept)):
             self.progress.failed += 1
@@ -291,7 +268,7 @@ class Search:
 
     def _lasted(self, trial: Trial) -> bool:
         """Whether a trial went on for a whole deadline: it may hang within a micro-step, as if that were slow."""
-        return trial.seconds >= self.limits.deadline_seconds
+        return trial.seconds >= self.plan.limits.deadline_seconds
 
     def _checked(self, trial: Trial) -> Trial:
         """`trial`, as `Diverged` if a plainer config of its family trains differently."""
@@ -300,12 +277,12 @@ class Search:
 
     def _verdict(self, refuted: Trial) -> Trial:
         """A trial that this search has found to be wrong, with this search's limit and the current time."""
-        return replace(refuted, memory_limit_bytes=self.limits.memory_bytes, recorded_at=now())
+        return replace(refuted, memory_limit_bytes=self.plan.limits.memory_bytes, recorded_at=now())
 
     def _refute(self) -> None:
         """Store and tell the trials that later, plainer ones have shown to be wrong."""
         for refuted in self._baselines.take_refuted():
-            self._adviser.tell(self.save(self._verdict(refuted)))
+            self._adviser.tell(self.log.keep(self._verdict(refuted)))
 
     def _verify(self) -> bool:
         """Run the winner again in a fresh process, unless it has run twice; returns whether that has shown anything."""
@@ -316,9 +293,9 @@ class Search:
         """Run again what may well be faster than the winner, for all that its one noisy trial has shown; returns
         whether that has shown anything."""
         winner = self.winner()
-        if winner is None or self._budget.is_spent(self._runs.ended):
+        if winner is None or self._budget.is_spent(self._scheduler.ended):
             return False
-        rival = self._adviser.advice.contender(winner)
+        rival = self._adviser.acquisition.contender(winner)
         return rival is not None and self._run_again(rival, TIMING_SECONDS)
 
     def _run_again(self, measured: Point, timing_seconds: float) -> bool:
@@ -326,35 +303,39 @@ class Search:
 
         Its gradient is compared with plain training's, because it may be what is recommended.
         """
-        if self._budget.trials_left(self._runs.ended) < 1:
+        if self._budget.trials_left(self._scheduler.ended) < 1:
             return False
         self._predict_once()  # takes time, so it comes before asking how much is left
         if self._budget.left_for_trial() < self._seconds_to_run_again(measured, timing_seconds):
             return False
         self.progress.verifying, has_shown = True, False
-        self._runs.begin(
+        self._scheduler.begin(
             measured.config,
             timing_seconds=timing_seconds,
             # More patient than for the others: the winner's failure would count for everyone who asks the store.
-            patience_seconds=self.limits.deadline_seconds,
+            patience_seconds=self.plan.limits.deadline_seconds,
             compares_gradient=True,
         )
-        while self._runs.in_flight:
-            shown, _ = self._runs.collect()
+        while self._scheduler.in_flight:
+            shown, _ = self._scheduler.collect()
             has_shown = has_shown or bool(shown)
             for trial in shown:
                 if not machinery_failed(trial.outcome):
                     self._adviser.tell(trial)
             self._refute()
-            self.knowledge.executions_differ(self.between())  # the second run shows more of it
+            self._note_repeatability()  # the second run shows more of it
             self._show()
         self.progress.verifying = False
         return has_shown
 
+    def _note_repeatability(self) -> None:
+        self.state.executions_differ(self.log.between_executions(self.plan.job.hardware))
+
     def _show(self) -> None:
-        self.progress.done = self._runs.ended
-        self.progress.running = self._runs.in_flight
-        self.progress.ruled_out = len(self.knowledge.ruled_out) + len(self._adviser.advice.predicted_out())
+        self.log.check()  # every trial of a batch is kept by now, so that none of another worker is lost
+        self.progress.done = self._scheduler.ended
+        self.progress.running = self._scheduler.in_flight
+        self.progress.ruled_out = len(self.state.ruled_out) + len(self._adviser.acquisition.predicted_out())
         self.progress.best = self.winner()
         self.progress.elapsed_seconds = self._budget.elapsed_seconds
         self.progress.left_seconds = self._budget.seconds_left

@@ -35,7 +35,7 @@ class _Begun:
 
 
 @dataclass(slots=True, kw_only=True)
-class Runs:
+class Scheduler:
     """Runs a search's trials, as many at once as there are workers."""
 
     job: Job

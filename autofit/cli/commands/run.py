@@ -113,7 +113,7 @@ def search(
             warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
         with nothing_fits_as_json(as_json), Waiting() as waiting:
             predicted = operations.predict_frontier(request, waiting)
-        warn_of_emulated_bf16(predicted.prepared.job.hardware)
+        warn_of_emulated_bf16(predicted.plan.job.hardware)
         found = predicted.to_json()
         print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
         return
@@ -160,7 +160,7 @@ def trial(
 
     chosen = read_config(config, on=device_asked("auto", device))
     with Store.open(store) as opened:
-        keeper = operations.Keeper(opened)
+        keeper = operations.StoredTrials(opened)
         try:
             done = operations.trial(
                 workload(model, seq_len, global_batch, lora_dropout, devices, seed),

@@ -319,7 +319,7 @@ def predicted_frontier_text(found: PredictedFrontier) -> str:
 
     With several devices, memory is per device, and speed is given both in total and per device.
     """
-    workload, hardware = found.prepared.job.workload, found.prepared.job.hardware
+    workload, hardware = found.plan.job.workload, found.plan.job.hardware
     parts = [f"Predicted frontier of {devices_text(hardware, workload)} for {workload.model} (nothing is run):"]
     for method in METHODS:
         points = found.of(method)

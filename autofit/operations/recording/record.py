@@ -32,7 +32,7 @@ from autofit.core.outcome import (
 )
 from autofit.core.workload import Effect, Goal, Workload
 from autofit.operations.searching import open_pool
-from autofit.planning.preparing import Prepared, prepare
+from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
 from autofit.prediction.calibration import is_detected
 from autofit.prediction.probing import undisturbed_probe
@@ -128,9 +128,9 @@ def record(
     # What a cluster has and can run, its workers alone can say.
     pool = open_pool(request) if request.ray_address is not None else None
     try:
-        prepared = prepare(request, pool)
-        orders = [_order(prepared, request.max_trials, number, covering=covering) for number in range(1, passes + 1)]
-        return _record(request, prepared, pool, file, report, orders, budget)
+        plan = resolve(request, pool)
+        orders = [_order(plan, request.max_trials, number, covering=covering) for number in range(1, passes + 1)]
+        return _record(request, plan, pool, file, report, orders, budget)
     finally:
         if pool is not None:
             pool.close()
@@ -138,7 +138,7 @@ def record(
 
 def _record(
     request: SearchRequest,
-    prepared: Prepared,
+    plan: Plan,
     pool: Pool | None,
     file: Path,
     report: Callable[[int, int, Trial | None], None],
@@ -147,17 +147,17 @@ def _record(
 ) -> RecordResult:
     """`record` once it is known what is to run, pass by pass; `pool` is None where workers are started only if anything
     is to run."""
-    job = prepared.job
+    job = plan.job
     header = {
         "hardware": job.hardware.to_json(),
         "stack": job.stack.to_json(),
         "workload": job.workload.to_json(),
-        "space": prepared.space,
-        "memory_limit_bytes": prepared.memory_limit_bytes,
+        "space": plan.space,
+        "memory_limit_bytes": plan.limits.memory_bytes,
     }
     run = 0
     with _alone(file):
-        known = _continued(file, header, partial(_probed, request, prepared))
+        known = _continued(file, header, partial(_probed, request, plan))
         wanted = [
             (number, config)
             for number, order in enumerate(orders, start=1)
@@ -166,14 +166,14 @@ def _record(
         ]
         total = len(known) + len(wanted)
         report(len(known), total, None)
-        for number, done in _measured(request, prepared, pool, wanted, budget, known):
+        for number, done in _measured(request, plan, pool, wanted, budget, known):
             _append(file, _line(number, done))
             known[number, done.request.config] = done.outcome
             run += 1
             report(len(known), total, _trial(header, done.request.config, done.outcome, done.seconds))
     kinds = [outcome.kind for outcome in known.values()]
     return RecordResult(
-        configs=len(prepared.narrowed.lattice.configs),
+        configs=len(plan.lattice.configs),
         recorded=len({config for _, config in known}),
         run=run,
         left=total - len(known),
@@ -182,11 +182,11 @@ def _record(
     )
 
 
-def _order(prepared: Prepared, most: int | None, number: int, *, covering: bool) -> list[Config]:
+def _order(plan: Plan, most: int | None, number: int, *, covering: bool) -> list[Config]:
     """The configs in the order of a pass: those of the first pass, shuffled by the workload's seed, at most `most`;
     every later pass has the same ones in another order."""
-    seed = prepared.job.workload.seed
-    configs = list(prepared.narrowed.lattice.configs)
+    seed = plan.job.workload.seed
+    configs = list(plan.lattice.configs)
     random.Random(seed).shuffle(configs)
     chosen = _covering(configs, most) if covering and most is not None else configs[:most]
     if number > 1:
@@ -238,7 +238,7 @@ def _alone(file: Path) -> Iterator[None]:
 
 def _measured(
     request: SearchRequest,
-    prepared: Prepared,
+    plan: Plan,
     pool: Pool | None,
     wanted: list[tuple[int, Config]],
     budget: _Budget,
@@ -248,8 +248,8 @@ def _measured(
     begins once the budget is spent."""
     if not wanted or budget.spent:
         return
-    job = prepared.job
-    fastest = _Fastest(prepared.memory_limit_bytes, known)
+    job = plan.job
+    fastest = _Fastest(plan.limits.memory_bytes, known)
     pool = pool or open_pool(request)
     try:
         _check_site(pool, job.hardware, job.stack)
@@ -258,7 +258,7 @@ def _measured(
                 TrialRequest(
                     job=job,
                     config=config,
-                    memory_limit_bytes=prepared.memory_limit_bytes,
+                    memory_limit_bytes=plan.limits.memory_bytes,
                     deadline_seconds=budget.deadline_seconds,
                     allowance_seconds=budget.trial_seconds,
                     timing_seconds=TIMING_SECONDS,
@@ -346,10 +346,10 @@ def _run_all(pool: Pool, requests: Iterator[TrialRequest]) -> Iterator[Completed
                 )
 
 
-def _probed(request: SearchRequest, prepared: Prepared) -> dict[str, Any]:
+def _probed(request: SearchRequest, plan: Plan) -> dict[str, Any]:
     """A probe of the device, taken before the first trial, as a field of the header; none where the device is not in
     this machine or cannot be probed."""
-    job = prepared.job
+    job = plan.job
     if request.ray_address is not None or not is_detected(job.hardware):
         return {}
     try:

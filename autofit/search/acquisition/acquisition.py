@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,15 +12,16 @@ from numpy.typing import NDArray
 from autofit.core.frontier import MAX_TIE, PRACTICAL, Point, practical
 from autofit.core.lattice import Config
 from autofit.core.outcome import TimedOut
+from autofit.planning.plan import Plan
+from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.gains import Front, expected_gain, gain_over
 from autofit.search.acquisition.memory_fit import MemoryFit, completed
 from autofit.search.acquisition.regret import regret_bound, timing_deviation
-from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes
+from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes, time_error
 from autofit.search.acquisition.surrogate import TIME, Rows
 from autofit.search.acquisition.trial_costs import TrialCosts
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
-from autofit.search.foresight import Foresight, time_error
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 from autofit.techniques import only_slower
 
 Array = NDArray[np.float64]
@@ -122,58 +123,70 @@ class _Weighed:
     """Whether a config is predicted to exceed the limit by more than predictions err."""
 
 
-class Advice:
+class Acquisition:
     """Expected gains of the open configs, from the lattice, the trials so far and the memory floor."""
 
     def __init__(
         self,
-        knowledge: Knowledge,
-        floor: Callable[[Config], int],
+        state: LatticeState,
+        lower_bounds: Mapping[Config, int],
         methods: Sequence[str] = (),
         *,
         batch: int | None = None,
         budget_seconds: float | None = None,
         thorough: bool = False,
     ) -> None:
-        """`methods`: the most faithful first; the first that fits will be recommended. If empty, all count alike.
-        `batch`: sequences of a device's optimizer step; the largest micro-batch if not given. `budget_seconds`: of the
-        search; `budget.USUAL_SECONDS` if not given. `thorough`: all methods count alike for a whole frontier, and any
-        gain is worth its trial."""
-        self._knowledge = knowledge
+        """`lower_bounds`: bytes that each config takes at least. `methods`: the most faithful first; the first that
+        fits will be recommended. If empty, all count alike. `batch`: sequences of a device's optimizer step; the
+        largest micro-batch if not given. `budget_seconds`: of the search; `budget.USUAL_SECONDS` if not given.
+        `thorough`: all methods count alike for a whole frontier, and any gain is worth its trial."""
+        self._state = state
         self._faithful = () if thorough else tuple(methods)
         self._thorough = thorough
         self._budget_seconds = budget_seconds or USUAL_SECONDS
         self._area_weight = AREA_THOROUGH if thorough else AREA_BESIDE
-        configs, axes = knowledge.lattice.configs, knowledge.lattice.axes
+        configs, axes = state.lattice.configs, state.lattice.axes
         self._row_of = {c: row for row, c in enumerate(configs)}
         self._methods = np.array([c.text("method") for c in configs])
         self._time = StepTimes(axes, configs, TIME)
         self._is_foretold = False
         """Whether times are predicted, and not only steered."""
-        self._memory = MemoryFit(knowledge, floor)
-        self._costs = TrialCosts(knowledge.lattice, batch or max(c.number("micro_batch") for c in configs))
+        self._memory = MemoryFit(state, lower_bounds)
+        self._costs = TrialCosts(state.lattice, batch or max(c.number("micro_batch") for c in configs))
         self._weighed_at: tuple[int, _Weighed | None] = (-1, None)
-        """The version of the knowledge that was weighed, and the result."""
+        """The version of the state that was weighed, and the result."""
         self._doubtful_at: tuple[int, str | None] = (-1, None)
         """The same of `_doubtful_method`."""
 
-    def foresee(self, foresight: Foresight) -> None:
+    @classmethod
+    def of(cls, plan: Plan, state: LatticeState) -> Acquisition:
+        """That of a search for `plan`."""
+        return cls(
+            state,
+            plan.lower_bounds,
+            plan.goal.methods,
+            batch=plan.job.workload.batch_per_device,
+            budget_seconds=plan.limits.seconds,
+            thorough=plan.thorough,
+        )
+
+    def use(self, predictions: Predictions) -> None:
         """From now on, take memory, and time where it is predicted, as predicted up to an error learnt from trials.
 
         Predictions for fewer than half of the configs that the floor leaves change nothing.
         """
-        lattice = self._knowledge.lattice
-        known = {c: foresight.predictions[c] for c in lattice.configs if c in foresight.predictions}
+        lattice = self._state.lattice
+        known = {c: predictions.by_config[c] for c in lattice.configs if c in predictions.by_config}
         if not known or 2 * len(known) < self._memory.possible:
             return
-        self._memory.foresee(known, foresight)
+        self._memory.use(known, predictions.memory_deviation)
         seconds = {c: math.log(p.step_seconds) for c, p in known.items() if p.step_seconds is not None}
         if 2 * len(seconds) >= len(known):
             stated = np.median([1.0 if p.relative_error is None else p.relative_error for p in known.values()])
             times = completed(lattice, seconds, TIME)
             self._time = StepTimes(lattice.axes, lattice.configs, time_error(float(stated)), times)
             self._is_foretold = True
-            self._costs.foresee(known)
+            self._costs.use(known)
         self._weighed_at, self._doubtful_at = (-1, None), (-1, None)
 
     def best(self, seconds_left: float | None = None) -> Candidate | None:
@@ -197,7 +210,7 @@ class Advice:
     def predicted_out(self) -> list[Config]:
         """The open configs that are not run, because they are predicted to exceed the limit by more than predictions
         err."""
-        weighed, configs = self._weighed(), self._knowledge.lattice.configs
+        weighed, configs = self._weighed(), self._state.lattice.configs
         out = [configs[row] for row in weighed.rows[weighed.cannot_fit]]
         tried = {c.config for c in self._lightest()} if out else set()
         return [c for c in out if c not in tried] if tried else out
@@ -206,7 +219,7 @@ class Advice:
         """The config, measured once, from whose second run the most is to be expected: that it is the faster one of its
         method after all, as it must be if the winner does all of its work and more; such a one may run a third time.
         None if that is not worth the run."""
-        own = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
+        own = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
         bounding = {p.config for p in self._bounding()} if self._order_doubt() < 1.0 else set()
         gains = {}
         for number, rival in enumerate(own):
@@ -222,7 +235,7 @@ class Advice:
         """Upper bound, with `regret.CONFIDENCE`, on how much slower `winner` is than the best of its method, as a share
         of the best speed: open configs may fit and be faster, and measured ones may be faster than they seemed."""
         unknown = self._rows(c for c in self._may_be_faster() if c["method"] == winner.method)
-        tried = [p for p in self._knowledge.points() if p.method == winner.method and p.config != winner.config]
+        tried = [p for p in self._state.points() if p.method == winner.method and p.config != winner.config]
         rivals = self._step_time(unknown).with_known(
             [math.log(p.measurement.step_seconds.median) for p in tried], [timing_deviation(p) for p in tried]
         )
@@ -236,9 +249,9 @@ class Advice:
     def _may_be_faster(self) -> list[Config]:
         """The open configs, and those that were given up because trials of them ended early: these show no more than
         that a step takes long, and the first micro-step alone not even that for certain."""
-        known = self._knowledge.trials
-        given_up = (c for c in self._knowledge.least_step_seconds if c in known)
-        return [*self._knowledge.open, *(c for c in given_up if isinstance(known[c].outcome, TimedOut))]
+        known = self._state.trials
+        given_up = (c for c in self._state.least_step_seconds if c in known)
+        return [*self._state.open, *(c for c in given_up if isinstance(known[c].outcome, TimedOut))]
 
     def expected_seconds(self, config: Config) -> float:
         """Expected duration of the trial of a config of the lattice, set-up included."""
@@ -248,10 +261,10 @@ class Advice:
     def _worthwhile(self) -> NDArray[np.bool_]:
         weighed = self._weighed()
         gains = weighed.gain >= self.worthwhile_gain()
-        if self._doubtful_at[0] != self._knowledge.version:
-            self._doubtful_at = (self._knowledge.version, self._doubtful_method())
+        if self._doubtful_at[0] != self._state.version:
+            self._doubtful_at = (self._state.version, self._doubtful_method())
         if (doubtful := self._doubtful_at[1]) is not None:
-            own = [p for p in self._knowledge.points() if p.method == doubtful]
+            own = [p for p in self._state.points() if p.method == doubtful]
             telling = self._without_suspects(weighed.rows, own)
             if len(own) < FEW:
                 telling |= weighed.gain >= LITTLE
@@ -259,7 +272,7 @@ class Advice:
             gains |= (self._methods[weighed.rows] == doubtful) & telling & short
         possible = np.asarray(gains & ~weighed.cannot_fit)
         worth = possible & ~weighed.dear
-        if not self._knowledge.points():
+        if not self._state.points():
             return worth if worth.any() else possible  # an answer that is dear is better than none
         likely = worth & ((weighed.probability >= LIKELY) | (weighed.gain >= MUCH))
         return worth if self._thorough and not likely.any() else likely
@@ -268,10 +281,10 @@ class Advice:
         """What to try where nothing has fitted and nothing is predicted to, because a prediction is no proof of that:
         the lightest config of each method, unless one of the method is under way, or one predicted to be no heavier has
         run out of memory. Empty otherwise."""
-        knowledge, sizes = self._knowledge, self._memory.sizes
-        if knowledge.points() or not self._weighed().cannot_fit.all():
+        state, sizes = self._state, self._memory.sizes
+        if state.points() or not self._weighed().cannot_fit.all():
             return []
-        under_way = {c.text("method") for c in knowledge.under_way}
+        under_way = {c.text("method") for c in state.under_way}
         ran_out = self._memory.least_that_ran_out()
         lightest: dict[str, Candidate] = {}
         for candidate in sorted(self.candidates(), key=lambda c: sizes[c.config]):
@@ -283,11 +296,11 @@ class Advice:
     def worthwhile_gain(self) -> float:
         """The expected gain below which a config is not worth its trial, given how noisy the trials so far were. Until
         something fits, every config is: a claim that nothing does must rest on trials, not on what is unlikely."""
-        return 0.0 if self._thorough or not self._knowledge.points() else self._noise_gain()
+        return 0.0 if self._thorough or not self._state.points() else self._noise_gain()
 
     def _doubtful_method(self) -> str | None:
         """The method to recommend, if much of it may be missed."""
-        fastest = self._knowledge.fastest(self._faithful)
+        fastest = self._state.fastest(self._faithful)
         chosen = practical({method: p.measurement.tokens_per_second for method, p in fastest.items()})
         return chosen if chosen is not None and self.regret_bound(fastest[chosen]) > DOUBTFUL else None
 
@@ -300,12 +313,12 @@ class Advice:
         if not slow or not self._is_foretold:
             return np.zeros(len(rows), dtype=bool)
         shared = set.intersection(*(set(p.config.items) for p in own))
-        configs = self._knowledge.lattice.configs
+        configs = self._state.lattice.configs
         return np.array([not shared.issubset(configs[row].items) for row in rows], dtype=bool)
 
     def _noise_gain(self) -> float:
         """The gain that two equal configs may seem to have over each other, and at least what is worth a trial."""
-        spreads = [p.relative_spread for p in self._knowledge.points()]
+        spreads = [p.relative_spread for p in self._state.points()]
         known = [s for s in spreads if s is not None]
         if not known:
             return WORTHWHILE_GAIN
@@ -317,25 +330,25 @@ class Advice:
 
     def _candidate(self, number: int) -> Candidate:
         w = self._weighed()
-        config = self._knowledge.lattice.configs[w.rows[number]]
+        config = self._state.lattice.configs[w.rows[number]]
         return Candidate(config, float(w.gain[number]), float(w.probability[number]), float(w.seconds[number]))
 
     def _weighed(self) -> _Weighed:
         version, weighed = self._weighed_at
-        if weighed is None or version != self._knowledge.version:
+        if weighed is None or version != self._state.version:
             weighed = self._weigh()
-            self._weighed_at = (self._knowledge.version, weighed)
+            self._weighed_at = (self._state.version, weighed)
         return weighed
 
     def _weigh(self) -> _Weighed:
-        rows = self._rows(self._knowledge.open)
+        rows = self._rows(self._state.open)
         time, (memory, probability) = self._step_time(rows), self._memory.fit(rows)
         seconds, expected = self._seconds(time, rows), time.together
         methods = self._methods[rows]
-        fronts, bounds, claims = self._fronts(), self._knowledge.least_step_seconds, self._claims(rows)
+        fronts, bounds, claims = self._fronts(), self._state.least_step_seconds, self._claims(rows)
         least = _likeliest(claims)
         gain, paid, finishing = np.zeros(len(rows)), seconds.copy(), np.zeros(len(rows), dtype=bool)
-        limit = float(self._knowledge.memory_limit_bytes)
+        limit = float(self._state.memory_limit_bytes)
         for method in np.unique(methods).tolist():
             own = np.flatnonzero(methods == method)
             front = self._front_to_beat(method, fronts)
@@ -417,7 +430,7 @@ class Advice:
     def _fronts(self) -> dict[str, Front]:
         """The frontier of each method that has one. What is under way and likely to fit counts as if it had shown what
         is expected of it: what is asked for meanwhile should be worth its trial beside that."""
-        points, rows = self._knowledge.points(), self._under_way()
+        points, rows = self._state.points(), self._under_way()
         shown = [(p.method, float(p.measurement.device_bytes), p.measurement.step_seconds.median) for p in points]
         if len(rows):
             memory, probability = self._memory.fit(rows)
@@ -431,15 +444,15 @@ class Advice:
         return np.fromiter((self._row_of[c] for c in configs), dtype=np.intp)
 
     def _under_way(self) -> Rows:
-        return np.sort(self._rows(self._knowledge.under_way))
+        return np.sort(self._rows(self._state.under_way))
 
     def _step_time(self, rows: Rows) -> Mixture:
         """The logarithm of seconds per step."""
         measured = [
             Shown(p.config, math.log(p.measurement.step_seconds.median), timing_deviation(p))
-            for p in self._knowledge.measured()
+            for p in self._state.measured()
         ]
-        bounds = [Shown(c, math.log(b), BOUND_DEVIATION) for c, b in self._knowledge.least_step_seconds.items()]
+        bounds = [Shown(c, math.log(b), BOUND_DEVIATION) for c, b in self._state.least_step_seconds.items()]
         if bounds:
             expected = self._time.predict(measured, self._rows(b.config for b in bounds)).together.mean
             measured += [b for b, mean in zip(bounds, expected, strict=True) if b.logarithm > mean]
@@ -450,8 +463,8 @@ class Advice:
         logarithms, minus infinity where there is no claim. A trial of the config has proven it without getting further;
         or, if the time order holds here, a measured config does part of its work and nothing else. By so many
         deviations of its timing the measured one may have been `unlucky`, and seemed slower than it is."""
-        proven = np.full(len(self._knowledge.lattice.configs), -math.inf)
-        for config, bound in self._knowledge.proven_step_seconds.items():
+        proven = np.full(len(self._state.lattice.configs), -math.inf)
+        for config, bound in self._state.proven_step_seconds.items():
             proven[self._row_of[config]] = math.log(bound)
         ordered = proven.copy()
         for point in self._bounding():
@@ -464,8 +477,8 @@ class Advice:
     def _bounding(self) -> list[Point]:
         """The measured configs that bound those which do their work and more: with room for it, and not stopped early,
         which is too uncertain."""
-        room = (1.0 - ROOM) * self._knowledge.memory_limit_bytes
-        points = (p for p in self._knowledge.points() if not p.measurement.stopped_early)
+        room = (1.0 - ROOM) * self._state.memory_limit_bytes
+        points = (p for p in self._state.points() if not p.measurement.stopped_early)
         return [p for p in points if p.measurement.device_bytes <= room]
 
     def _order_doubt(self) -> float:
@@ -482,7 +495,7 @@ class Advice:
     def _seconds(self, time: Mixture, rows: Rows) -> Array:
         """Expected seconds of the configs' trials."""
         step_seconds = np.exp(np.maximum(time.together.mean, _likeliest(self._claims(rows))))
-        return self._costs.seconds(self._knowledge.trials, rows, step_seconds)
+        return self._costs.seconds(self._state.trials, rows, step_seconds)
 
 
 def _likeliest(claims: Sequence[tuple[float, Array]]) -> Array:

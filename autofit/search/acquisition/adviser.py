@@ -2,7 +2,7 @@
 
 Optuna holds the search as an ask-and-tell study with two objectives and a constraint. It keeps which trials are under
 way, what each has shown and which are feasible. The study is in memory only, and what it was told is not read
-back: the frontier comes from `Knowledge`, and what outlives the search is in the store.
+back: the frontier comes from `LatticeState`, and what outlives the search is in the store.
 
 The suggestions are our own, from a sampler that plugs into Optuna (`LatticeSampler`). Optuna's samplers know neither
 the lattice's order (what one failure rules out), nor the memory floor, nor that a trial costs seconds or minutes, and
@@ -18,9 +18,9 @@ from optuna.trial import TrialState, create_trial
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.workload import digest
-from autofit.search.acquisition.acquisition import Advice, Candidate
+from autofit.search.acquisition.acquisition import Acquisition, Candidate
 from autofit.search.acquisition.sampler import DIRECTIONS, LatticeSampler, parameters, suggested
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 
 OVER_LIMIT = "bytes_over_limit"
 """Name of the constraint: feasible where it is at most 0."""
@@ -29,12 +29,12 @@ OVER_LIMIT = "bytes_over_limit"
 class Adviser:
     """Chooses the next config. Two objectives: memory down, throughput up; not fitting is a violated constraint."""
 
-    def __init__(self, knowledge: Knowledge, advice: Advice) -> None:
-        """`advice` must be based on the same knowledge."""
+    def __init__(self, state: LatticeState, acquisition: Acquisition) -> None:
+        """`acquisition` must be based on the same state."""
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._knowledge = knowledge
-        self.advice = advice
-        self._sampler = LatticeSampler(knowledge, self.advice)
+        self._state = state
+        self.acquisition = acquisition
+        self._sampler = LatticeSampler(state, self.acquisition)
         # A study refuses changed categories under the same name, so the name identifies the space.
         name = "autofit-" + digest({k: repr(d) for k, d in self._sampler.space.items()})
         self.study = optuna.create_study(
@@ -46,7 +46,7 @@ class Adviser:
 
     def best_candidate(self, seconds_left: float | None = None) -> Candidate | None:
         """What `ask` would suggest; None if no open config is worth its trial and can end in time."""
-        return self.advice.best(seconds_left)
+        return self.acquisition.best(seconds_left)
 
     def ask(self, seconds_left: float | None = None) -> Config:
         """The config to run next: the study holds it as running until its outcome is told.
@@ -57,28 +57,28 @@ class Adviser:
         self._sampler.seconds_left = seconds_left
         trial = self.study.ask(self._sampler.space)
         config = suggested(trial.params)
-        self._knowledge.take(config)
+        self._state.take(config)
         self._asked[config] = trial
         return config
 
     def expected_seconds(self, config: Config) -> float:
         """Expected duration of the trial of a config of the lattice, set-up included."""
-        return self.advice.expected_seconds(config)
+        return self.acquisition.expected_seconds(config)
 
     def tell(self, trial: Trial) -> int:
         """Tell an outcome; returns how many other configs it rules out. Stored trials are told as if just run."""
-        ruled_out = self._knowledge.learn(trial)
+        ruled_out = self._state.learn(trial)
         self._tell_study(trial)
         return ruled_out
 
     def recall(self, trial: Trial, attempts: list[Trial]) -> int:
         """`tell` for the stored trial that settles its config, which is one of several attempts."""
         self._tell_study(trial)
-        return self._knowledge.recall(trial, attempts)
+        return self._state.recall(trial, attempts)
 
     def give_up(self, config: Config) -> None:
         """Give up on `config`, which was asked for: no outcome of it will be told, and it is open again."""
-        self._knowledge.give_back(config)
+        self._state.give_back(config)
         asked = self._asked.pop(config, None)
         if asked is not None:
             self.study.tell(asked, state=TrialState.FAIL)
@@ -94,7 +94,7 @@ class Adviser:
             self.study.tell(asked, values[:2])
 
     def _add(self, trial: Trial, values: tuple[float, float, float]) -> None:
-        if trial.config not in self._knowledge:
+        if trial.config not in self._state:
             return
         made = create_trial(
             params=parameters(trial.config, self._sampler.space),
@@ -110,7 +110,7 @@ class Adviser:
         Out of memory is told as finite worst values and a violated constraint: samplers that model values (GP) ignore
         pruned trials and would ask for the same region again.
         """
-        limit = float(self._knowledge.memory_limit_bytes)
+        limit = float(self._state.memory_limit_bytes)
         if isinstance(trial.outcome, Fits):
             m = trial.outcome.measurement
             return float(m.device_bytes), m.tokens_per_second, m.device_bytes - limit

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.frontier import Point
+from autofit.core.normal import mean_above
 from autofit.search.acquisition.regret import LEAST_DEVIATION, timing_deviation
 from autofit.search.acquisition.step_times import Mixture
-from autofit.search.acquisition.surrogate import mean_above
 
 Array = NDArray[np.float64]
 

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Prediction
+from autofit.estimate.memory.deviation import MemoryDeviation
+from autofit.prediction.memory_deviations import LEAST, WORTH, ran_out_on_device
 from autofit.search.acquisition.regret import normal_share_below
 from autofit.search.acquisition.surrogate import ACTIVATIONS, Array, LogLinear, LogNormal, Prior, Rows
-from autofit.search.foresight import Foresight, ran_out_on_device
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 
 ENOUGH = 500
 """Known configs that determine the axes' effects as well as thousands would, in a regression of cubic cost."""
@@ -22,11 +23,11 @@ ENOUGH = 500
 class MemoryFit:
     """The belief about the memory of a lattice's configs."""
 
-    def __init__(self, knowledge: Knowledge, floor: Callable[[Config], int]) -> None:
-        self._knowledge = knowledge
-        configs, axes = knowledge.lattice.configs, knowledge.lattice.axes
+    def __init__(self, state: LatticeState, lower_bounds: Mapping[Config, int]) -> None:
+        self._state = state
+        configs, axes = state.lattice.configs, state.lattice.axes
         self._row_of = {c: row for row, c in enumerate(configs)}
-        self._floors = np.array([floor(c) for c in configs], dtype=float)
+        self._floors = np.array([lower_bounds[c] for c in configs], dtype=float)
         self._above_floors = LogLinear(axes, configs, ACTIVATIONS)
         """For the bytes above the floor, which with predictions is 0."""
         self.predicted = np.zeros(len(configs), dtype=bool)
@@ -34,35 +35,36 @@ class MemoryFit:
         self.sizes: dict[Config, float] = {}
         """Logarithm of every config's predicted bytes; empty without predictions."""
 
-    def foresee(self, predictions: Mapping[Config, Prediction], foresight: Foresight) -> None:
-        """From now on, take memory as predicted up to an error learnt from trials."""
-        lattice = self._knowledge.lattice
+    def use(self, predictions: Mapping[Config, Prediction], expected: MemoryDeviation) -> None:
+        """From now on, take memory as predicted up to an error learnt from trials, of which `expected` is what earlier
+        ones have shown."""
+        lattice = self._state.lattice
         self.predicted = np.array([c in predictions for c in lattice.configs])
         self._floors = np.zeros(len(lattice.configs))
         sizes = {c: math.log(max(p.device_bytes, 1)) for c, p in predictions.items()}
         self.sizes = completed(lattice, sizes, ACTIVATIONS)
-        error, rough = foresight.errors_of_memory()
+        error, rough = memory_errors(predictions, expected)
         self._above_floors = LogLinear(lattice.axes, lattice.configs, error, self.sizes, rough)
 
     @property
     def possible(self) -> int:
         """How many configs the floor leaves."""
-        return int(np.count_nonzero(self._floors <= self._knowledge.memory_limit_bytes))
+        return int(np.count_nonzero(self._floors <= self._state.memory_limit_bytes))
 
     def fit(self, rows: Rows) -> tuple[Array, Array]:
         """Expected bytes, and the probability of fitting: 1 for what a trial of something heavier has shown to fit."""
         floors, above = self._floors[rows], self._memory_above_floor(rows)
-        room = np.log(np.maximum(self._knowledge.memory_limit_bytes - floors, 1.0))
+        room = np.log(np.maximum(self._state.memory_limit_bytes - floors, 1.0))
         probability = normal_share_below((room - above.mean) / above.deviation)
-        configs = self._knowledge.lattice.configs
-        probability[[self._knowledge.is_below_a_fit(configs[row]) for row in rows]] = 1.0
+        configs = self._state.lattice.configs
+        probability[[self._state.is_below_a_fit(configs[row]) for row in rows]] = 1.0
         return floors + np.exp(above.mean), probability
 
     def least_that_ran_out(self) -> dict[str, float]:
         """By method, the logarithm of the least predicted bytes that have run out of memory."""
         found: dict[str, float] = {}
-        for config, trial in self._knowledge.trials.items():
-            if self._knowledge.does_not_fit(trial) and config in self.sizes:
+        for config, trial in self._state.trials.items():
+            if self._state.does_not_fit(trial) and config in self.sizes:
                 method = config.text("method")
                 found[method] = min(self.sizes[config], found.get(method, math.inf))
         return found
@@ -70,18 +72,42 @@ class MemoryFit:
     def _memory_above_floor(self, rows: Rows) -> LogNormal:
         """The logarithm of the bytes above the floor. A config that ran out needed more than its limit left above the
         floor."""
-        known = [
-            (p.config, self._above_floor(p.config, p.measurement.device_bytes)) for p in self._knowledge.measured()
-        ]
+        known = [(p.config, self._above_floor(p.config, p.measurement.device_bytes)) for p in self._state.measured()]
         ran_out = [
             (config, self._above_floor(config, trial.memory_limit_bytes))
-            for config, trial in self._knowledge.trials.items()
+            for config, trial in self._state.trials.items()
             if config in self._row_of and ran_out_on_device(trial)
         ]
         return self._above_floors.predict_rows(known, rows, ran_out)
 
     def _above_floor(self, config: Config, total: int) -> float:
         return math.log(max(total - self._floors[self._row_of[config]], 1.0))
+
+
+def memory_error(deviation: float, mean: float = 0.0) -> Prior:
+    """Prior for the logarithm of measured over predicted memory: most of it is common to all configs, and each axis has
+    its share of the rest."""
+    deviation = max(deviation, LEAST)
+    return Prior(
+        intercept=mean,
+        intercept_spread=deviation,
+        spread=deviation / 3,
+        noise=max(deviation / 5, LEAST),
+        weight=WORTH,
+    )
+
+
+def memory_errors(
+    predictions: Mapping[Config, Prediction], expected: MemoryDeviation
+) -> tuple[Prior, dict[Config, float]]:
+    """The error to expect of all predicted memory, and the deviations that formulas add for single configs.
+
+    Where no config was traced, all share the formula's error, and a few trials show it.
+    """
+    formulas = {c: math.log1p(p.memory_error) for c, p in predictions.items() if p.memory_error > 0}
+    if len(formulas) < len(predictions) or not formulas:
+        return memory_error(expected.deviation, expected.mean), formulas
+    return memory_error(max(*formulas.values(), expected.deviation), expected.mean), {}
 
 
 def completed(lattice: Lattice, logarithms: dict[Config, float], prior: Prior) -> dict[Config, float]:

@@ -9,9 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.frontier import Point
+from autofit.core.normal import normal_tail
 from autofit.core.repeatability import INTERVAL_DEVIATIONS
 from autofit.search.acquisition.step_times import Mixture
-from autofit.search.acquisition.surrogate import TIME, normal_tail
+from autofit.search.acquisition.surrogate import TIME
 
 Array = NDArray[np.float64]
 Claim = tuple[float, Array | float]

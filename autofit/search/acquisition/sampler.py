@@ -16,9 +16,9 @@ from optuna.trial import TrialState
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, StepSeconds, Trial, now
-from autofit.search.acquisition.acquisition import Advice
+from autofit.search.acquisition.acquisition import Acquisition
 from autofit.search.budget import TIMING_SECONDS
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 from autofit.techniques import Job
 
 DIRECTIONS = (StudyDirection.MINIMIZE, StudyDirection.MAXIMIZE)
@@ -34,18 +34,18 @@ class LatticeSampler(optuna.samplers.BaseSampler):
     gives the next config and marks it as under way. It raises `ValueError` in a study of other `DIRECTIONS`, and if no
     config is open.
 
-    What a finished trial has shown reaches `knowledge` in one of two ways. Whoever has the outcome itself calls
-    `Knowledge.learn` before the study is told. Otherwise the study's own values are learnt, as in `study.optimize`,
+    What a finished trial has shown reaches `state` in one of two ways. Whoever has the outcome itself calls
+    `LatticeState.learn` before the study is told. Otherwise the study's own values are learnt, as in `study.optimize`,
     which takes a `job`: more bytes than the limit mean that the config ran out of memory, no values that its trial
     failed. Then the study stops as a search does, once no untried config is worth its trial; `n_jobs` may be above 1,
     and the trials under way then come to their end. What the study completed without this sampler, before or in another
     process, is learnt too; what such a process has under way is not seen, and may be suggested again.
     """
 
-    def __init__(self, knowledge: Knowledge, advice: Advice, job: Job | None = None) -> None:
-        """`advice` must be based on the same knowledge; `job` is what the study's trials train."""
-        self._knowledge = knowledge
-        self._advice = advice
+    def __init__(self, state: LatticeState, acquisition: Acquisition, job: Job | None = None) -> None:
+        """`acquisition` must be based on the same state; `job` is what the study's trials train."""
+        self._state = state
+        self._acquisition = acquisition
         self._job = job
         self._lock = threading.Lock()
         self._taken: dict[int, Config] = {}
@@ -56,10 +56,8 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         """Configs whose trials are expected to take longer come last; None means no limit."""
         self.space: dict[str, BaseDistribution] = {}
         self._values: dict[str, tuple[Any, ...]] = {}
-        for axis in knowledge.lattice.axes:
-            values = dict.fromkeys(
-                ABSENT if c.get(axis.name) is None else c[axis.name] for c in knowledge.lattice.configs
-            )
+        for axis in state.lattice.axes:
+            values = dict.fromkeys(ABSENT if c.get(axis.name) is None else c[axis.name] for c in state.lattice.configs)
             self._values[axis.name] = tuple(values)
             self.space[axis.name] = CategoricalDistribution(self._values[axis.name])
 
@@ -82,8 +80,8 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         with self._lock:
             self._learn_completed(study)
             self.check_open()
-            candidate = self._advice.best(self.seconds_left) or self._advice.first()
-            self._knowledge.take(candidate.config)
+            candidate = self._acquisition.best(self.seconds_left) or self._acquisition.first()
+            self._state.take(candidate.config)
             self._taken[trial.number] = candidate.config
         return parameters(candidate.config, search_space)
 
@@ -93,7 +91,7 @@ class LatticeSampler(optuna.samplers.BaseSampler):
 
     def check_open(self) -> None:
         """Raises `ValueError` if there is nothing left to suggest."""
-        if not self._knowledge.open:
+        if not self._state.open:
             raise ValueError("every config of the lattice is measured, under way or ruled out")
 
     def after_trial(
@@ -111,11 +109,11 @@ class LatticeSampler(optuna.samplers.BaseSampler):
         shown = values if state == TrialState.COMPLETE else None
         with self._lock:
             if taken is not None and taken != config:
-                self._knowledge.give_back(taken)  # the user enqueued some of the trial's parameters
-            if config not in self._knowledge or config in self._knowledge.trials:
+                self._state.give_back(taken)  # the user enqueued some of the trial's parameters
+            if config not in self._state or config in self._state.trials:
                 return
-            self._knowledge.learn(self._trial(self._job, config, shown, _duration(trial)))
-            done = self._advice.best() is None
+            self._state.learn(self._trial(self._job, config, shown, _duration(trial)))
+            done = self._acquisition.best() is None
         if done:
             with suppress(RuntimeError):  # raised where trials are asked for one by one: nothing runs that could stop
                 study.stop()
@@ -129,12 +127,12 @@ class LatticeSampler(optuna.samplers.BaseSampler):
                 continue
             self._seen.add(trial.number)
             config = suggested(trial.params) if trial.params.keys() == self.space.keys() else None
-            known = self._knowledge
+            known = self._state
             if config is not None and config in known and config not in known.trials and config not in known.under_way:
                 known.learn(self._trial(self._job, config, trial.values, _duration(trial)))
 
     def _trial(self, job: Job, config: Config, values: Sequence[float] | None, seconds: float) -> Trial:
-        limit = self._knowledge.memory_limit_bytes
+        limit = self._state.memory_limit_bytes
         outcome: Outcome
         if values is None:
             outcome = Crashed(reason="its trial in the study failed or was pruned")

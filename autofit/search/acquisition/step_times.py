@@ -18,13 +18,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.lattice import Axis, Config
-from autofit.search.acquisition.surrogate import Array, Features, LogNormal, Prior, Rows, regression
+from autofit.search.acquisition.surrogate import TIME, Array, Features, LogNormal, Prior, Rows, regression
 
 EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
 """Factors by which the effects' deviations may have to be multiplied, all equally likely a priori: an estimator that
 suits a device is off by less than it states, on every axis."""
 LEAST_EFFECT = 0.05
 """Deviation of an effect below which no scale takes it: a fit to few trials looks better than it is."""
+LEAST_LEVEL = 0.1
+"""Least deviation of the logarithm of a device's overall speed from the predicted one: a machine changes by as much
+from one hour to the next (benchmarks/README.md, one config ten times)."""
 NOISE_SCALES = (1.0, 2.0, 4.0)
 """The same for the errors that the axes' effects do not explain."""
 SLOW_MEAN, SLOW_DEVIATION = 2.0, 1.2
@@ -43,6 +46,18 @@ KEPT = 64
 """Explanations that are kept: the likeliest."""
 UNLIKELY = 0.002
 """Share of the belief that those left out beyond may have together."""
+
+
+def time_error(relative_error: float) -> Prior:
+    """Prior for the logarithm of measured over predicted step time, given the error that predictions state.
+
+    The device's overall speed is off by what is stated. So are the effects of axis values, but by no more than where
+    nothing is predicted: even a guess from a data sheet knows that much.
+    """
+    stated = max(relative_error, LEAST_EFFECT)
+    known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
+    level = max(math.log1p(relative_error), LEAST_LEVEL)
+    return Prior(intercept_spread=level, spread=min(stated, TIME.spread), spread_of=known_less, noise=TIME.noise)
 
 
 @dataclass(frozen=True, slots=True)

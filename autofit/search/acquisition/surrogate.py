@@ -12,12 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autofit.core.lattice import Axis, Config, Value
+from autofit.core.normal import moments_above
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.intp]
@@ -52,8 +52,6 @@ PRIOR_ACTIVATIONS: dict[tuple[str, Value], float] = {
 """Log of relative memory beyond weights, gradients and states."""
 PRIOR_SETUP: dict[tuple[str, Value], float] = {("compile", True): 2.5}
 """Log of relative seconds before the first timed step: compiling takes minutes where building takes seconds."""
-FAR = 8.0
-"""Deviations above the mean beyond which the tail's own expansion is more accurate than dividing by its area."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,23 +216,3 @@ class LogLinear:
         wanted = features.matrix[rows]
         deviation = np.sqrt(((wanted @ covariance) * wanted).sum(axis=1) + noise[rows])
         return LogNormal(mean=features.expected[rows] + wanted @ shift, deviation=deviation)
-
-
-def mean_above(least: float, mean: float, deviation: float) -> float:
-    """The mean of a normal variable that is known to lie above `least`."""
-    return moments_above(least, mean, deviation)[0]
-
-
-def moments_above(least: float, mean: float, deviation: float) -> tuple[float, float]:
-    """Mean and variance of a normal variable that is known to lie above `least` (Greene 2012, theorem 19.2)."""
-    standard = (least - mean) / deviation
-    if standard > FAR:
-        return least + deviation / standard, (deviation / standard) ** 2
-    hazard = NormalDist().pdf(standard) / normal_tail(standard)
-    return mean + deviation * hazard, deviation**2 * (1.0 - hazard * (hazard - standard))
-
-
-def normal_tail(deviations: float) -> float:
-    """The probability that a normal variable is more than so many standard deviations above its mean. Rounding leaves
-    nothing of it in `1 - NormalDist().cdf(deviations)` where it is small."""
-    return math.erfc(deviations / math.sqrt(2)) / 2

@@ -31,7 +31,7 @@ class TrialCosts:
         """Of an optimizer step's seconds, those that a trial's step takes."""
         self._row_of = {config: row for row, config in enumerate(lattice.configs)}
 
-    def foresee(self, predictions: Mapping[Config, Prediction]) -> None:
+    def use(self, predictions: Mapping[Config, Prediction]) -> None:
         """Take the update's part of each step as predicted: a trial's step has all of it, but few micro-steps."""
         for config, said in predictions.items():
             if said.micro_step_seconds and said.step_seconds and config in self._row_of:

@@ -10,9 +10,9 @@ from autofit.bench.recorded import Recorded
 from autofit.bench.tables import RECORDED, problems_of, read
 from autofit.core.lattice import Lattice
 from autofit.core.outcome import Fits, Prediction, Trial
+from autofit.prediction.predictions import Predictions
 from autofit.search.acquisition.memory_fit import completed
 from autofit.search.acquisition.surrogate import TIME
-from autofit.search.foresight import Foresight
 from autofit.techniques import AXES
 
 TABLE = "cpu-2c-smollm2-135m"
@@ -22,14 +22,14 @@ TABLE = "cpu-2c-smollm2-135m"
 def problems() -> dict[str, Recorded]:
     """The problems of the table by training method, with these predictions."""
     every = problems_of(read([RECORDED / f"{TABLE}.jsonl"]))
-    foresight = _foresight(next(r for r in every if r.problem.method == "any"))
+    predictions = _predictions(next(r for r in every if r.problem.method == "any"))
     return {
-        recorded.problem.method: replace(recorded, problem=replace(recorded.problem, foresight=foresight))
+        recorded.problem.method: replace(recorded, problem=replace(recorded.problem, predictions=predictions))
         for recorded in every
     }
 
 
-def _foresight(every: Recorded) -> Foresight:
+def _predictions(every: Recorded) -> Predictions:
     """What was recorded, with the error that a guess states.
 
     Of what ran out of memory: a little above the limit, and the seconds that a fit to the others gives.
@@ -41,7 +41,7 @@ def _foresight(every: Recorded) -> Foresight:
         if isinstance(trial.outcome, Fits)
     }
     seconds = completed(lattice, timed, TIME)
-    return Foresight(predictions={c: _prediction(trial, math.exp(seconds[c])) for c, trial in every.trials.items()})
+    return Predictions(by_config={c: _prediction(trial, math.exp(seconds[c])) for c, trial in every.trials.items()})
 
 
 def _prediction(trial: Trial, seconds: float) -> Prediction:

@@ -12,7 +12,7 @@ from autofit.bench.oracle import searched
 from autofit.bench.ours import search
 from autofit.bench.recorded import Recorded
 from autofit.bench.score import Score, score
-from autofit.bench.tables import RECORDED, foresight_of, problems_of, read
+from autofit.bench.tables import RECORDED, predictions_of, problems_of, read
 
 SEEDS = 3
 
@@ -22,7 +22,7 @@ def problem_of(table: str, method: str) -> Recorded:
     (whole,) = read([RECORDED / f"{table}.jsonl"])
     recorded = next(r for r in problems_of([whole]) if r.problem.method == method)
     part = replace(whole, trials=tuple(recorded.trials.values()))
-    return replace(recorded, problem=replace(recorded.problem, foresight=foresight_of(part)))
+    return replace(recorded, problem=replace(recorded.problem, predictions=predictions_of(part)))
 
 
 def judged(recorded: Recorded) -> Score:

@@ -21,8 +21,8 @@ from unit.store.test_store_failures import locked, sql
 
 from autofit.core.outcome import Fits, Trial
 from autofit.core.units import GIB
-from autofit.operations import trial_log as keeping
 from autofit.store import Store
+from autofit.store import trial_log as keeping
 from autofit.store.database.schema import REVISIONS
 
 __all__ = ["migrated", "postgresql_server", "postgresql_url"]

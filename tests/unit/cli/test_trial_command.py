@@ -22,8 +22,8 @@ from unit.store.test_store_failures import locked
 from autofit.core.attempt import Attempt
 from autofit.core.units import MIB
 from autofit.operations import single_trial
-from autofit.operations import trial_log as keeping
 from autofit.store import Store
+from autofit.store import trial_log as keeping
 from autofit.trial.process.classify import timed_out
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import TrialRequest

@@ -13,8 +13,8 @@ from autofit.core.outcome import Outcome
 from autofit.estimate.estimate import Estimate
 from autofit.operations import SearchRequest, searching
 from autofit.operations.recording import record as recording
-from autofit.planning.preparing import prepare
-from autofit.prediction import foreseeing
+from autofit.planning.plan import resolve
+from autofit.prediction import predictor
 from autofit.trial.machine.detection import detect
 from autofit.trial.request import TrialRequest
 
@@ -27,7 +27,7 @@ class World:
         self.special: Callable[[TrialRequest], Outcome | None] = lambda request: None
         self.on_wait: Callable[[], None] = lambda: None
         self.predict_all: Callable[..., dict[Config, Estimate]] = lambda *asked, **options: {}
-        """Stands in for `foreseeing.predict_all`: no predictions, which would take longer than everything else."""
+        """Stands in for `predictor.predict_all`: no predictions, which would take longer than everything else."""
 
     @classmethod
     def in_place_of_workers(cls, monkeypatch: pytest.MonkeyPatch) -> World:
@@ -35,16 +35,16 @@ class World:
         made = cls()
         monkeypatch.setattr(searching, "open_pool", made.open_pool)
         monkeypatch.setattr(
-            foreseeing, "make_sure", lambda *given, **asked: None
+            predictor, "make_sure", lambda *given, **asked: None
         )  # a probe takes longer than everything else
         monkeypatch.setattr(recording, "_probed", lambda *asked: {})
-        monkeypatch.setattr(foreseeing, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
+        monkeypatch.setattr(predictor, "predict_all", lambda *asked, **options: made.predict_all(*asked, **options))
         return made
 
     def open_pool(self, request: SearchRequest) -> FakePool:
         """Stands in for `searching.open_pool`."""
         job = request.workload.job(detect("cpu"))
-        lattice = prepare(replace(request, memory_limit_bytes=None, hardware="auto")).narrowed.lattice
+        lattice = resolve(replace(request, memory_limit_bytes=None, hardware="auto")).lattice
         truth = Truth(job, lattice, seed=1)
         self.pools.append(FakePool(truth, special=self.special, on_wait=self.on_wait))
         return self.pools[-1]

@@ -18,12 +18,12 @@ from autofit.core.outcome import Trial
 from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.operations import Estimation, WorkloadOptions, estimate
 from autofit.operations.explaining import Comparison
-from autofit.operations.searching import _foreseeing
-from autofit.planning.preparing import Prepared
+from autofit.planning.plan import Plan
 from autofit.planning.requests import SearchRequest
 from autofit.prediction import predicted_frontier
 from autofit.prediction.allocator_shown import as_trials_show, shown
 from autofit.prediction.predicted_frontier import predict_frontier
+from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
 from autofit.techniques import Job, complete
 
@@ -109,6 +109,6 @@ def test_every_answer_takes_it_from_the_store(store: Store, path: str, monkeypat
         return {}
 
     monkeypatch.setattr(predicted_frontier, "predict_all", predict_all)
-    prepared: Prepared = predict_frontier(request).prepared
-    jobs.append(_foreseeing(request, prepared, store).job)
+    plan: Plan = predict_frontier(request).plan
+    jobs.append(LatticePredictor.of(plan, request, store, probes=False).job)
     assert [(job.expandable_segments, job.context_bytes) for job in jobs] == [(False, CONTEXT)] * 4

@@ -8,13 +8,13 @@ from unit.search.made_truth import cpu_lattice
 from autofit.core.outcome import TimedOut
 from autofit.core.units import GIB
 from autofit.operations.impractical import begun_in_vain
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 from autofit.techniques import complete
 
 
 def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_cause() -> None:
-    knowledge = Knowledge(cpu_lattice(make_job()), 10 * GIB)
-    knowledge.learn(make_trial(complete({"method": "lora", "precision": "fp32"}), fits(2, 160), limit=10 * GIB))
+    state = LatticeState(cpu_lattice(make_job()), 10 * GIB)
+    state.learn(make_trial(complete({"method": "lora", "precision": "fp32"}), fits(2, 160), limit=10 * GIB))
     slow = {"bf16": 128.0, "bf16-mixed": 64.0}
     cut = [
         make_trial(
@@ -23,10 +23,10 @@ def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_caus
         )
         for precision, least in slow.items()
     ]
-    knowledge.recall_bounds(cut)
+    state.recall_bounds(cut)
 
     def said(recommended: str, formats: dict[str, str]) -> tuple[str, ...]:
-        return begun_in_vain(knowledge, recommended=recommended, tokens_per_step=512, emulated_formats=formats)
+        return begun_in_vain(state, recommended=recommended, tokens_per_step=512, emulated_formats=formats)
 
     (sentence,) = said("lora", {"bf16": "bf16 is emulated here: 90 times slower than fp32."})
     fastest = cut[1].config
@@ -35,17 +35,17 @@ def test_a_method_whose_trials_were_all_cut_is_named_with_its_speed_and_its_caus
     )
     assert "because" not in said("lora", {})[0]
     assert said("full", {}) == ()
-    knowledge.learn(make_trial(complete({"method": "full", "precision": "fp32"}), fits(8, 50), limit=10 * GIB))
+    state.learn(make_trial(complete({"method": "full", "precision": "fp32"}), fits(8, 50), limit=10 * GIB))
     assert said("lora", {}) == (), "its own line says how fast it is"
 
 
 def test_what_only_a_first_micro_step_shows_is_said_to_be_so() -> None:
-    knowledge = Knowledge(cpu_lattice(make_job()), 10 * GIB)
-    knowledge.learn(make_trial(complete({"method": "lora", "precision": "fp32"}), fits(2, 160), limit=10 * GIB))
+    state = LatticeState(cpu_lattice(make_job()), 10 * GIB)
+    state.learn(make_trial(complete({"method": "lora", "precision": "fp32"}), fits(2, 160), limit=10 * GIB))
     slow = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=128.0, is_proven=False)
     config = complete({"method": "full", "precision": "fp32"})
-    knowledge.recall_bounds([make_trial(config, slow)])
-    said = begun_in_vain(knowledge, recommended="lora", tokens_per_step=512, emulated_formats={})
+    state.recall_bounds([make_trial(config, slow)])
+    said = begun_in_vain(state, recommended="lora", tokens_per_step=512, emulated_formats={})
     assert said == (
         f"full seems too slow to be practical: at most 4 tokens/s, by its first micro-step alone ({config})",
     )

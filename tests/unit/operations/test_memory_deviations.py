@@ -17,8 +17,7 @@ from autofit.core.outcome import Outcome, Prediction, Trial
 from autofit.core.units import GIB
 from autofit.estimate.assumptions import CONTEXT_BYTES
 from autofit.operations import WorkloadOptions, estimate
-from autofit.prediction.memory_deviations import memory_deviations
-from autofit.search.foresight import UNKNOWN
+from autofit.prediction.memory_deviations import UNKNOWN, memory_deviations
 from autofit.store import Store
 from autofit.techniques import complete
 

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.operations.made_trials import HARDWARE, OPTIONS, STACK, make_job
@@ -16,7 +17,9 @@ from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 from autofit.core.workload import METHODS, Effect, Goal
+from autofit.operations import SearchRequest
 from autofit.planning.lattices import Narrowed, default_space, load_space, narrow, space_summaries, within
+from autofit.planning.plan import resolve_for
 from autofit.techniques import AXES, complete, unsupported
 
 CPU = Hardware(name="cpu-of-tests", kind="cpu", device_name="Some CPU", memory_bytes=32 * GIB, cores=4)
@@ -204,9 +207,13 @@ def test_a_batch_that_no_micro_batch_divides(tmp_path: Path) -> None:
 
 
 def test_digests_tell_lattices_apart() -> None:
-    assert narrowed("cpu").digest == narrowed("cpu").digest
-    assert narrowed("cpu").digest != narrowed("cpu", allow=Effect.EXACT).digest
-    assert narrowed("cpu").digest != narrowed("smoke").digest
+    def digest(space: str, **goal: Any) -> str:
+        request = SearchRequest(workload=OPTIONS, space=space, goal=Goal(**goal))
+        return resolve_for(request, make_job(OPTIONS), 80 * GIB).lattice_digest
+
+    assert digest("cpu") == digest("cpu")
+    assert digest("cpu") != digest("cpu", allow=Effect.EXACT)
+    assert digest("cpu") != digest("smoke")
 
 
 def test_the_default_space_is_the_devices() -> None:

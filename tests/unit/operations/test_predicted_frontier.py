@@ -54,8 +54,8 @@ def test_every_config_of_the_space_is_predicted_once(request_: SearchRequest, tm
     again = predict_frontier(own, lambda done, total: told.append((done, total)))
     assert told == [(8, 8)]
     assert again.points == found.points and again.recommendation == found.recommendation
-    assert found.fitting == len(found.prepared.narrowed.lattice.configs) == 8
-    assert found.prepared.memory_limit_bytes == card("h100-80g").memory_bytes
+    assert found.fitting == len(found.plan.lattice.configs) == 8
+    assert found.plan.limits.memory_bytes == card("h100-80g").memory_bytes
 
 
 def test_points_fit_and_are_beaten_by_none_of_their_method(found: PredictedFrontier) -> None:
@@ -111,7 +111,7 @@ def test_the_most_faithful_method_is_recommended(found: PredictedFrontier) -> No
 def test_a_goal_narrows_what_is_predicted(request_: SearchRequest) -> None:
     lora = predict_frontier(replace(request_, goal=Goal(method="lora")))
     assert {p.config["method"] for p in lora.points} == {"lora"}
-    assert lora.prepared.narrowed.beyond_goal == 4
+    assert lora.plan.beyond_goal == 4
 
 
 def test_what_cannot_be_predicted_is_counted_with_its_reason(request_: SearchRequest) -> None:
@@ -152,7 +152,7 @@ def test_a_card_that_does_not_exist_is_refused(request_: SearchRequest) -> None:
 
 def test_a_processors_speed_is_a_guess_that_claims_little(request_: SearchRequest) -> None:
     found = predict_frontier(replace(request_, hardware="auto", device="cpu", memory_limit_bytes=2 * GIB))
-    assert found.prepared.job.hardware.kind == "cpu"
+    assert found.plan.job.hardware.kind == "cpu"
     assert found.fitting == 8 and found.recommendation is not None
     for point in found.points:
         assert point.tokens_per_second is not None

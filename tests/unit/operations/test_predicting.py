@@ -28,8 +28,8 @@ from autofit.estimate import sweep
 from autofit.estimate.estimator import Estimator
 from autofit.planning.requests import WorkloadOptions
 from autofit.prediction.estimating import site
-from autofit.prediction.foreseeing import Foreseeing
 from autofit.prediction.predicting import predict_all
+from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
 from autofit.techniques import Job, complete, parse
 
@@ -106,8 +106,8 @@ def test_no_failure_of_the_estimator_reaches_who_asks(
     assert "a process ended" in caplog.text
 
 
-def foreseeing(job: Job, store: Store) -> Foreseeing:
-    return Foreseeing(job=job, configs=CONFIGS, memory_limit_bytes=GIB, seconds=None, store=store, one_host=True)
+def predictor_of(job: Job, store: Store) -> LatticePredictor:
+    return LatticePredictor(job=job, configs=CONFIGS, memory_limit_bytes=GIB, seconds=None, store=store, one_host=True)
 
 
 def test_without_predictions_the_host_is_a_limit_by_formula(
@@ -127,8 +127,8 @@ def test_without_predictions_the_host_is_a_limit_by_formula(
             stack=STACK,
         )
         configs = [offloading, plain] if ranks == 1 else [offloading.replace(sharding="zero3")]
-        asking = replace(foreseeing(there, store), configs=configs, predicts=False)
-        return dict(asking.foresee(lambda done, total: None).beyond_host)
+        asking = replace(predictor_of(there, store), configs=configs, predicts=False)
+        return dict(asking.predict(lambda done, total: None).beyond_host)
 
     assert lacking(64) == {offloading: pytest.approx(30 * GIB, abs=GIB)}
     assert lacking(128) == lacking(0) == lacking(64, kind="cpu") == {}
@@ -161,8 +161,8 @@ def test_configs_in_an_emulated_format_are_foretold_from_those_in_fp32(
     )
     wide, mixed, narrow = (complete(parse(f"method=full,precision={p}")) for p in ("fp32", "bf16-mixed", "bf16"))
     alone = complete(parse("method=lora,precision=bf16"))
-    asking = replace(foreseeing(job, store), configs=[wide, mixed, narrow, alone])
-    found = asking.foresee(lambda done, total: None).predictions
+    asking = replace(predictor_of(job, store), configs=[wide, mixed, narrow, alone])
+    found = asking.predict(lambda done, total: None).by_config
     assert set(found) == {wide, mixed, narrow, alone}, "nothing is left out"
     assert {c for c, said in found.items() if said.memory_error} == (set() if traced else {mixed, narrow})
     assert found[alone].memory_error == 0, "the same in fp32 is not among them"
@@ -187,20 +187,20 @@ def test_what_is_kept_is_looked_up_once_and_needs_nothing_loaded(
     predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
     monkeypatch.setattr(sweep, "get_ready", asked.append)
     monkeypatch.setattr(store, "known_estimates", counted)
-    ahead = foreseeing(job, store)
+    ahead = predictor_of(job, store)
     ahead.get_ready()
-    found = ahead.foresee(lambda done, total: None)
+    found = ahead.predict(lambda done, total: None)
     assert asked == [CONFIGS[1:]]
     assert looked_up == [len(CONFIGS)]
-    assert set(found.predictions) == set(CONFIGS)
-    hurried = replace(foreseeing(job, store), seconds=1.0)
-    assert set(hurried.foresee(lambda done, total: None).predictions) == set(CONFIGS), "what is kept takes no time"
+    assert set(found.by_config) == set(CONFIGS)
+    hurried = replace(predictor_of(job, store), seconds=1.0)
+    assert set(hurried.predict(lambda done, total: None).by_config) == set(CONFIGS), "what is kept takes no time"
 
 
 def test_without_time_to_estimate_what_was_estimated_before_is_of_use(job: Job, store: Store) -> None:
     predict_all(job, CONFIGS[:1], memory_limit_bytes=GIB, store=store)
-    hurried = replace(foreseeing(job, store), seconds=1.0)
-    assert set(hurried.foresee(lambda done, total: None).predictions) == set(CONFIGS[:1])
+    hurried = replace(predictor_of(job, store), seconds=1.0)
+    assert set(hurried.predict(lambda done, total: None).by_config) == set(CONFIGS[:1])
 
 
 def test_what_cannot_be_loaded_ahead_costs_nothing_else(
@@ -210,9 +210,9 @@ def test_what_cannot_be_loaded_ahead_costs_nothing_else(
         raise OSError("no more processes")
 
     monkeypatch.setattr(sweep, "get_ready", broken)
-    ahead = foreseeing(job, store)
+    ahead = predictor_of(job, store)
     ahead.get_ready()
-    assert set(ahead.foresee(lambda done, total: None).predictions) == set(CONFIGS)
+    assert set(ahead.predict(lambda done, total: None).by_config) == set(CONFIGS)
 
 
 KNOWN = """

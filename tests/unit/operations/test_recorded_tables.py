@@ -22,8 +22,8 @@ from autofit.core.units import GIB
 from autofit.operations import SearchRequest, read_table, record
 from autofit.operations.recording import record as recording
 from autofit.operations.recording.recorded_tables import read_whole
-from autofit.planning import preparing
-from autofit.planning.preparing import prepare
+from autofit.planning import plan as planning
+from autofit.planning.plan import resolve
 from autofit.trial.request import TrialRequest
 
 REQUEST = SearchRequest(workload=OPTIONS, device="cpu", memory_limit_bytes=2 * GIB, space="smoke")
@@ -75,7 +75,7 @@ def test_a_cluster_says_itself_what_it_has_and_can_run(
 
     def opened(request: SearchRequest) -> FakePool:
         pool = world.open_pool(replace(request, ray_address=None))
-        monkeypatch.setattr(preparing, "detect", not_here)
+        monkeypatch.setattr(planning, "detect", not_here)
         return pool
 
     monkeypatch.setattr(recording, "open_pool", opened)
@@ -207,7 +207,7 @@ def test_no_value_is_left_out_of_some_configs_by_chance(world: World, file: Path
     asked = replace(REQUEST, space="cpu", max_trials=12)
     record(asked, file, covering=True)
     chosen = [trial.config for trial in read_table(file)]
-    everything = {value for config in prepare(asked).narrowed.lattice.configs for value in config.items}
+    everything = {value for config in resolve(asked).lattice.configs for value in config.items}
     assert len(set(chosen)) == 12
     for part in (chosen[:4], chosen[4:8]):  # no axis has more values than this space has checkpointings: 4
         assert {value for config in part for value in config.items} == everything

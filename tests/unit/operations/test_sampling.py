@@ -11,8 +11,8 @@ from autofit.core.errors import NothingFits
 from autofit.core.lattice import Config
 from autofit.core.units import GIB, MIB
 from autofit.operations import SearchRequest, WorkloadOptions, lattice_sampler
-from autofit.search.acquisition.acquisition import Advice
-from autofit.search.foresight import Foresight
+from autofit.prediction.predictions import Predictions
+from autofit.search.acquisition.acquisition import Acquisition
 
 
 def request_of(folder: Path, limit: int) -> SearchRequest:
@@ -26,9 +26,9 @@ def request_of(folder: Path, limit: int) -> SearchRequest:
 
 
 def test_a_study_of_ones_own_walks_the_searchs_lattice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[Foresight] = []
-    foresee = Advice.foresee
-    monkeypatch.setattr(Advice, "foresee", lambda self, said: (told.append(said), foresee(self, said))[1])
+    told: list[Predictions] = []
+    use = Acquisition.use
+    monkeypatch.setattr(Acquisition, "use", lambda self, said: (told.append(said), use(self, said))[1])
     sampler = lattice_sampler(request_of(tmp_path, GIB))
     ran: list[Config] = []
 
@@ -37,8 +37,8 @@ def test_a_study_of_ones_own_walks_the_searchs_lattice(tmp_path: Path, monkeypat
         return 800.0 * MIB, 400.0 if ran[-1]["checkpointing"] == "none" else 300.0
 
     optuna.create_study(directions=["minimize", "maximize"], sampler=sampler).optimize(objective)
-    (foresight,) = told
-    assert len(foresight.predictions) == 4, "weights, gradients and states of full training exceed the limit"
+    (predictions,) = told
+    assert len(predictions.by_config) == 4, "weights, gradients and states of full training exceed the limit"
     assert 0 < len(ran) <= 4 and {config["method"] for config in ran} == {"lora"}
     assert ran[0]["checkpointing"] == "none", "the fastest by prediction comes first"
 

@@ -25,14 +25,15 @@ from autofit.core.outcome import Diverged, Outcome, Trial
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.operations import SearchRequest
 from autofit.planning.nothing_fits import Shortfall
-from autofit.planning.preparing import outline, prepare
-from autofit.prediction.foreseeing import Foreseeing
+from autofit.planning.plan import outline, resolve
+from autofit.prediction import memory_deviations
+from autofit.prediction import predictor as predicting_ahead
+from autofit.prediction.memory_deviations import NOTHING_COMPARED
 from autofit.prediction.predicting import predict_all
-from autofit.search import foresight
-from autofit.search.acquisition.surrogate import Prior
-from autofit.search.foresight import UNKNOWN, memory_error
+from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store
 from autofit.techniques import Job
 from autofit.trial.machine.detection import detect
@@ -258,14 +259,14 @@ def test_measuring_afresh_begins_anew_once_the_question_is_answered(
 def test_a_search_that_was_killed_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
     """SIGKILL leaves the search as running: it is no answer."""
     site = detect("cpu")
-    prepared = prepare(request_)
+    plan = resolve(request_)
     store.begin_search(
         "killed",
         hardware=site[0],
         stack=site[1],
-        workload=prepared.job.workload,
+        workload=plan.job.workload,
         request={
-            "question": request_.question(prepared.job, 2 * GIB, prepared.narrowed.digest),
+            "question": request_.question(plan.job, 2 * GIB, plan.lattice_digest),
             "max_trials": None,
             "seconds": None,
         },
@@ -401,7 +402,7 @@ def test_a_model_that_is_too_large_says_what_could_hold_it(
 ) -> None:
     asked = replace(request_, workload=LARGE, goal=Goal(method=method), memory_limit_bytes=4 * GIB)
     with pytest.raises(Shortfall, match="the smallest config needs at least") as refused:
-        prepare(asked)
+        resolve(asked)
     text = str(refused.value)
     assert refused.value.exit_code == 3
     assert f"at least {least} for weights, gradients and states, and activations on top (" in text
@@ -477,7 +478,7 @@ def test_a_wider_permission_that_needs_less_is_named(world: World, request_: Sea
     """The bare weights of a full fine-tuning with AdamW in 8 bits, or with SGD, are known without a trial."""
     asked = replace(request_, goal=Goal(method="full", allow=Effect.EXACT), memory_limit_bytes=GIB)
     with pytest.raises(Shortfall) as refused:
-        prepare(asked)
+        resolve(asked)
     text = str(refused.value)
     assert "the smallest config needs at least 2.00 GiB" in text
     assert "--allow numerics would lower that to " in text and "--method any would lower that to " in text
@@ -503,7 +504,7 @@ def test_an_impossible_pool_is_refused_before_the_search_begins(request_: Search
 
 
 def test_an_outline_runs_nothing(world: World, request_: SearchRequest) -> None:
-    plan = outline(prepare(request_))
+    plan = outline(resolve(request_))
     assert world.pools == []
     assert not Path(str(request_.store)).exists()
     assert set(plan) == {
@@ -557,12 +558,12 @@ class Predictor:
 
 def test_every_kept_trial_has_its_prediction(world: World, request_: SearchRequest, store: Store) -> None:
     world.predict_all = predictor = Predictor()
-    plain = prepare(request_)
+    plain = resolve(request_)
     result = operations.search(request_)
     (asked,) = predictor.asked
-    assert asked == sum(plain.floor(c) <= 2 * GIB for c in plain.narrowed.lattice.configs)
+    assert asked == sum(least <= 2 * GIB for least in plain.lower_bounds.values())
     assert store.count() == len(list(store.predicted())) == result.trials > 0
-    assert result.ruled_out > len(plain.narrowed.lattice.configs) - asked
+    assert result.ruled_out > len(plain.lattice.configs) - asked
 
 
 def test_a_host_that_is_too_small_for_every_config_is_told(world: World, request_: SearchRequest) -> None:
@@ -622,14 +623,14 @@ def test_errors_of_earlier_trials_on_this_hardware_make_the_margin(
 ) -> None:
     world.predict_all = Predictor()
     seen: list[int] = []
-    real = foresight.learned
+    real = memory_deviations.learned
 
-    def learned(trials: Iterator[Trial]) -> Prior:
+    def learned(trials: Iterator[Trial]) -> MemoryDeviation:
         every = list(trials)
         seen.append(len(every))
         return real(every)
 
-    monkeypatch.setattr(foresight, "learned", learned)
+    monkeypatch.setattr(predicting_ahead, "learned", learned)
     first = operations.search(request_)
     other = operations.search(replace(request_, workload=replace(OPTIONS, seq_len=256)))
     # What was measured of the same workload is recalled trial by trial, and is left out here.
@@ -648,21 +649,21 @@ def test_errors_on_other_hardware_and_of_the_question_itself_are_not_counted(
     moved = [replace(trial, hardware=replace(trial.hardware, name="another")) for trial in measured]
     with Store.open(str(tmp_path / "other.db")) as other:
 
-        def told(asked: Job) -> Prior:
+        def told(asked: Job) -> MemoryDeviation:
             configs = [trial.config for trial in measured]
-            asking = Foreseeing(
+            asking = LatticePredictor(
                 job=asked, configs=configs, memory_limit_bytes=GIB, seconds=None, store=other, one_host=True
             )
-            return asking.foresee(lambda *counted: None).memory_error
+            return asking.predict(lambda *counted: None).memory_deviation
 
-        assert told(job) == told(longer) == memory_error(UNKNOWN)
+        assert told(job) == told(longer) == NOTHING_COMPARED
         for trial in moved:
             other.add(trial)
-        assert told(job) == memory_error(UNKNOWN)
+        assert told(job) == NOTHING_COMPARED
         for trial in measured:
             other.add(trial)
-        assert told(job) == memory_error(UNKNOWN)  # those of its own question are recalled one by one
-        assert told(longer) == foresight.learned(measured[::-1])
+        assert told(job) == NOTHING_COMPARED  # those of its own question are recalled one by one
+        assert told(longer) == memory_deviations.learned(measured[::-1])
 
 
 def test_without_predictions_trials_alone_tell_what_fits(world: World, request_: SearchRequest, store: Store) -> None:
@@ -701,7 +702,7 @@ def test_a_time_budget_is_not_spent_on_estimating(
     assert bool(predictor.asked) == estimated
 
 
-def test_a_search_is_foreseen_by_the_real_estimator(world: World, request_: SearchRequest, store: Store) -> None:
+def test_a_search_uses_the_real_estimator(world: World, request_: SearchRequest, store: Store) -> None:
     world.predict_all = predict_all
     shown: list[tuple[int, int]] = []
     few = replace(request_, space="smoke", goal=Goal(method="lora", allow=Effect.EXACT), max_trials=3)
@@ -717,6 +718,6 @@ def test_a_hosts_memory_is_shared_where_all_trials_run_on_it(
     world: World, request_: SearchRequest, store: Store, one_host: bool
 ) -> None:
     job = request_.workload.job(detect("cpu"))
-    asking = Foreseeing(job=job, configs=(), memory_limit_bytes=GIB, seconds=None, store=store, one_host=one_host)
-    found = asking.foresee(lambda done, total: None)
+    asking = LatticePredictor(job=job, configs=(), memory_limit_bytes=GIB, seconds=None, store=store, one_host=one_host)
+    found = asking.predict(lambda done, total: None)
     assert found.shared_host_bytes == (job.hardware.host_memory_bytes if one_host else None)

@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from unit.operations.made_trials import fits, make_trial
@@ -22,10 +23,11 @@ from autofit.core.units import GIB
 from autofit.core.verdict import verdict
 from autofit.core.workload import METHODS, Goal, Workload
 from autofit.planning.lattices import load_space, narrow
-from autofit.search.budget import Limits
-from autofit.search.foresight import Foresight
+from autofit.planning.plan import Limits, Plan
+from autofit.prediction.predictions import Predictions, ReadyMade
 from autofit.search.loop import Search
 from autofit.search.progress import Progress
+from autofit.store.trial_log import TrialLog
 from autofit.techniques import Job, unsupported
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
@@ -82,6 +84,11 @@ class Truth:
         wide = 1.0 if config["precision"] == "bf16" or config["method"] != "full" else 1.6
         states = STATE_BYTES[config.text("optimizer")] if config["method"] == "full" else 0.0
         return int(PARAMETERS * (WEIGHT_BYTES[config.text("method")] * wide + states))
+
+    @cached_property
+    def lower_bounds(self) -> dict[Config, int]:
+        """`floor` of every config."""
+        return {config: self.floor(config) for config in self.lattice.configs}
 
     def memory(self, config: Config) -> int:
         """Peak bytes: the floor and the activations."""
@@ -191,6 +198,23 @@ class FakePool:
         self.closed += 1
 
 
+class RememberingLog(TrialLog):
+    """A store in memory."""
+
+    def __init__(self, known: dict[Config, list[Trial]]) -> None:
+        self._known = known
+        self.saved: list[Trial] = []
+
+    def known(self, job: Job) -> dict[Config, list[Trial]]:
+        """What was known before."""
+        return self._known
+
+    def keep(self, trial: Trial) -> Trial:
+        """Give a trial its number."""
+        self.saved.append(replace(trial, trial_id=len(self.saved) + 1))
+        return self.saved[-1]
+
+
 @dataclass
 class Run:
     """A search over a world, with everything that it leaves behind."""
@@ -199,12 +223,16 @@ class Run:
     limit: int
     pool: FakePool
     search: Search
-    saved: list[Trial] = field(default_factory=list)
+    log: RememberingLog
     opened: int = 0
     reports: list[tuple[int, int, int, bool]] = field(default_factory=list)
     """Of each report: trials done, out of memory, ruled out, verifying."""
     unknown: list[int] = field(default_factory=list)
     """Of each report: how many saved configs the search did not know the outcome of."""
+
+    @property
+    def saved(self) -> list[Trial]:
+        return self.log.saved
 
     @property
     def progress(self) -> Progress:
@@ -213,7 +241,7 @@ class Run:
     @property
     def regret(self) -> float:
         """How much longer the winner's step truly takes than that of the best config; 0.01 is 1 %."""
-        winner, best = self.search.winner(), self.truth.best(self.limit, self.search.methods)
+        winner, best = self.search.winner(), self.truth.best(self.limit, self.search.plan.goal.methods)
         assert winner is not None and best is not None
         if winner.method != best["method"]:
             return math.inf
@@ -239,42 +267,41 @@ def prepare(
     special: Callable[[TrialRequest], Outcome | None] = lambda request: None,
     on_wait: Callable[[], None] = lambda: None,
     lattice: Lattice | None = None,
-    foresight: Foresight | None = None,
+    predictions: Predictions | None = None,
     thorough: bool = False,
 ) -> Run:
     """A search that is ready to run, whose pool checks that it keeps its promises."""
     pool = FakePool(truth, size=size, special=special, on_wait=on_wait)
+    log = RememberingLog(known or {})
 
     def open_pool() -> FakePool:
         run.opened += 1
         return pool
 
-    def save(trial: Trial) -> Trial:
-        run.saved.append(replace(trial, trial_id=len(run.saved) + 1))
-        return run.saved[-1]
-
     def report(progress: Progress) -> None:
         run.reports.append((progress.done, progress.out_of_memory, progress.ruled_out, progress.verifying))
-        run.unknown.append(len({t.config for t in run.saved} - search.knowledge.trials.keys()))
+        run.unknown.append(len({t.config for t in run.saved} - search.state.trials.keys()))
 
+    walked = lattice or truth.lattice
     search = Search(
-        job=truth.job,
-        lattice=lattice or truth.lattice,
-        methods=methods,
-        limits=Limits(memory_bytes=limit, max_trials=max_trials, seconds=seconds),
-        floor=truth.floor,
-        known=known or {},
+        plan=Plan(
+            job=truth.job,
+            lattice=walked,
+            lower_bounds={config: truth.floor(config) for config in walked.configs},
+            goal=Goal(method="any" if methods == METHODS else methods[0]),
+            limits=Limits(memory_bytes=limit, max_trials=max_trials, seconds=seconds),
+            thorough=thorough,
+        ),
+        predictor=ReadyMade(predictions or Predictions()),
+        log=log,
         open_pool=open_pool,
-        foresee=lambda told: foresight or Foresight(),
-        thorough=thorough,
-        save=save,
         report=report,
     )
-    run = Run(truth, limit, pool, search)
+    run = Run(truth, limit, pool, search, log)
 
     def keeps_promises(request: TrialRequest) -> None:
         assert len(run.saved) == pool.returned, "a trial was asked for before the last outcomes were stored"
-        assert request.config not in search.knowledge.ruled_out, "a ruled-out config is run"
+        assert request.config not in search.state.ruled_out, "a ruled-out config is run"
         assert request.memory_limit_bytes == limit
         if not search.progress.verifying:
             again = [r for r in pool.submitted if r.config == request.config]

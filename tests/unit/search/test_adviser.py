@@ -19,10 +19,12 @@ from unit.operations.made_trials import crashed, fits, make_job, make_trial, out
 from unit.search.made_truth import Truth, cpu_lattice
 
 from autofit.core.lattice import Config, Lattice
+from autofit.core.normal import mean_above
 from autofit.core.outcome import Fits, Outcome, Prediction, TimedOut, Trial
 from autofit.core.repeatability import INTERVAL_DEVIATIONS
 from autofit.core.units import GIB
-from autofit.search.acquisition import acquisition as advice_module
+from autofit.prediction.predictions import Predictions
+from autofit.search.acquisition import acquisition as module
 from autofit.search.acquisition.acquisition import (
     AREA_BESIDE,
     AREA_THOROUGH,
@@ -30,28 +32,29 @@ from autofit.search.acquisition.acquisition import (
     LIKELY,
     MUCH,
     WORTHWHILE_GAIN,
-    Advice,
+    Acquisition,
 )
 from autofit.search.acquisition.adviser import OVER_LIMIT, Adviser
 from autofit.search.acquisition.gains import Front, area_gain
 from autofit.search.acquisition.sampler import ABSENT, LatticeSampler, parameters, suggested
-from autofit.search.acquisition.surrogate import mean_above
 from autofit.search.budget import ALLOWANCE_FACTOR, ALLOWANCE_SHARE, USUAL_SECONDS
-from autofit.search.foresight import Foresight
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 from autofit.techniques import AXES, complete, only_slower
 
 LATTICE = cpu_lattice(make_job())
 LIMIT = 10 * GIB
 
 
-def floor(config: Config) -> int:
-    return GIB if config["method"] == "full" else GIB // 2
+def floors(lattice: Lattice) -> dict[Config, int]:
+    return {config: GIB if config["method"] == "full" else GIB // 2 for config in lattice.configs}
 
 
-def make_adviser(lattice: Lattice = LATTICE, limit: int = LIMIT) -> tuple[Adviser, Knowledge]:
-    knowledge = Knowledge(lattice, limit)
-    return Adviser(knowledge, Advice(knowledge, floor)), knowledge
+FLOORS = floors(LATTICE)
+
+
+def make_adviser(lattice: Lattice = LATTICE, limit: int = LIMIT) -> tuple[Adviser, LatticeState]:
+    state = LatticeState(lattice, limit)
+    return Adviser(state, Acquisition(state, floors(lattice))), state
 
 
 def ask(adviser: Adviser) -> Config:
@@ -100,25 +103,25 @@ def test_a_crash_is_told_as_a_failure_without_values() -> None:
 
 
 def test_the_studys_best_trials_are_the_frontier() -> None:
-    adviser, knowledge = make_adviser()
+    adviser, state = make_adviser()
     for gib, speed in ((4, 250), (5, 200), (3, 100), (9, 400)):
         run(adviser, fits(gib, speed))
     run(adviser, out_of_memory())
     assert sorted(t.values[1] for t in adviser.study.best_trials) == [100.0, 250.0, 400.0]
-    assert len(knowledge.points()) == 4
+    assert len(state.points()) == 4
 
 
 def test_the_store_is_told_as_if_just_run() -> None:
     asked, _ = make_adviser()
     outcomes = [fits(4, 250), out_of_memory(), fits(3, 100)]
     configs = [run(asked, outcome) for outcome in outcomes]
-    rebuilt, knowledge = make_adviser()
+    rebuilt, state = make_adviser()
     for config, outcome in zip(configs, outcomes, strict=True):
         rebuilt.tell(make_trial(config, outcome, limit=LIMIT))
     for one, other in zip(asked.study.trials, rebuilt.study.trials, strict=True):
         assert (one.params, one.values, one.constraints) == (other.params, other.values, other.constraints)
     assert rebuilt.best_candidate() == asked.best_candidate()
-    assert len(knowledge.trials) == 3
+    assert len(state.trials) == 3
 
 
 @pytest.mark.parametrize(
@@ -129,17 +132,17 @@ def test_the_store_is_told_as_if_just_run() -> None:
 def test_a_config_of_another_space_disturbs_neither_the_study_nor_the_advice(outcome: Outcome) -> None:
     """A store may know configs with values that this lattice has not."""
     adviser, _ = make_adviser()
-    before = {c.config: c.expected_seconds for c in adviser.advice.candidates()}
+    before = {c.config: c.expected_seconds for c in adviser.acquisition.candidates()}
     adviser.tell(make_trial({"method": "full", "attention": "eager"}, outcome, limit=LIMIT))
     assert adviser.study.trials == []
-    assert {c.config: c.expected_seconds for c in adviser.advice.candidates()} == before
+    assert {c.config: c.expected_seconds for c in adviser.acquisition.candidates()} == before
 
 
 def test_what_is_under_way_is_not_suggested_again() -> None:
-    adviser, knowledge = make_adviser()
+    adviser, state = make_adviser()
     under_way = [ask(adviser) for _ in range(5)]
     assert len(set(under_way)) == 5
-    assert not set(under_way) & set(knowledge.open)
+    assert not set(under_way) & set(state.open)
     assert [t.state for t in adviser.study.trials] == [TrialState.RUNNING] * 5
 
 
@@ -168,47 +171,47 @@ def test_what_only_adds_work_to_what_fits_with_room_is_not_tried_for_its_speed(
         )
         for c in LATTICE.configs
     }
-    adviser, knowledge = make_adviser()
-    adviser.advice.foresee(Foresight(predictions=said))
+    adviser, state = make_adviser()
+    adviser.acquisition.use(Predictions(by_config=said))
     plain = next(c for c in LATTICE.configs if c["checkpointing"] == "none")
     measured = replace(fits(gib, 250).measurement, stopped_early=early)
     adviser.tell(make_trial(plain, Fits(measurement=measured), limit=LIMIT))
     slower = only_slower(plain)
-    found = {c.config: c.expected_gain for c in adviser.advice.candidates() if c.config in slower}
-    other = {c.config: c.expected_gain for c in adviser.advice.candidates() if c.config["checkpointing"] == "full"}
+    found = {c.config: c.expected_gain for c in adviser.acquisition.candidates() if c.config in slower}
+    other = {c.config: c.expected_gain for c in adviser.acquisition.candidates() if c.config["checkpointing"] == "full"}
     assert len(found) > 2 and max(other.values()) > 0.5
     assert all((gain < 0.5) is bounds for gain in found.values())
-    (winner,) = knowledge.points()
-    for config in set(knowledge.open) - set(found):
-        knowledge.rule_out(config, "only those are to be judged")
+    (winner,) = state.points()
+    for config in set(state.open) - set(found):
+        state.rule_out(config, "only those are to be judged")
     # The winner itself may have been unlucky by two deviations of its timing, of which 3 % are 1.645.
     unlucky = 1.0 - math.exp(-2.0 * 0.03 / 1.645)
     assert 0.0 < unlucky < 0.04
-    assert (adviser.advice.regret_bound(winner) <= unlucky) is bounds
+    assert (adviser.acquisition.regret_bound(winner) <= unlucky) is bounds
 
 
 def test_what_was_cut_off_is_open_again() -> None:
     """It may still be the best, which the regret bound has to count."""
-    adviser, knowledge = make_adviser()
+    adviser, state = make_adviser()
     run(adviser, fits(4, 250))
-    (winner,) = knowledge.points()
-    last = next(c for c in knowledge.open if c["method"] == winner.method)
-    for other in set(knowledge.open) - {last}:
-        knowledge.rule_out(other, "only this one may still be the best")
+    (winner,) = state.points()
+    last = next(c for c in state.open if c["method"] == winner.method)
+    for other in set(state.open) - {last}:
+        state.rule_out(other, "only this one may still be the best")
     config = ask(adviser)
-    assert adviser.advice.regret_bound(winner) == 0.0
+    assert adviser.acquisition.regret_bound(winner) == 0.0
     adviser.give_up(config)
-    assert knowledge.open == (config,) and not knowledge.under_way
-    assert adviser.advice.regret_bound(winner) > 0.1
+    assert state.open == (config,) and not state.under_way
+    assert adviser.acquisition.regret_bound(winner) > 0.1
     assert adviser.study.trials[-1].state == TrialState.FAIL
 
 
 def test_a_second_figure_of_a_config_is_one_more_trial() -> None:
-    adviser, knowledge = make_adviser()
+    adviser, state = make_adviser()
     config = run(adviser, fits(4, 250))
     adviser.tell(make_trial(config, fits(4, 240), limit=LIMIT))
     assert [t.values[1] for t in adviser.study.trials] == [250.0, 240.0]
-    assert knowledge.points()[0].measurement.tokens_per_second == 240.0
+    assert state.points()[0].measurement.tokens_per_second == 240.0
 
 
 def outcome_of(kind: str, choose: random.Random) -> Outcome:
@@ -228,7 +231,7 @@ def outcome_of(kind: str, choose: random.Random) -> Outcome:
 @example(history=["fits", "out_of_memory", "fits", "fits", "fits", "out_of_memory", "fits", "wait"], seed=148)
 def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
     """Whatever happens, with trials ending late and in any order: never a repeat, never ruled out, never invalid."""
-    adviser, knowledge = make_adviser()
+    adviser, state = make_adviser()
     choose = random.Random(seed)
     seen: set[Config] = set()
     under_way: list[Config] = []
@@ -236,11 +239,11 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
         if event == "wait" or not under_way:
             candidate = adviser.best_candidate()
             if candidate is None:
-                assert adviser.advice.worthwhile() == []  # what is open, if anything, is not worth a trial
+                assert adviser.acquisition.worthwhile() == []  # what is open, if anything, is not worth a trial
                 break
-            assert candidate.config in knowledge.open
+            assert candidate.config in state.open
             config = adviser.ask()
-            assert config in LATTICE.configs and config not in seen and config not in knowledge.ruled_out
+            assert config in LATTICE.configs and config not in seen and config not in state.ruled_out
             assert suggested(adviser.study.trials[-1].params) == config
             seen.add(config)
             under_way.append(config)
@@ -254,8 +257,8 @@ def test_suggestions_are_always_open(history: list[str], seed: int) -> None:
 def test_a_world_is_walked_to_its_end_without_a_repeat(seed: int) -> None:
     truth = Truth(make_job(), LATTICE, seed)
     limit = sorted(truth.memory(c) for c in LATTICE.configs)[60]
-    knowledge = Knowledge(LATTICE, limit)
-    adviser = Adviser(knowledge, Advice(knowledge, truth.floor))
+    state = LatticeState(LATTICE, limit)
+    adviser = Adviser(state, Acquisition(state, truth.lower_bounds))
     ran: list[Config] = []
     for _ in range(30):
         candidate = adviser.best_candidate()
@@ -265,12 +268,12 @@ def test_a_world_is_walked_to_its_end_without_a_repeat(seed: int) -> None:
         assert math.isfinite(candidate.expected_gain) and candidate.expected_gain >= 0.0
         config = adviser.ask()
         trial = truth.trial(config, limit)
-        ruled_out_before = set(knowledge.ruled_out)
+        ruled_out_before = set(state.ruled_out)
         adviser.tell(trial)
         assert config not in ran and config not in ruled_out_before
         ran.append(config)
         # Nothing that was ruled out would have fitted.
-        assert all(truth.memory(c) > limit for c in knowledge.ruled_out)
+        assert all(truth.memory(c) > limit for c in state.ruled_out)
         assert isinstance(trial.outcome, Fits) == (truth.memory(config) <= limit)
     assert len(adviser.study.trials) == len(ran)
 
@@ -282,8 +285,8 @@ def test_an_empty_adviser_asks_for_something_that_is_likely_to_fit() -> None:
 
 
 def test_configs_without_an_axis_have_a_category_for_it() -> None:
-    knowledge = Knowledge(LATTICE, LIMIT)
-    sampler = LatticeSampler(knowledge, Advice(knowledge, floor))
+    state = LatticeState(LATTICE, LIMIT)
+    sampler = LatticeSampler(state, Acquisition(state, FLOORS))
     full = next(c for c in LATTICE.configs if c["method"] == "full")
     assert parameters(full, sampler.space)["rank"] == ABSENT
     for config in LATTICE.configs:
@@ -292,8 +295,8 @@ def test_configs_without_an_axis_have_a_category_for_it() -> None:
 
 
 def test_the_sampler_works_in_any_study() -> None:
-    knowledge = Knowledge(LATTICE, LIMIT)
-    sampler = LatticeSampler(knowledge, Advice(knowledge, floor))
+    state = LatticeState(LATTICE, LIMIT)
+    sampler = LatticeSampler(state, Acquisition(state, FLOORS))
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler, study_name="alone")
     expected = make_adviser()[0]
     for speed in (250.0, 100.0, 400.0):
@@ -302,7 +305,7 @@ def test_the_sampler_works_in_any_study() -> None:
         assert config == expected.ask()
         study.tell(trial, [4 * GIB, speed])
         outcome = make_trial(config, fits(4, speed), limit=LIMIT)
-        knowledge.learn(outcome)
+        state.learn(outcome)
         expected.tell(outcome)
     # Parameters may also be suggested one by one, as in Optuna's examples.
     trial = study.ask()
@@ -314,8 +317,8 @@ def test_a_study_that_optimizes_learns_from_its_own_trials() -> None:
     """As any sampler of Optuna does: what the objective returns is all that it is told."""
     truth = Truth(make_job(), LATTICE, seed=1)
     limit = sorted(truth.memory(c) for c in LATTICE.configs)[76]
-    knowledge = Knowledge(LATTICE, limit)
-    sampler = LatticeSampler(knowledge, Advice(knowledge, truth.floor, ("full",)), truth.job)
+    state = LatticeState(LATTICE, limit)
+    sampler = LatticeSampler(state, Acquisition(state, truth.lower_bounds, ("full",)), truth.job)
     ran: list[Config] = []
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
@@ -329,8 +332,8 @@ def test_a_study_that_optimizes_learns_from_its_own_trials() -> None:
 
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     study.optimize(objective, n_trials=8, catch=RuntimeError)
-    assert len(set(ran)) == len(knowledge.trials) == 8 and not knowledge.under_way
-    kinds = [knowledge.trials[config].outcome.kind for config in ran]
+    assert len(set(ran)) == len(state.trials) == 8 and not state.under_way
+    kinds = [state.trials[config].outcome.kind for config in ran]
     assert kinds[1] == "crashed" and kinds.count("fits") > 5
     best = truth.best(limit, ["full"])
     fitting = [config for config in ran if truth.memory(config) <= limit]
@@ -344,9 +347,9 @@ def test_a_study_that_is_continued_goes_on_from_its_trials(tmp_path: Path) -> No
     storage = f"sqlite:///{tmp_path / 'study.db'}"
     ran: list[list[Config]] = []
 
-    def process(trials: int) -> Knowledge:
-        knowledge = Knowledge(LATTICE, limit)
-        sampler = LatticeSampler(knowledge, Advice(knowledge, truth.floor, ("full",)), truth.job)
+    def process(trials: int) -> LatticeState:
+        state = LatticeState(LATTICE, limit)
+        sampler = LatticeSampler(state, Acquisition(state, truth.lower_bounds, ("full",)), truth.job)
         ran.append([])
 
         def objective(trial: optuna.Trial) -> tuple[float, float]:
@@ -363,7 +366,7 @@ def test_a_study_that_is_continued_goes_on_from_its_trials(tmp_path: Path) -> No
             sampler=sampler,
         )
         study.optimize(objective, n_trials=trials)
-        return knowledge
+        return state
 
     known = process(4), process(3)
     first, second = ran
@@ -374,8 +377,8 @@ def test_a_study_that_is_continued_goes_on_from_its_trials(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("told", [(4.0 * GIB, math.inf), (4.0 * GIB, -1.0), (-math.inf, 250.0), (-1.0, 250.0)])
 def test_figures_that_cannot_be_are_a_failed_trial(told: tuple[float, float]) -> None:
-    knowledge = Knowledge(LATTICE, LIMIT)
-    sampler = LatticeSampler(knowledge, Advice(knowledge, floor), make_job())
+    state = LatticeState(LATTICE, LIMIT)
+    sampler = LatticeSampler(state, Acquisition(state, FLOORS), make_job())
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     told_of: list[Config] = []
 
@@ -384,13 +387,13 @@ def test_figures_that_cannot_be_are_a_failed_trial(told: tuple[float, float]) ->
         return told if len(told_of) == 1 else (4.0 * GIB, 250.0)
 
     study.optimize(objective, n_trials=2)
-    assert [knowledge.trials[config].outcome.kind for config in told_of] == ["crashed", "fits"]
+    assert [state.trials[config].outcome.kind for config in told_of] == ["crashed", "fits"]
 
 
 def test_a_config_that_the_user_enqueues_is_learnt_too() -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
-    knowledge = Knowledge(LATTICE, LIMIT)
-    sampler = LatticeSampler(knowledge, Advice(knowledge, truth.floor, ("full",)), truth.job)
+    state = LatticeState(LATTICE, LIMIT)
+    sampler = LatticeSampler(state, Acquisition(state, truth.lower_bounds, ("full",)), truth.job)
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     own = LATTICE.configs[-1]
 
@@ -400,15 +403,15 @@ def test_a_config_that_the_user_enqueues_is_learnt_too() -> None:
 
     study.enqueue_trial(parameters(own, sampler.space))
     study.optimize(objective, n_trials=1)
-    assert list(knowledge.trials) == [own] and not knowledge.under_way
+    assert list(state.trials) == [own] and not state.under_way
 
 
 def test_a_suggestion_that_the_user_overruled_in_part_is_open_again() -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
-    knowledge = Knowledge(LATTICE, LIMIT)
-    sampler = LatticeSampler(knowledge, Advice(knowledge, truth.floor, ("full",)), truth.job)
+    state = LatticeState(LATTICE, LIMIT)
+    sampler = LatticeSampler(state, Acquisition(state, truth.lower_bounds, ("full",)), truth.job)
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
-    first = sampler._advice.first().config
+    first = sampler._acquisition.first().config
     other = next(c for c in LATTICE.configs if c["micro_batch"] != first["micro_batch"])
     ran: list[Config] = []
 
@@ -418,8 +421,8 @@ def test_a_suggestion_that_the_user_overruled_in_part_is_open_again() -> None:
 
     study.enqueue_trial({"micro_batch": other["micro_batch"]})
     study.optimize(objective, n_trials=1)
-    assert ran == [first.replace(micro_batch=other["micro_batch"])] and first in knowledge.open
-    assert not knowledge.under_way and list(knowledge.trials) == [c for c in ran if c in knowledge]
+    assert ran == [first.replace(micro_batch=other["micro_batch"])] and first in state.open
+    assert not state.under_way and list(state.trials) == [c for c in ran if c in state]
 
 
 @pytest.mark.parametrize("jobs", [1, 3])
@@ -427,9 +430,9 @@ def test_a_study_that_optimizes_stops_when_nothing_is_worth_a_trial(jobs: int) -
     """Each config runs once, whoever asks at the same time, and what is left was not worth its trial when the study
     stopped: what several had under way then may still show that something else is."""
     truth = Truth(make_job(), LATTICE, seed=1)
-    knowledge = Knowledge(LATTICE, LIMIT)
-    advice = Advice(knowledge, truth.floor, ("full",))
-    sampler = LatticeSampler(knowledge, advice, truth.job)
+    state = LatticeState(LATTICE, LIMIT)
+    acquisition = Acquisition(state, truth.lower_bounds, ("full",))
+    sampler = LatticeSampler(state, acquisition, truth.job)
     ran: list[Config] = []
 
     def objective(trial: optuna.Trial) -> tuple[float, float]:
@@ -440,8 +443,8 @@ def test_a_study_that_optimizes_stops_when_nothing_is_worth_a_trial(jobs: int) -
     study = optuna.create_study(directions=["minimize", "maximize"], sampler=sampler)
     study.optimize(objective, n_jobs=jobs)
     assert len(ran) == len(set(ran)) < len(LATTICE.configs)
-    assert knowledge.open and not knowledge.under_way
-    assert jobs > 1 or advice.best() is None
+    assert state.open and not state.under_way
+    assert jobs > 1 or acquisition.best() is None
     best = truth.best(LIMIT, ["full"])
     assert best is not None
     full = [truth.seconds(config) for config in ran if config["method"] == "full"]
@@ -450,12 +453,12 @@ def test_a_study_that_optimizes_stops_when_nothing_is_worth_a_trial(jobs: int) -
 
 @pytest.mark.parametrize("directions", [["maximize"], ["maximize", "minimize"], ["minimize", "maximize", "maximize"]])
 def test_a_study_of_other_objectives_is_told_which_it_needs(directions: list[str]) -> None:
-    knowledge = Knowledge(LATTICE, LIMIT)
-    sampler = LatticeSampler(knowledge, Advice(knowledge, floor))
+    state = LatticeState(LATTICE, LIMIT)
+    sampler = LatticeSampler(state, Acquisition(state, FLOORS))
     study = optuna.create_study(directions=directions, sampler=sampler)
     with pytest.raises(ValueError, match=rf"directions are {', '.join(directions)}: .*bytes and tokens per second"):
         study.ask(sampler.space)
-    assert not knowledge.under_way
+    assert not state.under_way
 
 
 def test_a_study_whose_lattice_is_used_up_says_so() -> None:
@@ -483,14 +486,14 @@ def test_what_takes_long_to_set_up_must_gain_more() -> None:
     first = adviser.ask()
     assert first["compile"] is False
     adviser.tell(with_setup(first, 5.0))
-    compiled = next(c for c in adviser.advice.candidates() if c.config == first.replace(compile=True))
-    plain = [c for c in adviser.advice.candidates() if c.config["compile"] is False]
+    compiled = next(c for c in adviser.acquisition.candidates() if c.config == first.replace(compile=True))
+    plain = [c for c in adviser.acquisition.candidates() if c.config["compile"] is False]
     same = next(c for c in plain if c.config["method"] == first["method"])
     assert compiled.expected_seconds > 3 * same.expected_seconds
     assert adviser.ask()["compile"] is False
     # Where compiling turns out to be quick, it is weighed as the rest is.
     adviser.tell(with_setup(compiled.config, 5.0))
-    after = [c for c in adviser.advice.candidates() if c.config["compile"] is True]
+    after = [c for c in adviser.acquisition.candidates() if c.config["compile"] is True]
     assert max(c.expected_seconds for c in after) < compiled.expected_seconds
 
 
@@ -510,7 +513,7 @@ def test_where_every_trial_takes_long_the_shorter_ones_go_on() -> None:
     adviser, _ = make_adviser()
     for _ in range(4):
         run(adviser, fits(4, 1.0))
-        best, every = adviser.best_candidate(), adviser.advice.candidates()
+        best, every = adviser.best_candidate(), adviser.acquisition.candidates()
         shortest = min(c.expected_seconds for c in every)
         assert shortest > ALLOWANCE_SHARE * USUAL_SECONDS
         assert best is not None and best.expected_seconds <= ALLOWANCE_FACTOR * shortest
@@ -520,7 +523,7 @@ def test_a_time_out_says_how_long_its_like_take() -> None:
     adviser, _ = make_adviser(compiled_or_not())
     slow = LATTICE.configs[0].replace(compile=True)
     adviser.tell(make_trial(slow, TimedOut(reason="no end", deadline_seconds=600.0), limit=LIMIT))
-    seconds = {c.config["compile"]: c.expected_seconds for c in adviser.advice.candidates()}
+    seconds = {c.config["compile"]: c.expected_seconds for c in adviser.acquisition.candidates()}
     assert seconds[True] > 200 > seconds[False]
 
 
@@ -529,25 +532,25 @@ def test_a_time_out_says_how_long_its_like_take() -> None:
 )
 def test_a_gain_that_luck_explains_is_not_worth_a_trial(spread: float | None, least: float) -> None:
     adviser, _ = make_adviser()
-    assert adviser.advice.worthwhile_gain() == 0.0  # until something fits, every trial is worth it
+    assert adviser.acquisition.worthwhile_gain() == 0.0  # until something fits, every trial is worth it
     m = fits(4, 250).measurement
     noisy = Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=spread)))
     run(adviser, noisy)
-    assert adviser.advice.worthwhile_gain() == pytest.approx(least)
+    assert adviser.acquisition.worthwhile_gain() == pytest.approx(least)
 
 
 @pytest.mark.parametrize("thorough", [False, True])
 def test_what_is_likelier_to_run_out_is_left_alone_or_comes_last(thorough: bool) -> None:
     truth = Truth(make_job(), LATTICE, seed=1)
     limit = sorted(truth.memory(c) for c in LATTICE.configs)[len(LATTICE.configs) // 2]
-    knowledge = Knowledge(LATTICE, limit)
-    adviser = Adviser(knowledge, Advice(knowledge, floor, thorough=thorough))
+    state = LatticeState(LATTICE, limit)
+    adviser = Adviser(state, Acquisition(state, FLOORS, thorough=thorough))
     unlikely = 0
     while (candidate := adviser.best_candidate()) is not None:
-        if knowledge.points() and candidate.fit_probability < LIKELY:
+        if state.points() and candidate.fit_probability < LIKELY:
             unlikely += 1
-            gains = [c.expected_gain for c in adviser.advice.candidates() if c.fit_probability >= LIKELY]
-            assert max(gains, default=0.0) <= adviser.advice.worthwhile_gain()
+            gains = [c.expected_gain for c in adviser.acquisition.candidates() if c.fit_probability >= LIKELY]
+            assert max(gains, default=0.0) <= adviser.acquisition.worthwhile_gain()
         adviser.tell(truth.trial(adviser.ask(), limit))
     assert (unlikely > 0) is thorough
 
@@ -557,14 +560,14 @@ def test_what_is_likelier_to_run_out_is_tried_where_it_may_gain_a_tenth(
     more: float, tried: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gain is that of the one open config, whose chance of fitting is 0.3, just below and just above the bound."""
-    adviser, knowledge = make_adviser()
+    adviser, state = make_adviser()
     run(adviser, fits(4, 250))
-    (kept, *others) = knowledge.open
+    (kept, *others) = state.open
     for config in others:
-        knowledge.rule_out(config, "not of this test")
-    weighed = adviser.advice._weighed()
+        state.rule_out(config, "not of this test")
+    weighed = adviser.acquisition._weighed()
     shown = replace(weighed, gain=np.array([more * MUCH]), probability=np.array([0.3]), cannot_fit=np.array([False]))
-    monkeypatch.setattr(adviser.advice, "_weighed", lambda: shown)
+    monkeypatch.setattr(adviser.acquisition, "_weighed", lambda: shown)
     found = adviser.best_candidate()
     assert (None if found is None else found.config) == (kept if tried else None)
 
@@ -584,20 +587,20 @@ def test_a_method_may_be_recommended_as_long_as_it_would_be_tried_and_is_practic
         np.array([chance, 1.0]),
         np.array([seconds, 2.0]),
     )
-    assert adviser.advice._recommended(*asked) is None
-    named = Advice(Knowledge(LATTICE, LIMIT), floor, METHODS)
+    assert adviser.acquisition._recommended(*asked) is None
+    named = Acquisition(LatticeState(LATTICE, LIMIT), FLOORS, METHODS)
     assert named._recommended(*asked) == recommended
 
 
 def test_a_gain_that_other_executions_explain_is_not_worth_a_trial_either() -> None:
-    adviser, knowledge = make_adviser()
+    adviser, state = make_adviser()
     m = fits(4, 250).measurement
     run(adviser, Fits(measurement=replace(m, step_seconds=replace(m.step_seconds, relative_spread=0.06))))
-    assert adviser.advice.worthwhile_gain() == WORTHWHILE_GAIN
-    before = knowledge.version
-    knowledge.executions_differ(0.08 / INTERVAL_DEVIATIONS)
-    assert adviser.advice.worthwhile_gain() == pytest.approx(0.24 * 0.05)
-    assert [p.between for p in knowledge.points()] == [0.08 / INTERVAL_DEVIATIONS] and knowledge.version > before
+    assert adviser.acquisition.worthwhile_gain() == WORTHWHILE_GAIN
+    before = state.version
+    state.executions_differ(0.08 / INTERVAL_DEVIATIONS)
+    assert adviser.acquisition.worthwhile_gain() == pytest.approx(0.24 * 0.05)
+    assert [p.between for p in state.points()] == [0.08 / INTERVAL_DEVIATIONS] and state.version > before
 
 
 def test_the_area_under_the_frontier_grows_as_integration_says() -> None:
@@ -638,14 +641,14 @@ def test_what_is_lighter_than_what_has_fitted_fits(predicted: bool) -> None:
         said = Prediction(
             peak_allocated_bytes=1, device_bytes=90 * GIB, step_seconds=1.0, calibrated_on=0, relative_error=0.5
         )
-        adviser.advice.foresee(Foresight(predictions=dict.fromkeys(LATTICE.configs, said)))
+        adviser.acquisition.use(Predictions(by_config=dict.fromkeys(LATTICE.configs, said)))
     fitted = heaviest(LATTICE)
     adviser.tell(make_trial(fitted, fits(1.999, 250), limit=2 * GIB))
     below = set(LATTICE.below(fitted))
-    sure = {c.config for c in adviser.advice.candidates() if c.fit_probability == 1.0}
+    sure = {c.config for c in adviser.acquisition.candidates() if c.fit_probability == 1.0}
     assert len(below) > 5 and below <= sure
-    assert not below & set(adviser.advice.predicted_out())
-    others = [c for c in adviser.advice.candidates() if c.config not in below]
+    assert not below & set(adviser.acquisition.predicted_out())
+    others = [c for c in adviser.acquisition.candidates() if c.config not in below]
     assert any(c.fit_probability < LIKELY for c in others)
 
 
@@ -654,9 +657,9 @@ def test_what_is_under_way_is_believed_to_show_what_is_expected() -> None:
     alike = Lattice(axes=AXES, configs=LATTICE.configs + tuple(c.replace(attention="eager") for c in LATTICE.configs))
     adviser, _ = make_adviser(alike)
     adviser.tell(make_trial(alike.configs[0], fits(4, 250), limit=LIMIT))
-    before = {c.config: c for c in adviser.advice.candidates()}
+    before = {c.config: c for c in adviser.acquisition.candidates()}
     running = adviser.ask()
-    after = {c.config: c for c in adviser.advice.candidates()}
+    after = {c.config: c for c in adviser.acquisition.candidates()}
     own = [c for c in after if c["method"] == running["method"]]
     assert all(after[c].expected_gain < before[c].expected_gain for c in own)
     assert all(after[c].fit_probability == before[c].fit_probability for c in own), "that it fits is not believed"
@@ -668,22 +671,22 @@ def test_what_is_under_way_is_believed_to_show_what_is_expected() -> None:
 METHODS = ("full", "lora", "qlora")
 
 
-def gains(advice: Advice) -> dict[Config, float]:
-    return {c.config: c.expected_gain for c in advice.candidates()}
+def gains(acquisition: Acquisition) -> dict[Config, float]:
+    return {c.config: c.expected_gain for c in acquisition.candidates()}
 
 
 def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
     """Once anything has fitted, all counts of the most faithful method that fits, or may."""
     for gone, recommended in ((), "full"), (("full",), "lora"):
-        knowledge = Knowledge(LATTICE, LIMIT)
+        state = LatticeState(LATTICE, LIMIT)
         for config in LATTICE.configs:
             if config["method"] in gone:
-                knowledge.rule_out(config, "its weights alone take more")
-        assert gains(Advice(knowledge, floor)) == gains(Advice(knowledge, floor, METHODS))
-        one = next(c for c in knowledge.open if c["method"] == "qlora")
-        knowledge.learn(make_trial(one, fits(2, 100), limit=LIMIT))
-        alike, ours = gains(Advice(knowledge, floor)), gains(Advice(knowledge, floor, METHODS))
-        for config in knowledge.open:
+                state.rule_out(config, "its weights alone take more")
+        assert gains(Acquisition(state, FLOORS)) == gains(Acquisition(state, FLOORS, METHODS))
+        one = next(c for c in state.open if c["method"] == "qlora")
+        state.learn(make_trial(one, fits(2, 100), limit=LIMIT))
+        alike, ours = gains(Acquisition(state, FLOORS)), gains(Acquisition(state, FLOORS, METHODS))
+        for config in state.open:
             worth = 1.0 if config["method"] == recommended else BESIDE
             assert 0.0 < ours[config] == pytest.approx(worth * alike[config])
 
@@ -691,8 +694,8 @@ def test_a_gain_counts_less_in_a_method_that_will_not_be_recommended() -> None:
 @pytest.mark.parametrize("slow", [1.0, 100.0])
 def test_a_method_of_which_nothing_is_measured_is_begun_only_where_it_may_keep_up(slow: float) -> None:
     """Also the one that would be recommended: on a device that emulates bf16, its trials take minutes for nothing."""
-    knowledge = Knowledge(LATTICE, LIMIT)
-    advice = Advice(knowledge, floor, METHODS)
+    state = LatticeState(LATTICE, LIMIT)
+    acquisition = Acquisition(state, FLOORS, METHODS)
     said = {
         config: Prediction(
             peak_allocated_bytes=GIB,
@@ -703,10 +706,10 @@ def test_a_method_of_which_nothing_is_measured_is_begun_only_where_it_may_keep_u
         )
         for config in LATTICE.configs
     }
-    advice.foresee(Foresight(predictions=said))
-    one = next(c for c in knowledge.open if c["method"] == "lora")
-    knowledge.learn(make_trial(one, fits(1, 512), limit=LIMIT))  # a step of one second, as predicted
-    worth = {c.config for c in advice.worthwhile()}
+    acquisition.use(Predictions(by_config=said))
+    one = next(c for c in state.open if c["method"] == "lora")
+    state.learn(make_trial(one, fits(1, 512), limit=LIMIT))  # a step of one second, as predicted
+    worth = {c.config for c in acquisition.worthwhile()}
     assert any(config["method"] == "full" for config in worth) == (slow == 1.0)
 
 
@@ -714,19 +717,19 @@ def test_the_frontier_counts_less_than_the_best_speed_unless_it_is_what_is_asked
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Of a config that can only add to the frontier, nothing else is gained."""
-    monkeypatch.setattr(advice_module, "ORDER_DOUBT", 0.0)
+    monkeypatch.setattr(module, "ORDER_DOUBT", 0.0)
     lightest = next(c for c in LATTICE.configs if c["checkpointing"] == "full")
     by_search = []
     for thorough in (False, True):
-        knowledge = Knowledge(LATTICE, LIMIT)
-        knowledge.learn(make_trial(lightest.replace(checkpointing="none"), fits(6, 10**9), limit=LIMIT))
-        by_search.append(gains(Advice(knowledge, floor, thorough=thorough))[lightest])
+        state = LatticeState(LATTICE, LIMIT)
+        state.learn(make_trial(lightest.replace(checkpointing="none"), fits(6, 10**9), limit=LIMIT))
+        by_search.append(gains(Acquisition(state, FLOORS, thorough=thorough))[lightest])
     assert by_search[0] * AREA_THOROUGH == pytest.approx(by_search[1] * AREA_BESIDE) and by_search[0] > 0
 
 
 def test_no_method_takes_precedence_in_a_thorough_search() -> None:
-    knowledge = Knowledge(LATTICE, LIMIT)
-    assert gains(Advice(knowledge, floor, METHODS, thorough=True)) == gains(Advice(knowledge, floor, thorough=True))
+    state = LatticeState(LATTICE, LIMIT)
+    assert gains(Acquisition(state, FLOORS, METHODS, thorough=True)) == gains(Acquisition(state, FLOORS, thorough=True))
 
 
 def test_what_is_only_faster_than_its_own_impractical_method_gains_nothing() -> None:
@@ -735,10 +738,10 @@ def test_what_is_only_faster_than_its_own_impractical_method_gains_nothing() -> 
     lora = next(c for c in LATTICE.configs if c["method"] == "lora")
     found = []
     for speed in (20, 1000):
-        knowledge = Knowledge(LATTICE, LIMIT)
+        state = LatticeState(LATTICE, LIMIT)
         for config, measured in ((full, 10), (lora, speed)):
-            knowledge.learn(make_trial(config, fits(2, measured), limit=LIMIT))
-        gained = gains(Advice(knowledge, floor, METHODS))
+            state.learn(make_trial(config, fits(2, measured), limit=LIMIT))
+        gained = gains(Acquisition(state, FLOORS, METHODS))
         found.append(max(gained[config] for config in others))
     beside_a_slow_one, beside_a_fast_one = found
     assert beside_a_fast_one < 0.2 * beside_a_slow_one
@@ -755,10 +758,10 @@ def test_the_method_that_will_be_recommended_comes_first() -> None:
             for c in LATTICE.configs
             for size in [sizes if c["method"] == "full" else GIB]
         }
-        knowledge = Knowledge(LATTICE, LIMIT)
-        advice = Advice(knowledge, floor, METHODS)
-        advice.foresee(Foresight(predictions=said))
-        adviser = Adviser(knowledge, advice)
+        state = LatticeState(LATTICE, LIMIT)
+        acquisition = Acquisition(state, FLOORS, METHODS)
+        acquisition.use(Predictions(by_config=said))
+        adviser = Adviser(state, acquisition)
         tried = []
         while adviser.best_candidate() is not None:
             tried.append(run(adviser, fits(2, 100)).text("method"))
@@ -771,39 +774,39 @@ def test_a_config_that_cannot_be_slower_than_the_winner_runs_again_where_its_tri
     plain = complete({"micro_batch": 2})
     outcomes = {plain: fits(3, 91), plain.replace(checkpointing="full"): fits(2, 100), complete({}): fits(2.5, 91)}
     for spread, contested in ((0.3, plain), (0.01, None)):
-        knowledge = Knowledge(LATTICE, LIMIT)
+        state = LatticeState(LATTICE, LIMIT)
         for config, outcome in outcomes.items():
             measured = replace(outcome.measurement.step_seconds, relative_spread=spread)
             noisy = replace(outcome, measurement=replace(outcome.measurement, step_seconds=measured))
-            knowledge.learn(make_trial(config, noisy, limit=LIMIT))
-        (winner,) = [p for p in knowledge.points() if p.config["checkpointing"] == "full"]
-        advice = Advice(knowledge, floor, METHODS)
+            state.learn(make_trial(config, noisy, limit=LIMIT))
+        (winner,) = [p for p in state.points() if p.config["checkpointing"] == "full"]
+        acquisition = Acquisition(state, FLOORS, METHODS)
         for runs in (1, 2, 3):
-            rival = advice.contender(winner)
+            rival = acquisition.contender(winner)
             assert (None if rival is None else rival.config) == (contested if runs < 3 else None)
-            knowledge.learn(knowledge.trials[plain])
+            state.learn(state.trials[plain])
 
 
 def test_where_it_turns_out_not_to_fit_the_next_method_counts() -> None:
-    knowledge = Knowledge(LATTICE, LIMIT)
-    advice = Advice(knowledge, floor, METHODS)
+    state = LatticeState(LATTICE, LIMIT)
+    acquisition = Acquisition(state, FLOORS, METHODS)
     one = next(c for c in LATTICE.configs if c["method"] == "qlora")
-    knowledge.learn(make_trial(one, fits(2, 100), limit=LIMIT))
-    assert advice.first().config["method"] == "full"
+    state.learn(make_trial(one, fits(2, 100), limit=LIMIT))
+    assert acquisition.first().config["method"] == "full"
     for config in [c for c in LATTICE.configs if c["method"] == "full"]:
-        if config in knowledge.open:
-            knowledge.learn(make_trial(config, out_of_memory(), limit=LIMIT))
-    assert advice.first().config["method"] == "lora"
+        if config in state.open:
+            state.learn(make_trial(config, out_of_memory(), limit=LIMIT))
+    assert acquisition.first().config["method"] == "lora"
 
 
 def test_running_out_makes_its_like_less_likely_to_fit() -> None:
     """Also before anything has fitted, and also where the lattice's order says nothing."""
-    knowledge = Knowledge(LATTICE, LIMIT)
-    advice = Advice(knowledge, lambda config: LIMIT // 2)
-    ran_out = max(advice.candidates(), key=lambda c: c.fit_probability).config
-    before = {c.config: c.fit_probability for c in advice.candidates()}
-    knowledge.learn(make_trial(ran_out, out_of_memory(), limit=LIMIT))
-    after = {c.config: c.fit_probability for c in advice.candidates()}
+    state = LatticeState(LATTICE, LIMIT)
+    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, LIMIT // 2))
+    ran_out = max(acquisition.candidates(), key=lambda c: c.fit_probability).config
+    before = {c.config: c.fit_probability for c in acquisition.candidates()}
+    state.learn(make_trial(ran_out, out_of_memory(), limit=LIMIT))
+    after = {c.config: c.fit_probability for c in acquisition.candidates()}
     assert after and all(after[c] <= before[c] for c in after)
     assert sum(after.values()) < 0.9 * sum(before[c] for c in after)
 

@@ -15,8 +15,8 @@ from autofit.core.hardware import Hardware
 from autofit.core.outcome import Crashed, Outcome, TimedOut, Trial
 from autofit.core.units import GIB
 from autofit.search.budget import Budget, Limits
-from autofit.search.lattice_state import Knowledge
-from autofit.search.scheduler import Runs
+from autofit.search.lattice_state import LatticeState
+from autofit.search.scheduler import Scheduler
 from autofit.workers.pool import Completed
 
 QUIET = ProcessorState(cores=4, threads=4, busy_seconds=40.0, own_seconds=40.0, stolen_seconds=0.0)
@@ -50,7 +50,7 @@ def run(truth: Truth) -> Callable[..., tuple[list[Trial], list[Trial]]]:
         kept = [] if kept is None else kept
         budget = Budget(limits=Limits(memory_bytes=32 * GIB, **limits))
         keep = lambda trial: kept.append(trial) or trial  # type: ignore[func-returns-value]  # noqa: E731
-        runs = Runs(job=truth.job, budget=budget, open_pool=lambda: pool, keep=keep, show=lambda: None)
+        runs = Scheduler(job=truth.job, budget=budget, open_pool=lambda: pool, keep=keep, show=lambda: None)
         believed = []
         for number in configs:
             runs.begin(truth.lattice.configs[number], timing_seconds=1.0, patience_seconds=60.0)
@@ -115,27 +115,27 @@ def tried(outcome: Outcome, state: DeviceState | None) -> Trial:
 
 
 def test_a_search_does_not_unlearn_a_clean_time(truth: Truth) -> None:
-    knowledge = Knowledge(truth.lattice, 10 * GIB)
+    state = LatticeState(truth.lattice, 10 * GIB)
     config = truth.lattice.configs[0]
     clean, busy = (replace(t, config=config) for t in (tried(fits(4, 100), CLEAN), tried(fits(4, 60), BUSY)))
     for trial in (clean, busy):
-        knowledge.learn(trial)
-    assert knowledge.trials[config] == clean and knowledge.runs[config] == 2
-    knowledge.learn(replace(clean, outcome=fits(4, 90)))
-    assert [p.measurement.tokens_per_second for p in knowledge.measured()] == [90.0]
+        state.learn(trial)
+    assert state.trials[config] == clean and state.runs[config] == 2
+    state.learn(replace(clean, outcome=fits(4, 90)))
+    assert [p.measurement.tokens_per_second for p in state.measured()] == [90.0]
 
 
 def test_what_a_doubted_trial_shows_of_its_step_is_no_proof(truth: Truth) -> None:
     """It counts for all that: a machine that is always busy would show nothing else."""
     config = truth.lattice.configs[0]
     cut = replace(LATE, least_step_seconds=100.0, is_proven=True)
-    for state, proven in ((BUSY, {}), (CLEAN, {config: 100.0})):
-        knowledge = Knowledge(truth.lattice, 32 * GIB)
-        knowledge.take(config)
-        trial = replace(make_trial(config, cut, job=truth.job), device_state=state)
-        assert bool(trial.doubts) is (state is BUSY)
-        knowledge.learn(trial)
-        assert knowledge.least_step_seconds == {config: 100.0} and knowledge.proven_step_seconds == proven
+    for seen, proven in ((BUSY, {}), (CLEAN, {config: 100.0})):
+        state = LatticeState(truth.lattice, 32 * GIB)
+        state.take(config)
+        trial = replace(make_trial(config, cut, job=truth.job), device_state=seen)
+        assert bool(trial.doubts) is (seen is BUSY)
+        state.learn(trial)
+        assert state.least_step_seconds == {config: 100.0} and state.proven_step_seconds == proven
 
 
 def test_a_measured_time_refutes_every_bound_on_it(truth: Truth) -> None:
@@ -144,12 +144,12 @@ def test_a_measured_time_refutes_every_bound_on_it(truth: Truth) -> None:
     slow = make_trial(config, replace(LATE, least_step_seconds=100.0, is_proven=True), job=truth.job)
     measured = make_trial(config, fits(4, 90), job=truth.job)
     for order in ((slow, measured), (measured, slow), (slow, measured, slow)):
-        knowledge = Knowledge(truth.lattice, 32 * GIB)
+        state = LatticeState(truth.lattice, 32 * GIB)
         for trial in order:
-            knowledge.learn(trial)
-        assert (knowledge.least_step_seconds, knowledge.proven_step_seconds) == ({}, {})
-    knowledge = Knowledge(truth.lattice, 32 * GIB)
-    knowledge.recall_bounds([slow, measured])
-    assert knowledge.least_step_seconds == {config: 100.0}
-    knowledge.recall(measured, [slow, measured])
-    assert knowledge.least_step_seconds == {}
+            state.learn(trial)
+        assert (state.least_step_seconds, state.proven_step_seconds) == ({}, {})
+    state = LatticeState(truth.lattice, 32 * GIB)
+    state.recall_bounds([slow, measured])
+    assert state.least_step_seconds == {config: 100.0}
+    state.recall(measured, [slow, measured])
+    assert state.least_step_seconds == {}

@@ -25,7 +25,7 @@ from autofit.core.workload import METHODS
 from autofit.search import budget
 from autofit.search.budget import GRACE_SECONDS, Limits
 from autofit.search.lattice_state import MOST_EARLY_ENDS, answers
-from autofit.search.scheduler import MACHINERY_FAILURES, Runs
+from autofit.search.scheduler import MACHINERY_FAILURES, Scheduler
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.request import TrialRequest
 from autofit.workers.pool import Completed
@@ -72,16 +72,16 @@ def of_world(seed: int, share: float) -> Run:
 
 def check_counts(run: Run) -> None:
     """The counts are those of what happened, and every config is in one state."""
-    progress, knowledge = run.progress, run.search.knowledge
+    progress, state = run.progress, run.search.state
     outcomes = [trial.outcome for trial in run.saved]
     assert progress.done == len(outcomes) == len(run.pool.submitted)
     assert progress.out_of_memory == sum(isinstance(o, OutOfMemory) for o in outcomes)
     assert progress.failed == sum(not isinstance(o, Fits | OutOfMemory) for o in outcomes)
-    assert progress.ruled_out == len(knowledge.ruled_out)
-    assert progress.candidates == len(run.search.lattice.configs)
-    measured, ruled_out, still_open = set(knowledge.trials), set(knowledge.ruled_out), set(knowledge.open)
+    assert progress.ruled_out == len(state.ruled_out)
+    assert progress.candidates == len(run.search.plan.lattice.configs)
+    measured, ruled_out, still_open = set(state.trials), set(state.ruled_out), set(state.open)
     assert not measured & ruled_out and not measured & still_open and not ruled_out & still_open
-    assert measured | ruled_out | still_open == set(run.search.lattice.configs)
+    assert measured | ruled_out | still_open == set(run.search.plan.lattice.configs)
     assert not progress.verifying
     assert progress.stopped_because
 
@@ -120,7 +120,7 @@ def test_a_thorough_search_goes_on_until_everything_is_known(lattice: Lattice) -
     assert thorough.progress.stopped_because.startswith("every config is measured or ruled out")
     assert thorough.progress.done > quick.progress.done
     fitting = {c for c in lattice.configs if truth.memory(c) <= thorough.limit}
-    known = thorough.search.knowledge
+    known = thorough.search.state
     assert {p.config for p in known.points()} == fitting - known.ruled_out.keys() - set(known.open)
 
 
@@ -181,7 +181,7 @@ def test_in_every_world_the_promises_hold(
     check_counts(run)
     assert run.pool.closed == 1
     # Nothing that fits was ruled out.
-    assert all(truth.memory(c) > run.limit for c in run.search.knowledge.ruled_out)
+    assert all(truth.memory(c) > run.limit for c in run.search.state.ruled_out)
     counts = [report[:3] for report in run.reports]
     assert all(all(a <= b for a, b in zip(x, y, strict=True)) for x, y in itertools.pairwise(counts))
 
@@ -233,7 +233,7 @@ def test_where_nothing_fits_it_ends_with_that(truth: Truth) -> None:
     run = prepare(truth, lightest - 1)
     run.search.run()
     assert run.search.winner() is None
-    assert run.search.knowledge.open == ()
+    assert run.search.state.open == ()
     assert run.progress.stopped_because == "every config is measured or ruled out"
     assert run.progress.done == run.progress.out_of_memory < 40
     check_counts(run)
@@ -243,7 +243,7 @@ def test_what_the_floor_excludes_never_runs(truth: Truth) -> None:
     run = searched(truth, 0.15)
     over = {c for c in truth.lattice.configs if truth.floor(c) > run.limit}
     assert over
-    assert over <= set(run.search.knowledge.ruled_out)
+    assert over <= set(run.search.state.ruled_out)
     assert not over & {r.config for r in run.pool.submitted}
 
 
@@ -330,8 +330,8 @@ def test_a_trial_that_the_budget_cuts_off_is_no_verdict(truth: Truth, clock: Clo
     assert run.progress.done == len(run.pool.submitted) == len(run.saved)
     assert "time budget" in run.progress.stopped_because
     # The next search may run it.
-    assert cut.config not in run.search.knowledge.trials
-    assert cut.config not in answers(run.known(), run.search.lattice, run.limit)
+    assert cut.config not in run.search.state.trials
+    assert cut.config not in answers(run.known(), run.search.plan.lattice, run.limit)
 
 
 @pytest.mark.parametrize("seconds", [40.0, 100.0])
@@ -374,13 +374,13 @@ def test_a_trial_that_hangs_costs_a_part_of_the_budget_and_is_stored(
     (request,) = hung
     assert 90.0 <= request.deadline_seconds <= 300.0
     (stored,) = [t for t in run.saved if isinstance(t.outcome, TimedOut)]
-    assert run.search.knowledge.trials[request.config] == stored
+    assert run.search.state.trials[request.config] == stored
     assert run.progress.failed == 1
     winner = run.search.winner()
     assert winner is not None and winner.verified
     assert run.progress.done > 8, "it goes on after the trial that hung"
     # Who has more time may give the config more.
-    assert request.config not in answers(run.known(), run.search.lattice, run.limit)
+    assert request.config not in answers(run.known(), run.search.plan.lattice, run.limit)
     check_counts(run)
 
 
@@ -521,14 +521,14 @@ def test_a_second_search_runs_nothing(truth: Truth) -> None:
     assert (again.opened, again.progress.done) == (0, 0)
     assert again.progress.from_store == explored(first)
     assert again.search.winner() == first.search.winner()
-    assert set(again.search.knowledge.ruled_out) == set(first.search.knowledge.ruled_out)
+    assert set(again.search.state.ruled_out) == set(first.search.state.ruled_out)
     check_counts_of_memory(again)
 
 
 def check_counts_of_memory(run: Run) -> None:
     """`check_counts` for a search that the store answered."""
     assert run.saved == []
-    assert run.progress.ruled_out == len(run.search.knowledge.ruled_out)
+    assert run.progress.ruled_out == len(run.search.state.ruled_out)
     assert run.progress.stopped_because
 
 
@@ -594,7 +594,7 @@ def test_a_failure_of_the_machinery_costs_its_config_nothing(truth: Truth) -> No
     run.search.run()
     failed = [t.config for t in run.saved if t.outcome == MACHINERY]
     assert failed
-    assert all(not isinstance(run.search.knowledge.trials[c].outcome, Crashed) for c in failed)
+    assert all(not isinstance(run.search.state.trials[c].outcome, Crashed) for c in failed)
     assert run.progress.failed == len(failed)
     assert run.regret <= undisturbed.regret + 0.02
 
@@ -641,7 +641,7 @@ def test_a_trial_that_the_search_s_end_cut_off_says_nothing_of_its_config(truth:
     pool = WaitingPool(truth)
     pool.waited = waited
     made = budget.Budget(limits=limits, clock=lambda: 0.0)
-    runs = Runs(job=truth.job, budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
+    runs = Scheduler(job=truth.job, budget=made, open_pool=lambda: pool, keep=lambda trial: trial, show=lambda: None)
     config = truth.lattice.configs[0]
     for patience, cut in ((600.0, True), (50.0, False)):
         runs.begin(config, timing_seconds=1.0, patience_seconds=patience)
@@ -702,8 +702,7 @@ def test_workers_of_another_kind_are_refused_before_a_trial(truth: Truth, differ
 
 def test_answers_only_runs_nothing(truth: Truth) -> None:
     run = prepare(truth, limit_for(truth, 0.5))
-    run.search.answer_only = True
-    run.search.run()
+    run.search.answer()
     assert (run.opened, run.progress.done) == (0, 0)
 
 
@@ -740,7 +739,7 @@ def test_what_was_measured_to_fit_is_not_forgotten(truth: Truth) -> None:
         heavy: [truth.trial(heavy, limit), truth.trial(heavy, limit, 1)],
     }
     run = searched(truth, 0.9, known=known)
-    assert heavy in run.search.knowledge.trials
+    assert heavy in run.search.state.trials
     winner = run.search.winner()
     assert winner is not None and winner.config == heavy
 
@@ -831,6 +830,6 @@ def test_a_thorough_search_does_not_run_everything_twice(truth: Truth) -> None:
 
 def test_unverified_figures_are_not_kept_from_the_frontier(truth: Truth) -> None:
     run = searched(truth)
-    points = {p.config for p in run.search.knowledge.points()}
+    points = {p.config for p in run.search.state.points()}
     assert points == {t.config for t in run.saved if isinstance(t.outcome, Fits)}
     assert fits(1, 1).measurement.device_bytes == 2**30

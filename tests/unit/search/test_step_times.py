@@ -15,12 +15,12 @@ from unit.search.made_truth import cpu_lattice
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import Prediction, TimedOut
 from autofit.core.units import GIB
-from autofit.search.acquisition.acquisition import MUCH, Advice
+from autofit.prediction.predictions import Predictions
+from autofit.search.acquisition.acquisition import MUCH, Acquisition
 from autofit.search.acquisition.gains import Front, expected_gain
-from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes
+from autofit.search.acquisition.step_times import Mixture, Shown, StepTimes, time_error
 from autofit.search.acquisition.surrogate import LogNormal
-from autofit.search.foresight import Foresight, time_error
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 
 LATTICE = cpu_lattice(make_job())
 FULL = [config for config in LATTICE.configs if config["method"] == "full"]
@@ -93,15 +93,15 @@ def test_a_bound_moves_the_belief_only_above_what_was_expected() -> None:
 
     def seconds(least: float | None) -> dict[str, float]:
         """Expected of the trial of a config in each format, after one in fp32 and one that was cut."""
-        knowledge = Knowledge(LATTICE, 4 * GIB)
-        advice = Advice(knowledge, lambda config: 0)
-        advice.foresee(Foresight(predictions=dict.fromkeys(LATTICE.configs, said)))
-        knowledge.learn(make_trial(PLAIN, fits(1.0, 512.0)))
+        state = LatticeState(LATTICE, 4 * GIB)
+        acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0))
+        acquisition.use(Predictions(by_config=dict.fromkeys(LATTICE.configs, said)))
+        state.learn(make_trial(PLAIN, fits(1.0, 512.0)))
         if least is not None:
             outcome = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=least)
-            knowledge.learn(make_trial(cut, outcome))
+            state.learn(make_trial(cut, outcome))
         others = {text: PLAIN.replace(precision=text, micro_batch=1) for text in ("bf16", "fp32")}
-        return {text: advice.expected_seconds(config) for text, config in others.items()}
+        return {text: acquisition.expected_seconds(config) for text, config in others.items()}
 
     without, below, above = seconds(None), seconds(0.2), seconds(30.0)
     assert below == without
@@ -112,22 +112,22 @@ def test_a_bound_that_only_a_first_micro_step_has_shown_is_doubted() -> None:
     """Kernels may have been generated in it: the config may still be the fastest, which the regret bound counts."""
     cut = PLAIN.replace(precision="bf16")
 
-    def found(*, is_proven: bool) -> tuple[float, Knowledge]:
-        knowledge = Knowledge(LATTICE, 4 * GIB)
-        advice = Advice(knowledge, lambda config: 0)
-        knowledge.learn(make_trial(PLAIN, fits(1.0, 512.0)))
-        knowledge.take(cut)
+    def found(*, is_proven: bool) -> tuple[float, LatticeState]:
+        state = LatticeState(LATTICE, 4 * GIB)
+        acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0))
+        state.learn(make_trial(PLAIN, fits(1.0, 512.0)))
+        state.take(cut)
         outcome = TimedOut(reason="slow", deadline_seconds=60.0, least_step_seconds=2.0, is_proven=is_proven)
-        knowledge.learn(make_trial(cut, outcome))
-        for config in knowledge.open:
-            knowledge.rule_out(config, "of no interest here")
-        (winner,) = knowledge.points()
-        return advice.regret_bound(winner), knowledge
+        state.learn(make_trial(cut, outcome))
+        for config in state.open:
+            state.rule_out(config, "of no interest here")
+        (winner,) = state.points()
+        return acquisition.regret_bound(winner), state
 
     (proven, sure), (doubted, unsure) = found(is_proven=True), found(is_proven=False)
     assert cut in sure.trials and cut in unsure.trials, "neither is tried again in this search"
     assert proven == 0.0 < doubted < 0.5
-    again = Knowledge(LATTICE, 4 * GIB)
+    again = LatticeState(LATTICE, 4 * GIB)
     again.recall_bounds([unsure.trials[cut]])
     assert again.least_step_seconds == {cut: 2.0} and not again.proven_step_seconds
 
@@ -144,15 +144,15 @@ def test_the_order_in_time_gives_way_to_what_trials_show() -> None:
         )
 
     same_work = tuple(c for c in LATTICE.configs if c.replace(checkpointing="none") in plain)
-    knowledge = Knowledge(Lattice(axes=LATTICE.axes, configs=same_work), 4 * GIB)
-    advice = Advice(knowledge, lambda config: 0, ("full",))
-    advice.foresee(Foresight(predictions={config: said(config) for config in same_work}))
+    state = LatticeState(Lattice(axes=LATTICE.axes, configs=same_work), 4 * GIB)
+    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0), ("full",))
+    acquisition.use(Predictions(by_config={config: said(config) for config in same_work}))
     for config in plain:
-        knowledge.learn(make_trial(config, fits(1.0, 512.0 / 3.0)))
-    tried, other, *_ = advice.worthwhile()
+        state.learn(make_trial(config, fits(1.0, 512.0 / 3.0)))
+    tried, other, *_ = acquisition.worthwhile()
     assert tried.expected_gain < 0.1, "it is hardly believed"
-    knowledge.learn(make_trial(tried.config, fits(1.0, 512.0 / 2.0)))
-    later = next(c for c in advice.candidates() if c.config == other.config)
+    state.learn(make_trial(tried.config, fits(1.0, 512.0 / 2.0)))
+    later = next(c for c in acquisition.candidates() if c.config == other.config)
     assert later.expected_gain > 2.0 * other.expected_gain
 
 
@@ -168,17 +168,17 @@ def test_what_all_slow_trials_share_is_suspected(slower: float, suspected: bool)
             peak_allocated_bytes=1, device_bytes=GIB, step_seconds=seconds, calibrated_on=0, relative_error=1.0
         )
 
-    knowledge = Knowledge(Lattice(axes=LATTICE.axes, configs=configs), 4 * GIB)
-    advice = Advice(knowledge, lambda config: 0, ("full",))
-    advice.foresee(Foresight(predictions={config: said(config) for config in configs}))
+    state = LatticeState(Lattice(axes=LATTICE.axes, configs=configs), 4 * GIB)
+    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0), ("full",))
+    acquisition.use(Predictions(by_config={config: said(config) for config in configs}))
     for config in adamw:
-        knowledge.learn(make_trial(config, fits(1.0, 512.0 / slower)))
-    tried = advice.best()
+        state.learn(make_trial(config, fits(1.0, 512.0 / slower)))
+    tried = acquisition.best()
     assert (tried is not None) is suspected
     if tried is not None:
         assert tried.config["optimizer"] == "adamw-8bit" and tried.expected_gain < 0.1
-        knowledge.learn(make_trial(tried.config, fits(1.0, 512.0 / 2.0)))
-        faster = advice.best()
+        state.learn(make_trial(tried.config, fits(1.0, 512.0 / 2.0)))
+        faster = acquisition.best()
         assert faster is not None and faster.config["optimizer"] == "adamw-8bit" and faster.expected_gain > 0.05
 
 

@@ -55,7 +55,7 @@ def test_an_update_counts_in_full() -> None:
     """A step has one, whether it runs two micro-steps or 64."""
     update = 3.5
     costs = TrialCosts(LATTICE, BATCH)
-    costs.foresee(
+    costs.use(
         {
             config: Prediction(
                 peak_allocated_bytes=1,

@@ -22,7 +22,7 @@ from jobs import tiny_job, tiny_model, tiny_request
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, Fits
 from autofit.operations import SearchRequest, WorkloadOptions
-from autofit.planning.preparing import prepare
+from autofit.planning.plan import resolve
 from autofit.techniques import complete
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.prerequisites import native_ops
@@ -135,7 +135,7 @@ def test_what_the_workers_machines_lack_is_left_out_of_a_search(
     space = tmp_path / "space.yaml"
     space.write_text("axes:\n  method: [full]\n  offload: [optimizer, none]\n")
     options = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)
-    narrowed = prepare(SearchRequest(workload=options, space=str(space), device="cpu"), pool).narrowed
+    narrowed = resolve(SearchRequest(workload=options, space=str(space), device="cpu"), pool)
     assert {config["offload"] for config in narrowed.lattice.configs} == {"none"}
     assert said in narrowed.unsupported
 

@@ -6,7 +6,7 @@ import inspect
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -17,12 +17,15 @@ from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import OutOfMemory, Prediction, Trial
 from autofit.core.units import GIB
-from autofit.search import foresight
-from autofit.search.acquisition.acquisition import CANNOT_FIT, Advice
-from autofit.search.acquisition.step_times import LEAST_EFFECT
+from autofit.estimate.memory.deviation import MemoryDeviation
+from autofit.prediction import memory_deviations
+from autofit.prediction.memory_deviations import LEAST, NOTHING_COMPARED, UNKNOWN, learned
+from autofit.prediction.predictions import Predictions, Report
+from autofit.search.acquisition.acquisition import CANNOT_FIT, Acquisition
+from autofit.search.acquisition.memory_fit import memory_error, memory_errors
+from autofit.search.acquisition.step_times import LEAST_EFFECT, LEAST_LEVEL, time_error
 from autofit.search.acquisition.surrogate import TIME
-from autofit.search.foresight import LEAST, LEAST_LEVEL, UNKNOWN, Foresight, learned, memory_error, time_error
-from autofit.search.lattice_state import Knowledge
+from autofit.search.lattice_state import LatticeState
 
 SEEDS = range(4)
 LATTICE = cpu_lattice(make_job())
@@ -41,12 +44,12 @@ def predicted(device_bytes: float, seconds: float | None = None) -> Prediction:
 
 def foreseen(
     truth: Truth, error: Callable[[Config], float] = lambda config: 1.0, *, timed: bool = False, deviation: float = 0.05
-) -> Foresight:
+) -> Predictions:
     """Predictions that are the truth over `error`."""
     found = {
         c: predicted(truth.memory(c) / error(c), truth.seconds(c) if timed else None) for c in truth.lattice.configs
     }
-    return Foresight(predictions=found, memory_error=memory_error(deviation))
+    return Predictions(by_config=found, memory_deviation=MemoryDeviation(mean=0.0, deviation=deviation, compared_on=0))
 
 
 def ran(run: Run) -> set[Config]:
@@ -60,9 +63,9 @@ def too_large(run: Run) -> list[Config]:
 def test_what_no_host_holds_is_never_run(lattice: Lattice) -> None:
     truth = Truth(make_job(), lattice, 0)
     heavy = {c: GIB for c in truth.lattice.configs if c["checkpointing"] == "none"}
-    run = searched(truth, foresight=replace(foreseen(truth, timed=True), beyond_host=heavy))
+    run = searched(truth, predictions=replace(foreseen(truth, timed=True), beyond_host=heavy))
     assert heavy and not ran(run) & set(heavy)
-    reasons = [run.search.knowledge.ruled_out[config] for config in heavy]  # some by the floor, before
+    reasons = [run.search.state.ruled_out[config] for config in heavy]  # some by the floor, before
     assert any("host memory is predicted to lack" in reason for reason in reasons)
     assert run.progress.best is not None
 
@@ -71,8 +74,8 @@ def test_what_no_host_holds_is_never_run(lattice: Lattice) -> None:
 def test_trials_that_one_host_does_not_hold_together_wait(lattice: Lattice, shared: int | None) -> None:
     truth = Truth(make_job(), lattice, 0)
     takes = {c: 3 * GIB if c["checkpointing"] == "none" else GIB for c in truth.lattice.configs}
-    foresight = replace(foreseen(truth, timed=True), host_bytes=takes, shared_host_bytes=shared)
-    run = prepare(truth, limit_for(truth, 0.5), size=4, foresight=foresight)
+    predictions = replace(foreseen(truth, timed=True), host_bytes=takes, shared_host_bytes=shared)
+    run = prepare(truth, limit_for(truth, 0.5), size=4, predictions=predictions)
     together: list[int] = []
     run.pool.checks.append(lambda asked: together.append(sum(takes[r.config] for r in (*run.pool._running, asked))))
     run.search.run()
@@ -86,7 +89,7 @@ def test_trials_that_one_host_does_not_hold_together_wait(lattice: Lattice, shar
 @pytest.mark.parametrize("share", [0.15, 0.5, 0.9])
 def test_right_predictions_find_the_best(lattice: Lattice, seed: int, share: float) -> None:
     truth = Truth(make_job(), lattice, seed)
-    without, run = searched(truth, share), searched(truth, share, foresight=foreseen(truth, timed=True))
+    without, run = searched(truth, share), searched(truth, share, predictions=foreseen(truth, timed=True))
     assert run.regret < WITHIN_TIES
     assert run.progress.out_of_memory <= without.progress.out_of_memory
 
@@ -94,7 +97,7 @@ def test_right_predictions_find_the_best(lattice: Lattice, seed: int, share: flo
 def test_right_predictions_save_trials(lattice: Lattice) -> None:
     worlds = [(Truth(make_job(), lattice, seed), share) for seed in SEEDS for share in (0.15, 0.5, 0.9)]
     without = [searched(truth, share).progress.done for truth, share in worlds]
-    used = [searched(truth, share, foresight=foreseen(truth, timed=True)).progress.done for truth, share in worlds]
+    used = [searched(truth, share, predictions=foreseen(truth, timed=True)).progress.done for truth, share in worlds]
     assert sum(used) < 0.85 * sum(without)
 
 
@@ -102,7 +105,8 @@ def test_several_workers_do_not_run_the_same_under_several_names(lattice: Lattic
     """What is asked for takes into account what is under way, so four workers need hardly more trials than one."""
     worlds = [Truth(make_job(), lattice, seed) for seed in range(3)]
     one, four = (
-        [searched(truth, 0.5, foresight=foreseen(truth, timed=True), size=size) for truth in worlds] for size in (1, 4)
+        [searched(truth, 0.5, predictions=foreseen(truth, timed=True), size=size) for truth in worlds]
+        for size in (1, 4)
     )
     assert sum(r.progress.done for r in four) < 1.25 * sum(r.progress.done for r in one)
     assert all(run.regret < WITHIN_TIES for run in four)
@@ -112,11 +116,11 @@ def test_several_workers_do_not_run_the_same_under_several_names(lattice: Lattic
 def test_what_cannot_fit_never_runs_and_counts_as_ruled_out(lattice: Lattice, seed: int) -> None:
     truth = Truth(make_job(), lattice, seed)
     limit = limit_for(truth, 0.5)
-    run = searched(truth, foresight=foreseen(truth, lambda config: 1.02, deviation=0.02))
+    run = searched(truth, predictions=foreseen(truth, lambda config: 1.02, deviation=0.02))
     beyond = {c for c in lattice.configs if truth.memory(c) > 1.25 * limit}
     assert beyond and not beyond & ran(run)
-    assert run.progress.ruled_out > len(run.search.knowledge.ruled_out)
-    assert run.progress.ruled_out + len(run.search.knowledge.trials) <= len(lattice.configs)
+    assert run.progress.ruled_out > len(run.search.state.ruled_out)
+    assert run.progress.ruled_out + len(run.search.state.trials) <= len(lattice.configs)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -127,7 +131,7 @@ def test_predictions_that_are_twice_off_end_at_the_best(
 ) -> None:
     """Whether nothing is known of the error, or predictions were within 2 % in a hundred earlier trials."""
     truth = Truth(make_job(), lattice, seed)
-    run = searched(truth, foresight=foreseen(truth, lambda config: factor, deviation=deviation))
+    run = searched(truth, predictions=foreseen(truth, lambda config: factor, deviation=deviation))
     assert run.regret < WITHIN_TIES
     assert run.progress.done < 40
 
@@ -138,7 +142,7 @@ def test_a_technique_that_is_predicted_wrongly_does_not_hide_the_best(lattice: L
     best = truth.best(limit_for(truth, 0.5))
     assert best is not None
     wrong = best["checkpointing"]
-    run = searched(truth, foresight=foreseen(truth, lambda c: 0.75 if c["checkpointing"] == wrong else 1.0))
+    run = searched(truth, predictions=foreseen(truth, lambda c: 0.75 if c["checkpointing"] == wrong else 1.0))
     assert run.regret < WITHIN_TIES
 
 
@@ -146,22 +150,22 @@ def test_a_technique_that_is_predicted_wrongly_does_not_hide_the_best(lattice: L
 def test_predictions_of_some_configs_stand_in_for_the_others(lattice: Lattice, seed: int) -> None:
     truth = Truth(make_job(), lattice, seed)
     every = foreseen(truth, timed=True)
-    some = {c: p for number, (c, p) in enumerate(every.predictions.items()) if number % 5}
-    run = searched(truth, foresight=replace(every, predictions=some))
+    some = {c: p for number, (c, p) in enumerate(every.by_config.items()) if number % 5}
+    run = searched(truth, predictions=replace(every, by_config=some))
     assert run.regret < 0.06
     assert run.progress.done < 40
     for trial in run.saved:
         assert trial.prediction == some.get(trial.config)
     # What was not predicted is not ruled out by a prediction.
-    assert not any(c not in some for c in run.search._adviser.advice.predicted_out())
+    assert not any(c not in some for c in run.search._adviser.acquisition.predicted_out())
 
 
 @pytest.mark.parametrize("count", [0, 1, 60])
 def test_too_few_predictions_change_nothing(lattice: Lattice, count: int) -> None:
     truth = Truth(make_job(), lattice, seed=0)
     every = foreseen(truth)
-    few = dict(list(every.predictions.items())[:count])
-    run = searched(truth, foresight=replace(every, predictions=few))
+    few = dict(list(every.by_config.items())[:count])
+    run = searched(truth, predictions=replace(every, by_config=few))
     assert [r.config for r in run.pool.submitted] == [r.config for r in searched(truth).pool.submitted]
 
 
@@ -170,8 +174,8 @@ def test_where_nothing_is_predicted_to_fit_the_lightest_are_tried(lattice: Latti
     """A prediction is no proof. Those that run are the lightest of each method, and the reason says what it is."""
     truth = Truth(make_job(), lattice, seed=0)
     lightest = min(truth.memory(c) for c in lattice.configs)
-    run = prepare(truth, lightest // 2, size=size, foresight=foreseen(truth))
-    run.search.floor = lambda config: 0
+    run = prepare(truth, lightest // 2, size=size, predictions=foreseen(truth))
+    run.search.plan = replace(run.search.plan, lower_bounds=dict.fromkeys(truth.lattice.configs, 0))
     run.search.run()
     tried = {r.config.text("method"): r.config for r in run.pool.submitted}
     assert len(tried) == run.progress.done == run.progress.out_of_memory > 1
@@ -189,21 +193,28 @@ def test_where_nothing_is_predicted_to_fit_the_lightest_are_tried(lattice: Latti
 
 def test_where_all_is_predicted_not_to_fit_and_does_it_is_found(lattice: Lattice) -> None:
     truth = Truth(make_job(), lattice, seed=0)
-    run = searched(truth, 0.9, foresight=foreseen(truth, lambda config: 0.1, deviation=0.02))
+    run = searched(truth, 0.9, predictions=foreseen(truth, lambda config: 0.1, deviation=0.02))
     assert run.regret < WITHIN_TIES
 
 
 def test_every_trial_carries_its_prediction(truth: Truth) -> None:
-    foresight = foreseen(truth)
-    run = searched(truth, foresight=foresight)
+    predictions = foreseen(truth)
+    run = searched(truth, predictions=predictions)
     assert any(verifying for *_, verifying in run.reports)
-    assert all(trial.prediction == foresight.predictions[trial.config] for trial in run.saved)
+    assert all(trial.prediction == predictions.by_config[trial.config] for trial in run.saved)
+
+
+@dataclass
+class Telling:
+    """A predictor that does what a test wants to see."""
+
+    predict: Callable[[Report], Predictions]
 
 
 def test_what_the_store_answers_is_not_predicted(truth: Truth) -> None:
     known = searched(truth).known()
     run = prepare(truth, limit_for(truth, 0.5), known=known)
-    run.search.foresee = lambda told: pytest.fail("nothing must be run")
+    run.search.predictor = Telling(lambda report: pytest.fail("nothing must be run"))
     run.search.run()
     check_counts_of_memory(run)
 
@@ -213,13 +224,13 @@ def test_the_progress_of_estimating_is_shown_before_the_first_trial(truth: Truth
     shown: list[tuple[int, int] | None] = []
     run.search.report = lambda progress: shown.append(progress.estimated)
 
-    def foresee(told: Callable[[int, int], None]) -> Foresight:
+    def predict(report: Report) -> Predictions:
         assert run.pool.submitted == []
-        told(1, 2)
-        told(2, 2)
-        return Foresight()
+        report(1, 2)
+        report(2, 2)
+        return Predictions()
 
-    run.search.foresee = foresee
+    run.search.predictor = Telling(predict)
     run.search.run()
     assert [s for s in shown if s is not None] == [(1, 2), (2, 2)]
     assert shown[-1] is None
@@ -239,14 +250,14 @@ def ran_out(error: float) -> Trial:
 
 def test_without_comparisons_the_error_is_the_stated_one() -> None:
     unpredicted = make_trial(LATTICE.configs[0], fits(1.0, 100.0))
-    assert learned([]) == learned([unpredicted]) == memory_error(UNKNOWN)
+    assert learned([]) == learned([unpredicted]) == NOTHING_COMPARED
 
 
 ENDS = ("least", "most")
 
 
 def test_the_error_stated_without_comparisons_is_that_of_the_records() -> None:
-    recorded = Path(foresight.__file__).parents[2] / "benchmarks" / "recorded"
+    recorded = Path(memory_deviations.__file__).parents[2] / "benchmarks" / "recorded"
     published, processor, sharded = (
         json.loads((recorded / name).read_text(encoding="utf-8"))
         for name in ("published-estimates.json", "estimate-cpu.json", "cpu-zen5-2c-sharded-memory.json")
@@ -259,34 +270,34 @@ def test_the_error_stated_without_comparisons_is_that_of_the_records() -> None:
     )
     worst = (f"{max(map(abs, errors)):.2f}" for errors in (of_processor, compiled))
     for figure in (*(f"{error:.3f}" for error in of_cards), *worst):
-        assert f" {figure} " in inspect.getsource(foresight)
-    assert f" {abs(sharded['worst_error']):.2f} " in inspect.getsource(foresight)
+        assert f" {figure} " in inspect.getsource(memory_deviations)
+    assert f" {abs(sharded['worst_error']):.2f} " in inspect.getsource(memory_deviations)
     assert max(abs(math.log1p(error)) for error in (*of_cards, *of_processor)) <= 2 * UNKNOWN
 
 
 def test_the_error_is_learnt_from_comparisons() -> None:
     """The mean tends to theirs, the deviation to theirs: from the stated one down where predictions are good."""
     found = [learned(compared(*[0.10, 0.14] * count)) for count in (1, 5, 50, 500)]
-    assert [abs(p.intercept - 0.12) for p in found] == sorted((abs(p.intercept - 0.12) for p in found), reverse=True)
-    deviations = [p.intercept_spread for p in found]
+    assert [abs(p.mean - 0.12) for p in found] == sorted((abs(p.mean - 0.12) for p in found), reverse=True)
+    deviations = [p.deviation for p in found]
     assert deviations == sorted(deviations, reverse=True)
     assert deviations[0] < UNKNOWN
-    assert (found[-1].intercept, deviations[-1]) == pytest.approx((0.12, 0.024), abs=0.004)
+    assert (found[-1].mean, deviations[-1]) == pytest.approx((0.12, 0.024), abs=0.004)
 
 
 def test_the_error_is_wide_where_predictions_were_bad() -> None:
-    assert learned(compared(*[-0.5, 0.5] * 20)).intercept_spread > 2 * UNKNOWN
+    assert learned(compared(*[-0.5, 0.5] * 20)).deviation > 2 * UNKNOWN
 
 
 def test_no_number_of_right_predictions_leaves_no_error() -> None:
     found = learned(compared(*[0.0] * 10**5))
-    assert found.intercept_spread == LEAST and found.noise > 0
+    assert found.deviation == LEAST and memory_error(found.deviation).noise > 0
 
 
 def test_what_ran_out_was_off_by_more_than_its_limit_shows() -> None:
     known = compared(*[0.0, 0.02] * 10)
-    assert learned([*known, ran_out(0.3)]).intercept > learned(known).intercept + 0.01
-    assert learned([*known, ran_out(0.3)]).intercept_spread > learned(known).intercept_spread
+    assert learned([*known, ran_out(0.3)]).mean > learned(known).mean + 0.01
+    assert learned([*known, ran_out(0.3)]).deviation > learned(known).deviation
     # That what was predicted far beyond its limit ran out shows nothing.
     assert learned([*known, ran_out(-0.5)]) == learned(known)
 
@@ -312,13 +323,13 @@ def test_what_was_to_run_out_and_did_says_nothing_of_the_error(truth: Truth) -> 
     assert len(sure) > 3
 
     def chances(known: Sequence[Config]) -> list[float]:
-        knowledge = Knowledge(truth.lattice, limit)
-        advice = Advice(knowledge, truth.floor)
-        advice.foresee(foreseen(truth, deviation=UNKNOWN))
+        state = LatticeState(truth.lattice, limit)
+        acquisition = Acquisition(state, truth.lower_bounds)
+        acquisition.use(foreseen(truth, deviation=UNKNOWN))
         for config in known:
-            knowledge.take(config)
-            knowledge.learn(truth.trial(config, limit))
-        found = {c.config: c.fit_probability for c in advice.candidates()}
+            state.take(config)
+            state.learn(truth.trial(config, limit))
+        found = {c.config: c.fit_probability for c in acquisition.candidates()}
         return [found[c] for c in truth.lattice.configs if c in found and truth.memory(c) < 1.5 * limit]
 
     before, after = chances([]), chances(sure)
@@ -330,30 +341,30 @@ def test_the_lightest_is_tried_though_a_heavier_one_ran_out(truth: Truth) -> Non
     of_method = [c for c in truth.lattice.configs if c["method"] == "full"]
     lightest, *_, heaviest = sorted(of_method, key=truth.memory)
     limit = truth.memory(lightest) + 1
-    knowledge = Knowledge(truth.lattice, limit)
-    advice = Advice(knowledge, lambda config: 0)
-    advice.foresee(foreseen(truth, lambda config: 0.2, deviation=0.02))
-    knowledge.take(heaviest)
-    knowledge.learn(truth.trial(heaviest, limit))
-    tried = {c.config for c in advice.worthwhile()}
+    state = LatticeState(truth.lattice, limit)
+    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, 0))
+    acquisition.use(foreseen(truth, lambda config: 0.2, deviation=0.02))
+    state.take(heaviest)
+    state.learn(truth.trial(heaviest, limit))
+    tried = {c.config for c in acquisition.worthwhile()}
     assert lightest in tried
 
 
 def test_memory_of_the_host_says_nothing_of_the_devices() -> None:
     trial = ran_out(0.5)
     host = replace(trial, outcome=OutOfMemory(reason="killed", signal="SIGKILL", host=True))
-    assert learned([host]) == memory_error(UNKNOWN)
+    assert learned([host]) == NOTHING_COMPARED
 
 
-def margin(foresight: Foresight, truth: Truth, known: list[Config]) -> float:
+def margin(predictions: Predictions, truth: Truth, known: list[Config]) -> float:
     """The least predicted memory over the limit that is not run any more, when `known` are measured."""
     limit = limit_for(truth, 0.5)
-    knowledge = Knowledge(truth.lattice, limit)
-    advice = Advice(knowledge, truth.floor)
-    advice.foresee(foresight)
+    state = LatticeState(truth.lattice, limit)
+    acquisition = Acquisition(state, truth.lower_bounds)
+    acquisition.use(predictions)
     for config in known:
-        knowledge.learn(truth.trial(config, limit))
-    return min(foresight.predictions[c].device_bytes / limit for c in advice.predicted_out())
+        state.learn(truth.trial(config, limit))
+    return min(predictions.by_config[c].device_bytes / limit for c in acquisition.predicted_out())
 
 
 def test_the_margin_shrinks_with_what_is_seen(truth: Truth) -> None:
@@ -382,31 +393,31 @@ def test_wrong_guesses_of_time_do_not_hide_the_best(lattice: Lattice, seed: int)
     every = foreseen(truth, timed=True)
     guesses = {
         c: replace(p, step_seconds=truth.seconds(c) * wrong[c.text("precision")], relative_error=1.0)
-        for c, p in every.predictions.items()
+        for c, p in every.by_config.items()
     }
-    run = searched(truth, 0.9, foresight=replace(every, predictions=guesses))
+    run = searched(truth, 0.9, predictions=replace(every, by_config=guesses))
     assert run.regret < 0.06
 
 
-def by_formula(foresight: Foresight, config: Config) -> Prediction:
-    return replace(foresight.predictions[config], memory_error=0.5, work=None)
+def by_formula(predictions: Predictions, config: Config) -> Prediction:
+    return replace(predictions.by_config[config], memory_error=0.5, work=None)
 
 
 def test_predictions_by_formula_are_wide_themselves_alone(truth: Truth) -> None:
     narrow = foreseen(truth, deviation=0.02)
     limit, configs = limit_for(truth, 0.3), truth.lattice.configs
     rough = {c for c in configs if c["optimizer"] == "adamw-8bit"}
-    mixed = replace(narrow, predictions={**narrow.predictions, **{c: by_formula(narrow, c) for c in rough}})
+    mixed = replace(narrow, by_config={**narrow.by_config, **{c: by_formula(narrow, c) for c in rough}})
 
-    def out(foresight: Foresight, *, measured: float | None = None) -> set[Config]:
-        knowledge = Knowledge(truth.lattice, limit)
-        advice = Advice(knowledge, truth.floor)
-        advice.foresee(foresight)
+    def out(predictions: Predictions, *, measured: float | None = None) -> set[Config]:
+        state = LatticeState(truth.lattice, limit)
+        acquisition = Acquisition(state, truth.lower_bounds)
+        acquisition.use(predictions)
         if measured is not None:
             one = min(rough, key=truth.memory)
-            knowledge.take(one)
-            knowledge.learn(make_trial(one, fits(measured * truth.memory(one) / GIB, 100.0)))
-        return set(advice.predicted_out())
+            state.take(one)
+            state.learn(make_trial(one, fits(measured * truth.memory(one) / GIB, 100.0)))
+        return set(acquisition.predicted_out())
 
     traced = out(narrow) - rough
     assert traced and out(mixed) - rough == traced, "as if all were traced"
@@ -417,18 +428,18 @@ def test_predictions_by_formula_are_wide_themselves_alone(truth: Truth) -> None:
 
 def test_where_all_are_by_formula_they_share_its_error(truth: Truth) -> None:
     narrow = foreseen(truth, deviation=0.02)
-    assert narrow.errors_of_memory() == (narrow.memory_error, {})
-    rough = replace(narrow, predictions={c: by_formula(narrow, c) for c in narrow.predictions})
-    assert rough.errors_of_memory() == (memory_error(math.log(1.5)), {})
-    unsure = replace(rough, memory_error=memory_error(0.6))
-    assert unsure.errors_of_memory() == (memory_error(0.6), {})
+    assert memory_errors(narrow.by_config, narrow.memory_deviation) == (memory_error(0.02), {})
+    rough = {c: by_formula(narrow, c) for c in narrow.by_config}
+    assert memory_errors(rough, narrow.memory_deviation) == (memory_error(math.log(1.5)), {})
+    unsure = replace(narrow.memory_deviation, deviation=0.6)
+    assert memory_errors(rough, unsure) == (memory_error(0.6), {})
 
 
 def test_a_ruled_out_config_is_likely_not_to_fit_by_far(truth: Truth) -> None:
-    knowledge = Knowledge(truth.lattice, limit_for(truth, 0.5))
-    advice = Advice(knowledge, truth.floor)
-    advice.foresee(foreseen(truth))
-    out = set(advice.predicted_out())
+    state = LatticeState(truth.lattice, limit_for(truth, 0.5))
+    acquisition = Acquisition(state, truth.lower_bounds)
+    acquisition.use(foreseen(truth))
+    out = set(acquisition.predicted_out())
     assert out
-    assert out == {c.config for c in advice.candidates() if c.fit_probability < CANNOT_FIT}
-    assert all(isinstance(truth.outcome(c, knowledge.memory_limit_bytes), OutOfMemory) for c in out)
+    assert out == {c.config for c in acquisition.candidates() if c.fit_probability < CANNOT_FIT}
+    assert all(isinstance(truth.outcome(c, state.memory_limit_bytes), OutOfMemory) for c in out)

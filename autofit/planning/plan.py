@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.catalog.hardware import named
 from autofit.core.errors import EnvironmentLacks, UsageError
-from autofit.core.lattice import Config
+from autofit.core.lattice import Config, Lattice
+from autofit.core.outcome import DEADLINE_SECONDS
 from autofit.core.units import format_bytes
-from autofit.core.workload import Goal
+from autofit.core.workload import Goal, digest
 from autofit.estimate.memory.lower_bound import floor_bytes
-from autofit.planning.lattices import Narrowed, default_space, load_space, narrow
+from autofit.planning.lattices import default_space, load_space, narrow
 from autofit.planning.nothing_fits import (
     BESIDE_FLOOR_BYTES,
     WITH_OFFLOAD,
@@ -34,20 +35,49 @@ fragmentation is rarely less. Activations are not included: with checkpointing a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """A request with everything resolved, before anything runs."""
+class Limits:
+    """When a search must end, whatever it has found."""
+
+    memory_bytes: int
+    max_trials: int | None = None
+    """Including verification."""
+    seconds: float | None = None
+    deadline_seconds: float = DEADLINE_SECONDS
+    """Deadline of one trial."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A search request with everything resolved, before anything runs."""
 
     job: Job
-    narrowed: Narrowed
-    space: str
-    memory_limit_bytes: int
+    lattice: Lattice
+    lower_bounds: Mapping[Config, int]
+    """The least memory that each config of the lattice can need, in bytes: its weights, gradients and states."""
+    goal: Goal
+    """The user's: where speeds tie, the config that changes least relative to its plain recipe wins."""
+    limits: Limits
+    thorough: bool = False
+    """Whether to go on for the frontier of every method once the best config is found, as long as the limits allow."""
+    space: str = ""
+    """Name or file of the space that the lattice comes from."""
+    unsupported: Mapping[str, int] = field(default_factory=dict)
+    """Reason -> number of configs of the space that are left out because they cannot work here."""
+    beyond_goal: int = 0
+    """Number of configs of the space that are left out because they change more than the user allows."""
 
-    def floor(self, config: Config) -> int:
-        """The least memory that `config` can need, in bytes."""
-        return floor_bytes(config, self.job)
+    @property
+    def lattice_digest(self) -> str:
+        """A digest that is equal for equal lattices."""
+        return digest([config.key for config in self.lattice.configs])
+
+    @property
+    def possible(self) -> list[Config]:
+        """The configs whose lower bound is within the memory limit."""
+        return [c for c in self.lattice.configs if self.lower_bounds[c] <= self.limits.memory_bytes]
 
 
-def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
+def resolve(request: SearchRequest, pool: Pool | None = None) -> Plan:
     """Resolve a request; raises for anything wrong with it before a worker starts."""
     wanted = asked(request.hardware, request.device)
     site = pool.site() if pool is not None else detect(request.device)
@@ -66,42 +96,54 @@ def prepare(request: SearchRequest, pool: Pool | None = None) -> Prepared:
     limit = memory_limit(request.memory_limit_bytes, job.hardware, devices)
     if request.memory_limit_bytes is None and pool is None:
         limit = left_by_others(limit, job.hardware, devices)
-    return walked(request, job, limit, cannot=cannot_here if pool is None else pool.cannot)
+    return resolve_for(request, job, limit, cannot=cannot_here if pool is None else pool.cannot)
 
 
-def walked(
+def resolve_for(
     request: SearchRequest,
     job: Job,
     memory_limit_bytes: int,
     *,
     cannot: Callable[[Config, Job], str | None] = unsupported,
-) -> Prepared:
-    """What a search for `job` would walk; raises `NothingFits` if not even weights, gradients and states can fit.
+) -> Plan:
+    """The plan of a search for `job`; raises `NothingFits` if not even weights, gradients and states can fit.
 
     `cannot` says why a config cannot work (for a search that is to run, on the machines that it runs on).
     """
     space = request.space or default_space(job.hardware, job.workload.devices)
     narrowed = narrow(load_space(space), request.goal, job, cannot=cannot)
-    prepared = Prepared(job=job, narrowed=narrowed, space=space, memory_limit_bytes=memory_limit_bytes)
-    _check_floor(prepared, request)
-    return prepared
+    plan = Plan(
+        job=job,
+        lattice=narrowed.lattice,
+        lower_bounds={config: floor_bytes(config, job) for config in narrowed.lattice.configs},
+        goal=request.goal,
+        limits=Limits(
+            memory_bytes=memory_limit_bytes, max_trials=request.max_trials, seconds=request.time_budget_seconds
+        ),
+        thorough=request.thorough,
+        space=space,
+        unsupported=narrowed.unsupported,
+        beyond_goal=narrowed.beyond_goal,
+    )
+    _check_lower_bounds(plan)
+    return plan
 
 
-def _check_floor(prepared: Prepared, request: SearchRequest) -> None:
+def _check_lower_bounds(plan: Plan) -> None:
     """Raise `NothingFits` if no config's weights, gradients and states fit, saying what could hold the smallest."""
-    smallest = min(prepared.narrowed.lattice.configs, key=prepared.floor)
-    least = prepared.floor(smallest)
-    limit = prepared.memory_limit_bytes
+    smallest = min(plan.lattice.configs, key=plan.lower_bounds.__getitem__)
+    least = plan.lower_bounds[smallest]
+    limit = plan.limits.memory_bytes
     if least <= limit:
         return
     said = [
-        f"{prepared.job.model.name} cannot fit {format_bytes(limit)}: the smallest config needs at least "
+        f"{plan.job.model.name} cannot fit {format_bytes(limit)}: the smallest config needs at least "
         f"{format_bytes(least)} for weights, gradients and states, and activations on top ({smallest})"
     ]
-    hardware = prepared.job.hardware
+    hardware = plan.job.hardware
     if least < hardware.memory_bytes:
         said.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
-    said += _lower_floors(prepared, request.goal, least)
+    said += _what_lowers_them(plan, least)
     holder = smallest_card(int(least * BEYOND_FLOOR) + BESIDE_FLOOR_BYTES - 1)
     said.append(
         "no card of the catalog could hold it"
@@ -120,36 +162,34 @@ def _check_floor(prepared: Prepared, request: SearchRequest) -> None:
     )
 
 
-def _lower_floors(prepared: Prepared, goal: Goal, least: int) -> list[str]:
+def _what_lowers_them(plan: Plan, least: int) -> list[str]:
     """The options that would give a search a config that needs less than `least`: another space, or a wider goal."""
-    job = prepared.job
-    levers = [(words, prepared.space, other) for words, other in wider(goal)]
+    job = plan.job
+    levers = [(words, plan.space, other) for words, other in wider(plan.goal)]
     if WITH_OFFLOAD in further_memory(job.workload, job.hardware):
-        levers.insert(0, (WITH_OFFLOAD, "offload", goal))
+        levers.insert(0, (WITH_OFFLOAD, "offload", plan.goal))
     found = []
-    for words, space, goal_ in levers:
+    for words, space, goal in levers:
         with suppress(UsageError):  # a space with nothing for the goal does not help
-            configs = narrow(load_space(space), goal_, job).lattice.configs
-            lower = min(map(prepared.floor, configs))
+            configs = narrow(load_space(space), goal, job).lattice.configs
+            lower = min(floor_bytes(config, job) for config in configs)
             if lower < least:
                 so = f"lower that to {format_bytes(lower)}" if lower else "keep all of that in host memory"
                 found.append(f"{words} would {so}")
     return found
 
 
-def outline(prepared: Prepared) -> dict[str, Any]:
+def outline(plan: Plan) -> dict[str, Any]:
     """The lattice of a search in figures, as a JSON object."""
-    lattice = prepared.narrowed.lattice
-    over = sum(prepared.floor(c) > prepared.memory_limit_bytes for c in lattice.configs)
     return {
-        "hardware": prepared.job.hardware.to_json(),
-        "workload": prepared.job.workload.to_json(),
-        "space": prepared.space,
-        "memory_limit_bytes": prepared.memory_limit_bytes,
-        "configs": len(lattice.configs),
-        "ruled_out_by_floor": over,
-        "beyond_goal": prepared.narrowed.beyond_goal,
-        "unsupported": prepared.narrowed.unsupported,
+        "hardware": plan.job.hardware.to_json(),
+        "workload": plan.job.workload.to_json(),
+        "space": plan.space,
+        "memory_limit_bytes": plan.limits.memory_bytes,
+        "configs": len(plan.lattice.configs),
+        "ruled_out_by_floor": len(plan.lattice.configs) - len(plan.possible),
+        "beyond_goal": plan.beyond_goal,
+        "unsupported": dict(plan.unsupported),
     }
 
 

@@ -13,7 +13,7 @@ from unit.search.conftest import MACHINE
 from unit.search.made_truth import Truth, cpu_lattice, make_job
 
 from autofit.bench import tables
-from autofit.bench.tables import foresight_of
+from autofit.bench.tables import predictions_of
 from autofit.catalog.models import load
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
@@ -51,11 +51,11 @@ def test_cold_predictions_are_of_the_estimator_and_of_no_trial(
 ) -> None:
     """What they are must not hang on trials in the store that keeps the estimates."""
     table, store = table_of(truth, configs[:1], tmp_path / "one.jsonl"), tmp_path / "store.db"
-    first = foresight_of(table, store=str(store))
-    assert set(first.predictions) == {trial.config for trial in table.trials}
-    assert all(p.device_bytes > 0 and p.calibrated_on == 0 for p in first.predictions.values())
+    first = predictions_of(table, store=str(store))
+    assert set(first.by_config) == {trial.config for trial in table.trials}
+    assert all(p.device_bytes > 0 and p.calibrated_on == 0 for p in first.by_config.values())
     with Store.open(str(store)) as opened:
         for trial in table.trials:
-            opened.add(replace(trial, stack=installed_stack(), prediction=first.predictions[trial.config]))
+            opened.add(replace(trial, stack=installed_stack(), prediction=first.by_config[trial.config]))
     monkeypatch.setattr("autofit.estimate.sweep.sweep", lambda *asked, **options: pytest.fail("estimated twice"))
-    assert foresight_of(table, store=str(store)).predictions == first.predictions
+    assert predictions_of(table, store=str(store)).by_config == first.by_config

@@ -1,26 +1,25 @@
-"""What a search knows before its first trial: every config's prediction, and how far earlier ones were off here."""
+"""Every config of a lattice predicted before the first trial, and how far earlier predictions were off here."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from autofit.core.device.probe import CONTEXT
 from autofit.core.errors import in_one_line
 from autofit.core.lattice import Config
-from autofit.prediction.allocator_shown import rounded
+from autofit.planning.plan import Plan
+from autofit.planning.requests import SearchRequest
+from autofit.prediction.allocator_shown import as_trials_show, rounded
 from autofit.prediction.calibration import is_detected
 from autofit.prediction.emulated_formats import Emulated, emulated
-from autofit.prediction.memory_deviations import COMPARED
+from autofit.prediction.memory_deviations import COMPARED, learned
 from autofit.prediction.predicting import LookedUp, look_up, predict_all
+from autofit.prediction.predictions import Predictions, Report
 from autofit.prediction.probing import make_sure, stored_probe
 from autofit.store import Store
 from autofit.techniques import Job
-
-if TYPE_CHECKING:
-    from autofit.search.foresight import Foresight
 
 START_SECONDS = 6.0
 """Seconds until the libraries are loaded in the processes that estimate."""
@@ -37,8 +36,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
-class Foreseeing:
-    """The foresight of one search: what it needs may be loaded before it is asked for."""
+class LatticePredictor:
+    """Predicts the lattice of one search. What that needs may be loaded before it is asked for."""
 
     job: Job
     configs: Sequence[Config]
@@ -58,9 +57,24 @@ class Foreseeing:
     _emulated: Mapping[Config, Emulated] = field(init=False, default_factory=dict)
     """Those that are not traced."""
 
+    @classmethod
+    def of(cls, plan: Plan, request: SearchRequest, store: Store, *, probes: bool) -> LatticePredictor:
+        """The predictor of the search that `request` asks for; `probes` as below, on this machine alone."""
+        one_host = request.ray_address is None
+        return cls(
+            job=as_trials_show(plan.job, store),
+            configs=plan.possible,
+            memory_limit_bytes=plan.limits.memory_bytes,
+            seconds=plan.limits.seconds,
+            store=store,
+            one_host=one_host,
+            predicts=request.predict,
+            probes=probes and one_host,
+        )
+
     def get_ready(self) -> None:
-        """Probe the device, and begin to load, in the background, what `foresee` will need; that a load fails is left
-        for `foresee` to meet."""
+        """Probe the device, and begin to load, in the background, what `predict` will need; that a load fails is left
+        for `predict` to meet."""
         from autofit.estimate import sweep
 
         if not self.predicts:
@@ -73,14 +87,12 @@ class Foreseeing:
         except Exception as failure:
             _log.debug("nothing is loaded ahead of the predictions: %s", in_one_line(failure))
 
-    def foresee(self, report: Callable[[int, int], None]) -> Foresight:
+    def predict(self, report: Report) -> Predictions:
         """What the estimator predicts, and how far it was off in earlier trials on this hardware.
 
         `report` is called with the number of configs estimated and their total. A failure is logged in one line and
         costs only the predictions.
         """
-        from autofit.search.foresight import Foresight, learned
-
         job, store = self.job, self.store
         if not self.predicts:
             return self._by_formula(self.configs)
@@ -103,17 +115,17 @@ class Foreseeing:
             own = (job.workload.key, job.stack.key)
             here = store.predicted(hardware_key=job.hardware.key, latest=COMPARED)
             earlier = (trial for trial in here if (trial.workload.key, trial.stack.key) != own)
-            predictions = {c: e.prediction for c, e in found.items()}
+            by_config = {c: e.prediction for c, e in found.items()}
             for config, one in self._emulated.items():
                 if config not in found and one.twin in found:
-                    predictions[config] = one.foretold(config, predictions[one.twin])
-            foresight = Foresight(predictions=predictions, memory_error=learned(earlier))
+                    by_config[config] = one.foretold(config, by_config[one.twin])
+            predictions = Predictions(by_config=by_config, memory_deviation=learned(earlier))
         except Exception as failure:
             _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(failure))
             return self._by_formula(self.configs)
         others = self._by_formula([c for c in self.configs if c not in found])
         return replace(
-            foresight,
+            predictions,
             beyond_host={
                 **others.beyond_host,
                 **{c: e.host_short_bytes for c, e in found.items() if e.host_short_bytes},
@@ -137,21 +149,19 @@ class Foreseeing:
                 self.job = replace(self.job, context_bytes=rounded(found.figures[CONTEXT]))
         self.probes = False
 
-    def _by_formula(self, configs: Sequence[Config]) -> Foresight:
+    def _by_formula(self, configs: Sequence[Config]) -> Predictions:
         """What is known without a trace: which of these offload more than the host holds. A failure costs only that."""
-        from autofit.search.foresight import Foresight
-
         offloading = [config for config in configs if config["offload"] != "none"]
         if not offloading:
-            return Foresight()
+            return Predictions()
         try:
             from autofit.estimate.sharding.hosted import host_short_bytes  # PyTorch with it, which takes seconds
 
             lacking = {config: host_short_bytes(config, self.job) for config in offloading}
         except Exception as failure:
             _log.warning("autofit: the host's memory is not held against the configs: %s", in_one_line(failure))
-            return Foresight()
-        return Foresight(beyond_host={config: size for config, size in lacking.items() if size})
+            return Predictions()
+        return Predictions(beyond_host={config: size for config, size in lacking.items() if size})
 
     def _known(self) -> LookedUp:
         """The estimates made before, looked up once, without those that are not worth making."""

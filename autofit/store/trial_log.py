@@ -1,4 +1,4 @@
-"""Keeps every trial that is run: in the store or, if that fails, in a file that the store can import later."""
+"""Where the trials of a search are kept: in the store or, if that fails, in a file that it can import later."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autofit.core.errors import StoreError
+from autofit.core.hardware import Hardware
+from autofit.core.lattice import Config
 from autofit.core.outcome import Trial
-from autofit.store import Store, line_of, opening_line
 from autofit.store.database.retrying import retried
+from autofit.store.exchange import line_of, opening_line
+from autofit.store.store import Store
+from autofit.techniques import Job
 
 PATIENCE_SECONDS = 60.0
 """How long a failing store is retried: enough for a server to restart, or another process to end its transaction."""
@@ -18,14 +22,48 @@ PAUSE_SECONDS = 2.0
 """Pause between two tries."""
 
 
-class Keeper:
+class TrialLog:
+    """Where a search's trials go, and what earlier ones have shown. This one keeps nothing: a replay's."""
+
+    def known(self, job: Job) -> dict[Config, list[Trial]]:
+        """Earlier trials of the job's hardware, stack and workload, which may make new ones unnecessary."""
+        return {}
+
+    def keep(self, trial: Trial) -> Trial:
+        """Keeps `trial` and returns it with its number, if it has got one."""
+        return trial
+
+    def check(self) -> None:
+        """Raises `StoreError` if trials can no longer be kept where they should be."""
+
+    def between_executions(self, hardware: Hardware) -> float:
+        """`repeatability.between_executions` of the hardware, as far as the trials kept here show it."""
+        return 0.0
+
+
+class StoredTrials(TrialLog):
     """Keeps each trial for good before returning. Once the store has failed for good, trials go only to the file."""
 
-    def __init__(self, store: Store, search_id: str | None = None) -> None:
+    def __init__(self, store: Store, search_id: str | None = None, *, fresh: bool = False) -> None:
+        """`fresh`: of earlier trials only those of this search are known."""
         self._store = store
         self._search_id = search_id
+        self._fresh = fresh
         self._file: Path | None = None
         self._failure: StoreError | None = None
+
+    def known(self, job: Job) -> dict[Config, list[Trial]]:
+        """As the store has them."""
+        return self._store.known(
+            hardware_key=job.hardware.key,
+            stack_key=job.stack.key,
+            workload_key=job.workload.key,
+            search_id=self._search_id if self._fresh else None,
+        )
+
+    def between_executions(self, hardware: Hardware) -> float:
+        """As the store's trials show it."""
+        return self._store.between_executions(hardware.key)
 
     def keep(self, trial: Trial) -> Trial:
         """Keeps `trial` and returns it with its number, or without one if only the file has it.
