@@ -40,7 +40,8 @@ from autofit.estimate.time.roofline import Rates, calibrated, prior, seconds
 from autofit.operations import read_table
 from autofit.operations.comparing import judged
 from autofit.operations.recording.pooling import pooled
-from autofit.operations.recording.recorded_tables import is_table, read_whole
+from autofit.operations.recording.recorded_tables import read_whole
+from autofit.operations.recording.table_file import is_table
 from autofit.prediction.allocator_shown import shown
 from autofit.prediction.probing import rates_of
 from autofit.store import read_lines

@@ -19,7 +19,7 @@ from autofit.core.lattice import Config, Value
 from autofit.core.workload import Workload
 from autofit.techniques import Job, complete
 from autofit.techniques.axes.sharding import FSDP_SHARDS_BYTES
-from autofit.techniques.technique import Plan
+from autofit.techniques.technique import BuildPlan
 from autofit.training.build import build, make_plan
 from autofit.training.step import TrainingStep
 from autofit.trial.machine.detection import detect
@@ -200,7 +200,7 @@ def config(**values: Value) -> Config:
     return complete(values)
 
 
-def plan(config: Config, model: Model = LLAMA) -> Plan:
+def plan(config: Config, model: Model = LLAMA) -> BuildPlan:
     """What the techniques of `config` decide for a CPU."""
     return make_plan(config, job(model), CPU)
 

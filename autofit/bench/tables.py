@@ -15,7 +15,8 @@ from autofit.core.errors import NothingFits, UsageError, unknown
 from autofit.core.units import format_bytes
 from autofit.core.workload import METHODS
 from autofit.estimate.time.roofline import prior
-from autofit.operations.recording.recorded_tables import RecordedTable, is_table, read_whole
+from autofit.operations.recording.recorded_tables import RecordedTable, read_whole
+from autofit.operations.recording.table_file import is_table
 from autofit.prediction.allocator_shown import shown
 from autofit.prediction.estimate_cache import readable
 from autofit.prediction.predicting import estimate_all

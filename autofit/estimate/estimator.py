@@ -202,7 +202,7 @@ class Estimator:
         holdings = None if spread is None else self._traces.holdings(config, spread)
         line = timeline(
             self._steps(decoder, loss),
-            update.events if spread is None or holdings is None else updates(spread.update(update.tape, holdings)),
+            update.events if spread is None or holdings is None else updates(spread.update(update.trace, holdings)),
             micro_batch=micro_batch,
             rank=rank,
             accumulates=accumulation > 1,
@@ -235,7 +235,7 @@ class Estimator:
             self._latest = decoder
             self._micro_steps.clear()
         if loss not in self._micro_steps:
-            self._micro_steps[loss] = decoder.events.with_loss(loss.tape)
+            self._micro_steps[loss] = decoder.events.with_loss(loss.trace)
         return self._micro_steps[loss]
 
     def lasting_bytes(self, config: Config) -> int:

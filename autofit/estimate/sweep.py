@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -24,8 +26,11 @@ def sweep(
     memory_limit_bytes: int,
     report: Callable[[int], None] = lambda done: None,
     processes: int | None = None,
+    seconds: float | None = None,
 ) -> dict[Config, Estimate]:
     """Predict every config, each of which must be supported, without its time; the result is in the order given.
+
+    No config is begun after `seconds`, if they are given: what is not predicted by then is left out.
 
     `report` is told how many are done. What is fragmented is borrowed from configs alike (`replays.Fragmentation`): of
     those that fit, the memory of 19 of 20 is less than 3 % off for it, but it never decides what fits: where it might
@@ -34,15 +39,16 @@ def sweep(
     """
     groups = groups_of(configs)
     workers = workers_for(configs, processes)
+    ends = math.inf if seconds is None else time.monotonic() + seconds
     if workers > 1:
-        parts = _in_processes(job, groups, memory_limit_bytes, workers)
+        parts = _in_processes(job, groups, memory_limit_bytes, workers, ends)
     else:
-        parts = ([estimate] for group in groups for estimate in _predict(job, group, memory_limit_bytes))
+        parts = ([estimate] for group in groups for estimate in _predict(job, group, memory_limit_bytes, ends))
     found: dict[Config, Estimate] = {}
     for part in parts:
         found.update((estimate.config, estimate) for estimate in part)
         report(len(found))
-    return {config: found[config] for config in configs}
+    return {config: found[config] for config in configs if config in found}
 
 
 def workers_for(configs: Sequence[Config], processes: int | None = None) -> int:
@@ -66,22 +72,27 @@ def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
     return sorted(groups.values(), key=len, reverse=True)
 
 
-def _predict(job: Job, configs: list[Config], limit: int) -> Iterator[Estimate]:
+def _predict(job: Job, configs: list[Config], limit: int, ends: float) -> Iterator[Estimate]:
+    """The estimates that are begun before the system's monotonic clock, which all processes share, shows `ends`."""
     from autofit.estimate.estimator import Estimator
     from autofit.estimate.tracing.trace_cache import TraceCache
 
     estimator = Estimator(job, None, cache=TraceCache.of_user())
     for config in configs:
+        if time.monotonic() >= ends:
+            return
         yield estimator.estimate(config, memory_limit_bytes=limit, replayed=False)
 
 
-def _predicted(job: Job, configs: list[Config], limit: int) -> list[Estimate]:
-    return list(_predict(job, configs, limit))
+def _predicted(job: Job, configs: list[Config], limit: int, ends: float) -> list[Estimate]:
+    return list(_predict(job, configs, limit, ends))
 
 
-def _in_processes(job: Job, groups: list[list[Config]], limit: int, workers: int) -> Iterator[list[Estimate]]:
+def _in_processes(
+    job: Job, groups: list[list[Config]], limit: int, workers: int, ends: float
+) -> Iterator[list[Estimate]]:
     # The libraries are not garbage: collections need not scan them.
     with ProcessPoolExecutor(workers, mp_context=warm.context(), initializer=gc.freeze) as pool:
-        pending = [pool.submit(_predicted, job, group, limit) for group in groups]
+        pending = [pool.submit(_predicted, job, group, limit, ends) for group in groups]
         for done in as_completed(pending):
             yield done.result()

@@ -51,10 +51,17 @@ def predict_all(
     store: Store | None,
     looked_up: LookedUp | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
+    seconds: float | None = None,
 ) -> dict[Config, Estimate]:
     """`estimate_all`, timed at this hardware's speed and as sure of memory as the store's trials show."""
     found = estimate_all(
-        job, configs, memory_limit_bytes=memory_limit_bytes, store=store, looked_up=looked_up, report=report
+        job,
+        configs,
+        memory_limit_bytes=memory_limit_bytes,
+        store=store,
+        looked_up=looked_up,
+        report=report,
+        seconds=seconds,
     )
     rates = rates_for(job.hardware, job.stack, store, job.workload.key, job.model.digest)
     shown = memory_deviations(job.hardware, store)
@@ -69,6 +76,7 @@ def estimate_all(
     store: Store | None,
     looked_up: LookedUp | None = None,
     report: Callable[[int, int], None] = lambda done, total: None,
+    seconds: float | None = None,
 ) -> dict[Config, Estimate]:
     """Every config's estimate, in the order given, without its time, which `Estimate.timed` adds.
 
@@ -76,25 +84,33 @@ def estimate_all(
     what `look_up` found for the same arguments, if it was called already. Each config must be supported. One that
     cannot be traced is estimated by formula (`memory_error` above 0, no time). Configs that cannot be estimated at all
     are left out: the estimator does not cover the device, or it failed, which is only logged, because no prediction is
-    worth ending a search for.
+    worth ending a search for. So are those that would be begun after `seconds`, if they are given.
     """
     known = looked_up or look_up(job, configs, memory_limit_bytes=memory_limit_bytes, store=store)
     found, missing = dict(known.found), known.missing
     possible = len(found) + len(missing)
     report(len(found), possible)
     if missing:
-        made = _made(job, list(missing), memory_limit_bytes, lambda done: report(len(known.found) + done, possible))
+        made = _made(
+            job,
+            list(missing),
+            memory_limit_bytes,
+            lambda done: report(len(known.found) + done, possible),
+            seconds,
+        )
         known.cache.keep({missing[config]: estimate for config, estimate in made.items()})
         found |= made
     return {config: found[config] for config in configs if config in found}
 
 
-def _made(job: Job, configs: list[Config], limit: int, report: Callable[[int], None]) -> dict[Config, Estimate]:
+def _made(
+    job: Job, configs: list[Config], limit: int, report: Callable[[int], None], seconds: float | None
+) -> dict[Config, Estimate]:
     """New estimates. Whatever goes wrong in the estimator, even the death of its processes, costs only predictions."""
     from autofit.estimate.sweep import sweep
 
     try:
-        return sweep(job, configs, memory_limit_bytes=limit, report=report)
+        return sweep(job, configs, memory_limit_bytes=limit, report=report, seconds=seconds)
     except Exception as error:
         _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(error))
         return {}

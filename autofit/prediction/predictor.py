@@ -110,6 +110,8 @@ class LatticePredictor:
                 store=store,
                 looked_up=known,
                 report=report,
+                # On a machine that is slower than foreseen, or busy, what is begun late is left unpredicted.
+                seconds=None if self.seconds is None else 2 * ESTIMATING_SHARE * self.seconds,
             )
             # Trials of this search's own workload and stack are left out: the search recalls them one by one.
             own = (job.workload.key, job.stack.key)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from autofit.catalog.models import Model, architecture
 from autofit.core.errors import UsageError
-from autofit.techniques.technique import Plan
+from autofit.techniques.technique import BuildPlan
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +38,7 @@ def attention_projections(model: Any) -> list[str]:
     return sorted(names)
 
 
-def add(model: Any, plan: Plan) -> Any:
+def add(model: Any, plan: BuildPlan) -> Any:
     """`model` with frozen base weights and trainable adapters of `plan.trained_dtype`, all on the meta device."""
     import torch
     from peft import LoraConfig, get_peft_model
@@ -80,7 +80,7 @@ def why_not(model: Model, targets: str, lora_dropout: float) -> str | None:
 
     # peft imports bitsandbytes, which then warns about kernels that it could fetch; nothing is computed here.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    plan = Plan(device=torch.device("meta"), trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
+    plan = BuildPlan(device=torch.device("meta"), trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
     plan.rank, plan.targets, plan.lora_dropout = 8, targets, lora_dropout
     factory: Any = AutoModelForCausalLM
     try:

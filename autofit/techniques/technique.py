@@ -40,7 +40,7 @@ class Head:
 
 
 @dataclass(slots=True, kw_only=True)
-class Plan:
+class BuildPlan:
     """The decisions that the techniques make before anything is built; `training.build` carries them out."""
 
     device: torch.device
@@ -101,12 +101,12 @@ class Technique:
         """Whether the axis's claim about two configs that differ on it holds for `job`."""
         return True
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         """Set the plan's fields that this axis decides."""
 
-    def on_skeleton(self, config: Config, plan: Plan, model: Any) -> Any:
+    def on_skeleton(self, config: Config, plan: BuildPlan, model: Any) -> Any:
         """The model (meta device) with this technique applied."""
         return model
 
-    def on_model(self, config: Config, plan: Plan, model: Any) -> None:
+    def on_model(self, config: Config, plan: BuildPlan, model: Any) -> None:
         """Alter the model, whose parameters now have values on the device."""

@@ -12,7 +12,7 @@ from autofit.catalog.models import Model, architecture
 from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.deepspeed_settings import deepspeed_settings
-from autofit.techniques.technique import Plan
+from autofit.techniques.technique import BuildPlan
 from autofit.training import engines
 from autofit.training.decoder import keep_layers
 from autofit.training.loss_module import LossModule
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
     from autofit.techniques.technique import LossKernel
 
 
-def make_plan(config: Config, job: Job, device: torch.device) -> Plan:
+def make_plan(config: Config, job: Job, device: torch.device) -> BuildPlan:
     """The decisions of the config's techniques for a step on `device`."""
-    plan = Plan(device=device, trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
+    plan = BuildPlan(device=device, trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
     for technique in TECHNIQUES:
         if technique.applies(config):
             technique.plan(config, job, plan)
     return plan
 
 
-def make_skeleton(config: Config, plan: Plan, model: Model, layers: Sequence[int] | None = None) -> nn.Module:
+def make_skeleton(config: Config, plan: BuildPlan, model: Model, layers: Sequence[int] | None = None) -> nn.Module:
     """The model on the meta device: every shape and dtype is final, nothing has storage.
 
     With `layers`, only the decoder layers at those indices are kept.

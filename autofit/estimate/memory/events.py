@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.estimate.memory.memory_trace import LOSS, Category, Event, Place, Storage, Tape
-from autofit.estimate.memory.symbolic_sizes import Amounts
+from autofit.estimate.memory.memory_trace import LOSS, Category, Event, MemoryTrace, Place, Storage
+from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.tracing.loss_boundary import HIDDEN
 
 Integers = NDArray[np.int64]
@@ -58,7 +58,7 @@ class Events:
 class MicroSteps:
     """Memory of two micro-steps: storages as functions of micro-batch and rank, and their events."""
 
-    sizes: Amounts
+    sizes: SymbolicSizes
     categories: NDArray[np.int8]
     residents: Integers
     """The storages that exist before the step."""
@@ -80,50 +80,50 @@ class Updates:
     second: Events
 
 
-def updates(tape: Tape) -> Updates:
-    """The optimizer's tape as arrays."""
-    created = {event.storage for _, event in tape.events() if event.allocates}
+def updates(trace: MemoryTrace) -> Updates:
+    """The optimizer's trace as arrays."""
+    created = {event.storage for _, event in trace.events() if event.allocates}
     stages = {
         stage: Events.of(
             [
                 (place, event.storage, event.allocates)
-                for place, event in tape.events()
+                for place, event in trace.events()
                 if place.stage == stage and event.storage in created
             ]
         )
         for stage in ("optimizer-1", "optimizer-2")
     }
     return Updates(
-        np.array([-(-s.bytes // s.shares) for s in tape.storages], dtype=np.int64),
-        np.array([update_category(s) for s in tape.storages], dtype=np.int8),
+        np.array([-(-s.bytes // s.shares) for s in trace.storages], dtype=np.int64),
+        np.array([update_category(s) for s in trace.storages], dtype=np.int8),
         stages["optimizer-1"],
         stages["optimizer-2"],
     )
 
 
 class DecoderEvents:
-    """A decoder's tape as arrays, with a place in each stage where the events of a loss go."""
+    """A decoder's trace as arrays, with a place in each stage where the events of a loss go."""
 
-    def __init__(self, tape: Tape) -> None:
-        self._tape = tape
-        self._labels = {index: name for (_, name), index in tape.labels.items()}
-        self._sizes = Amounts.of(s.bytes for s in tape.storages).over([s.shares for s in tape.storages])
-        self._categories = np.array([self._category(i, s) for i, s in enumerate(tape.storages)], dtype=np.int8)
-        self._streams = np.array([s.stream for s in tape.storages], dtype=np.int8)
-        self._of_products = np.array([s.of_product for s in tape.storages], dtype=np.bool_)
-        self._residents = np.array([i for i, s in enumerate(tape.storages) if s.allocated is None], dtype=np.int64)
+    def __init__(self, trace: MemoryTrace) -> None:
+        self._trace = trace
+        self._labels = {index: name for (_, name), index in trace.labels.items()}
+        self._sizes = SymbolicSizes.of(s.bytes for s in trace.storages).over([s.shares for s in trace.storages])
+        self._categories = np.array([self._category(i, s) for i, s in enumerate(trace.storages)], dtype=np.int8)
+        self._streams = np.array([s.stream for s in trace.storages], dtype=np.int8)
+        self._of_products = np.array([s.of_product for s in trace.storages], dtype=np.bool_)
+        self._residents = np.array([i for i, s in enumerate(trace.storages) if s.allocated is None], dtype=np.int64)
         self._stages = {stage: self._around_loss(stage) for stage in STAGES}
 
-    def with_loss(self, loss: Tape) -> MicroSteps:
+    def with_loss(self, loss: MemoryTrace) -> MicroSteps:
         """Both together. Storages of the loss are numbered after the decoder's, except those that both label alike."""
-        common = {index: self._tape.labels[name] for name, index in loss.labels.items() if name in self._tape.labels}
+        common = {index: self._trace.labels[name] for name, index in loss.labels.items() if name in self._trace.labels}
         stages = {
             stage: [before, self._of_loss(loss, stage, common), after]
             for stage, (before, after) in self._stages.items()
         }
         own = np.array([micro_step_category(s) for s in loss.storages], dtype=np.int8)
         return MicroSteps(
-            sizes=Amounts.joined([self._sizes, Amounts.constant(s.bytes for s in loss.storages)]),
+            sizes=SymbolicSizes.joined([self._sizes, SymbolicSizes.constant(s.bytes for s in loss.storages)]),
             categories=np.concatenate([self._categories, own]),
             residents=self._residents,
             first=Events.joined(stages["forward-1"] + stages["backward-1"]),
@@ -140,14 +140,14 @@ class DecoderEvents:
         before: list[tuple[Place, int, bool]] = []
         after: list[tuple[Place, int, bool]] = []
         found = before
-        for place, events in self._tape.segments:
+        for place, events in self._trace.segments:
             if place.stage == stage:
                 found = after if place.layer == LOSS else found
                 found += [(place, e.storage, e.allocates) for e in events if self._stays(place, e)]
         return Events.of(before), Events.of(after)
 
-    def _of_loss(self, loss: Tape, stage: str, common: dict[int, int]) -> Events:
-        offset = len(self._tape.storages)
+    def _of_loss(self, loss: MemoryTrace, stage: str, common: dict[int, int]) -> Events:
+        offset = len(self._trace.storages)
         return Events.of(
             [
                 (place, common.get(event.storage, offset + event.storage), event.allocates)
@@ -162,17 +162,17 @@ class DecoderEvents:
         """Whether the loss frees it: not the gradients that it passes on, nor hidden states that the decoder keeps."""
         if common is None:
             return storage.freed is not None
-        freed = self._tape.storages[common].freed
+        freed = self._trace.storages[common].freed
         return self._labels[common] == HIDDEN and freed is not None and freed.layer == LOSS
 
     def _stays(self, place: Place, event: Event) -> bool:
-        """Whether an event is the decoder's own: not of what the seam allocates, nor of the loss on a shared storage.
+        """Whether an event is the decoder's own, and not the boundary's or the loss's on a shared storage.
 
-        At the seam the decoder's own events are frees, of what autocast drops and of gradients.
+        At the boundary the decoder's own events are frees, of what autocast drops and of gradients.
         """
         label = self._labels.get(event.storage)
         if label is None:
-            allocated = self._tape.storages[event.storage].allocated
+            allocated = self._trace.storages[event.storage].allocated
             return allocated is None or allocated.layer != LOSS
         return place.layer != LOSS or (label != HIDDEN and not event.allocates)
 

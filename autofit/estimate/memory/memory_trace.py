@@ -76,7 +76,7 @@ class Event(NamedTuple):
 
 
 @dataclass(slots=True)
-class Tape:
+class MemoryTrace:
     """Storages and their events, grouped by place, in the order in which the places were visited."""
 
     storages: list[Storage] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Tape:
     work: dict[Place, list[Work]] = field(default_factory=dict)
     """What the operations of each place cost."""
     labels: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Storages that two tapes have in common: (stage, label) to the storage."""
+    """Storages that two traces have in common: (stage, label) to the storage."""
     elsewhere: dict[Place, list[int]] = field(default_factory=dict)
     """Bytes of what each place allocates outside the device's allocator: in pinned or managed memory."""
 

@@ -8,28 +8,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.estimate.memory.memory_trace import Tape
-from autofit.estimate.memory.symbolic_sizes import Amounts
+from autofit.estimate.memory.memory_trace import MemoryTrace
+from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 
 
 @dataclass(frozen=True, slots=True)
 class PinnedCopies:
     """Activations that wait in pinned host memory, as functions of micro-batch and rank."""
 
-    sizes: Amounts
+    sizes: SymbolicSizes
     times: NDArray[np.float64]
     """How many layers each stands for."""
 
     @classmethod
-    def of(cls, tape: Tape, counts: Mapping[int, int]) -> PinnedCopies:
+    def of(cls, trace: MemoryTrace, counts: Mapping[int, int]) -> PinnedCopies:
         """From a decoder's trace; `counts` is how many layers each of its layers stands for (1 where not named)."""
         found = [
             (size, counts.get(place.layer, 1))
-            for place, sizes in tape.elsewhere.items()
+            for place, sizes in trace.elsewhere.items()
             if place.stage == "forward-1"
             for size in sizes
         ]
-        return cls(Amounts.of(size for size, _ in found), np.array([times for _, times in found], dtype=np.float64))
+        return cls(
+            SymbolicSizes.of(size for size, _ in found), np.array([times for _, times in found], dtype=np.float64)
+        )
 
     def bytes_at(self, micro_batch: int, rank: int) -> int:
         """Bytes that are copied in one forward."""
@@ -48,6 +50,6 @@ class PinnedCopies:
         return int(self.times @ blocks)
 
 
-def paged_bytes(tape: Tape) -> int:
+def paged_bytes(trace: MemoryTrace) -> int:
     """Bytes of optimizer states in managed memory: in full, as in a trial, because a device with room holds them."""
-    return sum(size for sizes in tape.elsewhere.values() for size in sizes)
+    return sum(size for sizes in trace.elsewhere.values() for size in sizes)

@@ -17,7 +17,7 @@ MICRO_BATCH, RANK = 999_983, 999_979
 
 
 @dataclass(frozen=True, slots=True)
-class Amounts:
+class SymbolicSizes:
     """Many sizes, each a constant times the micro-batch, the rank, both or neither."""
 
     constants: NDArray[np.float64]
@@ -25,7 +25,7 @@ class Amounts:
     of_rank: NDArray[np.bool_]
 
     @classmethod
-    def of(cls, traced: Iterable[int]) -> Amounts:
+    def of(cls, traced: Iterable[int]) -> SymbolicSizes:
         """From the sizes seen in a trace at the primes."""
         constants, of_micro_batch, of_rank = [], [], []
         for size in traced:
@@ -40,14 +40,14 @@ class Amounts:
         )
 
     @classmethod
-    def constant(cls, sizes: Iterable[float]) -> Amounts:
+    def constant(cls, sizes: Iterable[float]) -> SymbolicSizes:
         """Sizes that depend on neither."""
         constants = np.array(list(sizes), dtype=np.float64)
         neither = np.zeros(len(constants), dtype=np.bool_)
         return cls(constants, neither, neither)
 
     @classmethod
-    def joined(cls, parts: Sequence[Amounts]) -> Amounts:
+    def joined(cls, parts: Sequence[SymbolicSizes]) -> SymbolicSizes:
         """All parts, in order."""
         return cls(
             np.concatenate([p.constants for p in parts]),
@@ -55,9 +55,9 @@ class Amounts:
             np.concatenate([p.of_rank for p in parts]),
         )
 
-    def over(self, shares: Sequence[int]) -> Amounts:
+    def over(self, shares: Sequence[int]) -> SymbolicSizes:
         """Each size divided by its number of shares."""
-        return Amounts(self.constants / np.array(shares, dtype=np.float64), self.of_micro_batch, self.of_rank)
+        return SymbolicSizes(self.constants / np.array(shares, dtype=np.float64), self.of_micro_batch, self.of_rank)
 
     def at(self, micro_batch: int, rank: int) -> NDArray[np.float64]:
         """The sizes at this micro-batch and rank."""

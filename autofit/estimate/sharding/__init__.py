@@ -1,4 +1,4 @@
-"""What the sharding libraries do to a step: one object per library, which rewrites the tape of one device."""
+"""What the sharding libraries do to a step: one object per library, which rewrites the trace of one device."""
 
 from __future__ import annotations
 

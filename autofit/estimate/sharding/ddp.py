@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import LOSS, OUTSIDE, Category, Event, Place, Tape
+from autofit.estimate.memory.memory_trace import LOSS, OUTSIDE, Category, Event, MemoryTrace, Place
 from autofit.estimate.sharding.edit import ROOT, Edit, plain
 from autofit.estimate.sharding.library import Holdings, Hosted, Traffic
 
@@ -33,22 +33,22 @@ class Ddp:
     def traced(self, config: Config) -> Config:
         return plain(config)
 
-    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
-        """The tape with the buckets added, into which the last micro-step moves the gradients as they come."""
-        edit = Edit(tape)
+    def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
+        """The trace with the buckets added, into which the last micro-step moves the gradients as they come."""
+        edit = Edit(trace)
         trained = [p.bytes for unit in (ROOT, *edit.layers) for p in edit.parameters(unit, trained=True)]
         edit.allocate(trained, None, holds=Category.GRADIENTS)
         made = edit.gradients("backward-1")
         if not accumulates:
             into_buckets(edit, "backward-1", {index for found in made.values() for index in found})
-            return edit.tape
+            return edit.trace
         for layer in edit.layers:
             edit.free(edit.at_end(Place("backward-2", layer)), made[layer])
         edit.free(edit.after_stage("backward-2"), made[ROOT])
-        return edit.tape
+        return edit.trace
 
-    def update(self, tape: Tape, holdings: Holdings) -> Tape:
-        return tape
+    def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
+        return trace
 
     def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         return Hosted()
@@ -62,12 +62,12 @@ def into_buckets(edit: Edit, stage: str, gradients: set[int]) -> None:
     the input embedding, too, at the end, when both have added to it."""
     of_root = [p.bytes for p in edit.parameters(ROOT, trained=True)]
     at_end = []
-    for place, events in edit.tape.segments:
+    for place, events in edit.trace.segments:
         if place.stage != stage:
             continue
         for at, event in reversed(list(enumerate(events))):
             if event.allocates and event.storage in gradients:
-                storage = edit.tape.storages[event.storage]
+                storage = edit.trace.storages[event.storage]
                 layer = storage.allocated.layer if storage.allocated is not None else None
                 if layer == LOSS and of_root.count(storage.bytes) == 1:
                     at_end.append(event.storage)

@@ -1,4 +1,4 @@
-"""A decoder's tape, to be rewritten into that of one rank of several."""
+"""A decoder's trace, to be rewritten into that of one rank of several."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import AFTER, OUTSIDE, Category, Event, Place, Storage, Tape
+from autofit.estimate.memory.memory_trace import AFTER, OUTSIDE, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
 
 ROOT = None
@@ -17,30 +17,30 @@ Events = list[Event]
 
 
 class Edit:
-    """A copy of a tape, with the places where a sharding library acts: the boundaries of layers and stages."""
+    """A copy of a trace, with the places where a sharding library acts: the boundaries of layers and stages."""
 
-    def __init__(self, tape: Tape) -> None:
-        self.tape = Tape(
-            storages=[replace(storage) for storage in tape.storages],
-            segments=[(place, list(events)) for place, events in tape.segments],
-            work=tape.work,
-            labels=dict(tape.labels),
-            elsewhere=tape.elsewhere,
+    def __init__(self, trace: MemoryTrace) -> None:
+        self.trace = MemoryTrace(
+            storages=[replace(storage) for storage in trace.storages],
+            segments=[(place, list(events)) for place, events in trace.segments],
+            work=trace.work,
+            labels=dict(trace.labels),
+            elsewhere=trace.elsewhere,
         )
-        layers = [s.layer for s in tape.storages if s.layer is not None]
+        layers = [s.layer for s in trace.storages if s.layer is not None]
         self.layers = range(max(layers, default=-1) + 1)
 
     def parameters(self, unit: Unit, *, trained: bool | None = None) -> list[Storage]:
         """The parameters of a unit; where `trained` is given, only those that are, or are not."""
         return [
             s
-            for s in self.tape.storages
+            for s in self.trace.storages
             if s.trained is not None and s.layer == unit and trained in (None, s.trained) and s.allocated is None
         ]
 
     def in_order(self) -> list[Storage]:
         """Every parameter, in the order of the model."""
-        return in_order(self.tape)
+        return in_order(self.trace)
 
     def allocate(
         self,
@@ -59,8 +59,8 @@ class Edit:
         parts = (sum(s for s in sizes if s % RANK), sum(s for s in sizes if s % RANK == 0))
         found = []
         for part in filter(None, parts):
-            self.tape.storages.append(Storage(part, place, shares=shares, holds=holds, stream=stream))
-            found.append(len(self.tape.storages) - 1)
+            self.trace.storages.append(Storage(part, place, shares=shares, holds=holds, stream=stream))
+            found.append(len(self.trace.storages) - 1)
         return found
 
     def at_start(self, place: Place) -> Events:
@@ -69,25 +69,25 @@ class Edit:
 
     def at_end(self, place: Place) -> Events:
         """A list for events that follow all others of a layer's place."""
-        events = next((e for p, e in reversed(self.tape.segments) if p == place), None)
+        events = next((e for p, e in reversed(self.trace.segments) if p == place), None)
         return self._inserted(place, 1) if events is None else events
 
     def before_stage(self, stage: str) -> Events:
         """A list for events that precede all others of a stage, including those of the loss."""
-        first = next(i for i, (place, _) in enumerate(self.tape.segments) if place.stage == stage)
+        first = next(i for i, (place, _) in enumerate(self.trace.segments) if place.stage == stage)
         events: Events = []
-        self.tape.segments.insert(first, (Place(stage, AFTER), events))
+        self.trace.segments.insert(first, (Place(stage, AFTER), events))
         return events
 
     def after_stage(self, stage: str) -> Events:
         """A list for events that follow all others of a stage."""
-        last = max(i for i, (place, _) in enumerate(self.tape.segments) if place.stage == stage)
-        return self.tape.segments[last][1]
+        last = max(i for i, (place, _) in enumerate(self.trace.segments) if place.stage == stage)
+        return self.trace.segments[last][1]
 
     def gradients(self, stage: str) -> dict[Unit, list[int]]:
         """The parameters' gradients that a backward leaves behind, by the unit that they belong to."""
         found: dict[Unit, list[int]] = {unit: [] for unit in (ROOT, *self.layers)}
-        for index, storage in enumerate(self.tape.storages):
+        for index, storage in enumerate(self.trace.storages):
             if storage.allocated is not None and storage.allocated.stage == stage and storage.freed is None:
                 layer = storage.allocated.layer
                 found[ROOT if layer in OUTSIDE else layer].append(index)
@@ -99,35 +99,35 @@ class Edit:
         events += freed
 
     def _inserted(self, place: Place, after: int) -> Events:
-        at = [i for i, (found, _) in enumerate(self.tape.segments) if found == place]
+        at = [i for i, (found, _) in enumerate(self.trace.segments) if found == place]
         events: Events = []
-        self.tape.segments.insert((at[-1] if after else at[0]) + after, (place, events))
+        self.trace.segments.insert((at[-1] if after else at[0]) + after, (place, events))
         return events
 
 
-def in_order(tape: Tape) -> list[Storage]:
+def in_order(trace: MemoryTrace) -> list[Storage]:
     """Every parameter, in the order of the model: what precedes the layers, the layers, what follows them."""
-    every = [s for s in tape.storages if s.trained is not None and s.allocated is None]
+    every = [s for s in trace.storages if s.trained is not None and s.allocated is None]
     first = next((i for i, s in enumerate(every) if s.layer is not None), len(every))
     layers = sorted((s for s in every if s.layer is not None), key=lambda s: s.layer or 0)
     return [*every[:first], *layers, *(s for s in every[first:] if s.layer is None)]
 
 
-def alike(tape: Tape) -> Tape:
-    """`tape` with a second micro-step that is like the first, which finds no gradients to add to.
+def alike(trace: MemoryTrace) -> MemoryTrace:
+    """`trace` with a second micro-step that is like the first, which finds no gradients to add to.
 
     This is the case where a library takes every micro-batch's gradients away as they come.
     """
-    edit = Edit(tape)
-    found = edit.tape
+    edit = Edit(trace)
+    found = edit.trace
     copies = {
-        index: len(tape.storages) + count
+        index: len(trace.storages) + count
         for count, index in enumerate(
-            i for i, s in enumerate(tape.storages) if s.allocated is not None and s.allocated.stage.endswith("-1")
+            i for i, s in enumerate(trace.storages) if s.allocated is not None and s.allocated.stage.endswith("-1")
         )
     }
-    found.storages += [_in_second(tape.storages[index]) for index in copies]
-    first = [(place, events) for place, events in tape.segments if place.stage.endswith("-1")]
+    found.storages += [_in_second(trace.storages[index]) for index in copies]
+    first = [(place, events) for place, events in trace.segments if place.stage.endswith("-1")]
     found.segments = [(place, list(events)) for place, events in first]
     ends_early = {event.storage for _, events in first for event in events if not event.allocates}
     for index in copies:
@@ -137,7 +137,7 @@ def alike(tape: Tape) -> Tape:
         (_second(place), [Event(copies[e.storage], e.allocates) for e in events if e.storage in copies])
         for place, events in first
     ]
-    found.labels = {(stage, name): index for (stage, name), index in tape.labels.items() if stage.endswith("-1")}
+    found.labels = {(stage, name): index for (stage, name), index in trace.labels.items() if stage.endswith("-1")}
     found.labels |= {(stage[:-1] + "2", name): copies[index] for (stage, name), index in found.labels.items()}
     return found
 
@@ -152,20 +152,20 @@ def _in_second(storage: Storage) -> Storage:
     return replace(storage, allocated=_second(storage.allocated), freed=None if freed is None else _second(freed))
 
 
-def shared(tape: Tape, ranks: int) -> Tape:
-    """An update's tape if every rank updates an equal share of each parameter."""
-    storages = [replace(storage, shares=storage.shares * ranks) for storage in tape.storages]
-    return replace(tape, storages=storages)
+def shared(trace: MemoryTrace, ranks: int) -> MemoryTrace:
+    """An update's trace if every rank updates an equal share of each parameter."""
+    storages = [replace(storage, shares=storage.shares * ranks) for storage in trace.storages]
+    return replace(trace, storages=storages)
 
 
-def beside(tape: Tape, size: int) -> Tape:
-    """An update's tape with a buffer of `size` bytes that exists while it runs."""
-    storages, segments = list(tape.storages), []
-    for place, events in tape.segments:
+def beside(trace: MemoryTrace, size: int) -> MemoryTrace:
+    """An update's trace with a buffer of `size` bytes that exists while it runs."""
+    storages, segments = list(trace.storages), []
+    for place, events in trace.segments:
         storages.append(Storage(size, place, place, holds=Category.TEMPORARIES))
         index = len(storages) - 1
         segments.append((place, [Event(index, True), *events, Event(index, False)]))
-    return replace(tape, storages=storages, segments=segments)
+    return replace(trace, storages=storages, segments=segments)
 
 
 def plain(config: Config) -> Config:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import AFTER, Category, Event, Place, Storage, Tape
+from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, shared, without_autocast
 from autofit.estimate.sharding.library import Holdings, Hosted, Traffic, passes
 
@@ -50,19 +50,19 @@ class Fsdp:
         """With mixed precision matrix products and gradients are in 16 bits throughout: no autocast remains."""
         return without_autocast(config)
 
-    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+    def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         """Gradients are scattered at every micro-step, and their shards accumulated."""
-        edit = Edit(alike(tape))
+        edit = Edit(alike(trace))
         for number in (1, 2):
             _MicroStep(edit, number, self).write()
-        for storage in edit.tape.storages:
+        for storage in edit.trace.storages:
             if storage.trained is not None:
                 self._shard(storage)
-        return edit.tape
+        return edit.trace
 
-    def update(self, tape: Tape, holdings: Holdings) -> Tape:
+    def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The rank's share of each parameter is updated separately."""
-        return Tape() if self.offloads else shared(tape, self.ranks)
+        return MemoryTrace() if self.offloads else shared(trace, self.ranks)
 
     def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         if not self.offloads:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import Tape
+from autofit.estimate.memory.memory_trace import MemoryTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +78,11 @@ class Library(Protocol):
     def traced(self, config: Config) -> Config:
         """The single-device config whose step a rank runs between its collectives."""
 
-    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
-        """The decoder's tape on one rank; `accumulates` says whether a second micro-step follows the first."""
+    def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
+        """The decoder's trace on one rank; `accumulates` says whether a second micro-step follows the first."""
 
-    def update(self, tape: Tape, holdings: Holdings) -> Tape:
-        """The optimizer's tape on one rank."""
+    def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
+        """The optimizer's trace on one rank."""
 
     def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         """What one rank's share takes of the host's memory; `accumulates` as for `micro_steps`."""

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import AFTER, Category, Event, Place, Storage, Tape
+from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, alike, beside, shared, without_autocast
@@ -112,25 +112,25 @@ class Zero:
         """With mixed precision the model itself is in 16 bits: no autocast remains."""
         return without_autocast(config)
 
-    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+    def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         last = "backward-2" if accumulates else "backward-1"
         if self.stage == 2:
-            edit, trained = self._second(tape, last)
+            edit, trained = self._second(trace, last)
         elif self.mixed and self.bf16 and self.updaters:
-            edit, trained = self._first_mixed(tape, last)
+            edit, trained = self._first_mixed(trace, last)
         else:
-            edit, trained = self._first(tape, last)
+            edit, trained = self._first(trace, last)
         if self.updaters:
             edit.allocate((self.masters * b for b in trained), None, shares=self.ranks, holds=Category.OPTIMIZER)
         else:  # temp_grad_buffer_for_gpu_offload
             edit.allocate([max(trained, default=0)], None)
-        return edit.tape
+        return edit.trace
 
-    def update(self, tape: Tape, holdings: Holdings) -> Tape:
+    def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The flat partition's update, with a flat copy of the gradients except in mixed precision below stage 3."""
         if not self.updaters:
-            return Tape()
-        found = shared(tape, self.ranks)
+            return MemoryTrace()
+        found = shared(trace, self.ranks)
         share = holdings.trained_bytes * self.masters // self.ranks
         if self.stage == 3:
             share = min(share, SUB_GROUP * (4 if self.mixed or self.wide else 2))
@@ -278,7 +278,7 @@ class Zero:
         found = set[int]()
         for parameter in own:
             found.update(
-                [i for i in made[parameter.layer] - found if edit.tape.storages[i].bytes == parameter.bytes][:1]
+                [i for i in made[parameter.layer] - found if edit.trace.storages[i].bytes == parameter.bytes][:1]
             )
         return found
 
@@ -286,9 +286,9 @@ class Zero:
         """At the adapters' actual rank."""
         return parameter.bytes if parameter.bytes % RANK else parameter.bytes // RANK * self.rank
 
-    def _second(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
+    def _second(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:
         """Gradients go through the bucket into the rank's own partition."""
-        edit = Edit(alike(tape))
+        edit = Edit(alike(trace))
         trained = self.trained(edit)
         for number in (1, 2):
             stage = f"backward-{number}"
@@ -350,10 +350,10 @@ class Zero:
             return most * NORM_BYTES
         return gradient.bytes * NORM_BYTES // self.width
 
-    def _first_mixed(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
+    def _first_mixed(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:
         """fp32 gradients of the whole model exist from the start, alongside the 16-bit ones, which each backward adds
         to them and zeroes; the last one's sum is reduced in 16 bits."""
-        edit = Edit(tape)
+        edit = Edit(trace)
         trained = self.trained(edit)
         edit.allocate((self.masters * b for b in trained), None, holds=Category.GRADIENTS)
         end = edit.after_stage(last)
@@ -362,16 +362,16 @@ class Zero:
         edit.free(end, sent)
         return edit, trained
 
-    def _first(self, tape: Tape, last: str) -> tuple[Edit, list[int]]:
+    def _first(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:
         """Gradients stay whole until the last micro-step has reduced them; in mixed precision their sums are fp32
         (`_fill_param_grad_accum_attribute`), and so are the buckets."""
-        edit = Edit(tape)
+        edit = Edit(trace)
         trained = self.trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]
         bucket = self._bucket(edit, last)
         if self.mixed and self.updaters:
             for index in (*made, *bucket):
-                edit.tape.storages[index].bytes *= self.masters
+                edit.trace.storages[index].bytes *= self.masters
         at_first(edit, "backward-1", set(made), [Event(index, True) for index in bucket])
         end = edit.after_stage(last)
         if self.updaters:
@@ -384,7 +384,7 @@ class Zero:
 
 def at_first(edit: Edit, stage: str, storages: set[int], events: list[Event]) -> None:
     """Insert `events` after the first allocation of any of `storages` in a stage."""
-    for place, found in edit.tape.segments:
+    for place, found in edit.trace.segments:
         if place.stage == stage:
             for at, event in enumerate(found):
                 if event.allocates and event.storage in storages:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autofit.estimate.memory.memory_trace import AFTER, Category, Event, Place, Storage, Tape
+from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.ddp import into_buckets
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike
 from autofit.estimate.sharding.library import Holdings, Traffic
@@ -32,9 +32,9 @@ class ZeroThree(Zero):
         runtime/zero/partition_parameters.py)."""
         return self.pinned or self.ranks > 1
 
-    def micro_steps(self, tape: Tape, *, accumulates: bool) -> Tape:
+    def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         last = "backward-2" if accumulates else "backward-1"
-        edit = Edit(alike(tape))
+        edit = Edit(alike(trace))
         trained = self.trained(edit)
         for number in (1, 2):
             made = {index for found in edit.gradients(f"backward-{number}").values() for index in found}
@@ -44,7 +44,7 @@ class ZeroThree(Zero):
             self.last_reduction(edit, f"backward-{number}", ends=f"backward-{number}" == last)
         self.norm(edit, last)
         away = self.offload in ("params", "nvme")
-        parameters = [s for s in edit.tape.storages if s.trained is not None]
+        parameters = [s for s in edit.trace.storages if s.trained is not None]
         persisting = [s.bytes for s in parameters if self._persists(s)]
         for storage in parameters:
             if not self._persists(storage):
@@ -57,7 +57,7 @@ class ZeroThree(Zero):
             wide = [self.masters * b for b in trained]
             edit.allocate(wide, None, shares=self.ranks, holds=Category.GRADIENTS)
             edit.allocate(wide, None, shares=self.ranks, holds=Category.OPTIMIZER)
-        return edit.tape
+        return edit.trace
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         moved = super(ZeroThree, self).traffic(holdings, micro_steps)  # slots leave no cell for a bare super()

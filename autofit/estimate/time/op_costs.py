@@ -32,7 +32,7 @@ from autofit.core.device.work_kinds import (
     update,
     wide_product,
 )
-from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, Amounts
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes
 
 _ATEN = torch.ops.aten
 
@@ -99,10 +99,10 @@ class Work(NamedTuple):
 class Works:
     """The costs of many operations as arrays, as functions of micro-batch and rank."""
 
-    flops: Amounts
-    moved: Amounts
+    flops: SymbolicSizes
+    moved: SymbolicSizes
     """Bytes of every operand of every operation."""
-    made: Amounts
+    made: SymbolicSizes
     """Bytes of the largest result of every operation."""
     owners: NDArray[np.int64]
     """For every operand, the operation that moves it."""
@@ -114,9 +114,9 @@ class Works:
     def of(cls, works: Sequence[Work], times: float = 1) -> Works:
         """From a trace at the primes."""
         return cls(
-            Amounts.of(w.flops for w in works),
-            Amounts.of(size for w in works for size in w.moved),
-            Amounts.of(w.made for w in works),
+            SymbolicSizes.of(w.flops for w in works),
+            SymbolicSizes.of(size for w in works for size in w.moved),
+            SymbolicSizes.of(w.made for w in works),
             np.repeat(np.arange(len(works)), [len(w.moved) for w in works]),
             np.array([w.family for w in works], dtype=np.int64),
             np.full(len(works), float(times)),
@@ -127,9 +127,9 @@ class Works:
         """All parts, in order."""
         starts = np.cumsum([0, *(len(p.families) for p in parts)])
         return cls(
-            Amounts.joined([p.flops for p in parts]),
-            Amounts.joined([p.moved for p in parts]),
-            Amounts.joined([p.made for p in parts]),
+            SymbolicSizes.joined([p.flops for p in parts]),
+            SymbolicSizes.joined([p.moved for p in parts]),
+            SymbolicSizes.joined([p.made for p in parts]),
             np.concatenate([p.owners + start for p, start in zip(parts, starts[:-1], strict=True)]),
             np.concatenate([p.families for p in parts]),
             np.concatenate([p.times for p in parts]),

@@ -15,7 +15,7 @@ import torch
 
 from autofit.estimate.kernels.cuda_kernels import has_ampere
 from autofit.estimate.kernels.liger import FusedLinearCrossEntropy
-from autofit.estimate.memory.memory_trace import AFTER, LOSS, Tape
+from autofit.estimate.memory.memory_trace import AFTER, LOSS, MemoryTrace
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
 from autofit.techniques.losses.cross_entropy import fused_by, fused_cross_entropy
 
@@ -40,7 +40,7 @@ class HeadShape:
     autocast: torch.dtype | None
 
 
-class Seam:
+class LossBoundary:
     """A loss kernel that computes nothing: it takes the place of the loss in the decoder's trace."""
 
     def __init__(self, autocast: torch.dtype | None, *, gives_view: bool) -> None:
@@ -114,8 +114,8 @@ def trace_loss(
     scratch: Scratch,
     *,
     capability: str | None = None,
-) -> Tape:
-    """The tape of `micro_steps` forwards and backwards of the loss alone, of which only the events at LOSS count.
+) -> MemoryTrace:
+    """The trace of `micro_steps` forwards and backwards of the loss alone, of which only the events at LOSS count.
 
     The gradients are kept alive: when they are freed is up to the decoder. Liger's kernel is replaced by a stand-in
     that allocates as it does on a device of this compute capability.
@@ -138,7 +138,7 @@ def trace_loss(
             ]
         recorder.close()
         del held
-    return recorder.tape
+    return recorder.trace
 
 
 def _micro_step(

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, UnsupportedOperatorExc
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from autofit.core.errors import UsageError
-from autofit.estimate.memory.memory_trace import BEFORE, Event, Place, Storage, Tape
+from autofit.estimate.memory.memory_trace import BEFORE, Event, MemoryTrace, Place, Storage
 from autofit.estimate.tracing.results import remembered
 
 Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], "Held"]
@@ -47,7 +47,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(self, scratch: Scratch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.tape = Tape()
+        self.trace = MemoryTrace()
         self.place = Place("build", BEFORE)
         self._known: dict[int, int] = {}
         self._scratch = scratch
@@ -76,7 +76,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if place != self.place:
             self.place = place
             self._events = []
-            self.tape.segments.append((place, self._events))
+            self.trace.segments.append((place, self._events))
 
     def move_with_next_operation(self, stage: str, layer: int) -> None:
         """Move to another place at the next operation; what Python frees until then still belongs here."""
@@ -88,7 +88,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def resident(self, tensor: torch.Tensor, layer: int | None) -> None:
         """Register a tensor that exists before the step, and the decoder layer that it belongs to."""
-        storage = self.tape.storages[self._add(tensor.untyped_storage(), None)]
+        storage = self.trace.storages[self._add(tensor.untyped_storage(), None)]
         storage.layer = layer
         if isinstance(tensor, torch.nn.Parameter):
             storage.trained, storage.item_bytes = tensor.requires_grad, tensor.element_size()
@@ -106,7 +106,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def label(self, tensor: torch.Tensor, label: str) -> None:
         """Name the storage of `tensor` in the current stage."""
-        self.tape.labels[self.place.stage, label] = self._known[tensor.untyped_storage()._cdata]
+        self.trace.labels[self.place.stage, label] = self._known[tensor.untyped_storage()._cdata]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _DEVICE:
@@ -122,13 +122,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func.is_view:
             return result
         if func is not _RESHAPE:
-            self.tape.work.setdefault(self.place, []).append(cost)
+            self.trace.work.setdefault(self.place, []).append(cost)
         scratch = self._scratch(func, args, kwargs, result)
         held = [self._take(size) for size in scratch.before]
         if isinstance(result, torch.Tensor):
             self._seen(result)
             if func in _PRODUCTS and result.untyped_storage()._cdata in self._known:
-                self.tape.storages[self._known[result.untyped_storage()._cdata]].of_product = True
+                self.trace.storages[self._known[result.untyped_storage()._cdata]].of_product = True
             if func is _ADD and sys._getframe(1).f_code.co_name == _ENGINE and not torch.is_grad_enabled():
                 self._note_sum(args[0], result)
         elif isinstance(result, (tuple, list)):
@@ -159,7 +159,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _seen(self, tensor: torch.Tensor) -> None:
         storage = tensor.untyped_storage()
         if self._is_elsewhere:
-            self.tape.elsewhere.setdefault(self.place, []).append(storage.nbytes())
+            self.trace.elsewhere.setdefault(self.place, []).append(storage.nbytes())
             self._ignore(storage)
         if storage._cdata not in self._known and storage._cdata not in self._ignored:
             index = self._add(storage, self.place)
@@ -180,8 +180,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _new(self, size: int, place: Place | None) -> int:
         recomputed = place is not None and place.phase == "backward" and torch.is_grad_enabled()
-        self.tape.storages.append(Storage(size, place, recomputed=recomputed))
-        return len(self.tape.storages) - 1
+        self.trace.storages.append(Storage(size, place, recomputed=recomputed))
+        return len(self.trace.storages) - 1
 
     def _note_sum(self, before: torch.Tensor, result: torch.Tensor) -> None:
         """Of two gradients, the engine has made the sum (InputBuffer::accumulate of torch/csrc/autograd). With data it
@@ -203,7 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._free(index)
 
     def _free(self, index: int) -> None:
-        self.tape.storages[index].freed = self.place
+        self.trace.storages[index].freed = self.place
         self._events.append(Event(index, False))
 
 

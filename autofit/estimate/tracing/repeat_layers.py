@@ -1,39 +1,39 @@
-"""From the tape of a small stack of layers to that of the full one, by repeating layers."""
+"""From the trace of a small stack of layers to that of the full one, by repeating layers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import replace
 
-from autofit.estimate.memory.memory_trace import BEFORE, OUTSIDE, Event, Place, Storage, Tape
+from autofit.estimate.memory.memory_trace import BEFORE, OUTSIDE, Event, MemoryTrace, Place, Storage
 
 
 class NotUniform(Exception):
     """Layers of one kind do not allocate alike: the full stack must be traced."""
 
 
-def splice(small: Tape, representative: tuple[int, ...]) -> Tape:
-    """The tape of `len(representative)` layers, the i-th of which behaves like layer `representative[i]` of `small`.
+def repeat_layers(small: MemoryTrace, representative: tuple[int, ...]) -> MemoryTrace:
+    """The trace of `len(representative)` layers, the i-th of which behaves like layer `representative[i]` of `small`.
 
     A layer's own storages get a copy for every layer that it stands for. Where it frees a neighbour's storage, the
     neighbour's copy is found by its order of allocation; raises `NotUniform` if sizes there disagree.
     """
-    return _Splice(small, representative).run()
+    return _Repetition(small, representative).run()
 
 
-class _Splice:
-    def __init__(self, small: Tape, representative: tuple[int, ...]) -> None:
+class _Repetition:
+    def __init__(self, small: MemoryTrace, representative: tuple[int, ...]) -> None:
         self._small = small
         self._representative = representative
         self._images: dict[int, list[int]] = defaultdict(list)
         for layer, stand_in in enumerate(representative):
             self._images[stand_in].append(layer)
         self._ranks, self._order = _ranks(small)
-        self._full = Tape(storages=[])
+        self._full = MemoryTrace(storages=[])
         self._copies: dict[tuple[int, int], int] = {}
-        """(storage of the small tape, layer of the full stack) to the storage of the full tape."""
+        """(storage of the small trace, layer of the full stack) to the storage of the full trace."""
 
-    def run(self) -> Tape:
+    def run(self) -> MemoryTrace:
         for index, storage in enumerate(self._small.storages):
             if storage.allocated is None:
                 self._copy_resident(index, storage)
@@ -130,11 +130,11 @@ class _Splice:
         return len(self._full.storages) - 1
 
 
-def _ranks(tape: Tape) -> tuple[dict[int, tuple[Place, int]], dict[Place, list[int]]]:
+def _ranks(trace: MemoryTrace) -> tuple[dict[int, tuple[Place, int]], dict[Place, list[int]]]:
     """For every storage its place and rank there; for every place its storages in the order of allocation."""
     ranks: dict[int, tuple[Place, int]] = {}
     order: dict[Place, list[int]] = defaultdict(list)
-    for place, event in tape.events():
+    for place, event in trace.events():
         if event.allocates:
             ranks[event.storage] = (place, len(order[place]))
             order[place].append(event.storage)

@@ -13,15 +13,15 @@ from torch import nn
 from autofit.catalog.models import Model, architecture
 from autofit.core.lattice import Config
 from autofit.estimate.kernels import cuda_kernels
-from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, Tape
+from autofit.estimate.memory.memory_trace import AFTER, BEFORE, LOSS, MemoryTrace
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK
 from autofit.estimate.tracing import fake_weights
 from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
-from autofit.estimate.tracing.loss_boundary import HeadShape, Seam
+from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
-from autofit.techniques.technique import Plan
+from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind
 from autofit.training.engine import Resident
@@ -72,8 +72,8 @@ def at_primes(config: Config) -> Config:
     return Config.of(values)
 
 
-def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch) -> tuple[Tape, HeadShape]:
-    """The tape of two forwards and backwards of the model cut down to `layers`, with a seam in place of the loss.
+def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch) -> tuple[MemoryTrace, HeadShape]:
+    """The trace of two forwards and backwards of the model cut down to `layers`, with a boundary in place of the loss.
 
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
@@ -82,7 +82,7 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
     plan = make_plan(config, job, HOST)
     plan.attention = _traceable(plan.attention)
     gives_view = plan.loss is full_cross_entropy
-    seam = plan.loss = Seam(plan.compute_dtype if plan.autocast else None, gives_view=gives_view)
+    boundary = plan.loss = LossBoundary(plan.compute_dtype if plan.autocast else None, gives_view=gives_view)
     kinds = layer_kinds(config, job)
     model = make_skeleton(config, plan, job.model, layers)
     with without_data():
@@ -90,7 +90,7 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
         stack = decoder_layers(model)
         _checkpoint_as_in_full(stack, [kinds[i] for i in layers])
         step = _step(model, plan)
-        recorder = seam.recorder = Recorder(scratch)
+        recorder = boundary.recorder = Recorder(scratch)
         _register_residents(recorder, model, stack)
         tokens = torch.empty((plan.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
@@ -99,11 +99,11 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
                 last = number == MICRO_STEPS
                 step.micro_step(inputs, labels, 1, last=last, observe=partial(_stage, recorder, number))
         recorder.close()
-    assert seam.shape is not None
-    return recorder.tape, seam.shape
+    assert boundary.shape is not None
+    return recorder.trace, boundary.shape
 
 
-def _give_fake_weights(model: nn.Module, config: Config, plan: Plan) -> None:
+def _give_fake_weights(model: nn.Module, config: Config, plan: BuildPlan) -> None:
     fake_weights.materialise(model)
     for technique in TECHNIQUES:
         if technique.applies(config):
@@ -119,7 +119,7 @@ def _checkpoint_as_in_full(layers: list[Any], kinds: list[Any]) -> None:
             layer._gradient_checkpointing_func = functions[0]
 
 
-def _step(model: nn.Module, plan: Plan) -> TrainingStep:
+def _step(model: nn.Module, plan: BuildPlan) -> TrainingStep:
     assert plan.loss is not None
     module = LossModule(model, plan.loss)
     module.train()

@@ -11,16 +11,16 @@ from autofit.core.lattice import Config
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
 from autofit.estimate.kernels.host_kernels import host_scratch
 from autofit.estimate.memory.events import DecoderEvents, Updates, updates
-from autofit.estimate.memory.memory_trace import LOSS, Category, Place, Tape
+from autofit.estimate.memory.memory_trace import LOSS, Category, MemoryTrace, Place
 from autofit.estimate.memory.outside_allocator import PinnedCopies, paged_bytes
-from autofit.estimate.memory.symbolic_sizes import Amounts
+from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.sharding import Holdings, Library
 from autofit.estimate.sharding.edit import in_order
 from autofit.estimate.time.op_costs import Costs, Works
 from autofit.estimate.tracing.loss_boundary import HeadShape, trace_loss
 from autofit.estimate.tracing.pattern import representatives
 from autofit.estimate.tracing.recorder import NotTraced
-from autofit.estimate.tracing.repeat_layers import NotUniform, splice
+from autofit.estimate.tracing.repeat_layers import NotUniform, repeat_layers
 from autofit.estimate.tracing.trace import HOST, MICRO_STEPS, at_primes, layer_kinds, trace_decoder
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
@@ -30,16 +30,16 @@ from autofit.training.build import make_plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stack:
-    """A decoder's tape on one device, with what is the same on every rank."""
+    """A decoder's trace on one device, with what is the same on every rank."""
 
-    tape: Tape
+    trace: MemoryTrace
     head: HeadShape
     works: tuple[Works, Works]
     copies: PinnedCopies
 
-    def decoder(self, tape: Tape) -> Decoder:
-        """The decoder with the events of `tape`."""
-        return Decoder(DecoderEvents(tape), self.head, self.works, self.copies)
+    def decoder(self, trace: MemoryTrace) -> Decoder:
+        """The decoder with the events of `trace`."""
+        return Decoder(DecoderEvents(trace), self.head, self.works, self.copies)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +57,7 @@ class Decoder:
 class Loss:
     """One loss kernel at one number of tokens."""
 
-    tape: Tape
+    trace: MemoryTrace
     costs: tuple[Costs, Costs]
     """Of the first micro-step and of every further one."""
 
@@ -66,7 +66,7 @@ class Loss:
 class Update:
     """One optimizer on one set of parameters."""
 
-    tape: Tape
+    trace: MemoryTrace
     events: Updates
     costs: Costs
     paged_bytes: int
@@ -117,9 +117,9 @@ class Traces:
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
         single = alone(config, spread)
-        parameters = in_order(self._stack(single).tape)
+        parameters = in_order(self._stack(single).trace)
         of_trained, of_frozen = (
-            Amounts.of(s.bytes for s in parameters if s.trained is is_trained).at(1, int(config.get("rank") or 1))
+            SymbolicSizes.of(s.bytes for s in parameters if s.trained is is_trained).at(1, int(config.get("rank") or 1))
             for is_trained in (True, False)
         )
         trained, frozen = int(of_trained.sum()), int(of_frozen.sum())
@@ -137,11 +137,11 @@ class Traces:
         """The operations of a micro-step that adds to gradients, without the loss, of the model cut to its first so
         many decoder layers, from one trace of a few of these."""
         layers, representative = representatives(layer_kinds(config, self.job)[: max(depths)])
-        tape, head = trace_decoder(config, self.job, layers, self._scratch)
+        trace, head = trace_decoder(config, self.job, layers, self._scratch)
 
         def works(depth: int) -> Works:
             counts = {place: representative[:depth].count(place) for place in range(len(layers))}
-            return _decoder_works(tape, counts)[1]
+            return _decoder_works(trace, counts)[1]
 
         return head, {depth: works(depth) for depth in depths}
 
@@ -158,14 +158,14 @@ class Traces:
 
     def _decoder_alone(self, config: Config) -> Decoder:
         stack = self._trace_stack(config)
-        return stack.decoder(stack.tape)
+        return stack.decoder(stack.trace)
 
     def _spread(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
         stack = self._stack(spread.traced(config))
-        return stack.decoder(spread.micro_steps(stack.tape, accumulates=accumulates))
+        return stack.decoder(spread.micro_steps(stack.trace, accumulates=accumulates))
 
     def _stack(self, config: Config) -> Stack:
-        """A single-device tape from which those for several values of `sharding` and `offload` are made."""
+        """A single-device trace from which those for several values of `sharding` and `offload` are made."""
         key = self._of_stack(config)
         return _once(self._stacks, key, lambda: self._kept("stack", key, lambda: self._trace_stack(config)))
 
@@ -181,25 +181,30 @@ class Traces:
             layers, representative = representatives(kinds)
             small, head = trace_decoder(config, self.job, layers, self._scratch)
             try:
-                spliced = splice(small, representative)
+                repeated = repeat_layers(small, representative)
             except NotUniform:
                 pass  # layers of one kind differ after all: run every one of them
             else:
                 counts = {place: representative.count(place) for place in range(len(layers))}
-                return Stack(spliced, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
+                return Stack(repeated, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
         full, head = trace_decoder(config, self.job, every, self._scratch)
         return Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         kernel = make_plan(config, self.job, HOST).loss
         assert kernel is not None
-        tape = trace_loss(kernel, head, tokens, MICRO_STEPS, self._scratch, capability=self.job.hardware.capability)
-        first, further = (_works(tape, number, lambda place: place.layer == LOSS) for number in "12")
-        return Loss(tape, (first.at(1, 1), further.at(1, 1)))
+        trace = trace_loss(kernel, head, tokens, MICRO_STEPS, self._scratch, capability=self.job.hardware.capability)
+        first, further = (_works(trace, number, lambda place: place.layer == LOSS) for number in "12")
+        return Loss(trace, (first.at(1, 1), further.at(1, 1)))
 
     def _trace_updates(self, config: Config, flat: float | None) -> Update:
-        tape = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat)
-        return Update(tape, updates(tape), _works(tape, "2", lambda place: True).at(1, 1), paged_bytes(tape))
+        trace = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat)
+        return Update(
+            trace,
+            updates(trace),
+            _works(trace, "2", lambda place: True).at(1, 1),
+            paged_bytes(trace),
+        )
 
 
 V = TypeVar("V")
@@ -236,21 +241,24 @@ def common(config: Config, *, without: tuple[str, ...] = (), only: tuple[str, ..
 
 
 def _works(
-    tape: Tape, number: str, belongs: Callable[[Place], bool], times: Callable[[int], int] = lambda layer: 1
+    trace: MemoryTrace,
+    number: str,
+    belongs: Callable[[Place], bool],
+    times: Callable[[int], int] = lambda layer: 1,
 ) -> Works:
     """The operations of stages ending in `number` where `belongs` accepts the place, each `times(layer)` times."""
     return Works.joined(
         [
             Works.of(found, times=times(place.layer))
-            for place, found in tape.work.items()
+            for place, found in trace.work.items()
             if place.stage.endswith(number) and belongs(place)
         ]
     )
 
 
-def _decoder_works(tape: Tape, counts: dict[int, int]) -> tuple[Works, Works]:
+def _decoder_works(trace: MemoryTrace, counts: dict[int, int]) -> tuple[Works, Works]:
     """Of the first and of a further micro-step; a layer's operations count for all layers that it stands for."""
     first, further = (
-        _works(tape, number, lambda place: place.layer != LOSS, lambda layer: counts.get(layer, 1)) for number in "12"
+        _works(trace, number, lambda place: place.layer != LOSS, lambda layer: counts.get(layer, 1)) for number in "12"
     )
     return first, further

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from autofit.core.lattice import Config
-from autofit.estimate.memory.memory_trace import AFTER, Tape
+from autofit.estimate.memory.memory_trace import AFTER, MemoryTrace
 from autofit.estimate.tracing import fake_weights
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
 from autofit.estimate.tracing.trace import architecture_kinds
@@ -27,8 +27,8 @@ UPDATES = 2
 
 def trace_updates(
     config: Config, job: Job, scratch: Scratch, *, exact: bool = False, flat: float | None = None
-) -> Tape:
-    """The tape of two updates, at stages `optimizer-1` and `optimizer-2`.
+) -> MemoryTrace:
+    """The trace of two updates, at stages `optimizer-1` and `optimizer-2`.
 
     Weights and gradients exist beforehand and are not recorded; it is the backward that allocates the gradients. Of the
     decoder layers of a kind only the first is built, and stands for the others, unless `exact`. With `flat` the
@@ -64,7 +64,7 @@ def trace_updates(
                 with recorder, _as_on_host(job):
                     engine.update()
         recorder.close()
-    return recorder.tape
+    return recorder.trace
 
 
 def _flat_buffers(model: nn.Module, most: float) -> list[nn.Module]:

@@ -17,20 +17,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from autofit.core.errors import AutofitError, EnvironmentLacks, UsageError
+from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
-from autofit.core.outcome import (
-    DEADLINE_SECONDS,
-    Fits,
-    Outcome,
-    Trial,
-    machinery_failed,
-    now,
-    outcome_from_json,
-    outcome_to_json,
-)
-from autofit.core.workload import Effect, Goal, Workload
+from autofit.core.outcome import DEADLINE_SECONDS, Fits, Outcome, Trial, machinery_failed, now, outcome_to_json
+from autofit.core.workload import Effect, Goal
+from autofit.operations.recording import table_file
 from autofit.operations.searching import open_pool
 from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
@@ -42,13 +34,6 @@ from autofit.workers.pool import Completed, Pool
 
 _log = logging.getLogger(__name__)
 
-SCHEMA = 1
-"""Format version of a recorded table, given in its first line."""
-SAME = ("hardware", "stack", "workload", "space", "memory_limit_bytes")
-"""The header fields that must agree for a recording to be continued; of the hardware, its key must."""
-BESIDE_OUTCOME = ("config", "pass", "seconds", "device_state")
-"""A line's fields besides its trial's outcome; `pass` is absent in the first pass, `device_state` where it was not
-observed."""
 MACHINERY_FAILURES = 3
 """Number of consecutive failures through no fault of the configs after which recording ends."""
 
@@ -157,7 +142,7 @@ def _record(
     }
     run = 0
     with _alone(file):
-        known = _continued(file, header, partial(_probed, request, plan))
+        known = _continued(file, header, job.hardware, partial(_probed, request, plan))
         wanted = [
             (number, config)
             for number, order in enumerate(orders, start=1)
@@ -167,10 +152,10 @@ def _record(
         total = len(known) + len(wanted)
         report(len(known), total, None)
         for number, done in _measured(request, plan, pool, wanted, budget, known):
-            _append(file, _line(number, done))
+            table_file.append(file, _line(number, done))
             known[number, done.request.config] = done.outcome
             run += 1
-            report(len(known), total, _trial(header, done.request.config, done.outcome, done.seconds))
+            report(len(known), total, _trial(plan, done))
     kinds = [outcome.kind for outcome in known.values()]
     return RecordResult(
         configs=len(plan.lattice.configs),
@@ -209,13 +194,6 @@ def _covering(configs: Sequence[Config], most: int) -> list[Config]:
         chosen.append(best)
         del left[best]
     return chosen
-
-
-def read_table(file: Path) -> list[Trial]:
-    """The trials of a recorded table, of all passes, in the order in which they ran. Raises `UsageError` for any other
-    file."""
-    header, lines = _read(file)
-    return [_trial(header, Config.from_json(d["config"]), _outcome(d), d["seconds"]) for d in lines]
 
 
 @contextmanager
@@ -305,6 +283,19 @@ def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
         )
 
 
+def _trial(plan: Plan, done: Completed) -> Trial:
+    return Trial(
+        config=done.request.config,
+        workload=plan.job.workload,
+        hardware=plan.job.hardware,
+        stack=plan.job.stack,
+        memory_limit_bytes=plan.limits.memory_bytes,
+        outcome=done.outcome,
+        seconds=done.seconds,
+        recorded_at=now(),
+    )
+
+
 def _line(number: int, done: Completed) -> dict[str, Any]:
     """What a recorded table keeps of a trial of this pass."""
     line: dict[str, Any] = {"config": done.request.config.to_json()}
@@ -360,94 +351,20 @@ def _probed(request: SearchRequest, plan: Plan) -> dict[str, Any]:
 
 
 def _continued(
-    file: Path, header: dict[str, Any], probed: Callable[[], dict[str, Any]]
+    file: Path, header: dict[str, Any], hardware: Hardware, probed: Callable[[], dict[str, Any]]
 ) -> dict[tuple[int, Config], Outcome]:
     """The outcomes that `file` already holds of the same recording, by pass and config; a file that is empty, or was
     left while this header was being written, gets the header, with what `probed` gives."""
-    begun = {"schema": SCHEMA, **header}
+    begun = {"schema": table_file.SCHEMA, **header}
     text, there = json.dumps(begun)[:-1].encode(), file.read_bytes()
     if text.startswith(there) or (there.startswith(text) and b"\n" not in there):
         os.truncate(file, 0)
-        _append(file, {**begun, "recorded_at": now(), **probed()})
+        table_file.append(file, {**begun, "recorded_at": now(), **probed()})
         return {}
-    known, lines = _read(file)
-    for name in SAME:
-        if _compared(name, known) != _compared(name, header):
+    known = table_file.read(file)
+    # Another machine with the same device may have more host memory.
+    for name in table_file.SAME:
+        if known.header[name] != header[name] and (name != "hardware" or known.hardware.key != hardware.key):
             raise UsageError(f"{file} is a recording with another {name.replace('_', ' ')}: give another --out")
-    drop_torn_line(file)
-    return {_key(d): _outcome(d) for d in lines}
-
-
-def _compared(name: str, header: dict[str, Any]) -> Any:
-    """What must agree of a header's field: another machine with the same device may have more host memory."""
-    if name != "hardware":
-        return header[name]
-    try:
-        return Hardware.from_json(header[name]).key
-    except TypeError:
-        return None  # not a value of this version
-
-
-def drop_torn_line(file: Path) -> None:
-    """Remove an unfinished last line, which a recording leaves if it is killed while writing."""
-    data = file.read_bytes()
-    if not data.endswith(b"\n"):
-        os.truncate(file, data.rfind(b"\n") + 1)
-
-
-def _append(file: Path, line: dict[str, Any]) -> None:
-    with file.open("a", encoding="utf-8") as opened:
-        opened.write(json.dumps(line, allow_nan=False) + "\n")
-
-
-def _read(file: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    try:
-        whole, _, _ = file.read_text(encoding="utf-8").rpartition("\n")  # what follows is an unfinished line
-        header, *lines = (json.loads(line) for line in whole.splitlines() if line.strip())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{file} is not a recorded table: {error}") from error
-    if not isinstance(header, dict) or header.get("schema") != SCHEMA or not set(SAME) <= set(header):
-        raise UsageError(f"{file} is not a recorded table: its first line is not that of `autofit bench record`")
-    _check_rows(file, lines)
-    _check_once(file, lines)
-    return header, lines
-
-
-def _check_rows(file: Path, lines: list[dict[str, Any]]) -> None:
-    """Raise `UsageError` for a row that is not a trial's."""
-    for number, line in enumerate(lines, start=2):
-        try:
-            _key(line), _outcome(line), float(line["seconds"])
-        except (AutofitError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UsageError(f"{file}, row {number}: not a row of `autofit bench record`: {error!r}") from error
-
-
-def _check_once(file: Path, lines: list[dict[str, Any]]) -> None:
-    """Raise `UsageError` for a config that occurs twice in one pass: nobody knows which of its outcomes is right."""
-    first: dict[tuple[int, Config], int] = {}
-    for number, line in enumerate(lines, start=2):
-        earlier = first.setdefault(_key(line), number)
-        if earlier != number:
-            raise UsageError(f"{file}, row {number}: repeats the config of row {earlier}: {_key(line)[1]}")
-
-
-def _key(line: dict[str, Any]) -> tuple[int, Config]:
-    """The pass and the config of a line."""
-    return line.get("pass", 1), Config.from_json(line["config"])
-
-
-def _outcome(line: dict[str, Any]) -> Outcome:
-    return outcome_from_json({k: v for k, v in line.items() if k not in BESIDE_OUTCOME})
-
-
-def _trial(header: dict[str, Any], config: Config, outcome: Outcome, seconds: float) -> Trial:
-    return Trial(
-        config=config,
-        workload=Workload.from_json(header["workload"]),
-        hardware=Hardware.from_json(header["hardware"]),
-        stack=Stack.from_json(header["stack"]),
-        memory_limit_bytes=header["memory_limit_bytes"],
-        outcome=outcome,
-        seconds=seconds,
-        recorded_at=header.get("recorded_at", ""),
-    )
+    table_file.drop_torn_line(file)
+    return {(row.number, row.config): row.outcome for row in known.rows}

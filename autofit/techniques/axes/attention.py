@@ -5,7 +5,7 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 _IMPLEMENTATIONS = {"sdpa": "sdpa", "flash": "flash_attention_2", "eager": "eager"}
 """transformers' names for them."""
@@ -42,7 +42,7 @@ class Attention(Technique):
             return f"attention=flash needs compute capability 8.0, {job.hardware.name} has {job.hardware.capability}"
         return None
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         plan.attention = _IMPLEMENTATIONS[config.text("attention")]
 
 

@@ -10,7 +10,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain, closure
 from autofit.techniques.job import Job
 from autofit.techniques.selective import selective_contexts
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 
 class Checkpointing(Technique):
@@ -56,7 +56,7 @@ class Checkpointing(Technique):
             lighter["checkpointing"] == "selective" and heavier["checkpointing"] == "none" and lighter["compile"]
         )
 
-    def on_model(self, config: Config, plan: Plan, model: Any) -> None:
+    def on_model(self, config: Config, plan: BuildPlan, model: Any) -> None:
         value = config.text("checkpointing")
         if value != "none":
             every = int(value.removeprefix("every-")) if value.startswith("every-") else 1

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 KEEPS_POLICY = (2, 13)
 """First version of torch whose source is known to have the fix described in `_forgets_what_is_kept`."""
@@ -46,7 +46,7 @@ class Compilation(Technique):
         missing = missing_tool(job.hardware.kind)
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         plan.compile = config["compile"] is True
 
 

@@ -7,7 +7,7 @@ from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques.axes.compilation import missing_tool
 from autofit.techniques.job import Job
 from autofit.techniques.losses.chunks import chunks_save
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 
 def chunks_are_one(config: Config, job: Job) -> bool:
@@ -61,7 +61,7 @@ class Loss(Technique):
             return True
         return lighter["loss"] == "chunked" and lighter["precision"] in ("bf16", "fp32")
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         from autofit.techniques.losses import cross_entropy
 
         plan.loss = cross_entropy.KERNELS[config.text("loss")]

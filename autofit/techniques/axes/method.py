@@ -10,7 +10,7 @@ from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect, Goal
 from autofit.techniques import adapters, quantisation
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 
 class Method(Technique):
@@ -57,11 +57,11 @@ class Method(Technique):
             )
         return None
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         if config["method"] != "full":
             plan.lora_dropout = job.workload.lora_dropout
 
-    def on_skeleton(self, config: Config, plan: Plan, model: Any) -> Any:
+    def on_skeleton(self, config: Config, plan: BuildPlan, model: Any) -> Any:
         if config["method"] == "qlora":
             quantisation.replace_linears(model, compute_dtype=plan.compute_dtype)
         if config["method"] != "full":

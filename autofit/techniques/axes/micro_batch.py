@@ -5,7 +5,7 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 
 class MicroBatch(Technique):
@@ -46,5 +46,5 @@ class MicroBatch(Technique):
         tokens = (whole - lighter.number("micro_batch")) * job.workload.seq_len
         return gradients <= 2 * tokens * model.hidden_size
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         plan.micro_batch = config.number("micro_batch")

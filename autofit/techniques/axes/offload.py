@@ -6,7 +6,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 WITH = {
     "optimizer": ("none", "zero1", "zero2", "zero3"),
@@ -60,7 +60,7 @@ class Offload(Technique):
                 return False
         return lighter["method"] == "full" and job.hardware.kind != "cpu" and lighter["sharding"] == heavier["sharding"]
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         plan.offload = config.text("offload")
 
 

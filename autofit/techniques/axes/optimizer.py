@@ -8,7 +8,7 @@ from autofit.core.distribution import install
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 if TYPE_CHECKING:
     import torch
@@ -80,7 +80,7 @@ class Optimizer(Technique):
             return f"{value} needs bitsandbytes, which is not installed here ({install()})"
         return None
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         plan.optimizer = FACTORIES[config.text("optimizer")]
 
 

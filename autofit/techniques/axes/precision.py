@@ -7,7 +7,7 @@ from autofit.core.hardware import Hardware
 from autofit.core.lattice import Axis, Config
 from autofit.core.workload import Effect
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 
 class Precision(Technique):
@@ -39,7 +39,7 @@ class Precision(Technique):
             return f"precision={value} is only emulated on {job.hardware.name}: use fp16-mixed"
         return None
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         import torch
 
         value = config.text("precision")

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect, Goal
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 
 class Rank(Technique):
@@ -30,7 +30,7 @@ class Rank(Technique):
     def applies(self, config: Config) -> bool:
         return config["method"] != "full"
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         if self.applies(config):
             plan.rank = config.number("rank")
 

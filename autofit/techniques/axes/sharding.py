@@ -9,7 +9,7 @@ from autofit.core.distribution import install
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.deepspeed_settings import deepspeed_settings, deepspeed_stage
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 NVME_VARIABLE = "AUTOFIT_NVME_DIR"
 """Environment variable with the path of the folder for offload=nvme."""
@@ -55,7 +55,7 @@ class Sharding(Technique):
             return _not_by_deepspeed(config, job)
         return _not_by_fsdp(config, job) if value.startswith("fsdp") else None
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         plan.sharding = config.text("sharding")
         if plan.autocast and has_own_mixed_precision(config):
             plan.autocast, plan.narrowed = False, True

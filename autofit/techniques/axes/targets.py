@@ -7,7 +7,7 @@ from autofit.core.lattice import Axis, Config, chain
 from autofit.core.workload import Effect
 from autofit.techniques import adapters
 from autofit.techniques.job import Job
-from autofit.techniques.technique import Plan, Technique
+from autofit.techniques.technique import BuildPlan, Technique
 
 
 class Targets(Technique):
@@ -41,6 +41,6 @@ class Targets(Technique):
     def applies(self, config: Config) -> bool:
         return config["method"] != "full"
 
-    def plan(self, config: Config, job: Job, plan: Plan) -> None:
+    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
         if self.applies(config):
             plan.targets = config.text("targets")

@@ -10,10 +10,10 @@ from autofit.training.weights import Sharder
 if TYPE_CHECKING:
     from torch import nn
 
-    from autofit.techniques.technique import OptimizerFactory, Plan
+    from autofit.techniques.technique import BuildPlan, OptimizerFactory
 
 
-def sharder(plan: Plan) -> Sharder | None:
+def sharder(plan: BuildPlan) -> Sharder | None:
     """The sharder used while a model is built; None where every rank holds all of it."""
     if plan.sharding.startswith("fsdp"):
         from autofit.training.engines.fsdp import FsdpSharder
@@ -26,7 +26,7 @@ def sharder(plan: Plan) -> Sharder | None:
     return None
 
 
-def make(module: nn.Module, plan: Plan) -> Engine:
+def make(module: nn.Module, plan: BuildPlan) -> Engine:
     """The engine that `plan` calls for, for `module`, whose weights already exist."""
     make_optimizer = cast("OptimizerFactory", plan.optimizer)
     if plan.sharding.startswith("fsdp"):

@@ -24,13 +24,13 @@ from autofit.training.engines.local import LocalEngine, held, local, quantisatio
 if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-    from autofit.techniques.technique import OptimizerFactory, Plan
+    from autofit.techniques.technique import BuildPlan, OptimizerFactory
 
 
 class FsdpSharder:
     """Shards a model while it is built: each decoder layer as soon as it has its weights."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BuildPlan) -> None:
         self._plan = plan
 
     def shard(self, module: nn.Module) -> None:
@@ -69,7 +69,7 @@ class FsdpEngine(LocalEngine):
     """Gradients are reduced in the backward pass of every micro-batch: waiting for the last one would mean keeping them
     whole, which sharding is there to avoid."""
 
-    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, plan: Plan) -> None:
+    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, plan: BuildPlan) -> None:
         from torch.distributed.fsdp import FSDPModule
 
         FsdpSharder(plan).shard(root)
@@ -106,7 +106,7 @@ class FsdpEngine(LocalEngine):
         return Resident(parameters=parameters + constants, gradients=gradients, optimizer=optimizer)
 
 
-def mixed_precision(plan: Plan) -> MixedPrecisionPolicy:
+def mixed_precision(plan: BuildPlan) -> MixedPrecisionPolicy:
     """The dtypes in which parameters are gathered and gradients reduced."""
     from torch.distributed.fsdp import MixedPrecisionPolicy
 
@@ -115,7 +115,7 @@ def mixed_precision(plan: Plan) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=plan.compute_dtype, reduce_dtype=torch.float32)
 
 
-def offload(plan: Plan) -> CPUOffloadPolicy | OffloadPolicy:
+def offload(plan: BuildPlan) -> CPUOffloadPolicy | OffloadPolicy:
     """Where shards are kept: on the device, or in host memory, pinned if there is a GPU to copy to."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 

@@ -18,7 +18,7 @@ from autofit.training.engine import Resident
 from autofit.training.engines.local import quantisation_bytes, states
 
 if TYPE_CHECKING:
-    from autofit.techniques.technique import OptimizerFactory, Plan
+    from autofit.techniques.technique import BuildPlan, OptimizerFactory
 
 INFERENCE_OP = "deepspeed_shm_comm"
 """DeepSpeed's shared-memory all-reduce for CPU inference. Training never calls it, but DeepSpeed would compile it,
@@ -29,7 +29,7 @@ GRADIENTS = ("grad_partitions_flat_buffer", "fp32_groups_gradients_flat")
 """Where they keep gradients: stage 3, stage 1 with 16-bit weights."""
 
 
-def deepspeed(plan: Plan) -> Any:
+def deepspeed(plan: BuildPlan) -> Any:
     """The library, set up for the device and kept quiet: it logs only errors, on standard error."""
     os.environ.setdefault("DS_ACCELERATOR", plan.device.type)
     os.environ["LOCAL_RANK"] = str(plan.device.index or 0)
@@ -63,7 +63,7 @@ def _ask_the_driver_itself(accelerator: Any) -> None:
 class ZeroSharder:
     """Converts weights to the format that DeepSpeed keeps on the device; in stage 3 it also partitions them at once."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: BuildPlan) -> None:
         self._plan = plan
         self._library = deepspeed(plan)
         self._settings = plan.deepspeed or {}
@@ -99,7 +99,7 @@ class ZeroEngine:
     """A DeepSpeed engine. In stages 2 and 3, which keep only a rank's share of the gradients, it reduces them in the
     backward pass of every micro-batch; in stage 1, only in that of the last."""
 
-    def __init__(self, module: nn.Module, make_optimizer: OptimizerFactory, plan: Plan) -> None:
+    def __init__(self, module: nn.Module, make_optimizer: OptimizerFactory, plan: BuildPlan) -> None:
         ZeroSharder(plan).shard(module)
         optimizer = _adam_on_host(module, plan) if plan.offload != "none" else make_optimizer(module)
         with redirect_stdout(sys.stderr):  # it prints memory reports whatever its log level
@@ -176,7 +176,7 @@ def _storages(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
     return total
 
 
-def _adam_on_host(module: nn.Module, plan: Plan) -> torch.optim.Optimizer:
+def _adam_on_host(module: nn.Module, plan: BuildPlan) -> torch.optim.Optimizer:
     """DeepSpeed's CPU Adam, with the settings of torch's AdamW."""
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 

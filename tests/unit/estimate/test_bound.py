@@ -14,7 +14,7 @@ from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.estimate.bound import MEMORY_ERROR, bounded
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.memory.memory_trace import Tape
+from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.sweep import sweep
 from autofit.estimate.tracing import traces
 from autofit.estimate.tracing.recorder import NotTraced
@@ -86,7 +86,7 @@ def test_a_loss_or_an_optimizer_that_cannot_be_followed_costs_its_own_configs_th
     trace = getattr(traces, f"trace_{part}")
     tried = []
 
-    def fails_once(*arguments: object, **options: object) -> Tape:
+    def fails_once(*arguments: object, **options: object) -> MemoryTrace:
         tried.append(arguments)
         if len(tried) == 1:
             raise IndexError(f"the {part} cannot be followed")

@@ -32,10 +32,10 @@ def kept(of: Model, *, hardware: Hardware = CUDA_HARDWARE, lora_dropout: float =
     """Bytes per token that a micro-step's forward leaves for its backward."""
     asked = job(of, hardware=hardware, seq_len=SEQ_LEN, lora_dropout=lora_dropout)
     scratch = cuda_scratch if hardware.kind == "cuda" else host_scratch
-    tape, _ = trace.trace_decoder(config(**values), asked, (0, 1), scratch)
+    found, _ = trace.trace_decoder(config(**values), asked, (0, 1), scratch)
     left = [
         storage.bytes
-        for storage in tape.storages
+        for storage in found.storages
         if storage.allocated is not None
         and storage.allocated.stage == "forward-1"
         and (storage.freed is None or storage.freed.stage != "forward-1")

@@ -32,7 +32,7 @@ def test_storages_live_from_their_operation_until_they_are_let_go() -> None:
             del y
             z = x * 2
             del z
-    assert [(s.bytes, s.freed is None) for s in seen.tape.storages] == [
+    assert [(s.bytes, s.freed is None) for s in seen.trace.storages] == [
         (4_000_000, True),
         (4_000_000, True),  # its view keeps it
         (4_000_000, False),
@@ -48,4 +48,4 @@ def test_a_fused_sgd_of_any_size_takes_nothing() -> None:
         parameter.grad = torch.empty_like(parameter)
         with seen:
             optimizer.step()
-    assert sum(s.bytes for s in seen.tape.storages) < 1024
+    assert sum(s.bytes for s in seen.trace.storages) < 1024

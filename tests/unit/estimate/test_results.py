@@ -7,14 +7,14 @@ import torch
 from test_trace import GQA, MIXTURE, history, traced
 
 from autofit.catalog.models import Model
-from autofit.estimate.memory.memory_trace import Tape
+from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.tracing import results
 from autofit.estimate.tracing.recorder import Held, Recorder, without_data
 from autofit.techniques import complete, parse
 
 
-def all_of(tape: Tape) -> object:
-    return history(tape), tape.work, tape.labels.keys(), tape.elsewhere
+def all_of(trace: MemoryTrace) -> object:
+    return history(trace), trace.work, trace.labels.keys(), trace.elsewhere
 
 
 @pytest.mark.parametrize(

@@ -296,10 +296,12 @@ def test_a_processors_8_bit_update_is_known_to_be_slow() -> None:
     of = tiny_model(vocabulary=512, hidden=64)
     workload = Workload(model=of.name, model_digest=of.digest, seq_len=32, global_batch=1)
     job = Job(model=of, workload=workload, hardware=CPU_HARDWARE, stack=STACK)
-    tapes = [
+    traces = [
         trace_updates(complete(parse(f"method=full,optimizer={name}")), job, lambda *_: Held())
         for name in ("adamw-8bit", "adamw")
     ]
     packs = Family(None, ("quantise-8bit",) * 2)
-    slow, plain = ([w for place in tape.work.values() for w in place if FAMILIES[w.family] == packs] for tape in tapes)
+    slow, plain = (
+        [w for place in trace.work.values() for w in place if FAMILIES[w.family] == packs] for trace in traces
+    )
     assert slow and not plain

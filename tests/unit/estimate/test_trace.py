@@ -9,9 +9,9 @@ from autofit.catalog.models import Model
 from autofit.core.lattice import Config
 from autofit.core.workload import Workload
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
-from autofit.estimate.memory.memory_trace import Tape
+from autofit.estimate.memory.memory_trace import MemoryTrace
 from autofit.estimate.tracing.pattern import representatives
-from autofit.estimate.tracing.repeat_layers import splice
+from autofit.estimate.tracing.repeat_layers import repeat_layers
 from autofit.estimate.tracing.trace import layer_kinds, trace_decoder
 from autofit.techniques import Job, complete, parse
 
@@ -54,18 +54,18 @@ def job(of: Model) -> Job:
     return Job(model=of, workload=workload, hardware=CUDA_HARDWARE, stack=STACK)
 
 
-def traced(config: Config, of: Model, layers: tuple[int, ...]) -> Tape:
-    tape, _ = trace_decoder(config, job(of), layers, cuda_scratch)
-    return tape
+def traced(config: Config, of: Model, layers: tuple[int, ...]) -> MemoryTrace:
+    trace, _ = trace_decoder(config, job(of), layers, cuda_scratch)
+    return trace
 
 
-def history(tape: Tape) -> list[tuple[str, int, int]]:
+def history(trace: MemoryTrace) -> list[tuple[str, int, int]]:
     """(stage, layer, bytes) of each event, negative where a storage is freed. What is freed together, as autocast's
     copies of all weights are, is sorted: its order is nobody's business."""
     found: list[tuple[str, int, int]] = []
     freed: list[tuple[str, int, int]] = []
-    for place, event in tape.events():
-        entry = (place.stage, place.layer, tape.storages[event.storage].bytes * (1 if event.allocates else -1))
+    for place, event in trace.events():
+        entry = (place.stage, place.layer, trace.storages[event.storage].bytes * (1 if event.allocates else -1))
         if not event.allocates:
             freed.append(entry)
             continue
@@ -88,7 +88,7 @@ def test_repeating_layers_gives_the_full_trace_byte_by_byte(name: str, text: str
     config = complete(parse(text))
     kinds = layer_kinds(config, job(MODELS[name]))
     layers, stand_ins = representatives(kinds)
-    repeated = splice(traced(config, MODELS[name], layers), stand_ins)
+    repeated = repeat_layers(traced(config, MODELS[name], layers), stand_ins)
     full = traced(config, MODELS[name], tuple(range(len(kinds))))
     assert sum(s.bytes for s in repeated.storages if s.allocated is None) == sum(
         s.bytes for s in full.storages if s.allocated is None

@@ -29,8 +29,8 @@ CASES = [
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_layers_that_stand_for_others_give_the_update_of_them_all(name: str, text: str) -> None:
     def traced(of: Model, *, exact: bool) -> object:
-        tape = trace_updates(complete(parse(text)), job(of), cuda_scratch, exact=exact)
-        return history(tape), [len(w) for w in tape.work.values()], tape.elsewhere
+        trace = trace_updates(complete(parse(text)), job(of), cuda_scratch, exact=exact)
+        return history(trace), [len(w) for w in trace.work.values()], trace.elsewhere
 
     assert traced(MODELS[name], exact=False) == traced(MODELS[name], exact=True)
 

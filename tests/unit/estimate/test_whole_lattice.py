@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import statistics
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
@@ -14,10 +16,11 @@ from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.units import GIB
 from autofit.core.workload import Workload
+from autofit.estimate import sweep as sweeping
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.estimate.memory.replays import ALIKE_ERROR, DECODER_ERROR, alikeness
-from autofit.techniques import AXES, Job, unsupported
+from autofit.techniques import AXES, Job, complete, parse, unsupported
 
 LIMIT, BATCH = 24 * GIB, 64
 MODEL = model(
@@ -108,3 +111,25 @@ def test_borrowed_fragmentation_is_nearly_ones_own(estimates: list[tuple[Estimat
     assert max(errors[True]) < ALIKE_ERROR and max(errors[False]) < DECODER_ERROR
     for swept, alone in estimates:
         assert alone.peak_reserved_bytes <= swept.peak_reserved_bytes * (1.0 + swept.borrowed_error)
+
+
+def test_what_would_be_begun_too_late_is_left_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock is looked at once for the limit, and once before each config."""
+    clock = itertools.count(0.0, 10.0)
+    monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    configs = [complete(parse(f"method=lora,micro_batch={size}")) for size in (1, 2, 4, 8)]
+    told: list[int] = []
+    found = sweeping.sweep(job, configs, memory_limit_bytes=LIMIT, report=told.append, seconds=25.0)
+    assert list(found) == configs[:2] and told == [1, 2]
+
+
+def test_no_process_begins_a_config_too_late(job: Job) -> None:
+    many = [
+        complete(parse(f"method={method},micro_batch={size},loss={loss},optimizer={optimizer}"))
+        for method in ("lora", "full")
+        for size in (1, 2, 4, 8)
+        for loss in ("chunked", "full")
+        for optimizer in ("adamw", "sgd")
+    ]
+    assert sweeping.workers_for(many, 2) == 2
+    assert sweeping.sweep(job, many, memory_limit_bytes=LIMIT, processes=2, seconds=0.0) == {}

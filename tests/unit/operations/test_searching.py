@@ -538,6 +538,7 @@ class Predictor:
 
     def __init__(self) -> None:
         self.asked: list[int] = []
+        self.seconds: list[object] = []
 
     def __call__(
         self,
@@ -551,6 +552,7 @@ class Predictor:
     ) -> dict[Config, Estimate]:
         """What stands in for `predict_all`."""
         self.asked.append(len(configs))
+        self.seconds.append(more["seconds"])
         truth = Truth(job, Lattice(axes=(), configs=tuple(configs)), seed=1)
         report(len(configs), len(configs))
         return {c: made_estimate(c, int(0.9 * truth.memory(c)), memory_limit_bytes) for c in configs}
@@ -692,14 +694,15 @@ def test_an_estimator_that_fails_costs_the_predictions_alone(
     assert said == "autofit: continuing without predictions, which failed: MemoryError: no room for a trace"
 
 
-@pytest.mark.parametrize(("budget", "estimated"), [(None, True), (600.0, True), (60.0, False)])
+@pytest.mark.parametrize(("budget", "estimated"), [(None, [None]), (600.0, [240.0]), (60.0, [])])
 def test_a_time_budget_is_not_spent_on_estimating(
-    world: World, request_: SearchRequest, budget: float | None, estimated: bool
+    world: World, request_: SearchRequest, budget: float | None, estimated: list[float | None]
 ) -> None:
+    """Where it would suffice on a quiet machine, estimating still has a limit."""
     world.predict_all = predictor = Predictor()
     with suppress(NothingFits):
         operations.search(replace(request_, time_budget_seconds=budget, max_trials=3))
-    assert bool(predictor.asked) == estimated
+    assert predictor.seconds == estimated
 
 
 def test_a_search_uses_the_real_estimator(world: World, request_: SearchRequest, store: Store) -> None:

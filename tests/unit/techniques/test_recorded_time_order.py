@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from autofit.core.outcome import Fits, StepSeconds, Trial
-from autofit.operations.recording.recorded_tables import RecordedTable, is_table, read_whole
+from autofit.operations.recording.recorded_tables import RecordedTable, read_whole
+from autofit.operations.recording.table_file import is_table
 from autofit.techniques import only_slower
 
 RECORDED = Path(__file__).parents[3] / "benchmarks" / "recorded"

@@ -9,7 +9,7 @@ import torch
 
 from autofit.techniques.axes.optimizer import FACTORIES
 from autofit.techniques.losses import cross_entropy
-from autofit.techniques.technique import Plan
+from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.engines.local import LocalEngine
 from autofit.training.weights import unwrap
@@ -38,7 +38,7 @@ def test_every_axis_leaves_its_decision_in_the_plan() -> None:
         method="lora", rank=32, targets="attention", micro_batch=2, attention="eager", loss="chunked", optimizer="sgd"
     )
     made = make_plan(asked.replace(compile=True), job(LLAMA, lora_dropout=0.1), CPU)
-    assert made == Plan(
+    assert made == BuildPlan(
         device=CPU,
         trained_dtype=torch.float32,
         compute_dtype=torch.bfloat16,

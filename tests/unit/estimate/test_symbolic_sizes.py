@@ -8,7 +8,7 @@ from tiny import CUDA_HARDWARE, STACK, model
 
 from autofit.core.workload import Workload
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
-from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, Amounts
+from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes
 from autofit.estimate.tracing import trace
 from autofit.techniques import Job, complete, parse
 
@@ -25,9 +25,9 @@ MIXTURE = model(
 
 
 def test_sizes_are_read_off_by_what_divides_them() -> None:
-    amounts = Amounts.of([12, 3 * MICRO_BATCH, 5 * RANK, 7 * MICRO_BATCH * RANK, 0])
+    amounts = SymbolicSizes.of([12, 3 * MICRO_BATCH, 5 * RANK, 7 * MICRO_BATCH * RANK, 0])
     assert amounts.at(2, 10).tolist() == [12, 6, 50, 140, 0]
-    assert Amounts.joined([amounts, Amounts.constant([MICRO_BATCH])]).at(2, 10)[-1] == MICRO_BATCH
+    assert SymbolicSizes.joined([amounts, SymbolicSizes.constant([MICRO_BATCH])]).at(2, 10)[-1] == MICRO_BATCH
 
 
 def test_both_are_primes() -> None:
@@ -58,10 +58,10 @@ def test_a_trace_at_the_primes_has_the_sizes_of_a_trace_at_the_numbers_themselve
     monkeypatch.setattr(trace, "MICRO_BATCH", micro_batch)
     monkeypatch.setattr(trace, "RANK", rank)
     directly, _ = trace.trace_decoder(config, job, (0, 1, 2), cuda_scratch)
-    sizes = Amounts.of(s.bytes for s in at_primes.storages).at(micro_batch, rank)
+    sizes = SymbolicSizes.of(s.bytes for s in at_primes.storages).at(micro_batch, rank)
     assert sizes.tolist() == [s.bytes for s in directly.storages]
     # What is freed at one place together, as autocast's copies are, has no order.
     assert [(s.allocated, s.freed) for s in at_primes.storages] == [(s.allocated, s.freed) for s in directly.storages]
     for place, works in at_primes.work.items():
-        flops = Amounts.of(w.flops for w in works).at(micro_batch, rank)
+        flops = SymbolicSizes.of(w.flops for w in works).at(micro_batch, rank)
         assert np.array_equal(flops, [w.flops for w in directly.work[place]])
