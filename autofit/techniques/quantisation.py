@@ -7,6 +7,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
+BLOCK, SCALES_BLOCK = 64, 256
+"""Weights per scale, and scales per second-level scale, of nf4 with double quantisation (Dettmers et al. 2023, section
+3)."""
+BYTES_PER_WEIGHT = 0.5 + (1 + 4 / SCALES_BLOCK) / BLOCK
+"""4 bits, plus a scale of 8 bits per block, which has its share of an fp32 scale."""
+
 
 def replace_linears(model: Any, *, compute_dtype: torch.dtype) -> None:
     """Replace, on the meta device, every Linear layer except the output head; nf4 with double quantisation.

@@ -11,13 +11,13 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from autofit.estimate.kernels.scratch import common_scratch
+from autofit.estimate.kernels.scratch import FP32_BYTES, common_scratch
 from autofit.estimate.tracing.recorder import Held
+from autofit.techniques import quantisation
 
 if TYPE_CHECKING:
     import torch
 
-FP32_BYTES = 4
 SEQUENCE_TILE = 128
 """Flash attention rounds sequences up to a multiple of this many rows (seqlen_q_rounded in aten/src/ATen/native/
 transformers/cuda/flash_attn/flash_api.cpp)."""
@@ -27,7 +27,6 @@ most kernels in aten/src/ATen/native/transformers/cuda/mem_eff_attention/kernels
 CUSTOM_GEMM_ROWS = 4
 """Up to this many rows bitsandbytes multiplies without dequantising the weight (_GEMM_4BIT_CUSTOM_FLOOR_M in
 bitsandbytes/backends/cuda/ops.py)."""
-NF4_BLOCK = 64
 
 
 class Attention(Enum):
@@ -170,7 +169,7 @@ def _four_bit_product(args: tuple[Any, ...]) -> Held:
     if rows <= CUSTOM_GEMM_ROWS:
         return Held()
     weights = math.prod(shape)
-    scales = -(-weights // NF4_BLOCK) * FP32_BYTES
+    scales = -(-weights // quantisation.BLOCK) * FP32_BYTES
     return Held(before=(scales, scales, weights * activations.element_size()))
 
 

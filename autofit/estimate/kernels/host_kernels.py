@@ -8,12 +8,9 @@ from typing import Any
 
 import torch
 
-from autofit.estimate.kernels.scratch import common_scratch
+from autofit.estimate.kernels.scratch import FP32_BYTES, common_scratch
 from autofit.estimate.tracing.recorder import Held
-
-NF4_BLOCK = 64
-"""Weights that share one scale (blocksize of bitsandbytes' 4-bit layers)."""
-FP32_BYTES = 4
+from autofit.techniques import quantisation
 
 
 def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Held:
@@ -28,4 +25,4 @@ def host_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], resul
     activations: torch.Tensor = args[0]
     shape: Sequence[int] = args[2]
     weights = math.prod(shape)
-    return Held(before=(-(-weights // NF4_BLOCK) * FP32_BYTES, weights * activations.element_size()))
+    return Held(before=(-(-weights // quantisation.BLOCK) * FP32_BYTES, weights * activations.element_size()))

@@ -8,6 +8,8 @@ import torch
 
 from autofit.estimate.tracing.recorder import Held
 
+FP32_BYTES = torch.float32.itemsize
+
 
 def common_scratch(name: str, args: tuple[Any, ...]) -> Held:
     """What an operation of this name holds while it runs, on a CPU as on an accelerator.

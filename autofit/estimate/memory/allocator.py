@@ -10,7 +10,8 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from itertools import count
 
-MIB = 1024**2
+from autofit.core.units import MIB
+
 MIN_BLOCK = 512
 """Every size is rounded up to a multiple of this."""
 SMALL_SIZE = 1 * MIB

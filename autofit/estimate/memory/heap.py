@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autofit.core.units import MIB
 from autofit.estimate.memory.events import PHASES, Integers
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.timeline import Timeline
 
-MIB = 1024**2
 MAPPED_BYTES = 32 * MIB
 """From this size on glibc maps a block by itself, and gives it back when it is freed (DEFAULT_MMAP_THRESHOLD_MAX of
 malloc/malloc.c)."""

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
-from autofit.techniques import Job
+from autofit.techniques import Job, quantisation
 
-NF4_BYTES = 0.5 + (1.0 + 4.0 / 256) / 64
-"""Per weight: 4 bits, plus one 8-bit scale per 64 weights, itself quantised with one fp32 per 256 scales (Dettmers et
-al. 2023, section 3)."""
 STATE_BYTES = {
     "sgd": 0.0,
     "adafactor": 0.0,
@@ -29,7 +26,7 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
         # Adapters are left out: their size depends on the targets, and a floor may be too low.
         compute = 4.0 if precision == "fp32" else 2.0
         quantised = model.linear_parameters if config["method"] == "qlora" else 0
-        weights = (model.parameters - quantised) * compute + quantised * NF4_BYTES
+        weights = (model.parameters - quantised) * compute + quantised * quantisation.BYTES_PER_WEIGHT
         spread = config.text("sharding").startswith(("fsdp", "zero3")) or config["offload"] in ("params", "nvme")
         return {
             "weights": int(weights * _left(config, job.workload.devices)["weights"]) if spread else int(weights),

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from autofit.techniques import quantisation
 from autofit.training.weights import unwrap
-
-NF4_BLOCK, SCALE_BLOCK = 64, 256
-"""Weights per scale, and scales per second-level scale (Dettmers et al. 2023, section 3)."""
 
 
 def materialise(model: nn.Module) -> None:
@@ -37,11 +35,11 @@ def _four_bit(layer: Any) -> None:
     from bitsandbytes.functional import QuantState
 
     weights = layer.out_features * layer.in_features
-    scales = -(-weights // NF4_BLOCK)
+    scales = -(-weights // quantisation.BLOCK)
     second = QuantState(
-        absmax=torch.empty(-(-scales // SCALE_BLOCK), dtype=torch.float32),
+        absmax=torch.empty(-(-scales // quantisation.SCALES_BLOCK), dtype=torch.float32),
         code=torch.empty(256, dtype=torch.float32),
-        blocksize=SCALE_BLOCK,
+        blocksize=quantisation.SCALES_BLOCK,
         dtype=torch.float32,
     )
     packed = nn.Parameter(torch.empty(-(-weights // 2), 1, dtype=torch.uint8), requires_grad=False)
@@ -49,7 +47,7 @@ def _four_bit(layer: Any) -> None:
         absmax=torch.empty(scales, dtype=torch.uint8),
         shape=torch.Size((layer.out_features, layer.in_features)),
         code=torch.empty(16, dtype=torch.float32),
-        blocksize=NF4_BLOCK,
+        blocksize=quantisation.BLOCK,
         quant_type="nf4",
         dtype=layer.compute_dtype,
         offset=torch.empty((), dtype=torch.float32),
