@@ -14,6 +14,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, OutOfMemory, Trial, outcome_to_json
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, Goal, Workload
+from autofit.estimate.memory.deviation import MemoryDeviation
 from autofit.techniques import AXES
 
 BESIDE_FLOOR_BYTES = 3 * GIB // 2
@@ -163,8 +164,14 @@ def wider(goal: Goal) -> list[tuple[str, Goal]]:
 
 
 def smallest_card(more_than_bytes: int) -> Card | None:
-    """The smallest catalog card that trials can run on and that holds more than this; None if there is none."""
-    return next((known for known in fitting(more_than_bytes + 1) if known.kind == "cuda"), None)
+    """The smallest catalog card that trials can run on and that likely holds what needs more than this; None if there
+    is none. It has room for as much as predictions are off on a card where nothing was compared."""
+    from autofit.search.foresight import UNKNOWN  # slow to load, and needed only where nothing fits
+
+    margin = MemoryDeviation(mean=0.0, deviation=UNKNOWN, compared_on=0)
+    needed = more_than_bytes + 1
+    enough = (c for c in fitting(needed) if c.kind == "cuda" and margin.certainty(needed, c.memory_bytes) != "unsure")
+    return next(enough, None)
 
 
 def _card(beyond_bytes: int, hardware: Hardware) -> Card | None:
