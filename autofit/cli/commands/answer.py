@@ -55,7 +55,7 @@ def frontier(
 ) -> None:
     """The command that `FRONTIER_HELP` describes."""
     from autofit import operations
-    from autofit.cli.text.tables import frontier_table
+    from autofit.cli.text.tables import frontier_text
     from autofit.core.errors import UsageError
     from autofit.store import Store
 
@@ -81,7 +81,7 @@ def frontier(
     if as_json:
         print_json(found.to_json())
     else:
-        print(frontier_table(found, memory_limit_bytes=limit))
+        print(frontier_text(found, memory_limit_bytes=limit))
 
 
 def recommend(
