@@ -11,7 +11,7 @@ from autofit.core.errors import NothingFits
 from autofit.core.frontier import Point
 from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, OutOfMemory, Trial, outcome_to_json
+from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, Goal, Workload
 from autofit.estimate.memory.deviation import MemoryDeviation
@@ -87,7 +87,7 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
         text=f"the closest {_failure(closest)}{said}",
         document={
             "config": closest.config.to_json(),
-            **outcome_to_json(closest.outcome),
+            **closest.outcome.to_json(),
             "trial_id": closest.trial_id,
             "provenance": "measured",
             "trial_limit_bytes": closest.memory_limit_bytes,

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, func, insert, select, text
 
-from autofit.core.outcome import Trial, outcome_to_json
+from autofit.core.outcome import Trial
 from autofit.store.rows import Values, keep, read_outcome, storable, trial_values
 from autofit.store.tables import TrialRow
 
@@ -120,7 +120,7 @@ def _present(
             attempts[identity] = max(attempts[identity], attempt)
             # Read and written again, so that an outcome in an older format compares equal to today's.
             outcome = read_outcome(evidence, f"attempt {attempt} of config {config_key}")
-            seen[identity].add(_mark(recorded_at, outcome_to_json(outcome)))
+            seen[identity].add(_mark(recorded_at, outcome.to_json()))
     return attempts, seen
 
 

@@ -19,11 +19,8 @@ from autofit.core.outcome import (
     Fits,
     Outcome,
     Prediction,
-    TimedOut,
     Trial,
-    machinery_failed,
     outcome_from_json,
-    outcome_to_json,
 )
 from autofit.core.workload import METHODS, Workload, digest
 from autofit.store.database.engine import to_text
@@ -81,7 +78,7 @@ def storable(trial: Trial) -> Trial:
     """`trial` with U+FFFD for anything in its outcome that is not Unicode: a process may print arbitrary bytes."""
     if isinstance(trial.outcome, Fits):
         return trial
-    evidence = outcome_to_json(trial.outcome)
+    evidence = trial.outcome.to_json()
     texts = {name: value for name, value in evidence.items() if isinstance(value, str)}
     if not any(map(_SURROGATE.search, texts.values())):
         return trial
@@ -95,7 +92,7 @@ def trial_values(trial: Trial) -> Values:
     Raises `ValueError` for what a store cannot hold: NaN and infinity, a time without a time zone, a config
     without a method, integers beyond 64 bits.
     """
-    evidence = outcome_to_json(trial.outcome)
+    evidence = trial.outcome.to_json()
     prediction = None if trial.prediction is None else trial.prediction.to_json()
     state = None if trial.device_state is None else trial.device_state.to_json()
     try:
@@ -118,10 +115,7 @@ def trial_values(trial: Trial) -> Values:
         "family": family(trial.config),
         "outcome": trial.outcome.kind,
         "stopped_early": measured is not None and measured.stopped_early,
-        "transient": machinery_failed(trial.outcome),
-        "deadline_seconds": trial.outcome.deadline_seconds if isinstance(trial.outcome, TimedOut) else None,
         "device_bytes": measured and measured.device_bytes,
-        "peak_allocated_bytes": measured and measured.peak_allocated_bytes,
         "tokens_per_second": measured and measured.tokens_per_second,
         "seconds": trial.seconds,
         "recorded_at": trial.recorded_at,

@@ -28,7 +28,6 @@ from autofit.core.outcome import (
     machinery_failed,
     now,
     outcome_from_json,
-    outcome_to_json,
 )
 from autofit.core.workload import Effect, Goal, Workload
 from autofit.operations.searching import open_pool
@@ -310,7 +309,7 @@ def _line(number: int, done: Completed) -> dict[str, Any]:
     line: dict[str, Any] = {"config": done.request.config.to_json()}
     if number > 1:
         line["pass"] = number
-    line |= {**outcome_to_json(done.outcome), "seconds": done.seconds}
+    line |= {**done.outcome.to_json(), "seconds": done.seconds}
     return line if done.device_state is None else {**line, "device_state": done.device_state.to_json()}
 
 
