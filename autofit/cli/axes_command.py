@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
 
 def axes(
     name: Annotated[
-        str | None, typer.Argument(help="One axis, to be shown in full.", autocompletion=options.complete_axis)
+        str | None, typer.Argument(help="One axis, to be shown in full.", autocompletion=options.completing("axes"))
     ] = None,
     as_json: options.Json = False,
 ) -> None:

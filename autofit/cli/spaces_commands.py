@@ -58,7 +58,7 @@ def spaces(
 
 def show(
     name: Annotated[
-        str, typer.Argument(help="A built-in space, or a YAML file.", autocompletion=options.complete_space)
+        str, typer.Argument(help="A built-in space, or a YAML file.", autocompletion=options.completing("spaces"))
     ],
     global_batch: options.GlobalBatch = 64,
     as_json: options.Json = False,

@@ -101,7 +101,7 @@ def recommend(
         typer.Option(
             "--format",
             help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory; default: text.",
-            autocompletion=options.complete_format,
+            autocompletion=options.completing("formats"),
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,

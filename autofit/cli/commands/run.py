@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autofit.cli import options
 from autofit.cli.arguments import device_asked, given, goal, read_config, size, warn_of_emulated_bf16, workload
 from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, warn_of_contradictions
+
+if TYPE_CHECKING:
+    from autofit.operations import SearchRequest
 
 SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
 
@@ -81,11 +84,7 @@ def search(
     asked(hardware, device)  # a wrong name is refused before anything is imported that takes long
 
     from autofit import operations
-    from autofit.cli.live import ProgressDisplay
-    from autofit.cli.text.search import over_devices_text, result_text
-    from autofit.cli.text.tables import predicted_frontier_text
-    from autofit.cli.waiting import Waiting
-    from autofit.core.errors import Interrupted, UsageError
+    from autofit.core.errors import UsageError
     from autofit.core.units import parse_duration
 
     request = operations.SearchRequest(
@@ -105,21 +104,28 @@ def search(
         thorough=thorough,
         predict=not no_predict,
     )
-    if dry_run:
-        if fewer_devices:
-            raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
-        idle = given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place")
-        if idle:
-            warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
-        with nothing_fits_as_json(as_json), Waiting() as waiting:
-            predicted = operations.predict_frontier(request, waiting)
-        warn_of_emulated_bf16(predicted.prepared.job.hardware)
-        found = predicted.to_json()
-        print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
+    if not dry_run:
+        _search(request, fewer_devices=fewer_devices, as_json=as_json)
         return
+    if fewer_devices:
+        raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
+    idle = given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place")
+    if idle:
+        warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
+    _predict(request, as_json=as_json)
+
+
+def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> None:
+    """Run the trials, and print what they have found."""
+    from autofit import operations
+    from autofit.cli.live import ProgressDisplay
+    from autofit.cli.text.search import over_devices_text, result_text
+    from autofit.core.errors import Interrupted
+
+    run = operations.search_over_devices if fewer_devices else operations.search
     try:
         with nothing_fits_as_json(as_json), ProgressDisplay() as display:
-            result = (operations.search_over_devices if fewer_devices else operations.search)(request, display)
+            result = run(request, display)
     except KeyboardInterrupt:
         said = "interrupted; what was measured is stored, the same command resumes from there"
         raise Interrupted(said) from None
@@ -130,6 +136,19 @@ def search(
         print_json(result.to_json())
     else:
         print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result))
+
+
+def _predict(request: SearchRequest, *, as_json: bool) -> None:
+    """Print what the search would consider and recommend, and run nothing."""
+    from autofit import operations
+    from autofit.cli.text.tables import predicted_frontier_text
+    from autofit.cli.waiting import Waiting
+
+    with nothing_fits_as_json(as_json), Waiting() as waiting:
+        predicted = operations.predict_frontier(request, waiting)
+    warn_of_emulated_bf16(predicted.prepared.job.hardware)
+    found = predicted.to_json()
+    print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
 
 
 def trial(
