@@ -212,6 +212,8 @@ def machinery_failed(outcome: Outcome) -> TypeGuard[Crashed]:
 def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
     """An outcome from its JSON object; raises `ValueError` for a kind that does not exist."""
     kind = data.get("outcome")
+    if kind == Fits.kind:
+        return Fits(measurement=Measurement.from_json(data["measurement"]))
     if kind not in _KINDS:
         raise ValueError(f"no such outcome: {kind!r}")
     outcome: Outcome = _KINDS[kind].from_json({name: value for name, value in data.items() if name != "outcome"})
