@@ -12,27 +12,6 @@ from autofit.cli import options
 from autofit.cli.arguments import goal, size, workload
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
-FRONTIER_HELP = """Show the measured Pareto frontier of memory against throughput.
-
-\b
-Examples:
-  autofit frontier --model llama-3.1-8b
-  autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
-"""
-RECOMMEND_HELP = """Recommend the fastest measured config that fits, in the format that your trainer reads.
-
-\b
-Examples:
-  autofit recommend --model llama-3.1-8b --memory-limit 24GiB
-  autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command("frontier", help=FRONTIER_HELP)(frontier)
-    app.command("recommend", help=RECOMMEND_HELP)(recommend)
-
 
 def frontier(
     model: options.Model,
@@ -53,7 +32,13 @@ def frontier(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `FRONTIER_HELP` describes."""
+    """Show the measured Pareto frontier of memory against throughput.
+
+    \b
+    Examples:
+      autofit frontier --model llama-3.1-8b
+      autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
+    """
     from autofit import operations
     from autofit.cli.text.tables import frontier_text
     from autofit.core.errors import UsageError
@@ -108,7 +93,13 @@ def recommend(
     store: options.Store = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """The command that `RECOMMEND_HELP` describes."""
+    """Recommend the fastest measured config that fits, in the format that your trainer reads.
+
+    \b
+    Examples:
+      autofit recommend --model llama-3.1-8b --memory-limit 24GiB
+      autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
+    """
     from autofit import operations
     from autofit.cli.text.tables import recommendation_text
     from autofit.core.errors import UsageError

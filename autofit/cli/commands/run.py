@@ -14,33 +14,6 @@ from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, 
 if TYPE_CHECKING:
     from autofit.operations import SearchRequest
 
-SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
-
-\b
-Examples:
-  autofit search --model llama-3.1-8b
-  autofit search --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
-  autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
-  autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
-  autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
-  autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
-
-Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
-"""
-TRIAL_HELP = """Run one config once, and print its memory use and speed.
-
-\b
-Examples:
-  autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
-  autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command("search", help=SEARCH_HELP)(search)
-    app.command("trial", help=TRIAL_HELP)(trial)
-
 
 def search(
     context: typer.Context,
@@ -78,7 +51,19 @@ def search(
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `SEARCH_HELP` describes."""
+    """Run real training trials and recommend the fastest config that fits.
+
+    \b
+    Examples:
+      autofit search --model llama-3.1-8b
+      autofit search --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
+      autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
+      autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
+      autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
+      autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
+
+    Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
+    """
     from autofit.trial.machine.detection import asked
 
     asked(hardware, device)  # a wrong name is refused before anything is imported that takes long
@@ -169,7 +154,13 @@ def trial(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `TRIAL_HELP` describes."""
+    """Run one config once, and print its memory use and speed.
+
+    \b
+    Examples:
+      autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
+      autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
+    """
     from autofit import operations
     from autofit.cli.text.tables import trial_text
     from autofit.core.outcome import machinery_failed
