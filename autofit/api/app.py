@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hmac
+from dataclasses import asdict
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Query, Request
-from fastapi.responses import JSONResponse
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
@@ -22,8 +22,17 @@ from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
 
 
+def opened_store(request: Request) -> Store:
+    """The store that the application answers from."""
+    found: Store = request.app.state.store
+    return found
+
+
+OpenedStore = Annotated[Store, Depends(opened_store)]
+
+
 def workload_options(
-    request: Request,
+    store: OpenedStore,
     model: Annotated[str, Query(description="Name of a catalog model, or of another model that was measured")],
     seq_len: Annotated[int, Query(ge=2, description="Tokens per sequence")] = 2048,
     global_batch: Annotated[int, Query(ge=1, description="Sequences per optimizer step")] = 64,
@@ -37,20 +46,20 @@ def workload_options(
     """
     from autofit.catalog.models import names
 
-    rest: dict[str, Any] = {
-        "seq_len": seq_len,
-        "global_batch": global_batch,
-        "lora_dropout": lora_dropout,
-        "devices": devices,
-        "seed": seed,
-    }
+    asked = WorkloadOptions(
+        model=model,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        lora_dropout=lora_dropout,
+        devices=devices,
+        seed=seed,
+    )
     if model.lower() in names():
-        return WorkloadOptions(model=model, **rest)
-    store: Store = request.app.state.store
+        return asked
     measured = store.workloads(model=model)
     if not measured:
         raise unknown("model", model, (*names(), *sorted({w.model for w in store.workloads()})))
-    return Workload(model=model, model_digest=measured[0].model_digest, **rest)
+    return Workload(**asdict(asked), model_digest=measured[0].model_digest)
 
 
 def memory_limit_option(memory_limit: Annotated[str | None, Query(description="Such as 24GiB")] = None) -> int | None:
@@ -71,7 +80,7 @@ def goal_options(
 
 
 def trial_filter(
-    request: Request,
+    store: OpenedStore,
     model: str | None = None,
     seq_len: Annotated[int | None, Query(ge=2, le=LARGEST_INTEGER, description="Tokens per sequence")] = None,
     global_batch: Annotated[
@@ -96,7 +105,7 @@ def trial_filter(
     return {
         "model": model,
         "outcome": outcome,
-        "hardware_key": None if hardware is None else find_hardware(hardware, request.app.state.store).key,
+        "hardware_key": None if hardware is None else find_hardware(hardware, store).key,
         "workload": {name: value for name, value in workload.items() if value is not None},
     }
 
@@ -124,6 +133,45 @@ TrialQuery = Annotated[dict[str, Any], Depends(trial_filter)]
 STRICT = [Depends(refuse_other_parameters)]
 
 
+def question(
+    workload: WorkloadQuery, goal: GoalQuery, memory_limit_bytes: MemoryLimitQuery, hardware: str = "auto"
+) -> dict[str, Any]:
+    """What the operations that answer are asked."""
+    return {"asked": workload, "goal": goal, "memory_limit_bytes": memory_limit_bytes, "hardware": hardware}
+
+
+Question = Annotated[dict[str, Any], Depends(question)]
+ROUTES = APIRouter()
+
+
+@ROUTES.head("/healthz", include_in_schema=False)  # by which some load balancers probe
+@ROUTES.get("/healthz", summary="Whether the server is running")
+def healthz() -> dict[str, str]:
+    """Answers without a token."""
+    return {"status": "ok", "version": __version__}
+
+
+@ROUTES.get("/v1/recommendation", dependencies=STRICT, summary="The fastest measured config that fits")
+def recommendation(asked: Question, store: OpenedStore) -> dict[str, Any]:
+    return operations.recommend(**asked, store=store).to_json()
+
+
+@ROUTES.get("/v1/frontier", dependencies=STRICT, summary="The Pareto frontier of memory against throughput")
+def frontier(asked: Question, store: OpenedStore) -> dict[str, Any]:
+    return operations.frontier(**asked, store=store).to_json()
+
+
+@ROUTES.get("/v1/trials", dependencies=STRICT, summary="Stored trials, newest first")
+def trials(
+    conditions: TrialQuery,
+    store: OpenedStore,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
+) -> dict[str, Any]:
+    found = store.trials(**conditions, limit=limit, offset=offset, newest_first=True)
+    return {"trials": [t.to_json() for t in found], "total": store.count(**conditions)}
+
+
 def create_app(store: Store, *, token: str | None = None, loopback: bool = False) -> FastAPI:
     """The application over an open store. If a token is given, every request except /healthz must carry it.
 
@@ -136,85 +184,36 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
         responses={"4XX": PROBLEM, "5XX": PROBLEM},
     )
     app.state.store = store
+    app.include_router(ROUTES)
     problems.install(app)
-    if token is not None:
-        _require(app, token)
-    elif loopback:
-        _require_own_name(app)
 
-    @app.head("/healthz", include_in_schema=False)  # by which some load balancers probe
-    @app.get("/healthz", summary="Whether the server is running")
-    def healthz() -> dict[str, str]:
-        return {"status": "ok", "version": __version__}
-
-    @app.get("/v1/recommendation", dependencies=STRICT, summary="The fastest measured config that fits")
-    def recommendation(
-        workload: WorkloadQuery,
-        goal: GoalQuery,
-        memory_limit_bytes: MemoryLimitQuery,
-        hardware: str = "auto",
-    ) -> dict[str, Any]:
-        answer = operations.recommend(
-            workload,
-            hardware=hardware,
-            memory_limit_bytes=memory_limit_bytes,
-            goal=goal,
-            store=store,
-        )
-        return answer.to_json()
-
-    @app.get("/v1/frontier", dependencies=STRICT, summary="The Pareto frontier of memory against throughput")
-    def frontier(
-        workload: WorkloadQuery,
-        goal: GoalQuery,
-        memory_limit_bytes: MemoryLimitQuery,
-        hardware: str = "auto",
-    ) -> dict[str, Any]:
-        found = operations.frontier(
-            workload,
-            hardware=hardware,
-            goal=goal,
-            memory_limit_bytes=memory_limit_bytes,
-            store=store,
-        )
-        return found.to_json()
-
-    @app.get("/v1/trials", dependencies=STRICT, summary="Stored trials, newest first")
-    def trials(
-        conditions: TrialQuery,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-        offset: Annotated[int, Query(ge=0, le=LARGEST_INTEGER)] = 0,
-    ) -> dict[str, Any]:
-        found = store.trials(**conditions, limit=limit, offset=offset, newest_first=True)
-        return {"trials": [t.to_json() for t in found], "total": store.count(**conditions)}
+    @app.middleware("http")
+    async def guard(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        refusal = None
+        if token is not None:
+            refusal = _without_token(request, token)
+        elif loopback:
+            refusal = _to_another_name(request)
+        return refusal or await call_next(request)
 
     return app
 
 
-def _require_own_name(app: FastAPI) -> None:
-    """Refuse requests for other host names: by DNS rebinding, a web page could make a browser read the API for it."""
-
-    @app.middleware("http")
-    async def check_host(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        if not names_loopback(request.headers.get("host", "")):
-            refusal: JSONResponse = problems.problem(
-                421, "Misdirected request", "this server answers requests to localhost only"
-            )
-            return refusal
-        return await call_next(request)
+def _to_another_name(request: Request) -> Response | None:
+    """The refusal of a request for another host name: by DNS rebinding, a web page could make a browser read the API
+    for it."""
+    if names_loopback(request.headers.get("host", "")):
+        return None
+    return problems.problem(421, "Misdirected request", "this server answers requests to localhost only")
 
 
-def _require(app: FastAPI, token: str) -> None:
-    """Refuse requests that do not carry the bearer token."""
-    expected = token.encode()
-
-    @app.middleware("http")
-    async def authorise(request: Request, call_next: RequestResponseEndpoint) -> Response:
-        scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
-        # The scheme name is case-insensitive (RFC 9110, section 11.1).
-        right = hmac.compare_digest(credentials.encode(), expected) and scheme.lower() == "bearer"
-        if request.url.path != "/healthz" and not right:
-            refusal: JSONResponse = problems.problem(401, "Unauthorised", "a bearer token is required")
-            refusal.headers["WWW-Authenticate"] = "Bearer"
-            return refusal
-        return await call_next(request)
+def _without_token(request: Request, token: str) -> Response | None:
+    """The refusal of a request that does not carry the bearer token."""
+    scheme, _, credentials = request.headers.get("authorization", "").partition(" ")
+    # The scheme name is case-insensitive (RFC 9110, section 11.1).
+    right = hmac.compare_digest(credentials.encode(), token.encode()) and scheme.lower() == "bearer"
+    if right or request.url.path == "/healthz":
+        return None
+    refusal = problems.problem(401, "Unauthorised", "a bearer token is required")
+    refusal.headers["WWW-Authenticate"] = "Bearer"
+    return refusal

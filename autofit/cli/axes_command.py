@@ -12,28 +12,21 @@ from autofit.cli.output import columns, print_json
 if TYPE_CHECKING:
     from autofit.core.lattice import Axis
 
-AXES_HELP = """List the axes of a config: what each decides, and its values, lightest in memory first.
-
-\b
-Examples:
-  autofit axes
-  autofit axes checkpointing                       its values one by one, and what trainers call it
-  autofit axes --json
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("axes", help=AXES_HELP)(axes)
-
 
 def axes(
     name: Annotated[
-        str | None, typer.Argument(help="One axis, to be shown in full.", autocompletion=options.complete_axis)
+        str | None, typer.Argument(help="One axis, to be shown in full.", autocompletion=options.completing("axes"))
     ] = None,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `AXES_HELP` describes."""
+    """List the axes of a config: what each decides, and its values, lightest in memory first.
+
+    \b
+    Examples:
+      autofit axes
+      autofit axes checkpointing                       its values one by one, and what trainers call it
+      autofit axes --json
+    """
     from autofit.techniques import AXES
     from autofit.techniques.trainer_names import not_an_axis
 

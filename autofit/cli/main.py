@@ -13,14 +13,8 @@ import typer
 
 from autofit import __version__
 from autofit.cli import axes_command, spaces_commands
-from autofit.cli.commands import answer as answer_commands
-from autofit.cli.commands import bench as bench_command
-from autofit.cli.commands import db as db_commands
-from autofit.cli.commands import estimate as estimate_command
-from autofit.cli.commands import list as list_commands
-from autofit.cli.commands import probe as probe_command
-from autofit.cli.commands import run as run_commands
-from autofit.cli.commands import serve as serve_command
+from autofit.cli.commands import answer, bench, db, estimate, probe, run, serve
+from autofit.cli.commands import list as listing
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
 from autofit.core.errors import AutofitError
@@ -34,16 +28,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-run_commands.register(app)
-estimate_command.register(app)
-answer_commands.register(app)
-list_commands.register(app)
-axes_command.register(app)
-spaces_commands.register(app)
-probe_command.register(app)
-serve_command.register(app)
-db_commands.register(app)
-bench_command.register(app)
+for command in (
+    *(run.search, run.trial, estimate.estimate, answer.frontier, answer.recommend),
+    *(listing.models, listing.hardware, listing.doctor, axes_command.axes, probe.probe, serve.serve),
+):
+    app.command()(command)
+for name, group in {"spaces": spaces_commands.group, "db": db.group, "bench": bench.group}.items():
+    app.add_typer(group, name=name)
 
 
 def _version(wanted: bool) -> None:

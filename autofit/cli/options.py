@@ -7,71 +7,10 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model",
-        help="Catalog name (see `autofit models`), folder with a config.json, that file, or hub id.",
-        autocompletion=lambda incomplete: _completed("models", incomplete),
-    ),
-]
-SeqLen = Annotated[int, typer.Option("--seq-len", help="Tokens per sequence; every sequence is full.")]
-GlobalBatch = Annotated[
-    int, typer.Option("--global-batch", help="Sequences per optimizer step, over all micro-steps and devices.")
-]
-LoraDropout = Annotated[float, typer.Option("--lora-dropout", help="Dropout in front of each adapter.")]
-MemoryLimit = Annotated[
-    str | None, typer.Option("--memory-limit", help="Device memory that may be used, such as 24GiB.")
-]
-Devices = Annotated[int, typer.Option("--devices", help="Data-parallel devices.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and tokens.")]
-Method = Annotated[
-    str,
-    typer.Option(
-        "--method",
-        help="any, full, lora or qlora.",
-        autocompletion=lambda incomplete: _completed("methods", incomplete),
-    ),
-]
-MinRank = Annotated[int, typer.Option("--min-rank", help="Lowest adapter rank that you accept.")]
-Allow = Annotated[
-    str,
-    typer.Option(
-        "--allow",
-        help="How far the result may change: exact, numerics or training.",
-        autocompletion=lambda incomplete: _completed("effects", incomplete),
-    ),
-]
-Device = Annotated[
-    str,
-    typer.Option(
-        "--device",
-        help="auto, cpu, cuda, mps or xpu (mps and xpu are not supported yet).",
-        autocompletion=lambda incomplete: _completed("devices", incomplete),
-    ),
-]
-Hardware = Annotated[
-    str,
-    typer.Option(
-        "--hardware",
-        help="auto, or a name that `autofit hardware` lists.",
-        autocompletion=lambda incomplete: _completed("hardware", incomplete),
-    ),
-]
-Store = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        help="Store of trials: a file or a SQLAlchemy URL. Default: $AUTOFIT_STORE, then your data folder.",
-    ),
-]
-RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")]
-InPlace = Annotated[bool, typer.Option("--in-place", help="Run trials without Ray, for debugging.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
-
-def _completed(kind: str, incomplete: str) -> list[str]:
-    return [name for name in _names(kind) if name.startswith(incomplete)]
+def completing(kind: str) -> Callable[[str], list[str]]:
+    """Shell completion of the names of one kind."""
+    return lambda incomplete: [name for name in _names(kind) if name.startswith(incomplete)]
 
 
 def _names(kind: str) -> Iterable[str]:
@@ -97,9 +36,67 @@ def _names(kind: str) -> Iterable[str]:
     return every[kind]()
 
 
-def complete_space(incomplete: str) -> list[str]:
-    """Names of built-in search spaces, for shell completion."""
-    return _completed("spaces", incomplete)
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="Catalog name (see `autofit models`), folder with a config.json, that file, or hub id.",
+        autocompletion=completing("models"),
+    ),
+]
+SeqLen = Annotated[int, typer.Option("--seq-len", help="Tokens per sequence; every sequence is full.")]
+GlobalBatch = Annotated[
+    int, typer.Option("--global-batch", help="Sequences per optimizer step, over all micro-steps and devices.")
+]
+LoraDropout = Annotated[float, typer.Option("--lora-dropout", help="Dropout in front of each adapter.")]
+MemoryLimit = Annotated[
+    str | None, typer.Option("--memory-limit", help="Device memory that may be used, such as 24GiB.")
+]
+Devices = Annotated[int, typer.Option("--devices", help="Data-parallel devices.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and tokens.")]
+Method = Annotated[
+    str,
+    typer.Option(
+        "--method",
+        help="any, full, lora or qlora.",
+        autocompletion=completing("methods"),
+    ),
+]
+MinRank = Annotated[int, typer.Option("--min-rank", help="Lowest adapter rank that you accept.")]
+Allow = Annotated[
+    str,
+    typer.Option(
+        "--allow",
+        help="How far the result may change: exact, numerics or training.",
+        autocompletion=completing("effects"),
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help="auto, cpu, cuda, mps or xpu (mps and xpu are not supported yet).",
+        autocompletion=completing("devices"),
+    ),
+]
+Hardware = Annotated[
+    str,
+    typer.Option(
+        "--hardware",
+        help="auto, or a name that `autofit hardware` lists.",
+        autocompletion=completing("hardware"),
+    ),
+]
+Store = Annotated[
+    str | None,
+    typer.Option(
+        "--store",
+        help="Store of trials: a file or a SQLAlchemy URL. Default: $AUTOFIT_STORE, then your data folder.",
+    ),
+]
+RayAddress = Annotated[str | None, typer.Option("--ray-address", help="Ray cluster to run on; default: this machine.")]
+InPlace = Annotated[bool, typer.Option("--in-place", help="Run trials without Ray, for debugging.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
 Space = Annotated[
@@ -107,16 +104,6 @@ Space = Annotated[
     typer.Option(
         "--space",
         help="Search space: a name that `autofit spaces` lists, or a YAML file.",
-        autocompletion=complete_space,
+        autocompletion=completing("spaces"),
     ),
 ]
-
-
-def complete_format(incomplete: str) -> list[str]:
-    """Formats of a recommendation, for shell completion."""
-    return _completed("formats", incomplete)
-
-
-def complete_axis(incomplete: str) -> list[str]:
-    """Names of axes, for shell completion."""
-    return _completed("axes", incomplete)

@@ -19,6 +19,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Error numbers for running out of room to write: disk full, quota exceeded, file too large."""
 STDOUT = "-"
 """The file name that stands for standard input or output."""
+UNLIMITED = 100_000
+"""Characters of a line where none is too long."""
 PLOTLY = "plotly.min.js"
 """The name by which plotly's pages refer to its script."""
 
@@ -115,10 +117,20 @@ def _write_all(file: Any, chunks: Iterable[bytes]) -> None:
 
 
 def columns(rows: Sequence[tuple[str, ...]], *, right: frozenset[int] = frozenset()) -> str:
-    """`rows`, the first of which is the heading, as aligned columns; the columns in `right` are right-aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
+    """`rows`, the first of which is the heading, as aligned columns; the columns in `right` are right-aligned.
+
+    A terminal's width wraps the text of a column. Elsewhere each row is one line.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table.grid(padding=(0, 2), pad_edge=False)
+    for number in range(len(rows[0])):
+        table.add_column(justify="right" if number in right else "left", no_wrap=number in right)
     for row in rows:
-        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
+        table.add_row(*row)
+    width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else UNLIMITED
+    console = Console(width=width, color_system=None, markup=False, emoji=False, highlight=False)
+    with console.capture() as captured:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())

@@ -9,37 +9,23 @@ import typer
 from autofit.cli import options
 from autofit.cli.output import columns, print_json
 
-SPACES_HELP = """List the search spaces, with how many valid configs each has.
-
-\b
-Examples:
-  autofit spaces
-  autofit spaces --json
-  autofit spaces show single-gpu > own.yaml        a copy to edit, for --space own.yaml
-"""
-SHOW_HELP = """Print a search space as it is written, with its purpose and how many valid configs it has.
-
-\b
-Examples:
-  autofit spaces show single-gpu
-  autofit spaces show own.yaml --global-batch 16
-"""
+group = typer.Typer(rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command group to the program."""
-    group = typer.Typer(help=SPACES_HELP, invoke_without_command=True, rich_markup_mode=None)
-    group.callback()(spaces)
-    group.command("show", help=SHOW_HELP)(show)
-    app.add_typer(group, name="spaces")
-
-
+@group.callback(invoke_without_command=True)
 def spaces(
     context: typer.Context,
     global_batch: options.GlobalBatch = 64,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `SPACES_HELP` describes."""
+    """List the search spaces, with how many valid configs each has.
+
+    \b
+    Examples:
+      autofit spaces
+      autofit spaces --json
+      autofit spaces show single-gpu > own.yaml        a copy to edit, for --space own.yaml
+    """
     if context.invoked_subcommand is not None:
         return
     from autofit.planning.lattices import space_summaries
@@ -56,14 +42,21 @@ def spaces(
     )
 
 
+@group.command()
 def show(
     name: Annotated[
-        str, typer.Argument(help="A built-in space, or a YAML file.", autocompletion=options.complete_space)
+        str, typer.Argument(help="A built-in space, or a YAML file.", autocompletion=options.completing("spaces"))
     ],
     global_batch: options.GlobalBatch = 64,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `SHOW_HELP` describes."""
+    """Print a search space as it is written, with its purpose and how many valid configs it has.
+
+    \b
+    Examples:
+      autofit spaces show single-gpu
+      autofit spaces show own.yaml --global-batch 16
+    """
     from pathlib import Path
 
     from autofit.planning.lattices import load_space, summary

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from autofit.core.device.state import DeviceState
-from autofit.core.outcome import Outcome, outcome_from_json, outcome_to_json
+from autofit.core.document import Document, read
+from autofit.core.outcome import Outcome, outcome_from_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Attempt(Document):
     """What running a request has given."""
 
     outcome: Outcome
@@ -22,23 +23,7 @@ class Attempt:
     waited_seconds: float = 0.0
     """How long it waited for its device before that."""
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        state = None if self.device_state is None else self.device_state.to_json()
-        return {
-            "outcome": outcome_to_json(self.outcome),
-            "seconds": self.seconds,
-            "device_state": state,
-            "waited_seconds": self.waited_seconds,
-        }
-
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Attempt:
         """The inverse of `to_json`."""
-        state = data.get("device_state")
-        return cls(
-            outcome=outcome_from_json(data["outcome"]),
-            seconds=data["seconds"],
-            device_state=None if state is None else DeviceState.from_json(state),
-            waited_seconds=data.get("waited_seconds", 0.0),
-        )
+        return read(cls, {**data, "outcome": outcome_from_json(data["outcome"])})

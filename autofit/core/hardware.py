@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from autofit.core.document import Document
 from autofit.core.workload import digest
 
 EMULATED = "emulated-"
@@ -14,7 +13,7 @@ EMULATED = "emulated-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hardware:
+class Hardware(Document):
     """The device of a trial. Frontiers are kept per `key`, so the key covers only what changes memory or speed."""
 
     name: str
@@ -74,18 +73,9 @@ class Hardware:
         """
         return self.kind == "cpu" or self.count >= ranks
 
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Hardware:
-        """The inverse of `to_json`."""
-        return cls(**data)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stack:
+class Stack(Document):
     """Versions of the software that executes the training step; memory and time may differ between versions."""
 
     python: str
@@ -111,12 +101,3 @@ class Stack:
         """A digest that is equal exactly for equal stacks. Absent libraries are not part of it, so that when a later
         version starts to record another library, the keys of stacks without it stay the same."""
         return digest({name: version for name, version in self.to_json().items() if version is not None})
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Stack:
-        """The inverse of `to_json`."""
-        return cls(**data)

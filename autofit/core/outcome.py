@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeGuard
 
 from autofit.core.device.state import DeviceState
+from autofit.core.document import Document, read
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.workload import Workload
@@ -19,7 +20,7 @@ PHASES = ("forward", "backward", "optimizer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StepSeconds:
+class StepSeconds(Document):
     """Seconds of one optimizer step of the whole global batch, composed from timed micro-steps and updates."""
 
     median: float
@@ -32,7 +33,7 @@ class StepSeconds:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankMeasurement:
+class RankMeasurement(Document):
     """One rank's own measurements in a group; the fields are those of `Measurement`."""
 
     rank: int
@@ -45,7 +46,7 @@ class RankMeasurement:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Document):
     """What a trial that fits has measured.
 
     Bytes are per device, for a group the maximum over its ranks; step times are the slowest rank's; tokens per second
@@ -95,23 +96,27 @@ class Measurement:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; `loss` summarises `losses`."""
-        data = asdict(self)
-        data["loss"] = {"first": self.losses[0], "last": self.losses[-1]}
-        return data
+        return {**Document.to_json(self), "loss": {"first": self.losses[0], "last": self.losses[-1]}}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:
         """The inverse of `to_json`."""
-        fields = {k: v for k, v in data.items() if k != "loss"}
-        fields["step_seconds"] = StepSeconds(**fields["step_seconds"])
-        fields["losses"] = tuple(fields["losses"])
-        fields["gradient_norms"] = tuple(fields.get("gradient_norms", ()))
-        fields["ranks"] = tuple(RankMeasurement(**rank) for rank in fields.get("ranks", ()))
-        return cls(**fields)
+        return read(cls, {name: value for name, value in data.items() if name != "loss"})
+
+
+class Ending(Document):
+    """How a trial may end."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """`{"outcome": kind, "measurement": ...}` or `{"outcome": kind, "reason": ..., evidence}`."""
+        return {"outcome": self.kind, **Document.to_json(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
+class Fits(Ending):
     """The config trained within the limit."""
 
     kind: ClassVar[str] = "fits"
@@ -119,7 +124,7 @@ class Fits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OutOfMemory:
+class OutOfMemory(Ending):
     """An allocation failed, or the kernel killed the trial for its memory."""
 
     kind: ClassVar[str] = "out_of_memory"
@@ -135,7 +140,7 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TimedOut:
+class TimedOut(Ending):
     """The trial did not end within its deadline and was killed."""
 
     kind: ClassVar[str] = "timed_out"
@@ -159,7 +164,7 @@ class TimedOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Crashed:
+class Crashed(Ending):
     """The trial ended in some other way, without a result."""
 
     kind: ClassVar[str] = "crashed"
@@ -175,7 +180,7 @@ class Crashed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diverged:
+class Diverged(Ending):
     """The loss is not finite, or differs from what the same mathematics gives without the technique."""
 
     kind: ClassVar[str] = "diverged"
@@ -186,7 +191,7 @@ class Diverged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsupported:
+class Unsupported(Ending):
     """The config cannot work here, known before anything ran."""
 
     kind: ClassVar[str] = "unsupported"
@@ -204,25 +209,14 @@ def machinery_failed(outcome: Outcome) -> TypeGuard[Crashed]:
     return isinstance(outcome, Crashed) and outcome.transient
 
 
-def outcome_to_json(outcome: Outcome) -> dict[str, Any]:
-    """`{"outcome": kind, "measurement": ...}` or `{"outcome": kind, "reason": ..., evidence}`."""
-    if isinstance(outcome, Fits):
-        return {"outcome": outcome.kind, "measurement": outcome.measurement.to_json()}
-    return {"outcome": outcome.kind, **asdict(outcome)}
-
-
 def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
-    """The inverse of `outcome_to_json`; raises `ValueError` for a kind that does not exist."""
-    fields = dict(data)
-    kind = fields.pop("outcome", None)
+    """An outcome from its JSON object; raises `ValueError` for a kind that does not exist."""
+    kind = data.get("outcome")
     if kind == Fits.kind:
-        return Fits(measurement=Measurement.from_json(fields["measurement"]))
+        return Fits(measurement=Measurement.from_json(data["measurement"]))
     if kind not in _KINDS:
         raise ValueError(f"no such outcome: {kind!r}")
-    for name in ("losses", "timed_seconds"):
-        if name in fields:
-            fields[name] = tuple(fields[name])
-    outcome: Outcome = _KINDS[kind](**fields)
+    outcome: Outcome = _KINDS[kind].from_json({name: value for name, value in data.items() if name != "outcome"})
     return outcome
 
 
@@ -281,7 +275,7 @@ class StepWork:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class Prediction(Document):
     """What was predicted for a config before its trial ran, to be compared with its measurement."""
 
     peak_allocated_bytes: int
@@ -306,15 +300,6 @@ class Prediction:
     def fits(self, memory_limit_bytes: int) -> bool:
         """Whether the config was predicted to fit within the limit."""
         return self.device_bytes * self.memory_error <= memory_limit_bytes - self.device_bytes  # exact without an error
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Prediction:
-        """The inverse of `to_json`."""
-        return cls(**{**data, "work": StepWork.from_json(data.get("work"))})
 
 
 def now() -> str:
@@ -373,7 +358,7 @@ class Trial:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object with the keys of `autofit trial --json` first."""
-        body = outcome_to_json(self.outcome)
+        body = self.outcome.to_json()
         return {
             "outcome": body.pop("outcome"),
             "config": self.config.to_json(),
@@ -392,18 +377,6 @@ class Trial:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Trial:
         """The inverse of `to_json`."""
-        fields = dict(data)
-        prediction, state = fields.pop("prediction", None), fields.pop("device_state", None)
-        own = {
-            "config": Config.from_json(fields.pop("config")),
-            "hardware": Hardware.from_json(fields.pop("hardware")),
-            "stack": Stack.from_json(fields.pop("stack")),
-            "workload": Workload.from_json(fields.pop("workload")),
-            "memory_limit_bytes": fields.pop("memory_limit_bytes"),
-            "seconds": fields.pop("seconds"),
-            "recorded_at": fields.pop("recorded_at"),
-            "trial_id": fields.pop("trial_id", None),
-            "prediction": None if prediction is None else Prediction.from_json(prediction),
-            "device_state": None if state is None else DeviceState.from_json(state),
-        }
-        return cls(**own, outcome=outcome_from_json(fields))
+        own = {field.name: data[field.name] for field in fields(cls) if field.name in data and field.name != "outcome"}
+        rest = {name: value for name, value in data.items() if name not in own}
+        return read(cls, {**own, "outcome": outcome_from_json(rest)})

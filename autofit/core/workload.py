@@ -5,10 +5,9 @@ from __future__ import annotations
 import enum
 import hashlib
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
+from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
 
 METHODS = ("full", "lora", "qlora")
@@ -34,7 +33,7 @@ class Effect(enum.IntEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class Workload(Document):
     """One training job, fixed during a search. Two trials are comparable only if their workloads are equal."""
 
     model: str
@@ -78,15 +77,6 @@ class Workload:
     def key(self) -> str:
         """A digest that is equal exactly for equal workloads."""
         return digest(self.to_json())
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Workload:
-        """The inverse of `to_json`."""
-        return cls(**data)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,9 +11,10 @@ from autofit.core.errors import NothingFits
 from autofit.core.frontier import Point
 from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, OutOfMemory, Trial, outcome_to_json
+from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, Goal, Workload
+from autofit.estimate.memory.deviation import NOTHING_COMPARED
 from autofit.techniques import AXES
 
 BESIDE_FLOOR_BYTES = 3 * GIB // 2
@@ -86,7 +87,7 @@ def of_failures(trials: Sequence[Trial], memory_limit_bytes: int) -> Closest:
         text=f"the closest {_failure(closest)}{said}",
         document={
             "config": closest.config.to_json(),
-            **outcome_to_json(closest.outcome),
+            **closest.outcome.to_json(),
             "trial_id": closest.trial_id,
             "provenance": "measured",
             "trial_limit_bytes": closest.memory_limit_bytes,
@@ -163,8 +164,11 @@ def wider(goal: Goal) -> list[tuple[str, Goal]]:
 
 
 def smallest_card(more_than_bytes: int) -> Card | None:
-    """The smallest catalog card that trials can run on and that holds more than this; None if there is none."""
-    return next((known for known in fitting(more_than_bytes + 1) if known.kind == "cuda"), None)
+    """The smallest catalog card that trials can run on and that likely holds what needs more than this; None if there
+    is none. It has room for as much as predictions are off on a card where nothing was compared."""
+    needed = more_than_bytes + 1
+    cards = (card for card in fitting(needed) if card.kind == "cuda")
+    return next((c for c in cards if NOTHING_COMPARED.certainty(needed, c.memory_bytes) != "unsure"), None)
 
 
 def _card(beyond_bytes: int, hardware: Hardware) -> Card | None:

@@ -13,20 +13,13 @@ from autofit.core.hardware import Hardware
 from autofit.core.normal import mean_above
 from autofit.core.outcome import Fits, OutOfMemory, Trial
 from autofit.core.workload import METHODS
-from autofit.estimate.memory.deviation import MemoryDeviation
+from autofit.estimate.memory.deviation import UNKNOWN, MemoryDeviation
 from autofit.estimate.version import is_current
 from autofit.prediction.calibration import hardware_keys
 from autofit.store import Store
 
 COMPARED = 1000
 """Number of trials, the latest ones, whose predictions are compared with their outcomes; more would add nothing."""
-UNKNOWN = 0.12
-"""Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet. The worst
-recorded errors (benchmarks/recorded) are 0.002 of what is allocated on one card and 0.073 on two
-(published-estimates.json), and 0.22 of what a processor's trials took (estimate-cpu.json): all within two of these
-deviations. A processor's compiled trials, off by up to 0.37 there, and those sharded over its ranks, which are off
-by up to 0.38 (cpu-zen5-2c-sharded-memory.json), are not."""
-NOTHING_COMPARED = MemoryDeviation(mean=0.0, deviation=UNKNOWN, compared_on=0)
 WORTH = 3.0
 """How many comparisons `UNKNOWN` is worth, and how many of a search's own comparisons all earlier ones together are
 worth."""

@@ -8,8 +8,7 @@ from typing import Protocol
 
 from autofit.core.lattice import Config
 from autofit.core.outcome import Prediction
-from autofit.estimate.memory.deviation import MemoryDeviation
-from autofit.prediction.memory_deviations import NOTHING_COMPARED
+from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 
 Report = Callable[[int, int], None]
 """Called with the number of configs that are predicted, and their total."""

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, func, insert, select, text
 
-from autofit.core.outcome import Trial, outcome_to_json
-from autofit.store.rows import Values, keep, read_outcome, storable, trial_values
+from autofit.core.outcome import Trial, outcome_from_json
+from autofit.store.rows import Values, keep, readable, storable, trial_values
 from autofit.store.tables import TrialRow
 
 # Far below the number of parameters that one statement may have (SQLite: 32,766), yet enough to keep statements few.
@@ -119,8 +119,8 @@ def _present(
             identity: Identity = (*context, config_key, limit)
             attempts[identity] = max(attempts[identity], attempt)
             # Read and written again, so that an outcome in an older format compares equal to today's.
-            outcome = read_outcome(evidence, f"attempt {attempt} of config {config_key}")
-            seen[identity].add(_mark(recorded_at, outcome_to_json(outcome)))
+            with readable(f"attempt {attempt} of config {config_key}"):
+                seen[identity].add(_mark(recorded_at, outcome_from_json(evidence).to_json()))
     return attempts, seen
 
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.store.database.engine import to_text
-from autofit.store.rows import now
+from autofit.store.rows import now, put
 from autofit.store.tables import Body, EstimateRow
 
 # Far below the number of parameters that one statement may have (SQLite: 32,766), yet enough to keep statements few.
@@ -35,7 +34,4 @@ def keep(connection: Connection, estimates: Mapping[str, Mapping[str, Any]]) -> 
     # In the same order for every writer, so that no two deadlock.
     rows = [{"key": key, "estimate": bodies[key], "recorded_at": recorded_at} for key in sorted(bodies)]
     if rows:
-        insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-        adding = insert(EstimateRow)
-        newest = {"estimate": adding.excluded.estimate, "recorded_at": adding.excluded.recorded_at}
-        connection.execute(adding.on_conflict_do_update(index_elements=[EstimateRow.key], set_=newest), rows)
+        put(connection, EstimateRow, rows)

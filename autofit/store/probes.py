@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from sqlalchemy import Connection, select
-from sqlalchemy.dialects import postgresql, sqlite
 
 from autofit.core.device.probe import PROBE_VERSION, Probe
 from autofit.store.database.engine import to_text
+from autofit.store.rows import put
 from autofit.store.tables import ProbeRow
 
 
@@ -24,14 +24,11 @@ def keep(connection: Connection, probe: Probe) -> None:
     """Stores a probe in place of one of the same keys; raises `ValueError` if it holds NaN or infinity."""
     body = probe.to_json()
     to_text(body)
-    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
-    adding = insert(ProbeRow).values(
-        hardware_key=probe.hardware.key,
-        stack_key=probe.stack.key,
-        shapes_key=probe.shapes_key,
-        body=body,
-        recorded_at=probe.recorded_at,
-    )
-    keys = [ProbeRow.hardware_key, ProbeRow.stack_key, ProbeRow.shapes_key]
-    newest = {"body": adding.excluded.body, "recorded_at": adding.excluded.recorded_at}
-    connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=newest))
+    row = {
+        "hardware_key": probe.hardware.key,
+        "stack_key": probe.stack.key,
+        "shapes_key": probe.shapes_key,
+        "body": body,
+        "recorded_at": probe.recorded_at,
+    }
+    put(connection, ProbeRow, [row])

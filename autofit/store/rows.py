@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, Row, insert, inspect, select
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute
 
 from autofit.core.device.state import DeviceState
@@ -17,13 +19,9 @@ from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import (
     Fits,
-    Outcome,
     Prediction,
-    TimedOut,
     Trial,
-    machinery_failed,
     outcome_from_json,
-    outcome_to_json,
 )
 from autofit.core.workload import METHODS, Workload, digest
 from autofit.store.database.engine import to_text
@@ -70,6 +68,16 @@ def keep(connection: Connection, hardware: Hardware, stack: Stack, workload: Wor
     return refers
 
 
+def put(connection: Connection, table: type[Base], rows: Sequence[Values]) -> None:
+    """Stores the rows in place of those with the same primary keys."""
+    insert = postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+    adding = insert(table)
+    columns = inspect(table).local_table.columns
+    newest = {column.name: adding.excluded[column.name] for column in columns if not column.primary_key}
+    keys = [column for column in columns if column.primary_key]
+    connection.execute(adding.on_conflict_do_update(index_elements=keys, set_=newest), rows)
+
+
 def check_text(text: str, what: str) -> str:
     """`text` if every database can hold it; raises `ValueError` otherwise."""
     if "\0" in text or _SURROGATE.search(text):
@@ -81,7 +89,7 @@ def storable(trial: Trial) -> Trial:
     """`trial` with U+FFFD for anything in its outcome that is not Unicode: a process may print arbitrary bytes."""
     if isinstance(trial.outcome, Fits):
         return trial
-    evidence = outcome_to_json(trial.outcome)
+    evidence = trial.outcome.to_json()
     texts = {name: value for name, value in evidence.items() if isinstance(value, str)}
     if not any(map(_SURROGATE.search, texts.values())):
         return trial
@@ -95,7 +103,7 @@ def trial_values(trial: Trial) -> Values:
     Raises `ValueError` for what a store cannot hold: NaN and infinity, a time without a time zone, a config
     without a method, integers beyond 64 bits.
     """
-    evidence = outcome_to_json(trial.outcome)
+    evidence = trial.outcome.to_json()
     prediction = None if trial.prediction is None else trial.prediction.to_json()
     state = None if trial.device_state is None else trial.device_state.to_json()
     try:
@@ -118,10 +126,7 @@ def trial_values(trial: Trial) -> Values:
         "family": family(trial.config),
         "outcome": trial.outcome.kind,
         "stopped_early": measured is not None and measured.stopped_early,
-        "transient": machinery_failed(trial.outcome),
-        "deadline_seconds": trial.outcome.deadline_seconds if isinstance(trial.outcome, TimedOut) else None,
         "device_bytes": measured and measured.device_bytes,
-        "peak_allocated_bytes": measured and measured.peak_allocated_bytes,
         "tokens_per_second": measured and measured.tokens_per_second,
         "seconds": trial.seconds,
         "recorded_at": trial.recorded_at,
@@ -147,34 +152,32 @@ class Reader:
 
     def hardware(self, connection: Connection, key: str) -> Hardware:
         """The hardware whose full value has this digest."""
-        return _value(connection, HardwareRow.body, HardwareRow.digest, key, self._hardware, Hardware.from_json)
+        return _value(connection, HardwareRow.body, HardwareRow.digest, key, self._hardware, Hardware)
 
     def stack(self, connection: Connection, key: str) -> Stack:
         """The stack with this key."""
-        return _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack.from_json)
+        return _value(connection, StackRow.body, StackRow.key, key, self._stacks, Stack)
 
     def workload(self, connection: Connection, key: str) -> Workload:
         """The workload with this key."""
-        return _value(connection, WorkloadRow.body, WorkloadRow.key, key, self._workloads, Workload.from_json)
+        return _value(connection, WorkloadRow.body, WorkloadRow.key, key, self._workloads, Workload)
 
     def trial(self, connection: Connection, row: Row[*tuple[Any, ...]]) -> Trial:
         """The trial in a row of `TRIAL_COLUMNS`; raises `StoreError` if the row makes no sense."""
-        try:
+        with readable(f"trial {row.id}"):
             return Trial(
                 config=Config.from_json(row.config),
                 workload=self.workload(connection, row.workload_key),
                 hardware=self.hardware(connection, row.hardware_digest),
                 stack=self.stack(connection, row.stack_key),
                 memory_limit_bytes=row.memory_limit_bytes,
-                outcome=read_outcome(row.evidence, f"trial {row.id}"),
+                outcome=outcome_from_json(row.evidence),
                 seconds=row.seconds,
                 recorded_at=row.recorded_at,
                 trial_id=row.id,
                 prediction=None if row.prediction is None else Prediction.from_json(row.prediction),
                 device_state=None if row.device_state is None else DeviceState.from_json(row.device_state),
             )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise _unreadable(f"trial {row.id}", error) from None
 
 
 TRIAL_COLUMNS = (
@@ -199,27 +202,22 @@ def _value(
     column: InstrumentedAttribute[str],
     key: str,
     known: dict[str, V],
-    read: Callable[[Mapping[str, Any]], V],
+    kind: type[V],
 ) -> V:
     if key not in known:
         # Built only if it is needed: building a statement takes longer than reading a trial, which needs three values.
         found = connection.scalar(select(body).where(column == key))
-        try:
-            known[key] = read(found or {})
-        except (TypeError, ValueError) as error:
-            raise _unreadable(f"value {key}", error) from None
+        with readable(f"value {key}"):
+            known[key] = kind.from_json(found or {})
     return known[key]
 
 
-def read_outcome(evidence: Mapping[str, Any], what: str) -> Outcome:
-    """The outcome in a row's evidence; raises `StoreError` if it makes no sense."""
+@contextmanager
+def readable(what: str) -> Iterator[None]:
+    """Raises `StoreError` where what is read makes no sense."""
     try:
-        return outcome_from_json(evidence)
+        yield
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _unreadable(what, error) from None
-
-
-def _unreadable(what: str, error: Exception) -> StoreError:
-    return StoreError(
-        f"{what} of the store cannot be read: {error}", remedy="look at the store with `autofit db check`"
-    )
+        raise StoreError(
+            f"{what} of the store cannot be read: {error}", remedy="look at the store with `autofit db check`"
+        ) from None

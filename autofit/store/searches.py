@@ -8,6 +8,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, insert, select, update
 
+from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.workload import Workload
@@ -20,37 +21,23 @@ ENDINGS = ("done", "interrupted", "failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
+class Search(Document):
     """One search, as it is stored."""
 
     search_id: str
+    status: str
+    """`running`, `done`, `interrupted` or `failed`; a search whose process was killed stays `running`."""
+    request: Mapping[str, Any]
+    """What the user asked, as a JSON object."""
+    result: Mapping[str, Any] | None
+    """What the search answered, as a JSON object; None before it ends, or if it has no answer."""
     hardware: Hardware
     stack: Stack
     workload: Workload
-    request: Mapping[str, Any]
-    """What the user asked, as a JSON object."""
-    status: str
-    """`running`, `done`, `interrupted` or `failed`; a search whose process was killed stays `running`."""
-    result: Mapping[str, Any] | None
-    """What the search answered, as a JSON object; None before it ends, or if it has no answer."""
     started_at: str
     """When it first began, ISO 8601 in UTC."""
     ended_at: str | None
     """When it last ended, ISO 8601 in UTC; None while it runs."""
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "search_id": self.search_id,
-            "status": self.status,
-            "request": dict(self.request),
-            "result": None if self.result is None else dict(self.result),
-            "hardware": self.hardware.to_json(),
-            "stack": self.stack.to_json(),
-            "workload": self.workload.to_json(),
-            "started_at": self.started_at,
-            "ended_at": self.ended_at,
-        }
 
 
 def begin(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
 from sqlalchemy import ColumnElement, Connection, Select, func, null, select
 
@@ -27,6 +27,21 @@ from autofit.store.searches import Search
 from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
 
 _AT_ONCE = 500
+
+
+class Conditions(TypedDict, total=False):
+    """What trials are asked for; what is absent or None matches any."""
+
+    hardware_key: str | None
+    stack_key: str | None
+    workload_key: str | None
+    model: str | None
+    """The workload's model."""
+    workload: Mapping[str, float] | None
+    """The values that other fields of the workload must have."""
+    outcome: str | None
+    """The outcome's kind."""
+    search_id: str | None
 
 
 class Store:
@@ -117,23 +132,14 @@ class Store:
     def trials(
         self,
         *,
-        hardware_key: str | None = None,
-        stack_key: str | None = None,
-        workload_key: str | None = None,
-        model: str | None = None,
-        workload: Mapping[str, float] | None = None,
-        outcome: str | None = None,
-        search_id: str | None = None,
         limit: int | None = None,
         offset: int = 0,
         newest_first: bool = False,
+        **asked: Unpack[Conditions],
     ) -> list[Trial]:
-        """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set.
-
-        `model` is the workload's model, `workload` the values that other fields of it must have, `outcome` the
-        outcome's kind; `limit` and `offset` count trials.
-        """
-        conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id, workload)
+        """The trials that meet every given condition, all attempts, oldest first unless `newest_first` is set; `limit`
+        and `offset` count trials."""
+        conditions = _where(asked)
         order = TrialRow.id.desc() if newest_first else TrialRow.id.asc()
         query = select(*TRIAL_COLUMNS).where(*conditions).order_by(order)
         if limit is not None or offset:
@@ -142,21 +148,10 @@ class Store:
             query = select(*TRIAL_COLUMNS).where(TrialRow.id.in_(page)).order_by(order)
         return list(self._read_trials(query))
 
-    def count(
-        self,
-        *,
-        hardware_key: str | None = None,
-        stack_key: str | None = None,
-        workload_key: str | None = None,
-        model: str | None = None,
-        workload: Mapping[str, float] | None = None,
-        outcome: str | None = None,
-        search_id: str | None = None,
-    ) -> int:
+    def count(self, **asked: Unpack[Conditions]) -> int:
         """How many trials meet every given condition, all attempts."""
-        conditions = _conditions(hardware_key, stack_key, workload_key, model, outcome, search_id, workload)
         with self._database.read() as connection:
-            return connection.scalar(select(func.count(TrialRow.id)).where(*conditions)) or 0
+            return connection.scalar(select(func.count(TrialRow.id)).where(*_where(asked))) or 0
 
     def stream(self) -> Iterator[Trial]:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
@@ -166,8 +161,8 @@ class Store:
         """The trials that were predicted before they ran, on one hardware if given, in the manner of `stream`; with
         `latest`, only that many of the newest, newest first.
         """
-        conditions = _conditions(hardware_key, None, None, None, None, None)
-        query = select(*TRIAL_COLUMNS).where(TrialRow.prediction.is_not(null()), *conditions)
+        of_hardware = _where({"hardware_key": hardware_key})
+        query = select(*TRIAL_COLUMNS).where(TrialRow.prediction.is_not(null()), *of_hardware)
         if latest is None:
             return self._read_trials(query.order_by(TrialRow.id))
         return self._read_trials(query.order_by(TrialRow.id.desc()).limit(latest))
@@ -251,7 +246,7 @@ class Store:
         """The workloads that were tried, of one model or on one hardware if given, most recently used first."""
         query = (
             select(TrialRow.workload_key)
-            .where(*_conditions(hardware_key, None, None, model, None, None))
+            .where(*_where({"hardware_key": hardware_key, "model": model}))
             .group_by(TrialRow.workload_key)
             .order_by(func.max(TrialRow.id).desc())
         )
@@ -326,27 +321,14 @@ class Store:
                 yield self._reader.trial(connection, row)
 
 
-def _conditions(
-    hardware_key: str | None,
-    stack_key: str | None,
-    workload_key: str | None,
-    model: str | None,
-    outcome: str | None,
-    search_id: str | None,
-    workload: Mapping[str, float] | None = None,
-) -> list[ColumnElement[bool]]:
-    given = (
-        (TrialRow.hardware_key, hardware_key),
-        (TrialRow.stack_key, stack_key),
-        (TrialRow.workload_key, workload_key),
-        (TrialRow.outcome, outcome),
-        (TrialRow.search_id, search_id),
-    )
-    conditions = [column == value for column, value in given if value is not None]
+def _where(asked: Conditions) -> list[ColumnElement[bool]]:
+    workload, model = asked.get("workload") or {}, asked.get("model")
+    columns = ("hardware_key", "stack_key", "workload_key", "outcome", "search_id")
+    given = {name: asked.get(name) for name in columns}
+    found = [getattr(TrialRow, name) == value for name, value in given.items() if value is not None]
+    of_workload = [WorkloadRow.body[name].as_float() == float(value) for name, value in workload.items()]
     if model is not None:
-        of_model = select(WorkloadRow.key).where(WorkloadRow.model == model)
-        conditions.append(TrialRow.workload_key.in_(of_model))
-    if workload:
-        with_these = [WorkloadRow.body[name].as_float() == float(value) for name, value in workload.items()]
-        conditions.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*with_these)))
-    return conditions
+        of_workload.append(WorkloadRow.model == model)
+    if of_workload:
+        found.append(TrialRow.workload_key.in_(select(WorkloadRow.key).where(*of_workload)))
+    return found

@@ -127,19 +127,14 @@ class TrialRow(Base):
     """The outcome's kind."""
     stopped_early: Mapped[bool] = mapped_column(server_default=false())
     """Whether timing stopped because another config beat this one; its speed counts only if there is no full timing."""
-    transient: Mapped[bool] = mapped_column(server_default=false())
-    """Whether a crash was the machinery's fault rather than the config's."""
-    deadline_seconds: Mapped[float | None]
-    """The deadline of a trial that timed out; with a longer one the config may fit."""
     device_bytes: Mapped[int | None] = mapped_column(BigInteger)
-    """This and the next two are the measurement's; None if the outcome has none."""
-    peak_allocated_bytes: Mapped[int | None] = mapped_column(BigInteger)
+    """This and the next are the measurement's; None if the outcome has none."""
     tokens_per_second: Mapped[float | None]
     seconds: Mapped[float]
     recorded_at: Mapped[str]
     config: Mapped[Body]
     evidence: Mapped[Body]
-    """`outcome_to_json` of the outcome."""
+    """The outcome as JSON."""
     prediction: Mapped[Body | None] = mapped_column(JSON(none_as_null=True))
     """`Prediction.to_json` of what was predicted; None if nothing was."""
     device_state: Mapped[Body | None] = mapped_column(JSON(none_as_null=True))

@@ -27,7 +27,6 @@ from autofit.core.outcome import (
     Trial,
     Unsupported,
     outcome_from_json,
-    outcome_to_json,
 )
 from autofit.core.workload import Workload
 from autofit.techniques import complete
@@ -135,7 +134,7 @@ def test_there_is_a_strategy_for_every_kind() -> None:
 @given(data=st.data())
 def test_an_outcome_survives_json_unchanged(kind: type[Any], data: st.DataObject) -> None:
     outcome = data.draw(KINDS[kind])
-    document = through_json(outcome_to_json(outcome))
+    document = through_json(outcome.to_json())
     assert document["outcome"] == kind.kind
     again = outcome_from_json(document)
     assert type(again) is kind
@@ -179,7 +178,7 @@ def test_a_measurement_sums_up_its_losses(measurement: Measurement) -> None:
 
 
 def test_reading_does_not_alter_what_is_read() -> None:
-    document = outcome_to_json(OutOfMemory(reason="full", phase="backward"))
+    document = OutOfMemory(reason="full", phase="backward").to_json()
     before = dict(document)
     outcome_from_json(document)
     assert document == before
@@ -187,7 +186,7 @@ def test_reading_does_not_alter_what_is_read() -> None:
 
 def test_a_loss_that_is_not_finite_is_null_in_json() -> None:
     outcome = Diverged(reason="the loss is not finite", losses=(6.2, None), reference_loss=6.2)
-    document = json.dumps(outcome_to_json(outcome), allow_nan=False)
+    document = json.dumps(outcome.to_json(), allow_nan=False)
     assert "[6.2, null]" in document
 
 

@@ -12,27 +12,6 @@ from autofit.cli import options
 from autofit.cli.arguments import goal, size, workload
 from autofit.cli.output import nothing_fits_as_json, print_json, warn, warn_of_contradictions, write, write_page
 
-FRONTIER_HELP = """Show the measured Pareto frontier of memory against throughput.
-
-\b
-Examples:
-  autofit frontier --model llama-3.1-8b
-  autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
-"""
-RECOMMEND_HELP = """Recommend the fastest measured config that fits, in the format that your trainer reads.
-
-\b
-Examples:
-  autofit recommend --model llama-3.1-8b --memory-limit 24GiB
-  autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command("frontier", help=FRONTIER_HELP)(frontier)
-    app.command("recommend", help=RECOMMEND_HELP)(recommend)
-
 
 def frontier(
     model: options.Model,
@@ -53,9 +32,15 @@ def frontier(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `FRONTIER_HELP` describes."""
+    """Show the measured Pareto frontier of memory against throughput.
+
+    \b
+    Examples:
+      autofit frontier --model llama-3.1-8b
+      autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
+    """
     from autofit import operations
-    from autofit.cli.text.tables import frontier_table
+    from autofit.cli.text.tables import frontier_text
     from autofit.core.errors import UsageError
     from autofit.store import Store
 
@@ -81,7 +66,7 @@ def frontier(
     if as_json:
         print_json(found.to_json())
     else:
-        print(frontier_table(found, memory_limit_bytes=limit))
+        print(frontier_text(found, memory_limit_bytes=limit))
 
 
 def recommend(
@@ -101,14 +86,20 @@ def recommend(
         typer.Option(
             "--format",
             help="json, transformers, trl, accelerate, deepspeed, axolotl, llamafactory; default: text.",
-            autocompletion=options.complete_format,
+            autocompletion=options.completing("formats"),
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this file.")] = None,
     store: options.Store = None,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
-    """The command that `RECOMMEND_HELP` describes."""
+    """Recommend the fastest measured config that fits, in the format that your trainer reads.
+
+    \b
+    Examples:
+      autofit recommend --model llama-3.1-8b --memory-limit 24GiB
+      autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
+    """
     from autofit import operations
     from autofit.cli.text.tables import recommendation_text
     from autofit.core.errors import UsageError

@@ -15,31 +15,6 @@ if TYPE_CHECKING:
     from autofit.core.outcome import Trial
     from autofit.operations.comparing import Group, Residuals
 
-RECORD_HELP = """Measure every config of a space into a file.
-
-Configs run in shuffled order, and those that run out of memory are recorded too. Each result is written as its trial
-ends; run the same command again to resume.
-
-\b
-Examples:
-  autofit bench record --model smollm2-135m --space cpu --seq-len 128 --global-batch 4 --memory-limit 1GiB --out t.jsonl
-  autofit bench record --model llama-3.1-8b --space single-gpu --max-trials 100 --out h100-8b.jsonl
-"""
-REPLAY_HELP = """Drive search methods over recorded tables, or compare predictions with measurements.
-
-Replays searches as if the trials ran: how many trials, and seconds of trials, autofit's search and others need to come
-within 5, 2 and 1 % of the best, for each training method of a table and for all together. Without --table, all tables
-of a checkout are used, which takes minutes. Searches are kept as they end: run the same command again to resume. With
---residuals: relative errors of predicted memory and time, over the store's trials or files of `autofit db export`, and
-how often fit was misjudged.
-
-\b
-Examples:
-  autofit bench replay --table t.jsonl --methods autofit,optuna-tpe
-  autofit bench replay --memory-limit 1GiB --seeds 20 --json
-  autofit bench replay --residuals
-  autofit bench replay --residuals --table trials.jsonl --json
-"""
 TITLES = {
     "peak_allocated_bytes": "Peak allocated",
     "peak_reserved_bytes": "Peak reserved",
@@ -49,15 +24,10 @@ TITLES = {
 }
 """Title of each predicted quantity's table, in printing order."""
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command group to the program."""
-    group = typer.Typer(help="Measure how well autofit itself performs.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("record", help=RECORD_HELP)(record)
-    group.command("replay", help=REPLAY_HELP)(replay)
-    app.add_typer(group, name="bench")
+group = typer.Typer(help="Measure how well autofit itself performs.", no_args_is_help=True, rich_markup_mode=None)
 
 
+@group.command()
 def record(
     model: options.Model,
     out: Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording in it is resumed.")],
@@ -94,7 +64,16 @@ def record(
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
-    """Measure every config of a space into a file."""
+    """Measure every config of a space into a file.
+
+    Configs run in shuffled order, and those that run out of memory are recorded too. Each result is written as its
+    trial ends; run the same command again to resume.
+
+    \b
+    Examples:
+      autofit bench record --model smollm2-135m --space cpu --seq-len 128 --global-batch 4 --out t.jsonl
+      autofit bench record --model llama-3.1-8b --space single-gpu --max-trials 100 --out h100-8b.jsonl
+    """
     from autofit import operations
     from autofit.cli.arguments import size, workload
     from autofit.core.errors import Interrupted, UsageError
@@ -143,6 +122,7 @@ def _recorded(done: int, total: int, last: Trial | None) -> None:
     print(f"{done} of {total} recorded{said}", file=sys.stderr, flush=True)
 
 
+@group.command()
 def replay(
     with_residuals: Annotated[
         bool, typer.Option("--residuals", help="Compare the predictions of trials with their measurements.")
@@ -172,7 +152,21 @@ def replay(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Drive search methods over recorded tables, or print the error distribution of the predictions."""
+    """Drive search methods over recorded tables, or compare predictions with measurements.
+
+    Replays searches as if the trials ran: how many trials, and seconds of trials, autofit's search and others need to
+    come within 5, 2 and 1 % of the best, for each training method of a table and for all together. Without --table, all
+    tables of a checkout are used, which takes minutes. Searches are kept as they end: run the same command again to
+    resume. With --residuals: relative errors of predicted memory and time, over the store's trials or files of `autofit
+    db export`, and how often fit was misjudged.
+
+    \b
+    Examples:
+      autofit bench replay --table t.jsonl --methods autofit,optuna-tpe
+      autofit bench replay --memory-limit 1GiB --seeds 20 --json
+      autofit bench replay --residuals
+      autofit bench replay --residuals --table trials.jsonl --json
+    """
     if with_residuals:
         _residuals(table or [], (methods, seeds, keep, jobs, memory_limit), store, as_json)
         return

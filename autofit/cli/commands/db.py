@@ -18,58 +18,34 @@ if TYPE_CHECKING:
 
 File = Annotated[Path, typer.Argument(help="JSON lines file; - is standard output or input.")]
 
-
-UPGRADE_HELP = """Migrate a store of an older version to the schema of this version.
-
-\b
-Examples:
-  autofit db upgrade
-  autofit db upgrade --store postgresql://autofit@db/autofit
-"""
-CHECK_HELP = """Check the store's schema and integrity.
-
-Counts what it holds, and lists the configs with contradictory results; exit code 4 unless it is sound.
-
-\b
-Examples:
-  autofit db check
-  autofit db check --store team.db --json
-"""
-EXPORT_HELP = """Write every trial to FILE, one JSON object per line.
-
-\b
-Examples:
-  autofit db export trials.jsonl
-  autofit db export - | gzip > trials.jsonl.gz
-"""
-IMPORT_HELP = """Add the trials of FILE that the store does not have.
-
-\b
-Examples:
-  autofit db import trials.jsonl
-  autofit db export --store laptop.db - | autofit db import --store team.db -
-"""
+group = typer.Typer(help="The store of trials.", no_args_is_help=True, rich_markup_mode=None)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command group to the program."""
-    group = typer.Typer(help="The store of trials.", no_args_is_help=True, rich_markup_mode=None)
-    group.command("upgrade", help=UPGRADE_HELP)(upgrade)
-    group.command("check", help=CHECK_HELP)(check)
-    group.command("export", help=EXPORT_HELP)(export)
-    group.command("import", help=IMPORT_HELP)(import_)
-    app.add_typer(group, name="db")
-
-
+@group.command()
 def upgrade(store: options.Store = None) -> None:
-    """Migrate the store to the newest schema."""
+    """Migrate a store of an older version to the schema of this version.
+
+    \b
+    Examples:
+      autofit db upgrade
+      autofit db upgrade --store postgresql://autofit@db/autofit
+    """
     from autofit.store import upgrade as migrate
 
     print(f"the store is at schema {migrate(store)}")
 
 
+@group.command()
 def check(store: options.Store = None, as_json: options.Json = False) -> None:
-    """Check the store; exit code 4 unless it is sound."""
+    """Check the store's schema and integrity.
+
+    Counts what it holds, and lists the configs with contradictory results; exit code 4 unless it is sound.
+
+    \b
+    Examples:
+      autofit db check
+      autofit db check --store team.db --json
+    """
     from autofit.store import check as examine
 
     report = examine(store)
@@ -111,8 +87,15 @@ def contradictions_text(found: Sequence[Contradiction]) -> str:
     return f"{columns(rows)}\n\nEach counts as out of memory under limits up to that one; to resolve this, {MENDS}."
 
 
+@group.command()
 def export(file: File, store: options.Store = None) -> None:
-    """Write every trial to a file."""
+    """Write every trial to FILE, one JSON object per line.
+
+    \b
+    Examples:
+      autofit db export trials.jsonl
+      autofit db export - | gzip > trials.jsonl.gz
+    """
     from autofit.store import Store, export_lines
 
     written = -1  # the first line is not a trial
@@ -128,8 +111,15 @@ def export(file: File, store: options.Store = None) -> None:
     print(f"{written} trials written to {file}", file=sys.stderr if str(file) == STDOUT else sys.stdout)
 
 
+@group.command("import")
 def import_(file: File, store: options.Store = None) -> None:
-    """Add the trials of a file."""
+    """Add the trials of FILE that the store does not have.
+
+    \b
+    Examples:
+      autofit db import trials.jsonl
+      autofit db export --store laptop.db - | autofit db import --store team.db -
+    """
     from autofit.core.errors import UsageError
     from autofit.store import Store, import_lines
 

@@ -15,25 +15,6 @@ if TYPE_CHECKING:
     from autofit.core.lattice import Config
     from autofit.planning.requests import WorkloadOptions
 
-ESTIMATE_HELP = """Predict the memory and speed of a config on a card that need not be in this machine.
-
-The training step itself is traced on tensors without data; nothing is downloaded and no device is needed.
-
-\b
-Examples:
-  autofit estimate --model llama-3.1-8b --hardware rtx-4090 \\
-      --config method=qlora,rank=16,micro_batch=4,checkpointing=full
-  autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
-  autofit estimate --model qwen3-8b --hardware l4 --config method=lora --html memory.html
-  autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
-      --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("estimate", help=ESTIMATE_HELP)(estimate)
-
 
 def estimate(
     model: options.Model,
@@ -62,7 +43,19 @@ def estimate(
     ] = False,
     as_json: options.Json = False,
 ) -> None:
-    """Predict what a config needs, and print where every byte goes."""
+    """Predict the memory and speed of a config on a card that need not be in this machine.
+
+    The training step itself is traced on tensors without data; nothing is downloaded and no device is needed.
+
+    \b
+    Examples:
+      autofit estimate --model llama-3.1-8b --hardware rtx-4090 \\
+          --config method=qlora,rank=16,micro_batch=4,checkpointing=full
+      autofit estimate --model qwen3-8b --hardware h100-80g --config precision=bf16,checkpointing=full --json
+      autofit estimate --model qwen3-8b --hardware l4 --config method=lora --html memory.html
+      autofit estimate --model llama-3.1-8b --hardware h100-80g --devices 8 \\
+          --config method=lora,rank=16,sharding=ddp --explain method=lora,rank=16,sharding=zero2
+    """
     from autofit.core.errors import UsageError
 
     if explain is not None and (exact or html is not None):

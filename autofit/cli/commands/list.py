@@ -18,40 +18,16 @@ SUPPORT = {
     (): "nothing yet: listed only",
 }
 """What autofit can do for a card, in words."""
-MODELS_HELP = """List the models of the catalog. Any folder with a config.json works too.
-
-\b
-Examples:
-  autofit models
-  autofit models --json
-"""
-HARDWARE_HELP = """List the cards of the catalog, and what this machine has.
-
-\b
-Examples:
-  autofit hardware
-  autofit hardware --json
-"""
-DOCTOR_HELP = """Check what trials need on this machine; exit code 4 if something is missing.
-
-\b
-Examples:
-  autofit doctor
-  autofit doctor --quick                           only what takes no time: no trial, no Ray
-  autofit doctor --json
-  autofit doctor --self-test                       a short trial of every technique: what works on this device?
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command("models", help=MODELS_HELP)(models)
-    app.command("hardware", help=HARDWARE_HELP)(hardware)
-    app.command("doctor", help=DOCTOR_HELP)(doctor)
 
 
 def models(as_json: options.Json = False) -> None:
-    """List the models of the catalog."""
+    """List the models of the catalog. Any folder with a config.json works too.
+
+    \b
+    Examples:
+      autofit models
+      autofit models --json
+    """
     from autofit.catalog.models import load, names
 
     found = [load(name) for name in names()]
@@ -69,7 +45,13 @@ def models(as_json: options.Json = False) -> None:
 
 
 def hardware(as_json: options.Json = False) -> None:
-    """List the cards of the catalog."""
+    """List the cards of the catalog, and what this machine has.
+
+    \b
+    Examples:
+      autofit hardware
+      autofit hardware --json
+    """
     from autofit.catalog.hardware import cards
     from autofit.core.errors import EnvironmentLacks
     from autofit.core.units import format_bytes
@@ -129,7 +111,15 @@ def doctor(
     devices: options.Devices = 1,
     as_json: options.Json = False,
 ) -> None:
-    """Check what trials need on this machine."""
+    """Check what trials need on this machine; exit code 4 if something is missing.
+
+    \b
+    Examples:
+      autofit doctor
+      autofit doctor --quick                           only what takes no time: no trial, no Ray
+      autofit doctor --json
+      autofit doctor --self-test                       a short trial of every technique: what works on this device?
+    """
     from autofit.core.errors import UsageError
 
     if quick and (self_test or build_ops):

@@ -12,21 +12,6 @@ from autofit.cli.output import columns, print_json
 if TYPE_CHECKING:
     from autofit.core.device.probe import Probe
 
-PROBE_HELP = """Measure this machine's device for 10 to 20 seconds: what it is fast at, and what it only emulates.
-
-The result is kept in the store, and predictions use it in place of the device's data sheet.
-
-\b
-Examples:
-  autofit probe
-  autofit probe --model llama-3.1-8b --fresh
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("probe", help=PROBE_HELP)(probe)
-
 
 def probe(
     model: Annotated[
@@ -37,7 +22,15 @@ def probe(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """Measure the device."""
+    """Measure this machine's device for 10 to 20 seconds: what it is fast at, and what it only emulates.
+
+    The result is kept in the store, and predictions use it in place of the device's data sheet.
+
+    \b
+    Examples:
+      autofit probe
+      autofit probe --model llama-3.1-8b --fresh
+    """
     from autofit.prediction import probing
 
     found, measured = probing.probe(device=device, model=model, fresh=fresh, store=store)

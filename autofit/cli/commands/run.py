@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,32 +11,8 @@ from autofit.cli import options
 from autofit.cli.arguments import device_asked, given, goal, read_config, size, warn_of_emulated_bf16, workload
 from autofit.cli.output import columns, nothing_fits_as_json, print_json, warn, warn_of_contradictions
 
-SEARCH_HELP = """Run real training trials and recommend the fastest config that fits.
-
-\b
-Examples:
-  autofit search --model llama-3.1-8b
-  autofit search --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
-  autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
-  autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
-  autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
-  autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
-
-Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
-"""
-TRIAL_HELP = """Run one config once, and print its memory use and speed.
-
-\b
-Examples:
-  autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
-  autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the program."""
-    app.command("search", help=SEARCH_HELP)(search)
-    app.command("trial", help=TRIAL_HELP)(trial)
+if TYPE_CHECKING:
+    from autofit.operations import SearchRequest
 
 
 def search(
@@ -75,17 +51,25 @@ def search(
     seed: options.Seed = 0,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `SEARCH_HELP` describes."""
+    """Run real training trials and recommend the fastest config that fits.
+
+    \b
+    Examples:
+      autofit search --model llama-3.1-8b
+      autofit search --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
+      autofit search --model ./my-model --method lora --min-rank 16 --time-budget 30m
+      autofit search --model llama-3.1-8b --hardware h100-80g --dry-run
+      autofit search --model llama-3.1-8b --method full --devices 4 --fewer-devices
+      autofit search --model qwen3-8b --ray-address auto --store postgresql://db/autofit
+
+    Every trial is stored as it ends: run the same command again to resume, or to get the answer from the store.
+    """
     from autofit.trial.machine.detection import asked
 
     asked(hardware, device)  # a wrong name is refused before anything is imported that takes long
 
     from autofit import operations
-    from autofit.cli.live import ProgressDisplay
-    from autofit.cli.text.search import over_devices_text, result_text
-    from autofit.cli.text.tables import predicted_frontier_text
-    from autofit.cli.waiting import Waiting
-    from autofit.core.errors import Interrupted, UsageError
+    from autofit.core.errors import UsageError
     from autofit.core.units import parse_duration
 
     request = operations.SearchRequest(
@@ -105,21 +89,28 @@ def search(
         thorough=thorough,
         predict=not no_predict,
     )
-    if dry_run:
-        if fewer_devices:
-            raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
-        idle = given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place")
-        if idle:
-            warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
-        with nothing_fits_as_json(as_json), Waiting() as waiting:
-            predicted = operations.predict_frontier(request, waiting)
-        warn_of_emulated_bf16(predicted.plan.job.hardware)
-        found = predicted.to_json()
-        print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
+    if not dry_run:
+        _search(request, fewer_devices=fewer_devices, as_json=as_json)
         return
+    if fewer_devices:
+        raise UsageError("--dry-run predicts one number of devices at a time: leave --fewer-devices out")
+    idle = given(context, "fresh", "thorough", "max_trials", "time_budget", "workers", "in_place")
+    if idle:
+        warn(f"--dry-run runs no trial, so it makes no use of {', '.join(idle)}")
+    _predict(request, as_json=as_json)
+
+
+def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> None:
+    """Run the trials, and print what they have found."""
+    from autofit import operations
+    from autofit.cli.live import ProgressDisplay
+    from autofit.cli.text.search import over_devices_text, result_text
+    from autofit.core.errors import Interrupted
+
+    run = operations.search_over_devices if fewer_devices else operations.search
     try:
         with nothing_fits_as_json(as_json), ProgressDisplay() as display:
-            result = (operations.search_over_devices if fewer_devices else operations.search)(request, display)
+            result = run(request, display)
     except KeyboardInterrupt:
         said = "interrupted; what was measured is stored, the same command resumes from there"
         raise Interrupted(said) from None
@@ -130,6 +121,19 @@ def search(
         print_json(result.to_json())
     else:
         print(over_devices_text(result) if isinstance(result, operations.OverDevices) else result_text(result))
+
+
+def _predict(request: SearchRequest, *, as_json: bool) -> None:
+    """Print what the search would consider and recommend, and run nothing."""
+    from autofit import operations
+    from autofit.cli.text.tables import predicted_frontier_text
+    from autofit.cli.waiting import Waiting
+
+    with nothing_fits_as_json(as_json), Waiting() as waiting:
+        predicted = operations.predict_frontier(request, waiting)
+    warn_of_emulated_bf16(predicted.plan.job.hardware)
+    found = predicted.to_json()
+    print_json(found) if as_json else print(f"{predicted_frontier_text(predicted)}\n\n{preview_text(found)}")
 
 
 def trial(
@@ -150,7 +154,13 @@ def trial(
     store: options.Store = None,
     as_json: options.Json = False,
 ) -> None:
-    """The command that `TRIAL_HELP` describes."""
+    """Run one config once, and print its memory use and speed.
+
+    \b
+    Examples:
+      autofit trial --model smollm2-135m --seq-len 128 --global-batch 4 --config micro_batch=4,precision=bf16
+      autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
+    """
     from autofit import operations
     from autofit.cli.text.tables import trial_text
     from autofit.core.outcome import machinery_failed

@@ -8,28 +8,21 @@ import typer
 
 from autofit.cli import options
 
-HELP = """Serve recommendations, frontiers and trials over HTTP.
-
-\b
-Examples:
-  autofit serve
-  curl 'http://127.0.0.1:8000/v1/recommendation?model=llama-3.1-8b&memory_limit=24GiB'
-
-On an address other than loopback, requests need the bearer token set in the environment variable AUTOFIT_TOKEN.
-"""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the program."""
-    app.command("serve", help=HELP)(serve)
-
 
 def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on.", min=0, max=65535)] = 8000,
     store: options.Store = None,
 ) -> None:
-    """Serve the API until interrupted."""
+    """Serve recommendations, frontiers and trials over HTTP.
+
+    \b
+    Examples:
+      autofit serve
+      curl 'http://127.0.0.1:8000/v1/recommendation?model=llama-3.1-8b&memory_limit=24GiB'
+
+    On an address other than loopback, requests need the bearer token set in the environment variable AUTOFIT_TOKEN.
+    """
     from autofit.api.server import serve as run
 
     run(host=host, port=port, store=store)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
-from autofit.cli.text.tables import devices_text, frontier_table, recommendation_text, short
+from autofit.cli.text.tables import frontier_text, on_each, recommendation_text, short, total_text
 from autofit.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:
+    from autofit.core.frontier import Recommendation
     from autofit.operations import OverDevices, SearchResult
     from autofit.operations.disturbed import Disturbed
 
@@ -25,66 +26,70 @@ WHY_WIDE = (
 
 
 def result_text(result: SearchResult) -> str:
-    """The frontier, the recommendation, and what the search cost."""
-    frontier = result.frontier
+    """What is recommended and what finding it took, in two sentences; then the frontier, the recommendation in full,
+    and what else the search has seen."""
+    best = result.recommendation
+    parts = (
+        f"{_verdict(best)}\n{result.trials} trials ({result.out_of_memory} out of memory) in "
+        f"{format_duration(result.seconds)}; stopped because {result.stopped_because}.",
+        frontier_text(result.frontier, memory_limit_bytes=best.memory_limit_bytes),
+        recommendation_text(best),
+        "\n".join(_notes(result)),
+    )
+    return "\n\n".join(parts)
+
+
+def _verdict(best: Recommendation) -> str:
+    m, devices = best.point.measurement, best.workload.devices
     return (
-        f"Frontier of {devices_text(frontier.hardware, frontier.workload)} for {frontier.workload.model}:\n\n"
-        f"{frontier_table(frontier, memory_limit_bytes=result.recommendation.memory_limit_bytes)}\n\n"
-        f"{recommendation_text(result.recommendation)}\n{_slow(result)}\n{_cost(result)}"
+        f"Recommended: {short(best.point.config)}: {total_text(m.tokens_per_second, devices)}, "
+        f"{format_bytes(m.device_bytes)} of {format_bytes(best.memory_limit_bytes)}{on_each(devices)}."
     )
 
 
-def _slow(result: SearchResult) -> str:
-    return "".join(f"  {sentence}\n" for sentence in (*result.impractical, *result.emulated))
+def _notes(result: SearchResult) -> list[str]:
+    """What else is worth knowing, a line each."""
+    return [
+        *([] if result.regret_bound is None else [_regret(result.regret_bound)]),
+        *result.impractical,
+        *result.emulated,
+        f"{result.answered_from_store} configs from the store, {result.ruled_out} ruled out without running.",
+        *_disturbed(result.disturbed),
+        *_left_out(result),
+    ]
 
 
-def _cost(result: SearchResult) -> str:
-    return (
-        f"{result.trials} trials ({result.out_of_memory} out of memory), {result.answered_from_store} configs from the "
-        f"store, {result.ruled_out} ruled out without running, in {format_duration(result.seconds)}; "
-        f"{result.stopped_because}.{_regret(result.regret_bound)}{_disturbed(result.disturbed)}"
-        f"{_left_out(result)}"
-    )
-
-
-def _left_out(result: SearchResult) -> str:
+def _left_out(result: SearchResult) -> list[str]:
     """What the space has that was not searched, a line for each of the most frequent reasons."""
     reasons = sorted(result.unsupported.items(), key=lambda item: -item[1])
     rest = sum(count for _, count in reasons[MOST_REASONS:])
     lines = [f"{result.beyond_goal} go beyond --method, --min-rank or --allow"] if result.beyond_goal else []
     lines += [f"{count} cannot work here: {reason}" for reason, count in reasons[:MOST_REASONS]]
     lines += [f"{rest} cannot work here for other reasons, which --dry-run lists"] if rest else []
-    return "\nLeft out of the space:" + "".join(f"\n  {line}" for line in lines) if lines else ""
+    return ["Left out of the space:", *(f"  {line}" for line in lines)] if lines else []
 
 
-def _disturbed(disturbed: Disturbed) -> str:
-    """One line about trials that met a busy or throttled device; empty if none did."""
+def _disturbed(disturbed: Disturbed) -> list[str]:
+    """One line about trials that met a busy or throttled device; none if none did."""
     done = [f"{disturbed.repeated} {_trials(disturbed.repeated)} repeated"] if disturbed.repeated else []
     if disturbed.believed:
         done.append(f"{disturbed.believed} {_trials(disturbed.believed)} believed all the same")
-    return f"\nThe device was not free: {', '.join(done)} (the last: {disturbed.reason})." if done else ""
+    return [f"The device was not free: {', '.join(done)} (the last: {disturbed.reason})."] if done else []
 
 
 def _trials(count: int) -> str:
     return "trial was" if count == 1 else "trials were"
 
 
-def _regret(bound: float | None) -> str:
-    if bound is None:
-        return ""
+def _regret(bound: float) -> str:
+    """What the search may have missed, told as a gain over what was found."""
     if bound < LEAST_TOLD:
-        return " With 95 % confidence no config of this method is faster."
+        return "No config of this method is faster (95 % confidence)."
     if bound <= WIDE:
-        best = f"the best config of this method is less than {1 / (1 - bound) - 1:.1%} faster"
-        return f" With 95 % confidence {best} (a bound, not an average)."
-    if bound > MOST_TOLD:
-        said = (
-            f"For all that is known, the best config of this method is {1 / (1 - MOST_TOLD):.0f} times as fast or more"
-        )
-    else:
-        best = f"the best config of this method is less than {1 / (1 - bound):.1f} times as fast"
-        said = f"With 95 % confidence {best} (a bound, not an average)"
-    return f" {said}. {WHY_WIDE}"
+        return f"You may be missing up to {1 / (1 - bound) - 1:.1%} (95 % confidence)."
+    times = 1 / (1 - min(bound, MOST_TOLD))
+    how = f"{times:.0f} times as fast or more" if bound > MOST_TOLD else f"{times:.1f} times as fast (95 % confidence)"
+    return f"The best config of this method may be {how}. {WHY_WIDE}"
 
 
 def over_devices_text(found: OverDevices) -> str:

@@ -8,7 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
-from autofit.core.frontier import Alternative, Frontier, Point, Recommendation
+from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, of_method
 from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _ALWAYS = {"precision": "", "micro_batch": "micro-batch ", "checkpointing": "ckpt ", "optimizer": "", "loss": "loss "}
 
+SAME_TRAINING = "trains exactly as the plain recipe does"
 EFFECTS = {
     Effect.EXACT: "exact: trains the same",
     Effect.NUMERICS: "numerics: rounds differently",
@@ -52,17 +53,29 @@ def spread_text(spread: float | None) -> str:
     return "unknown" if spread is None else f"{spread:.1%}"
 
 
-def frontier_table(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
-    """The frontier's points, one line each, lightest first; those over the limit are marked. A table per method.
+def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
+    """What the frontier is of; then its points, one line each, lightest first, a table per method. Those over the limit
+    are marked.
 
     With several devices, memory is per device, and speed is given both in total and per device.
     """
-    tables = []
-    for method in METHODS:
-        points = [p for p in frontier.points if p.method == method]
-        if points:
-            tables.append(_measured_table(method, points, frontier.workload.devices, memory_limit_bytes))
-    return "\n\n".join(tables) or "nothing that was measured fits"
+    workload = frontier.workload
+    limit = format_bytes(memory_limit_bytes or frontier.hardware.memory_bytes)
+    tables = [
+        _measured_table(method, points, workload.devices, memory_limit_bytes)
+        for method in METHODS
+        if (points := of_method(method, frontier.points))
+    ]
+    heading = (
+        f"Frontier of {devices_text(frontier.hardware, workload)} for {workload.model}, {_step_text(workload)}, "
+        f"within {limit}{on_each(workload.devices)}:"
+    )
+    return "\n\n".join([heading, *(tables or ["nothing that was measured fits"])])
+
+
+def _step_text(workload: Workload) -> str:
+    """What one optimizer step trains on."""
+    return f"{workload.seq_len} tokens x {workload.global_batch} sequences a step"
 
 
 def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
@@ -88,8 +101,8 @@ def recommendation_text(answer: Recommendation) -> str:
     """The recommendation, its headroom, what it changes about training, and its alternatives."""
     m = answer.point.measurement
     lines = [
-        f"Recommended for {answer.workload.model}, {answer.workload.seq_len} tokens x {answer.workload.global_batch} "
-        f"sequences a step, on {devices_text(answer.hardware, answer.workload)}:",
+        f"Recommended for {answer.workload.model}, {_step_text(answer.workload)}, on "
+        f"{devices_text(answer.hardware, answer.workload)}:",
         "",
         f"  {answer.point.config}",
         "",
@@ -98,14 +111,11 @@ def recommendation_text(answer: Recommendation) -> str:
         f"{' and between runs' if answer.point.between else ''}), "
         f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
-        f"{_on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
+        f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
     if m.leak_bytes_per_step:
         lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
-    if answer.changes_training:
-        lines += [f"  {sentence}" for sentence in answer.changes_training]
-    else:
-        lines.append("  trains exactly as the plain recipe does")
+    lines += [f"  {sentence}" for sentence in answer.changes_training or (SAME_TRAINING,)]
     lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
     return "\n".join(lines)
 
@@ -119,7 +129,7 @@ def _several(name: str, devices: int) -> str:
     return name if devices == 1 else f"{devices} x {name}"
 
 
-def _on_each(devices: int) -> str:
+def on_each(devices: int) -> str:
     """What follows an amount of memory that each of several devices takes."""
     return " on each" if devices > 1 else ""
 
@@ -189,7 +199,7 @@ def estimate_text(found: Estimate, *, verbose: bool = False) -> str:
     share = {name: f"{format_bytes(size)} ({size / found.device_bytes:.0%})" for name, size in found.breakdown.items()}
     rows = [
         ("config", _departures(found.config)),
-        ("memory", f"{format_bytes(found.device_bytes)} at the peak{_on_each(found.devices)}, {memory_text(found)}"),
+        ("memory", f"{format_bytes(found.device_bytes)} at the peak{on_each(found.devices)}, {memory_text(found)}"),
         *((f"  {name.replace('_', ' ')}", share[name]) for name, size in found.breakdown.items() if size),
         *host_rows(found),
         *([("close", CLOSE)] if found.gives_back_cache else []),
@@ -358,18 +368,18 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
     """What would be recommended, its headroom, what it changes about training, and its alternatives."""
     found = choice.estimate
     lines = [
-        f"Would be recommended for {workload.model}, {workload.seq_len} tokens x {workload.global_batch} sequences a "
-        f"step, on {devices_text(hardware, workload)}, predicted and not measured:",
+        f"Would be recommended for {workload.model}, {_step_text(workload)}, on {devices_text(hardware, workload)}, "
+        "predicted and not measured:",
         "",
         f"  {found.config}",
         "",
         f"  {speed_text(found)}",
         f"  {format_bytes(found.device_bytes)} of {format_bytes(found.memory_limit_bytes)}"
-        f"{_on_each(workload.devices)}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of "
+        f"{on_each(workload.devices)}: {fit_text(found)}, {format_bytes(found.headroom_bytes)} of "
         "headroom",
         f"  memory: {memory_text(found)}",
     ]
-    lines += [f"  {s}" for s in choice.changes_training or ("trains exactly as the plain recipe does",)]
+    lines += [f"  {sentence}" for sentence in choice.changes_training or (SAME_TRAINING,)]
     for beside in choice.alternatives:
         other = beside.estimate
         over = "" if other.fits else f", {short_text(other)}"

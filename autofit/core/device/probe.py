@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autofit.core.device.state import DeviceState
+from autofit.core.document import Document
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.outcome import StepWork
 from autofit.core.workload import digest
@@ -48,7 +49,7 @@ UPDATE_ON_HOST = "update on the host, bytes per second"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProbePart:
+class ProbePart(Document):
     """One part of a probe: what it has measured, or why it has not."""
 
     name: str
@@ -61,14 +62,9 @@ class ProbePart:
     failure: str | None = None
     """Why it ended early, in one sentence; what it had measured until then still counts."""
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> ProbePart:
-        """From a JSON object of its fields."""
-        return cls(**data)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeasuredStep:
+class MeasuredStep(Document):
     """The real micro-step of the model cut to a few decoder layers."""
 
     config: Mapping[str, Any] = field(hash=False)
@@ -77,14 +73,9 @@ class MeasuredStep:
     work: StepWork | None
     """Of that micro-step; None if it could not be traced, or was counted by another version of the estimator."""
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> MeasuredStep:
-        """From a JSON object of its fields."""
-        return cls(**{**data, "work": StepWork.from_json(data.get("work"))})
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Probe:
+class Probe(Document):
     """All of it. Used only on the same hardware and stack, for models of the same shapes."""
 
     hardware: Hardware
@@ -137,23 +128,6 @@ class Probe:
     def figures(self) -> dict[str, float]:
         """The figures of all parts."""
         return {name: value for part in self.parts for name, value in part.figures.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Probe:
-        """The inverse of `to_json`."""
-        own = {
-            "hardware": Hardware.from_json(data["hardware"]),
-            "stack": Stack.from_json(data["stack"]),
-            "parts": tuple(map(ProbePart.from_json, data["parts"])),
-            "steps": tuple(map(MeasuredStep.from_json, data["steps"])),
-            "version": data.get("version", 0),
-            "device_state": None if data.get("device_state") is None else DeviceState.from_json(data["device_state"]),
-        }
-        return cls(**{**data, **own})
 
 
 def shapes_key(model_digest: str) -> str:

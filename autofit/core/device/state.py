@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from autofit.core.document import Document
 from autofit.core.hardware import Hardware
 from autofit.core.units import GIB, format_bytes
 
@@ -31,7 +31,7 @@ THROTTLE_WORDS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessorState:
+class ProcessorState(Document):
     """The processor while a trial was timed, from the kernel's counters. Seconds are of processor time, all its cores'
     together."""
 
@@ -81,7 +81,7 @@ class ProcessorState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CardState:
+class CardState(Document):
     """An NVIDIA card while a trial was timed, as NVML shows it; None for what the card or its driver does not say."""
 
     uuid: str
@@ -135,7 +135,7 @@ class CardState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceState:
+class DeviceState(Document):
     """The state of a trial's device while it was timed, or during the whole of a trial that was not."""
 
     seconds: float
@@ -155,20 +155,6 @@ class DeviceState:
             launching = replace(self.processor, threads=1)
             found += [f"the host launches late: {reason}" for reason in launching.doubts(self.seconds)]
         return tuple(dict.fromkeys(found))
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DeviceState:
-        """The inverse of `to_json`."""
-        processor = data.get("processor")
-        return cls(
-            seconds=data["seconds"],
-            processor=None if processor is None else ProcessorState(**processor),
-            cards=tuple(CardState(**card) for card in data.get("cards", ())),
-        )
 
 
 def together(states: Sequence[DeviceState | None]) -> DeviceState | None:

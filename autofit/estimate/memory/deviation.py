@@ -6,6 +6,12 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
+UNKNOWN = 0.12
+"""Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet. The worst
+recorded errors (benchmarks/recorded) are 0.002 of what is allocated on one card and 0.073 on two
+(published-estimates.json), and 0.22 of what a processor's trials took (estimate-cpu.json): all within two of these
+deviations. A processor's compiled trials, off by up to 0.37 there, and those sharded over its ranks, which are off
+by up to 0.38 (cpu-zen5-2c-sharded-memory.json), are not."""
 CERTAINTIES = ((2.0, "sure"), (1.0, "likely"))
 """By how many deviations memory must be clear of the limit: a normal variable is so in 98 % and 84 % of cases. With
 less room than either, a fit is `unsure`."""
@@ -36,3 +42,6 @@ class MemoryDeviation:
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
         return asdict(self)
+
+
+NOTHING_COMPARED = MemoryDeviation(mean=0.0, deviation=UNKNOWN, compared_on=0)

@@ -20,7 +20,7 @@ from typing import Any
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
-from autofit.core.outcome import DEADLINE_SECONDS, Fits, Outcome, Trial, machinery_failed, now, outcome_to_json
+from autofit.core.outcome import DEADLINE_SECONDS, Fits, Outcome, Trial, machinery_failed, now
 from autofit.core.workload import Effect, Goal
 from autofit.operations.recording import table_file
 from autofit.operations.searching import open_pool
@@ -301,7 +301,7 @@ def _line(number: int, done: Completed) -> dict[str, Any]:
     line: dict[str, Any] = {"config": done.request.config.to_json()}
     if number > 1:
         line["pass"] = number
-    line |= {**outcome_to_json(done.outcome), "seconds": done.seconds}
+    line |= {**done.outcome.to_json(), "seconds": done.seconds}
     return line if done.device_state is None else {**line, "device_state": done.device_state.to_json()}
 
 

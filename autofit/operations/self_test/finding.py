@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from autofit.core.hardware import Hardware, Stack
-from autofit.core.outcome import Trial, outcome_to_json
+from autofit.core.outcome import Trial
 
 SCHEMA = 1
 """Version of the report's JSON."""
@@ -75,7 +75,7 @@ def _trial_json(trial: Trial) -> dict[str, Any]:
         "seconds": trial.seconds,
         "device_state": None if trial.device_state is None else trial.device_state.to_json(),
         "doubts": list(trial.doubts),
-        **outcome_to_json(trial.outcome),
+        **trial.outcome.to_json(),
     }
 
 

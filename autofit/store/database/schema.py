@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Connection, MetaData, Table, func, inspect, select, text
 
 from autofit import __version__
+from autofit.core.document import Document
 from autofit.core.errors import StoreError
 from autofit.core.verdict import Contradiction, contradiction
 from autofit.store import ranking
@@ -21,7 +23,7 @@ from autofit.store.database.retrying import retried
 from autofit.store.rows import Reader
 from autofit.store.tables import TABLES
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006")
 """Every revision, oldest first. Opening a store compares with these, which avoids importing Alembic."""
 
 _SCRIPTS = Path(__file__).parent / "migrations"
@@ -36,7 +38,7 @@ class NoStore(StoreError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreReport:
+class StoreReport(Document):
     """What `autofit db check` found."""
 
     store: str
@@ -54,18 +56,9 @@ class StoreReport:
     contradictions: tuple[Contradiction, ...] = ()
     """Configs whose trials contradict each other: this is not damage; the cautious reading is used."""
 
-    def to_json(self) -> dict[str, object]:
+    def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        return {
-            "store": self.store,
-            "kind": self.kind,
-            "revision": self.revision,
-            "newest": self.newest,
-            "problems": list(self.problems),
-            "counts": dict(self.counts),
-            "contradictions": [found.to_json() for found in self.contradictions],
-            "sound": self.sound,
-        }
+        return {**Document.to_json(self), "sound": self.sound}
 
     @property
     def sound(self) -> bool:
@@ -209,8 +202,7 @@ def _damage(connection: Connection) -> list[str]:
     if damage:
         return damage
     broken = connection.execute(text("PRAGMA foreign_key_check")).fetchmany(20)
-    lost = [f"row {number} of {table} refers to a row of {other} that is lost" for table, number, other, _ in broken]
-    return lost
+    return [f"row {number} of {table} refers to a row of {other} that is lost" for table, number, other, _ in broken]
 
 
 def _contradictions(connection: Connection) -> tuple[Contradiction, ...]:

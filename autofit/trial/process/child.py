@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from autofit.core.errors import AutofitError
-from autofit.core.outcome import Crashed, Outcome, Unsupported, outcome_to_json
+from autofit.core.outcome import Crashed, Outcome, Unsupported
 from autofit.trial.measure import process_memory
 from autofit.trial.measure.pace import EARNED, PEAK, SHOWN, STEP, TooSlow
 from autofit.trial.process.child_process import TIMED, TIMING
@@ -48,7 +48,7 @@ class Events:
 
     def result(self, outcome: Outcome, *, recording: bool = False) -> None:
         """Report the trial's outcome, and whether a recording worth waiting for follows."""
-        self._send({"result": outcome_to_json(outcome), "recording": recording})
+        self._send({"result": outcome.to_json(), "recording": recording})
 
     def _send(self, event: Mapping[str, Any]) -> None:
         data = (json.dumps(event, allow_nan=False) + "\n").encode()

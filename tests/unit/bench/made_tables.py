@@ -14,7 +14,7 @@ from autofit.bench.oracle import SearchMethod, Trace, searched
 from autofit.bench.problem import Problem, listed
 from autofit.bench.recorded import Recorded
 from autofit.core.lattice import Config
-from autofit.core.outcome import Outcome, Trial, outcome_to_json
+from autofit.core.outcome import Outcome, Trial
 from autofit.core.units import GIB
 
 LIMIT = 2 * GIB
@@ -77,7 +77,7 @@ def lines_of(trials: Iterable[Trial]) -> list[dict[str, Any]]:
         "memory_limit_bytes": every[0].memory_limit_bytes,
         "recorded_at": "2026-03-01T00:00:00+00:00",
     }
-    rows = ({"config": t.config.to_json(), **outcome_to_json(t.outcome), "seconds": t.seconds} for t in every)
+    rows = ({"config": t.config.to_json(), **t.outcome.to_json(), "seconds": t.seconds} for t in every)
     return [header, *rows]
 
 

@@ -22,7 +22,7 @@ from autofit.bench.tables import problems_of, read
 from autofit.catalog.models import load
 from autofit.core.errors import AutofitError, NothingFits, UsageError
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, OutOfMemory, outcome_to_json
+from autofit.core.outcome import Fits, Outcome, OutOfMemory
 from autofit.core.units import GIB
 from autofit.operations.recording.recorded_tables import read_whole
 from autofit.operations.recording.table_file import is_table
@@ -230,7 +230,7 @@ def in_steps(**values: Any) -> Callable[[dict[str, Any]], object]:
 def failed_with(outcome: Outcome) -> Callable[[dict[str, Any]], object]:
     def change(line: dict[str, Any]) -> None:
         del line["measurement"]
-        line.update(outcome_to_json(outcome))
+        line.update(outcome.to_json())
 
     return change
 
@@ -326,18 +326,18 @@ def test_a_file_that_is_no_table(spoil: Callable[[str], str], said: str, table: 
 
 
 def test_what_the_machinery_failed_is_no_row(lines: Lines, tmp_path: Path) -> None:
-    failed = {"config": lines[1]["config"], **outcome_to_json(replace(crashed(), transient=True)), "seconds": 1.0}
+    failed = {"config": lines[1]["config"], **replace(crashed(), transient=True).to_json(), "seconds": 1.0}
     with pytest.raises(UsageError, match="row 2: a failure of the machinery"):
         replay([write(tmp_path / "t.jsonl", [lines[0], failed])])
     # A config's own crash is a row like any other.
-    own = {**failed, **outcome_to_json(crashed())}
-    other = {"config": lines[2]["config"], **outcome_to_json(fits(1.0, 10)), "seconds": 5.0}
+    own = {**failed, **crashed().to_json()}
+    other = {"config": lines[2]["config"], **fits(1.0, 10).to_json(), "seconds": 5.0}
     assert len(read_whole(write(tmp_path / "u.jsonl", [lines[0], own, other])).trials) == 2
 
 
 def test_what_fits_in_one_pass_alone_is_told_and_counts_as_not_fitting(lines: Lines, tmp_path: Path) -> None:
     fitting = next(line for line in lines[1:] if line["outcome"] == "fits")
-    failed = {"config": fitting["config"], "pass": 2, **outcome_to_json(out_of_memory()), "seconds": 1.0}
+    failed = {"config": fitting["config"], "pass": 2, **out_of_memory().to_json(), "seconds": 1.0}
     file = write(tmp_path / "t.jsonl", [*lines, failed])
     (config,) = read_whole(file).contradicting
     assert config == Config.from_json(fitting["config"])

@@ -52,7 +52,10 @@ def test_a_search_prints_a_table_and_a_recommendation(autofit: Autofit, world: W
     done = autofit(*SEARCH)
     assert done.code == 0
     here, _ = detect("cpu")
-    assert done.out.startswith(f"Frontier of {here.name} for smollm2-135m:\n")
+    verdict, cost = done.out.splitlines()[:2]
+    assert verdict.startswith("Recommended: ") and "tokens/s, " in verdict and " GiB of " in verdict
+    assert " trials (" in cost and "; stopped because " in cost
+    assert f"Frontier of {here.name} for smollm2-135m, 128 tokens x 4 sequences a step, within " in done.out
     assert "Recommended for smollm2-135m, 128 tokens x 4 sequences a step" in done.out
     assert " of headroom" in done.out
     assert "ruled out without running" in done.out
@@ -68,7 +71,7 @@ def test_a_search_over_numbers_of_devices(autofit: Autofit, world: World) -> Non
     assert done.code == 0, done.err
     table, _, best = done.out.partition("\n\n")
     assert [line.split()[0] for line in table.splitlines()] == ["devices", "1", "2"]
-    assert best.startswith("Frontier of ")
+    assert best.startswith("Recommended: ")
     document = autofit(*asked, "--json").document
     assert [entry["devices"] for entry in document["by_devices"]] == [1, 2]
     refused = autofit(*SEARCH, "--devices", "3", "--fewer-devices")
@@ -143,7 +146,8 @@ def test_what_nobody_foresaw_is_no_clean_ending(autofit: Autofit, monkeypatch: p
 def test_the_frontier_as_a_table(autofit: Autofit, filled: Path) -> None:
     done = autofit("frontier", *ASKED)
     assert (done.code, done.err) == (0, "")
-    tables = [table.splitlines() for table in done.out.split("\n\n")]
+    heading, *tables = [table.splitlines() for table in done.out.split("\n\n")]
+    assert heading == ["Frontier of h100-80g for smollm2-135m, 128 tokens x 4 sequences a step, within 80.00 GiB:"]
     sizes = {"full": ["10.00", "20.00", "40.00"], "lora": ["3.00", "8.00"], "qlora": ["2.00"]}
     for table, (method, own) in zip(tables, sizes.items(), strict=True):
         assert table[0].split() == ["memory", "tokens/s", "spread", method]
@@ -194,7 +198,7 @@ def test_the_frontier_as_a_search_under_a_limit_judges_it(autofit: Autofit, fill
         return [point["measurement"]["device_bytes"] // GIB for point in points]
 
     assert 20 in sizes() and 20 not in sizes("--memory-limit", "25GiB")
-    rows = autofit("frontier", *ASKED, "--method", "full", "--memory-limit", "39GiB").out.splitlines()[1:]
+    rows = autofit("frontier", *ASKED, "--method", "full", "--memory-limit", "39GiB").out.splitlines()[3:]
     assert [row.split()[0] for row in rows if row.endswith(" (over the limit)")] == ["40.00"]
 
 

@@ -25,13 +25,12 @@ from autofit.core.outcome import Diverged, Outcome, Trial
 from autofit.core.units import GIB, format_bytes
 from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
-from autofit.estimate.memory.deviation import MemoryDeviation
+from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 from autofit.operations import SearchRequest
 from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import outline, resolve
 from autofit.prediction import memory_deviations
 from autofit.prediction import predictor as predicting_ahead
-from autofit.prediction.memory_deviations import NOTHING_COMPARED
 from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictor import LatticePredictor
 from autofit.store import Store

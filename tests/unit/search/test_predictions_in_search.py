@@ -17,9 +17,9 @@ from unit.search.test_loop import check_counts_of_memory, limit_for, searched
 from autofit.core.lattice import Config, Lattice
 from autofit.core.outcome import OutOfMemory, Prediction, Trial
 from autofit.core.units import GIB
-from autofit.estimate.memory.deviation import MemoryDeviation
-from autofit.prediction import memory_deviations
-from autofit.prediction.memory_deviations import LEAST, NOTHING_COMPARED, UNKNOWN, learned
+from autofit.estimate.memory import deviation
+from autofit.estimate.memory.deviation import NOTHING_COMPARED, UNKNOWN, MemoryDeviation
+from autofit.prediction.memory_deviations import LEAST, learned
 from autofit.prediction.predictions import Predictions, Report
 from autofit.search.acquisition.acquisition import CANNOT_FIT, Acquisition
 from autofit.search.acquisition.memory_fit import memory_error, memory_errors
@@ -257,7 +257,7 @@ ENDS = ("least", "most")
 
 
 def test_the_error_stated_without_comparisons_is_that_of_the_records() -> None:
-    recorded = Path(memory_deviations.__file__).parents[2] / "benchmarks" / "recorded"
+    recorded = Path(deviation.__file__).parents[3] / "benchmarks" / "recorded"
     published, processor, sharded = (
         json.loads((recorded / name).read_text(encoding="utf-8"))
         for name in ("published-estimates.json", "estimate-cpu.json", "cpu-zen5-2c-sharded-memory.json")
@@ -270,8 +270,8 @@ def test_the_error_stated_without_comparisons_is_that_of_the_records() -> None:
     )
     worst = (f"{max(map(abs, errors)):.2f}" for errors in (of_processor, compiled))
     for figure in (*(f"{error:.3f}" for error in of_cards), *worst):
-        assert f" {figure} " in inspect.getsource(memory_deviations)
-    assert f" {abs(sharded['worst_error']):.2f} " in inspect.getsource(memory_deviations)
+        assert f" {figure} " in inspect.getsource(deviation)
+    assert f" {abs(sharded['worst_error']):.2f} " in inspect.getsource(deviation)
     assert max(abs(math.log1p(error)) for error in (*of_cards, *of_processor)) <= 2 * UNKNOWN
 
 

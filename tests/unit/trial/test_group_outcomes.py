@@ -20,7 +20,6 @@ from autofit.core.outcome import (
     StepSeconds,
     TimedOut,
     outcome_from_json,
-    outcome_to_json,
 )
 from autofit.trial.process import classify, group
 from autofit.trial.process.group import Gathering, combined
@@ -73,11 +72,11 @@ def test_memory_is_that_of_the_fullest_rank_and_each_is_kept() -> None:
     assert found.host_peak_bytes == 301
     assert set(found.phase_peaks.values()) == {300}
     assert [(own.rank, own.device_bytes, own.step_seconds) for own in found.ranks] == [(0, 200, 2.0), (1, 300, 1.0)]
-    assert outcome_from_json(outcome_to_json(outcome)) == outcome
+    assert outcome_from_json(outcome.to_json()) == outcome
 
 
 def test_a_measurement_of_one_process_has_no_ranks_and_older_ones_are_still_read() -> None:
-    data = outcome_to_json(ALONE)
+    data = ALONE.to_json()
     del data["measurement"]["ranks"]
     assert outcome_from_json(data) == ALONE
 
