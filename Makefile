@@ -56,7 +56,7 @@ REPLAY ?=
 replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
-# Writes the tables and the plot of benchmarks/RESULTS.md, and the picture docs/search.svg. Takes some ten minutes the
+# Writes the tables of benchmarks/RESULTS.md, and the picture docs/search.svg. Takes some ten minutes the
 # first time; if interrupted, run it again to continue. Optuna's Gaussian process, which takes more than an hour, runs
 # only if RESULTS='--methods optuna-gp' names it; the page keeps its figures.
 RESULTS ?=
