@@ -43,9 +43,9 @@ from autofit.estimate.estimator import Estimator
 from autofit.planning.requests import WorkloadOptions
 from autofit.techniques import Job, complete, unsupported
 from autofit.training.prerequisites.requirements import lacking_here
+from autofit.trial.limits.segments import ALLOCATOR, EXPANDABLE
 from autofit.trial.machine.detection import detect
 from autofit.trial.process.group_runner import GroupRunner
-from autofit.trial.process.runner import ALLOCATOR, EXPANDABLE
 from autofit.trial.request import TrialRequest
 
 EMULATED = Path(__file__).parents[1] / "tests" / "emulated_card" / "cards.py"

@@ -42,7 +42,7 @@ class Prober:
         self._environments: list[dict[str, str]] = request["environments"]
         """Of each rank of a trial of several: which device is its own."""
         self._seconds_per: dict[str, float] = dict(request["seconds_per"])
-        before = nvml.first_visible()
+        before = nvml.visible(0)
         self._held_by_others = 0 if before is None else before.held_bytes
         self._bench = Bench(torch.device(hardware.kind))
         self._shapes = Shapes.from_json(request["shapes"])
