@@ -34,7 +34,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from autofit.bench import ours
-from autofit.bench.oracle import searched
+from autofit.bench.oracle import CLOSE, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.replay import SEEDS, replay
 from autofit.bench.tables import RECORDED, LimitOf, foresight_of, problems_of, read
@@ -49,34 +49,15 @@ TABLES = [RECORDED / f"{name}.jsonl" for name in ("cpu-2c-smollm2-135m", "cpu-2c
 OURS, THOROUGH = "autofit", "autofit-thorough"
 SHARE = 0.25
 """Of the configs run out of memory under the lowered limits."""
-WITHIN = 0.01
-"""Relative distance from the best speed that the tables are of."""
 TRIALS, RAN_OUT, FRONTIER = 8, 1, 0.99
 """The targets, in the median: trials until that near the best, those of a search that run out of memory, and the share
 of the frontier after 20 trials of the search for all of it."""
-DIGITS = 6
-"""Significant digits of a figure in the JSON."""
 MARK = "<!-- What follows is written by benchmarks/replay.py. -->\n"
 JSON = Mapping[str, Any]
 
 
 def main() -> None:
     """Run what is asked for and lacking, and write it down."""
-    asked = _parser().parse_args()
-    if asked.picture:
-        return picture(asked.table[0] if asked.table else TABLES[0], asked.store, asked.picture)
-    document = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {"problems": []}
-    if not asked.draw:
-        document = merged(document, replayed(asked))
-    if asked.json:
-        asked.json.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
-    if asked.page is None:
-        return print(tables_of(document))
-    prose = asked.page.read_text().partition(MARK)[0] if asked.page.exists() else ""
-    asked.page.write_text(f"{prose}{MARK}\n{tables_of(document)}")
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="append", type=Path, metavar="FILE")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=())
@@ -90,7 +71,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page", type=Path, metavar="FILE")
     parser.add_argument("--draw", action="store_true")
     parser.add_argument("--picture", type=Path, metavar="FILE")
-    return parser
+    asked = parser.parse_args()
+    if asked.picture:
+        return picture(asked.table[0] if asked.table else TABLES[0], asked.store, asked.picture)
+    document = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {"problems": []}
+    if not asked.draw:
+        document = merged(document, replayed(asked))
+    if asked.json:
+        asked.json.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+    if asked.page is None:
+        return print(tables_of(document))
+    prose = asked.page.read_text().partition(MARK)[0] if asked.page.exists() else ""
+    asked.page.write_text(f"{prose}{MARK}\n{tables_of(document)}")
 
 
 def replayed(asked: argparse.Namespace) -> dict[str, Any]:
@@ -137,7 +129,7 @@ def figures_of(problem: JSON, scores: Mapping[str, Any], own_limit: int) -> dict
 def _figures(score: JSON) -> dict[str, Any]:
     """Pairs are median and 90th percentile, None where so many seeds never got there; but for the frontier, of which it
     is the median share of the hypervolume after 20 trials, and after 40."""
-    reached = next(reached for reached in score["reached"] if reached["within"] == WITHIN)
+    reached = next(reached for reached in score["reached"] if reached["within"] == CLOSE)
     figures: dict[str, Any] = {
         "trials": _pair(reached["trials"]),
         "seconds": _pair(reached["seconds"]),
@@ -159,7 +151,7 @@ def _pair(spread: JSON) -> list[float | None]:
 
 
 def _rounded(figure: float | None) -> float | None:
-    return None if figure is None else float(f"{figure:.{DIGITS}g}")
+    return None if figure is None else float(f"{figure:.6g}")
 
 
 def merged(before: JSON, now: JSON) -> dict[str, Any]:

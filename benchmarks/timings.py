@@ -6,7 +6,7 @@
 search     a search as a user runs it, in a fresh store, on the processors that can be made out of this one: variables
            cap the instruction set that oneDNN and ATen take their kernels by. Seconds are of the whole command. What
            is in FILE is not measured again. Job `main` is `make search`, `again` is answered from its store, `probed`
-           follows `autofit probe`, `tight` has 1 GiB, `plain` no options; `-unpredicted` makes no predictions.
+           follows `autofit probe`, `tight` has 1 GiB, `plain` no options; `tight-unpredicted` makes no predictions.
 start-up   the whole process of `autofit --help`, and of `recommend` from so many trials (100,000)
 noise      one config so many times (10): how far repeats differ in the worst split into halves, how many stored
            intervals hold the median of all, and what a trial costs beside its steps
@@ -32,6 +32,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,6 @@ JOBS = {
     "lora": [[*MAIN, "--method", "lora"]],
     "plain": [["search", "--model", "smollm2-135m"]],
     "tight": [TIGHT],
-    "main-unpredicted": [[*MAIN, "--no-predict"]],
     "tight-unpredicted": [[*TIGHT, "--no-predict", "--thorough", "--max-trials", "20"]],
 }
 """The commands of each, of which the last is timed."""
@@ -226,10 +226,8 @@ def worst_split(values: Sequence[float]) -> float:
 
 def estimator(asked: argparse.Namespace) -> dict[str, Any]:
     """Each config in a process of its own, and the lattice."""
-    singles = []
-    for config in ESTIMATED:
-        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as alone:
-            singles.append(alone.submit(estimate_seconds, asked.model, config).result())
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as alone:
+        singles = list(alone.map(partial(estimate_seconds, asked.model), ESTIMATED))
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: lattice_seconds(asked.model, f"{folder}/store.db") for name in ("cold", "warm")}
     return {"model": asked.model, "singles": singles, "lattice": runs}

@@ -92,10 +92,6 @@ class Score:
     """For each of `AFTER`."""
     ended: Ended | None
     """None where the method itself ended no search."""
-    asks: Spread
-    repeats: Spread
-    outside: Spread
-    """All asks, and among them those for configs that had already run and for configs that the table lacks."""
 
 
 def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
@@ -108,9 +104,6 @@ def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
         out_of_memory=Spread.of(_ran_out(t.runs[: trials_to(t, recorded.best, WITHIN[-1])]) for t in traces),
         hypervolume=tuple(Share(trials=n, median=share.median, p90=share.p90) for n, share in shares.items()),
         ended=_ended(recorded, ended) if ended else None,
-        asks=Spread.of(t.asks for t in traces),
-        repeats=Spread.of(t.repeats for t in traces),
-        outside=Spread.of(t.outside for t in traces),
     )
 
 
