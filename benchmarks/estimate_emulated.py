@@ -119,11 +119,6 @@ class Row:
         """Whether it fitted unforeseen, or ran out of memory unforeseen."""
         return self.judged and self.predicted["fits"] != (self.outcome == "fits")
 
-    @property
-    def margin(self) -> float:
-        """How far from the limit it was predicted to be, as a share of the limit."""
-        return abs(self.predicted["device_bytes"] / self.limit - 1.0)
-
     def __str__(self) -> str:
         both = [self.predicted, self.measured or {}]
         mib = [f"{found[size] / MIB:9.1f}" if found else f"{'-':>9}" for found in both for size in SIZES]
@@ -286,13 +281,14 @@ def figures(rows: Sequence[Row]) -> list[tuple[str, float, float]]:
     errors = ([abs(error) for row in rows if (error := row.error(size)) is not None] or [0.0] for size in SIZES)
     allocated, reserved = map(sorted, errors)
     judged = [row.misjudged for row in rows if row.judged]
+    margins = (abs(row.predicted["device_bytes"] / row.limit - 1.0) for row in rows if row.misjudged)
     return [
         ("allocated, median error", statistics.median(allocated), 0.0005),
         ("allocated, largest error", allocated[-1], 0.005),
         ("reserved, median error", statistics.median(reserved), 0.005),
         ("reserved, 95th percentile", reserved[int(0.95 * len(reserved))], 0.02),
         ("fit misjudged", statistics.fmean(judged or [0.0]), 0.003),
-        ("margin of what was misjudged", max((row.margin for row in rows if row.misjudged), default=0.0), 0.01),
+        ("margin of what was misjudged", max(margins, default=0.0), 0.01),
         ("ended in another way", 1.0 - len(judged) / len(rows), 0.0),
     ]
 

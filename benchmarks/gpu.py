@@ -80,7 +80,7 @@ class Recording:
         for name, options in TABLES[what].items():
             if not self.left:
                 return UNFINISHED
-            command = (*AUTOFIT, "bench", "record", "--out", str(self.table(name)), *options, "--in-place")
+            command = (*AUTOFIT, "bench", "record", "--out", f"{self.out}/{name}.jsonl", *options, "--in-place")
             done = self.run(*command, "--time-budget", f"{self.left}s", "--json")
             if done.returncode:
                 return done.returncode
@@ -90,19 +90,15 @@ class Recording:
         if what not in LEAST:
             return max(self.smaller_limits(name) for name in TABLES[what])
         program, found = str(ROOT / "benchmarks" / "estimate_trials.py"), str(self.out / f"{what}.estimates.json")
-        tables = (str(self.table(name)) for name in TABLES[what])
+        tables = (f"{self.out}/{name}.jsonl" for name in TABLES[what])
         judged = self.run(sys.executable, program, *tables, "--least", LEAST[what], "--json", found)
         print(judged.stdout)
         return judged.returncode
 
-    def table(self, name: str) -> Path:
-        """The file of a table."""
-        return self.out / f"{name}.jsonl"
-
     def smaller_limits(self, name: str) -> int:
         """Measure what a replay of the table under smaller limits could get wrong. 1 if a config does not fit that fits
         by the table."""
-        table, file = read_whole(self.table(name)), self.out / f"limits-{name}.jsonl"
+        table, file = read_whole(self.out / f"{name}.jsonl"), self.out / f"limits-{name}.jsonl"
         known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         of = table.workload
         asked = ("--model", of.model, "--seq-len", str(of.seq_len), "--global-batch", str(of.global_batch), "--json")

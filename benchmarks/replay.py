@@ -43,7 +43,6 @@ from autofit.core.units import GIB, format_bytes
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.trial.machine.detection import cores
 
-HERE = Path(__file__).parent
 ZEN5 = [f"cpu-zen5-2c-{model}" for model in ("smollm2-135m", "gemma-3-270m", "smollm2-360m", "qwen2.5-0.5b")]
 TABLES = [RECORDED / f"{name}.jsonl" for name in ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", *ZEN5)]
 OURS, THOROUGH = "autofit", "autofit-thorough"
@@ -191,7 +190,9 @@ def code_here() -> dict[str, Any]:
     """The checkout's revision, with a word on changes since, and the estimator's version."""
 
     def git(*asked: str) -> str:
-        return subprocess.run(["git", *asked], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+        return subprocess.run(
+            ["git", *asked], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+        ).stdout.strip()
 
     changed = ", with changes" if git("status", "--porcelain", "--", "../autofit") else ""
     return {"revision": (git("rev-parse", "--short=12", "HEAD") or "unknown") + changed, "estimator": ESTIMATOR_VERSION}
