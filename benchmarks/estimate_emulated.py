@@ -146,7 +146,7 @@ class Drawing:
 
     def rows(self, runners: Mapping[bool, GroupRunner]) -> Iterator[dict[str, Any]]:
         """The lines of a group's configs; the runners are those with expandable segments and without."""
-        estimators = {segments: _estimator(self._job, segments) for segments in runners}
+        estimators = {on: Estimator(replace(self._job, expandable_segments=on), None) for on in runners}
         memory = self._job.hardware.memory_bytes
         decoder: dict[str, Value] = {}
         for number in range(DECODERS * ALIKE):
@@ -185,10 +185,6 @@ class Drawing:
         if self._ranks > 1:
             drawn["sharding"] = self._random.choice(SHARDINGS)
         return complete(drawn)
-
-
-def _estimator(job: Job, segments: bool) -> Estimator:
-    return Estimator(replace(job, expandable_segments=segments), None)
 
 
 def _trained(runner: GroupRunner, job: Job, said: Estimate) -> dict[str, Any]:
@@ -251,7 +247,7 @@ def again(site: tuple[Hardware, Stack], rows: Sequence[Row]) -> list[Row]:
     """Rows of one job, predicted anew."""
     asked = {name: value for name, value in rows[0].job.items() if name not in ("ranks", "segments")}
     job = WorkloadOptions(**asked, devices=rows[0].job["ranks"]).job(site)
-    estimator = _estimator(job, rows[0].job["segments"])
+    estimator = Estimator(replace(job, expandable_segments=rows[0].job["segments"]), None)
     found = []
     for row in rows:
         said = estimator.estimate(Config.from_json(row.config), memory_limit_bytes=row.limit)

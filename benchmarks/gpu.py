@@ -31,8 +31,6 @@ from autofit.operations.recording.recorded_tables import RecordedTable, read_who
 
 ROOT = Path(__file__).resolve().parents[1]
 AUTOFIT = [sys.executable, "-m", "autofit.cli.main"]
-UNFINISHED = 75
-"""EX_TEMPFAIL of sysexits.h."""
 EIGHT = ("--model", "llama-3.1-8b", "--seq-len", "2048", "--global-batch", "16")
 EVERY_AXIS = ("--space", "benchmarks/gpu_every_axis.yaml", "--seq-len", "2048", "--global-batch", "8", "--cover")
 GRID = ("--space", "benchmarks/gpu_grid.yaml", "--seq-len", "2048", "--global-batch", "16")
@@ -79,14 +77,14 @@ class Recording:
         unfinished = False
         for name, options in TABLES[what].items():
             if not self.left:
-                return UNFINISHED
+                return os.EX_TEMPFAIL
             command = (*AUTOFIT, "bench", "record", "--out", f"{self.out}/{name}.jsonl", *options, "--in-place")
             done = self.run(*command, "--time-budget", f"{self.left}s", "--json")
             if done.returncode:
                 return done.returncode
             unfinished = unfinished or json.loads(done.stdout)["left"] > 0
         if unfinished or not self.left:
-            return UNFINISHED
+            return os.EX_TEMPFAIL
         if what not in LEAST:
             return max(self.smaller_limits(name) for name in TABLES[what])
         program, found = str(ROOT / "benchmarks" / "estimate_trials.py"), str(self.out / f"{what}.estimates.json")
@@ -109,7 +107,7 @@ class Recording:
             if any(case.items() <= earlier.items() for earlier in known):
                 continue
             if not self.left:
-                return UNFINISHED
+                return os.EX_TEMPFAIL
             trial = (*AUTOFIT, "trial", *asked, "--config", str(config), "--memory-limit", limit)
             done = self.run(*trial, "--store", str(self.out / "limits.db"))
             known.append({**case, "trial": json.loads(done.stdout)})
@@ -151,7 +149,7 @@ def main() -> int:
         return call.record(asked.what)
     found = {what: call.record(what) for what in TABLES if what != "offload-large-host"}
     print(json.dumps(found))
-    return UNFINISHED if UNFINISHED in found.values() else max(found.values())
+    return os.EX_TEMPFAIL if os.EX_TEMPFAIL in found.values() else max(found.values())
 
 
 if __name__ == "__main__":

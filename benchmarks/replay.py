@@ -190,9 +190,8 @@ def code_here() -> dict[str, Any]:
     """The checkout's revision, with a word on changes since, and the estimator's version."""
 
     def git(*asked: str) -> str:
-        return subprocess.run(
-            ["git", *asked], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
-        ).stdout.strip()
+        done = subprocess.run(["git", *asked], cwd=Path(__file__).parent, capture_output=True, text=True)
+        return done.stdout.strip()
 
     changed = ", with changes" if git("status", "--porcelain", "--", "../autofit") else ""
     return {"revision": (git("rev-parse", "--short=12", "HEAD") or "unknown") + changed, "estimator": ESTIMATOR_VERSION}
