@@ -27,6 +27,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from autofit.core.attempt import Attempt
@@ -56,8 +57,6 @@ DEVICE_BACK_BYTES = 64 * 1024**2
 """How much may stay in use while the device still counts as freed: other processes' memory fluctuates, too."""
 RECORDING_SECONDS = 600.0
 """How long a trial that has answered may go on writing its recordings; this does not count towards its deadline."""
-
-Entry = Callable[[Mapping[str, Any], int, float], None]
 
 
 class Host:
@@ -236,7 +235,7 @@ class Host:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            load_entry(self._entry)(data, events, asked_at)
+            resolve_name(self._entry)(data, events, asked_at)
             code = 0
         except BaseException:
             import traceback
@@ -356,13 +355,6 @@ def _await_device(held_before: int) -> None:
         if time.monotonic() > until:
             return  # then it is another process's
         time.sleep(0.05)
-
-
-def load_entry(spelled: str) -> Entry:
-    """The function that `module:function` names."""
-    module, _, function = spelled.partition(":")
-    entry: Entry = getattr(importlib.import_module(module), function)
-    return entry
 
 
 def main() -> None:
