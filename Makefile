@@ -44,8 +44,7 @@ test: install $(DEV)
 # The estimator's figures: its error against published and recorded runs, and its own running time. A missed target ends
 # none of them.
 estimates: install
-	-$(BIN)/python benchmarks/published.py memory
-	-$(BIN)/python benchmarks/published.py speeds
+	-$(BIN)/python benchmarks/published.py
 	-$(BIN)/python benchmarks/estimate_trials.py
 	$(BIN)/python benchmarks/timings.py estimator
 
@@ -57,7 +56,7 @@ REPLAY ?=
 replay: $(RIVALS)
 	PYTHONPATH=$(RIVALS) $(BIN)/autofit bench replay $(REPLAY)
 
-# Writes the tables and the plot of benchmarks/RESULTS.md, and the picture docs/search.svg. Takes some ten minutes the
+# Writes the tables of benchmarks/RESULTS.md, and the picture docs/search.svg. Takes some ten minutes the
 # first time; if interrupted, run it again to continue. Optuna's Gaussian process, which takes more than an hour, runs
 # only if RESULTS='--methods optuna-gp' names it; the page keeps its figures.
 RESULTS ?=

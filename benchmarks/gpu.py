@@ -1,19 +1,17 @@
 """What is recorded on an NVIDIA GPU, in as many calls as it takes. It needs neither Ray nor a network.
 
-    python benchmarks/gpu.py OUT_DIR WHAT [--seconds 420] [--max-trials N]
+    python benchmarks/gpu.py OUT_DIR WHAT [--seconds 420]
 
 every-axis          24 configs each of three models with every value of every axis, beside their predictions
 tables              a complete grid for two models, to replay searches over; then what a replay under the limits of
                     smaller cards could get wrong, measured under these
 offload             full training of llama-3.1-8b with and without offload, beside predictions; 128 GiB of host memory
 offload-large-host  the same in mixed precision: 192 GiB
-exactness           every technique, alone and in pairs, compared with plain training; needs the extra `dev`
-search              a search for llama-3.1-8b; its trials are exported
 all                 these, one after another, but for offload-large-host
 
 Everything is in OUT_DIR as soon as it is measured, and a further call goes on from there, on any machine with the same
 GPU. No trial begins after --seconds, so that a call ends within ten minutes. Exits with 75 while something is left,
-with 1 if a target is missed or a technique does not train as plain training does, or with the status of what failed.
+with 1 if a target is missed, or with the status of what failed.
 """
 
 from __future__ import annotations
@@ -24,8 +22,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from autofit.core.lattice import Config
@@ -35,8 +31,6 @@ from autofit.operations.recording.recorded_tables import RecordedTable, read_who
 
 ROOT = Path(__file__).resolve().parents[1]
 AUTOFIT = [sys.executable, "-m", "autofit.cli.main"]
-UNFINISHED = 75
-"""EX_TEMPFAIL of sysexits.h."""
 EIGHT = ("--model", "llama-3.1-8b", "--seq-len", "2048", "--global-batch", "16")
 EVERY_AXIS = ("--space", "benchmarks/gpu_every_axis.yaml", "--seq-len", "2048", "--global-batch", "8", "--cover")
 GRID = ("--space", "benchmarks/gpu_grid.yaml", "--seq-len", "2048", "--global-batch", "16")
@@ -53,14 +47,13 @@ TABLES: dict[str, dict[str, tuple[str, ...]]] = {
 LEAST = {"every-axis": "60", "offload": "1", "offload-large-host": "1"}
 """Those that are compared with their predictions, with the configs that must have trained."""
 LIMITS = ("24GiB", "40GiB", "79GiB")
-PARTS = ("alone", "pair", "sixteen", "compiled")
 
 
 class Recording:
     """One call: where it writes, and when it must begin nothing more."""
 
-    def __init__(self, out: Path, seconds: float, max_trials: int | None) -> None:
-        self.out, self.max_trials = out, max_trials
+    def __init__(self, out: Path, seconds: float) -> None:
+        self.out = out
         self._ends = time.monotonic() + seconds
 
     @property
@@ -68,60 +61,42 @@ class Recording:
         """Seconds."""
         return max(0, int(self._ends - time.monotonic()))
 
-    def run(self, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Run in the checkout: a table names its space's file by the same path on every machine."""
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-        return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, text=True, **options)
-
-    def check_machine(self, *options: str) -> None:
-        """Leave what `autofit doctor` says, unless an earlier call did. It reports; what follows decides."""
-        if (self.out / "doctor.json").exists() and not options:
-            return
-        done = self.run(*AUTOFIT, "doctor", "--no-ray", *options, "--json", stdout=subprocess.PIPE)
-        (self.out / "doctor.json").write_text(done.stdout)
-
-    def search(self) -> int:
-        """A search whose store is kept, and the export of its trials."""
-        if not self.left:
-            return UNFINISHED
-        self.check_machine()
-        store = ("--store", str(self.out / "store.db"))
-        space = ("--space", "benchmarks/single_gpu_resident.yaml", "--time-budget", f"{self.left}s", "--in-place")
-        found = self.run(*AUTOFIT, "search", *EIGHT, *space, *store, "--json", stdout=subprocess.PIPE)
-        (self.out / "search.json").write_text(found.stdout)
-        self.run(*AUTOFIT, "db", "export", str(self.out / "trials.jsonl"), *store)
-        return found.returncode
+        environment = {**os.environ, "PYTHONPATH": path}
+        return subprocess.run(command, cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE)
 
     def record(self, what: str) -> int:
         """The tables of a recording; then the comparison or the smaller limits, once all are done."""
-        if self.left:  # anew where it compiles operations: OUT_DIR may have come to a machine that has none
-            self.check_machine(*(["--build-ops"] if what in LEAST else []))
+        report = self.out / "doctor.json"
+        # Anew where it compiles operations: OUT_DIR may have come to a machine that has none.
+        if self.left and (what in LEAST or not report.exists()):
+            build = ["--build-ops"] if what in LEAST else []
+            report.write_text(self.run(*AUTOFIT, "doctor", "--no-ray", *build, "--json").stdout)
         unfinished = False
         for name, options in TABLES[what].items():
             if not self.left:
-                return UNFINISHED
-            most = ("--max-trials", str(self.max_trials)) if self.max_trials else ()
-            command = (*AUTOFIT, "bench", "record", "--out", str(self.table(name)), *options, *most, "--in-place")
-            done = self.run(*command, "--time-budget", f"{self.left}s", "--json", stdout=subprocess.PIPE)
+                return os.EX_TEMPFAIL
+            command = (*AUTOFIT, "bench", "record", "--out", f"{self.out}/{name}.jsonl", *options, "--in-place")
+            done = self.run(*command, "--time-budget", f"{self.left}s", "--json")
             if done.returncode:
                 return done.returncode
             unfinished = unfinished or json.loads(done.stdout)["left"] > 0
         if unfinished or not self.left:
-            return UNFINISHED
+            return os.EX_TEMPFAIL
         if what not in LEAST:
             return max(self.smaller_limits(name) for name in TABLES[what])
         program, found = str(ROOT / "benchmarks" / "estimate_trials.py"), str(self.out / f"{what}.estimates.json")
-        tables = (str(self.table(name)) for name in TABLES[what])
-        return self.run(sys.executable, program, *tables, "--least", LEAST[what], "--json", found).returncode
-
-    def table(self, name: str) -> Path:
-        """The file of a table."""
-        return self.out / f"{name}.jsonl"
+        tables = (f"{self.out}/{name}.jsonl" for name in TABLES[what])
+        judged = self.run(sys.executable, program, *tables, "--least", LEAST[what], "--json", found)
+        print(judged.stdout)
+        return judged.returncode
 
     def smaller_limits(self, name: str) -> int:
         """Measure what a replay of the table under smaller limits could get wrong. 1 if a config does not fit that fits
         by the table."""
-        table, file = read_whole(self.table(name)), self.out / f"limits-{name}.jsonl"
+        table, file = read_whole(self.out / f"{name}.jsonl"), self.out / f"limits-{name}.jsonl"
         known = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
         of = table.workload
         asked = ("--model", of.model, "--seq-len", str(of.seq_len), "--global-batch", str(of.global_batch), "--json")
@@ -132,38 +107,13 @@ class Recording:
             if any(case.items() <= earlier.items() for earlier in known):
                 continue
             if not self.left:
-                return UNFINISHED
+                return os.EX_TEMPFAIL
             trial = (*AUTOFIT, "trial", *asked, "--config", str(config), "--memory-limit", limit)
-            done = self.run(*trial, "--store", str(self.out / "limits.db"), stdout=subprocess.PIPE)
+            done = self.run(*trial, "--store", str(self.out / "limits.db"))
             known.append({**case, "trial": json.loads(done.stdout)})
             with file.open("a") as lines:
                 lines.write(json.dumps(known[-1]) + "\n")
         return 1 if any(case["fits_by_table"] and case["trial"]["outcome"] == "out_of_memory" for case in known) else 0
-
-    def exactness(self) -> int:
-        """The tests that train every technique on this machine's device. A part that passed is not run again."""
-        status = 0
-        for part in PARTS:
-            report = self.out / f"exactness-{part}.xml"
-            if report.exists():
-                continue
-            if not self.left:
-                return UNFINISHED
-            tests = (
-                "-m",
-                "pytest",
-                "-q",
-                "-p",
-                "no:cacheprovider",
-                "tests/unit/training/test_exactness.py",
-                "-k",
-                part,
-            )
-            ended = self.run(sys.executable, *tests, "--junitxml", f"{report}.last").returncode
-            if ended == 0:
-                Path(f"{report}.last").rename(report)
-            status = ended or status
-        return status
 
 
 def doubtful(table: RecordedTable, limit: int) -> dict[Config, bool]:
@@ -190,20 +140,16 @@ def main() -> int:
     """Record; the exit status."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT_DIR")
-    parser.add_argument("what", choices=("search", *TABLES, "exactness", "all"))
+    parser.add_argument("what", choices=(*TABLES, "all"))
     parser.add_argument("--seconds", type=float, default=420)
-    parser.add_argument("--max-trials", type=int)
     asked = parser.parse_args()
     asked.out.mkdir(parents=True, exist_ok=True)
-    call = Recording(asked.out.resolve(), asked.seconds, asked.max_trials)
-    # The search last: it takes all the time that it is given.
-    programs: dict[str, Callable[[], int]] = {what: partial(call.record, what) for what in TABLES}
-    programs |= {"exactness": call.exactness, "search": call.search}
+    call = Recording(asked.out.resolve(), asked.seconds)
     if asked.what != "all":
-        return programs[asked.what]()
-    found = {what: program() for what, program in programs.items() if what != "offload-large-host"}
+        return call.record(asked.what)
+    found = {what: call.record(what) for what in TABLES if what != "offload-large-host"}
     print(json.dumps(found))
-    return UNFINISHED if UNFINISHED in found.values() else max(found.values())
+    return os.EX_TEMPFAIL if os.EX_TEMPFAIL in found.values() else max(found.values())
 
 
 if __name__ == "__main__":

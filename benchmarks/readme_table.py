@@ -14,6 +14,9 @@ from typing import Any
 
 from typer.testing import CliRunner
 
+from autofit.cli.main import app
+from autofit.core.units import GIB
+
 CARDS = {"rtx-4090": "RTX 4090, 24 GB", "a100-40g": "A100, 40 GB", "h100-80g": "H100, 80 GB"}
 SAVING = "checkpointing=full,loss=chunked"
 ROWS = (
@@ -27,13 +30,10 @@ ROWS = (
 )
 """Each row's words and its config, beside a micro-batch of 4. Checkpointing comes with the chunked loss."""
 PUBLISHED = Path(__file__).parent / "recorded/published-estimates.json"
-GIB = 1024**3
 
 
 def estimate(config: str, card: str) -> dict[str, Any]:
     """The JSON of `autofit estimate`; its exit code 3 says that the config does not fit."""
-    from autofit.cli.main import app
-
     asked = ["estimate", "--model", "llama-3.1-8b", "--hardware", card, "--config", f"micro_batch=4,{config}"]
     done = CliRunner().invoke(app, [*asked, "--no-advice", "--json"])
     if not done.stdout:
@@ -83,12 +83,7 @@ def measured() -> list[str]:
     return lines
 
 
-def tables() -> str:
-    """Both tables, as they stand in the README."""
+if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         os.environ["AUTOFIT_STORE"] = f"{folder}/store.db"
-        return "\n".join([*predicted(), "", *measured()])
-
-
-if __name__ == "__main__":
-    print(tables())
+        print("\n".join([*predicted(), "", *measured()]))

@@ -1,4 +1,4 @@
-"""Search methods replayed over recorded tables: the tables and the plot of RESULTS.md, and their figures as JSON.
+"""Search methods replayed over recorded tables: the tables of RESULTS.md, and their figures as JSON.
 
     python benchmarks/replay.py [--table FILE ...] [--methods a,b] [--seeds 20] [--limits N] [--noise D]
                                 [--keep FOLDER] [--jobs N] [--store URL] [--json FILE] [--page FILE]
@@ -34,7 +34,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from autofit.bench import ours
-from autofit.bench.oracle import searched
+from autofit.bench.oracle import CLOSE, searched
 from autofit.bench.recorded import Recorded
 from autofit.bench.replay import SEEDS, replay
 from autofit.bench.tables import RECORDED, LimitOf, predictions_of, problems_of, read
@@ -43,57 +43,20 @@ from autofit.core.units import GIB, format_bytes
 from autofit.estimate.version import ESTIMATOR_VERSION
 from autofit.trial.machine.detection import cores
 
-HERE = Path(__file__).parent
 ZEN5 = [f"cpu-zen5-2c-{model}" for model in ("smollm2-135m", "gemma-3-270m", "smollm2-360m", "qwen2.5-0.5b")]
 TABLES = [RECORDED / f"{name}.jsonl" for name in ("cpu-2c-smollm2-135m", "cpu-2c-pythia-160m", *ZEN5)]
 OURS, THOROUGH = "autofit", "autofit-thorough"
 SHARE = 0.25
 """Of the configs run out of memory under the lowered limits."""
-WITHIN = 0.01
-"""Relative distance from the best speed that the tables are of."""
 TRIALS, RAN_OUT, FRONTIER = 8, 1, 0.99
 """The targets, in the median: trials until that near the best, those of a search that run out of memory, and the share
 of the frontier after 20 trials of the search for all of it."""
-DIGITS = 6
-"""Significant digits of a figure in the JSON."""
 MARK = "<!-- What follows is written by benchmarks/replay.py. -->\n"
-PLOT = "plots/seconds.svg"
-DRAWN = {  # Okabe and Ito's colours, which colour-blind readers tell apart
-    OURS: ("#D55E00", "solid"),
-    "optuna-random": ("#0072B2", "dotted"),
-    "optuna-tpe": ("#0072B2", "dashed"),
-    "optuna-gp": ("#0072B2", "solid"),
-    "doubling-lightning": ("#009E73", "dashed"),
-    "falling-accelerate": ("#009E73", "solid"),
-    "checklist": ("#009E73", "dotted"),
-}
-"""The methods in the plot, with colour and dash."""
-LEAST = 0.005
-"""Smaller distances are drawn as this one: the axis is logarithmic, and the best itself is at distance 0."""
 JSON = Mapping[str, Any]
 
 
 def main() -> None:
     """Run what is asked for and lacking, and write it down."""
-    asked = _parser().parse_args()
-    if asked.picture:
-        picture(asked.table[0] if asked.table else TABLES[0], asked.store, asked.picture)
-        return
-    document = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {"problems": []}
-    if not asked.draw:
-        document = merged(document, replayed(asked))
-    if asked.json:
-        asked.json.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
-    if asked.page is None:
-        print(tables_of(document))
-        return
-    prose = asked.page.read_text().partition(MARK)[0] if asked.page.exists() else ""
-    asked.page.write_text(f"{prose}{MARK}\n{tables_of(document)}\n![{PLOT}]({PLOT})\n")
-    (asked.page.parent / PLOT).parent.mkdir(exist_ok=True)
-    _save(plot(document), asked.page.parent / PLOT)
-
-
-def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--table", action="append", type=Path, metavar="FILE")
     parser.add_argument("--methods", type=lambda text: text.split(","), default=())
@@ -107,7 +70,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--page", type=Path, metavar="FILE")
     parser.add_argument("--draw", action="store_true")
     parser.add_argument("--picture", type=Path, metavar="FILE")
-    return parser
+    asked = parser.parse_args()
+    if asked.picture:
+        return picture(asked.table[0] if asked.table else TABLES[0], asked.store, asked.picture)
+    document = json.loads(asked.json.read_text()) if asked.json and asked.json.exists() else {"problems": []}
+    if not asked.draw:
+        document = merged(document, replayed(asked))
+    if asked.json:
+        asked.json.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+    if asked.page is None:
+        return print(tables_of(document))
+    prose = asked.page.read_text().partition(MARK)[0] if asked.page.exists() else ""
+    asked.page.write_text(f"{prose}{MARK}\n{tables_of(document)}")
 
 
 def replayed(asked: argparse.Namespace) -> dict[str, Any]:
@@ -141,24 +115,20 @@ def replayed(asked: argparse.Namespace) -> dict[str, Any]:
 
 def figures_of(problem: JSON, scores: Mapping[str, Any], own_limit: int) -> dict[str, Any]:
     """What is kept of a problem that `autofit bench replay --json` has, and of its scores."""
-    is_lowered = problem["memory_limit_bytes"] < own_limit
     return {
         "name": problem["name"],
-        "limit": problem["memory_limit_bytes"] if is_lowered else None,
+        "limit": problem["memory_limit_bytes"] if problem["memory_limit_bytes"] < own_limit else None,
         "configs": problem["configs"],
         "fitting": problem["fitting"],
         "best": problem["best"]["config"]["method"],
-        "methods": {
-            name: _figures(score, name in DRAWN and not is_lowered and problem["method"] == "any")
-            for name, score in scores.items()
-        },
+        "methods": {name: _figures(score) for name, score in scores.items()},
     }
 
 
-def _figures(score: JSON, is_drawn: bool) -> dict[str, Any]:
+def _figures(score: JSON) -> dict[str, Any]:
     """Pairs are median and 90th percentile, None where so many seeds never got there; but for the frontier, of which it
     is the median share of the hypervolume after 20 trials, and after 40."""
-    reached = next(reached for reached in score["reached"] if reached["within"] == WITHIN)
+    reached = next(reached for reached in score["reached"] if reached["within"] == CLOSE)
     figures: dict[str, Any] = {
         "trials": _pair(reached["trials"]),
         "seconds": _pair(reached["seconds"]),
@@ -172,9 +142,6 @@ def _figures(score: JSON, is_drawn: bool) -> dict[str, Any]:
             "bound_held": ended["within_stated"],
             **{name: _pair(ended[name]) for name in ("trials", "seconds", "out_of_memory", "recommended", "stated")},
         }
-    if is_drawn:
-        trajectory = score["trajectory"]
-        figures["curve"] = [trajectory["seconds"], trajectory["speed_by_seconds"]["median"]]
     return figures
 
 
@@ -183,7 +150,7 @@ def _pair(spread: JSON) -> list[float | None]:
 
 
 def _rounded(figure: float | None) -> float | None:
-    return None if figure is None else float(f"{figure:.{DIGITS}g}")
+    return None if figure is None else float(f"{figure:.6g}")
 
 
 def merged(before: JSON, now: JSON) -> dict[str, Any]:
@@ -223,7 +190,8 @@ def code_here() -> dict[str, Any]:
     """The checkout's revision, with a word on changes since, and the estimator's version."""
 
     def git(*asked: str) -> str:
-        return subprocess.run(["git", *asked], cwd=HERE, capture_output=True, text=True, check=False).stdout.strip()
+        done = subprocess.run(["git", *asked], cwd=Path(__file__).parent, capture_output=True, text=True)
+        return done.stdout.strip()
 
     changed = ", with changes" if git("status", "--porcelain", "--", "../autofit") else ""
     return {"revision": (git("rev-parse", "--short=12", "HEAD") or "unknown") + changed, "estimator": ESTIMATOR_VERSION}
@@ -315,28 +283,6 @@ def _markdown(rows: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(row)} |\n" for row in (title, ["---"] * len(title), *rest))
 
 
-def plot(document: JSON) -> Figure:
-    """How every method approaches the best of each whole table, in seconds of trials: medians over the seeds."""
-    whole = [p for p in document["problems"] if p["name"].endswith("/any") and not p["limit"]]
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
-    panels = figure.subplots(2, -(-len(whole) // 2), sharey=True, squeeze=False)
-    for axes, problem in zip(panels.flat, whole, strict=False):
-        for name, (colour, dash) in DRAWN.items():
-            if name in problem["methods"]:
-                seconds, shares = problem["methods"][name]["curve"]
-                missing = [max(LEAST, 1.0 - share) for share in shares]
-                width = 2.5 if name == OURS else 1.2
-                axes.step(seconds, missing, where="post", color=colour, ls=dash, lw=width, label=name)
-        axes.set(xscale="log", yscale="log", ylim=(1.15, 0.9 * LEAST), yticks=(1.0, 0.1, 0.01))
-        axes.set_yticklabels(("100 %", "10 %", "1 %"))
-        axes.set_title(problem["name"].removesuffix("/any"), fontsize=8, loc="left")
-        axes.grid(alpha=0.3)
-    panels[-1, 0].set(xlabel="seconds of trials", ylabel="slower than the table's best")
-    lines = {line.get_label(): line for axes in panels.flat for line in axes.get_lines()}
-    figure.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines), fontsize=8)
-    return figure
-
-
 def picture(file: Path, store: str | None, svg: Path) -> None:
     """One search of full fine-tuning over a table: all configs, the frontier, and its trials numbered in order."""
     (table,) = read([file])
@@ -378,17 +324,12 @@ def picture(file: Path, store: str | None, svg: Path) -> None:
     axes.set(xlabel="device memory, GiB", ylabel="tokens/s", ylim=(0, 1.2 * fastest))
     axes.set_title(f"{len(trace.runs)} trials of {len(recorded.trials)} configs", fontsize=10, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
-    _save(figure, svg)
+    with matplotlib.rc_context({"svg.hashsalt": "autofit", "svg.fonttype": "none"}):  # equal pictures, equal files
+        figure.savefig(svg, format="svg", metadata={"Date": None})
 
 
 def _place(measured: Measurement) -> tuple[float, float]:
     return measured.device_bytes / GIB, measured.tokens_per_second
-
-
-def _save(figure: Figure, file: Path) -> None:
-    with matplotlib.rc_context({"svg.hashsalt": "autofit", "svg.fonttype": "none"}):  # equal pictures, equal files
-        figure.savefig(file, format="svg", metadata={"Date": None})
-    print(file)
 
 
 if __name__ == "__main__":

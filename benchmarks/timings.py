@@ -1,16 +1,15 @@
 """How long a user waits, and how far repeated trials differ. Run nothing else on the machine meanwhile.
 
     python benchmarks/timings.py search --out FILE [--only PROCESSOR] ... [--job JOB] ...
-    python benchmarks/timings.py start-up | noise | asking | estimator [--count N] [--model NAME] [--out FILE]
+    python benchmarks/timings.py start-up | noise | estimator [--count N] [--model NAME] [--out FILE]
 
 search     a search as a user runs it, in a fresh store, on the processors that can be made out of this one: variables
            cap the instruction set that oneDNN and ATen take their kernels by. Seconds are of the whole command. What
            is in FILE is not measured again. Job `main` is `make search`, `again` is answered from its store, `probed`
-           follows `autofit probe`, `tight` has 1 GiB, `plain` no options; `-unpredicted` makes no predictions.
+           follows `autofit probe`, `tight` has 1 GiB, `plain` no options; `tight-unpredicted` makes no predictions.
 start-up   the whole process of `autofit --help`, and of `recommend` from so many trials (100,000)
 noise      one config so many times (10): how far repeats differ in the worst split into halves, how many stored
            intervals hold the median of all, and what a trial costs beside its steps
-asking     how long a search takes to name its next config after each of so many outcomes (50), with 200 results
 estimator  one config, after imports, and the lattice of `single-gpu`, the whole command: new, and known
 """
 
@@ -21,7 +20,6 @@ import contextlib
 import importlib
 import itertools
 import json
-import math
 import os
 import random
 import resource
@@ -34,24 +32,19 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from autofit.core.lattice import Config, Lattice
-from autofit.core.outcome import Fits, OutOfMemory, Prediction, StepSeconds, Trial
+from autofit.core.outcome import Fits, OutOfMemory, StepSeconds, Trial
 from autofit.core.repeatability import between_executions
-from autofit.core.workload import Goal
+from autofit.core.units import GIB
 from autofit.operations import Estimation, WorkloadOptions, read_table
-from autofit.planning.lattices import load_space, narrow
-from autofit.prediction.predictions import Predictions
-from autofit.search.acquisition.acquisition import Acquisition
-from autofit.search.acquisition.adviser import Adviser
-from autofit.search.lattice_state import LatticeState
 from autofit.store import Store
-from autofit.techniques import AXES, Job, complete, parse
+from autofit.techniques import Job, complete, parse
 from autofit.trial.machine.detection import detect
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import TrialRequest
@@ -68,7 +61,6 @@ JOBS = {
     "lora": [[*MAIN, "--method", "lora"]],
     "plain": [["search", "--model", "smollm2-135m"]],
     "tight": [TIGHT],
-    "main-unpredicted": [[*MAIN, "--no-predict"]],
     "tight-unpredicted": [[*TIGHT, "--no-predict", "--thorough", "--max-trials", "20"]],
 }
 """The commands of each, of which the last is timed."""
@@ -80,7 +72,6 @@ PROCESSORS: dict[str, dict[str, str]] = {
     "own-1-thread": {"OMP_NUM_THREADS": "1"},
     "avx2-1-thread": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"},
 }
-GIB = 1024**3
 REPEATED = "method=full,precision=bf16,micro_batch=4"
 ESTIMATED = (
     "method=full,precision=bf16-mixed,micro_batch=4,checkpointing=full",
@@ -165,32 +156,29 @@ def small_job() -> Job:
     return WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4).job(detect())
 
 
-def made_trials(configs: Sequence[Config], sizes: Sequence[int], limit: int) -> Iterator[Trial]:
-    """Trials of so many bytes and of made-up speed: only their number matters."""
-    job, draw = small_job(), random.Random(0)
-    base = next(trial for trial in read_table(TABLE) if isinstance(trial.outcome, Fits))
-    base = replace(base, workload=job.workload, hardware=job.hardware, stack=job.stack, memory_limit_bytes=limit)
-    measured = base.outcome.measurement
-    for config, size in zip(configs, sizes, strict=True):
-        speed = draw.uniform(200, 400)
-        steps = StepSeconds(median=job.workload.tokens_per_step / speed, p95=3.0, relative_spread=0.03)
-        fits = Fits(measurement=replace(measured, device_bytes=size, tokens_per_second=speed, step_seconds=steps))
-        yield replace(base, config=config, outcome=fits if size <= limit else OutOfMemory(reason="made up"))
-
-
 def start_up(asked: argparse.Namespace) -> dict[str, Any]:
     """Seconds of commands that train nothing."""
-    draw, count = random.Random(0), asked.count or 100_000
-    configs = [
-        complete({"method": draw.choice(("full", "lora")), "micro_batch": number + 1}) for number in range(count)
-    ]
+    count = asked.count or 100_000
     with tempfile.TemporaryDirectory() as folder:
         with Store.open(store := f"{folder}/store.db") as opened:
-            sizes = [draw.randrange(GIB, 16 * GIB) for _ in configs]
-            opened.add_new(made_trials(configs, sizes, 13 * GIB))
+            opened.add_new(made_trials(count))
         recommend = [*AUTOFIT, "recommend", *WORKLOAD, "--format", "json", "--store", store]
         found = {"help_seconds": command_seconds([*AUTOFIT, "--help"]), "recommend_seconds": command_seconds(recommend)}
     return {"trials": count, **found}
+
+
+def made_trials(count: int) -> Iterator[Trial]:
+    """Trials with made-up sizes and speeds, one in five out of memory: only their number matters."""
+    job, draw, limit = small_job(), random.Random(0), 13 * GIB
+    base = next(trial for trial in read_table(TABLE) if isinstance(trial.outcome, Fits))
+    base = replace(base, workload=job.workload, hardware=job.hardware, stack=job.stack, memory_limit_bytes=limit)
+    for number in range(count):
+        config = complete({"method": draw.choice(("full", "lora")), "micro_batch": number + 1})
+        size, speed = draw.randrange(GIB, 16 * GIB), draw.uniform(200, 400)
+        steps = StepSeconds(median=job.workload.tokens_per_step / speed, p95=3.0, relative_spread=0.03)
+        measured = replace(base.outcome.measurement, device_bytes=size, tokens_per_second=speed, step_seconds=steps)
+        fits = Fits(measurement=measured)
+        yield replace(base, config=config, outcome=fits if size <= limit else OutOfMemory(reason="made up"))
 
 
 def command_seconds(command: Sequence[str]) -> dict[str, float]:
@@ -202,62 +190,6 @@ def command_seconds(command: Sequence[str]) -> dict[str, float]:
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment)
         seconds.append(time.monotonic() - started)
     return {"median": round(statistics.median(seconds[1:]), 3), "max": round(max(seconds[1:]), 3)}
-
-
-def asking(asked: argparse.Namespace) -> dict[str, Any]:
-    """Median and worst seconds of an ask."""
-    found = []
-    for candidates in (2_000, 50_000):
-        taken = asking_seconds(candidates, asked.count or 50)
-        median, worst = round(statistics.median(taken), 4), round(max(taken), 4)
-        found.append({"candidates": candidates, "median_seconds": median, "worst_seconds": worst})
-    return {"results": 200, "asks": asked.count or 50, "asking": found}
-
-
-def asking_seconds(candidates: int, asks: int) -> list[float]:
-    """Seconds of each ask, after 200 results of which a third ran out of memory."""
-    draw = random.Random(1)
-    configs = tuple(itertools.islice(many_configs(), 3 * candidates // 2))
-    sizes = {config: int(GIB / 2 * math.exp(0.1 * rank_in_order(config))) for config in configs}
-    limit = sorted(sizes.values())[2 * len(sizes) // 3]
-    state = LatticeState(Lattice(axes=AXES, configs=configs), limit)
-    acquisition = Acquisition(state, dict.fromkeys(state.lattice.configs, GIB // 4))
-    said = Prediction(peak_allocated_bytes=1, device_bytes=1, step_seconds=1.0, calibrated_on=0, relative_error=0.5)
-    predictions = {
-        config: replace(said, device_bytes=int(size * draw.uniform(0.95, 1.05)), step_seconds=draw.uniform(0.2, 1.0))
-        for config, size in sizes.items()
-    }
-    acquisition.use(Predictions(by_config=predictions))
-    adviser = Adviser(state, acquisition)
-    results = draw.sample(configs, 200)
-    for trial in made_trials(results, [sizes[config] for config in results], limit):
-        adviser.tell(trial)
-    for config in state.open[candidates:]:
-        state.rule_out(config, "that many are enough")
-    taken = []
-    for _ in range(asks):
-        began = time.perf_counter()
-        config = adviser.ask()
-        taken.append(time.perf_counter() - began)
-        adviser.tell(*made_trials([config], [sizes[config]], limit))
-    return taken
-
-
-def many_configs() -> Iterator[Config]:
-    """The configs of the space `cpu`, with more values on some axes than it has."""
-    lattice = narrow(load_space("cpu"), Goal(), small_job()).lattice
-    kernels = list(itertools.product((False, True), ("sdpa", "flash", "eager"), ("fused", "chunked", "full")))
-    every = itertools.product(range(1, 100), lattice.configs, kernels)
-    return iter(dict.fromkeys(c.replace(rank=r, compile=k[0], attention=k[1], loss=k[2]) for r, c, k in every))
-
-
-def rank_in_order(config: Config) -> float:
-    """A number that rises along the memory order."""
-    return sum(
-        math.log2(config.number(axis.name)) if axis.numeric else axis.values.index(config[axis.name])
-        for axis in AXES
-        if axis.name in config
-    )
 
 
 def noise(asked: argparse.Namespace) -> dict[str, Any]:
@@ -294,10 +226,8 @@ def worst_split(values: Sequence[float]) -> float:
 
 def estimator(asked: argparse.Namespace) -> dict[str, Any]:
     """Each config in a process of its own, and the lattice."""
-    singles = []
-    for config in ESTIMATED:
-        with ProcessPoolExecutor(max_workers=1, mp_context=get_context("spawn")) as alone:
-            singles.append(alone.submit(estimate_seconds, asked.model, config).result())
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as alone:
+        singles = list(alone.map(partial(estimate_seconds, asked.model), ESTIMATED))
     with tempfile.TemporaryDirectory() as folder:
         runs = {name: lattice_seconds(asked.model, f"{folder}/store.db") for name in ("cold", "warm")}
     return {"model": asked.model, "singles": singles, "lattice": runs}
@@ -337,7 +267,7 @@ def lattice_seconds(model: str, store: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure, print, write."""
-    programs = {"start-up": start_up, "noise": noise, "asking": asking, "estimator": estimator}
+    programs = {"start-up": start_up, "noise": noise, "estimator": estimator}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("search", *programs))
     parser.add_argument("--out", type=Path)

@@ -50,11 +50,7 @@ class Trace:
     """What was paid for, as recorded: the method saw a fresh draw of each speed. A trial that was cut is as the method
     saw it, with the seconds until then."""
     asks: int
-    """All asks, of which many may be repeats."""
-    repeats: int = 0
-    """Asks for a config that had already run: answered as if from a store, at no cost."""
-    outside: int = 0
-    """Asks for configs that are not in the table, answered by the nearest one that is."""
+    """All asks, those included for a config that had already run: answered as if from a store, at no cost."""
     stopped: bool = False
     """Whether the method ended by itself; otherwise it was ended, because going on would not change its score, or
     because it had asked too often."""
@@ -78,7 +74,7 @@ class Oracle:
         self._answers: dict[Config, Trial] = {}
         self._times: Counter[Config] = Counter()
         self._runs: list[Trial] = []
-        self._asks = self._repeats = self._outside = 0
+        self._asks = 0
         self._close = False
         self._stated: Stated | None = None
 
@@ -86,11 +82,8 @@ class Oracle:
         """A trial of `config`, or of the recorded config nearest to it. Raises `Enough` when the search is over."""
         self._count()
         if config not in self._recorded.trials:
-            self._outside += 1
             config = self._recorded.problem.nearest(config)
-        if config in self._answers:
-            self._repeats += 1
-        else:
+        if config not in self._answers:
             self._answers[config] = self._run(config, cut)
         return self._answers[config]
 
@@ -105,14 +98,7 @@ class Oracle:
 
     def trace(self, *, stopped: bool) -> Trace:
         """What has been asked so far; `stopped`: whether the method ended by itself."""
-        return Trace(
-            runs=tuple(self._runs),
-            asks=self._asks,
-            repeats=self._repeats,
-            outside=self._outside,
-            stopped=stopped,
-            stated=self._stated,
-        )
+        return Trace(runs=tuple(self._runs), asks=self._asks, stopped=stopped, stated=self._stated)
 
     def _count(self) -> None:
         told = len(self._answers) == len(self._recorded.trials)

@@ -6,9 +6,8 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
-from autofit.bench.oracle import HORIZON, Trace
+from autofit.bench.oracle import Trace
 from autofit.bench.recorded import Recorded, share_of_speed
 from autofit.core.frontier import Point
 from autofit.core.outcome import OutOfMemory, Trial
@@ -19,10 +18,6 @@ AFTER = (5, 10, 20, 40)
 """Trials after which the frontier is judged."""
 MOST = 0.9
 """Share of the seeds that the second figure of each pair covers."""
-MOMENTS = 40
-"""At how many points in time, in seconds of trials, a trajectory is sampled."""
-DIGITS = 4
-"""Digits of a trajectory's shares, and of its seconds: more than a plot shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,40 +80,6 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
-    """A share over the seeds at successive places of a plot, rounded. By nearest rank, nine tenths of the seeds have at
-    least `p10`, and at most `p90`."""
-
-    median: tuple[float, ...]
-    p10: tuple[float, ...]
-    p90: tuple[float, ...]
-
-    @classmethod
-    def of(cls, searches: Iterable[Sequence[float]]) -> Band:
-        """From at least one search, each given as its shares at all places."""
-        places = list(zip(*searches, strict=True))
-        low = [Spread.of(shares, more_is_better=True) for shares in places]
-        bands = [s.median for s in low], [s.p90 for s in low], [Spread.of(shares).p90 for shares in places]
-        median, p10, p90 = (tuple(round(share or 0.0, DIGITS) for share in band) for band in bands)
-        return cls(median=median, p10=p10, p90=p90)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trajectory:
-    """A method's progress over the seeds of one problem. A search that has ended keeps what it had."""
-
-    speed: Band
-    """After each of 1 to `HORIZON` trials: the best speed so far, as a share of the problem's best; 0 while nothing of
-    its training method fits."""
-    hypervolume: Band
-    """After each number of trials: the share of the exhaustive frontier's hypervolume."""
-    seconds: tuple[float, ...]
-    """`moments` of the problem."""
-    speed_by_seconds: Band
-    """Like `speed`, but over the trials that have ended after each of `seconds`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """How good a method was on a problem."""
 
@@ -131,11 +92,6 @@ class Score:
     """For each of `AFTER`."""
     ended: Ended | None
     """None where the method itself ended no search."""
-    asks: Spread
-    repeats: Spread
-    outside: Spread
-    """All asks, and among them those for configs that had already run and for configs that the table lacks."""
-    trajectory: Trajectory
 
 
 def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
@@ -148,10 +104,6 @@ def score(recorded: Recorded, traces: Sequence[Trace]) -> Score:
         out_of_memory=Spread.of(_ran_out(t.runs[: trials_to(t, recorded.best, WITHIN[-1])]) for t in traces),
         hypervolume=tuple(Share(trials=n, median=share.median, p90=share.p90) for n, share in shares.items()),
         ended=_ended(recorded, ended) if ended else None,
-        asks=Spread.of(t.asks for t in traces),
-        repeats=Spread.of(t.repeats for t in traces),
-        outside=Spread.of(t.outside for t in traces),
-        trajectory=trajectory(recorded, traces),
     )
 
 
@@ -180,27 +132,6 @@ def bound_holds(trace: Trace, recorded: Recorded) -> bool:
     return regret(recommended(trace), best) <= trace.stated.regret_bound
 
 
-def trajectory(recorded: Recorded, traces: Sequence[Trace]) -> Trajectory:
-    """The trajectory of at least one search, one trace per seed."""
-    best, numbers, times = recorded.best, range(1, HORIZON + 1), moments(recorded)
-    ends = [list(accumulate(trial.seconds for trial in trace.runs)) for trace in traces]
-    ended = [[sum(end <= time for end in own) for time in times] for own in ends]
-    return Trajectory(
-        speed=Band.of(_fastest(trace, best, numbers) for trace in traces),
-        hypervolume=Band.of([_frontier(recorded, trace, number) for number in numbers] for trace in traces),
-        seconds=tuple(float(f"{moment:.{DIGITS}g}") for moment in times),
-        speed_by_seconds=Band.of(_fastest(trace, best, own) for trace, own in zip(traces, ended, strict=True)),
-    )
-
-
-def moments(recorded: Recorded) -> list[float]:
-    """The `MOMENTS` times, in seconds, at which a search of the problem is sampled, equal for all methods: from the
-    cheapest trial to the sum of all, evenly spaced on a logarithmic axis."""
-    seconds = [trial.seconds for trial in recorded.trials.values()]
-    first, last = min(seconds), math.fsum(seconds)
-    return [*(first * (last / first) ** (n / (MOMENTS - 1)) for n in range(MOMENTS - 1)), last]
-
-
 def _reached(traces: Sequence[Trace], best: Point, within: float) -> Reached:
     numbers = [(trace, trials_to(trace, best, within)) for trace in traces]
     return Reached(
@@ -227,12 +158,6 @@ def _ended(recorded: Recorded, traces: Sequence[Trace]) -> Ended:
 
 def _frontier(recorded: Recorded, trace: Trace, trials: int) -> float:
     return recorded.share_of_frontier(trial.outcome for trial in trace.runs[:trials])
-
-
-def _fastest(trace: Trace, best: Point, numbers: Iterable[int]) -> list[float]:
-    """The speed of the fastest among the first n trials, for each n in `numbers`, as a share of the best's."""
-    so_far = list(accumulate((share_of_speed(trial, best) for trial in trace.runs), max, initial=0.0))
-    return [so_far[min(number, len(trace.runs))] for number in numbers]
 
 
 def _ran_out(trials: Iterable[Trial]) -> int:

@@ -9,14 +9,15 @@ from typing import Any
 
 import torch
 
+from autofit.core.units import MIB
 from autofit.trial.limits.segments import first_allocation
 from autofit.trial.machine.processor import cache_bytes
 from autofit.trial.measure.process_memory import host_available
 
 FORMATS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-POOL_BYTES = {"cpu": 96 * 1024**2}
-ACCELERATOR_POOL_BYTES = 512 * 1024**2
-"""Operands are taken from a buffer at least this large in turn: several times the last level of cache."""
+POOL_BYTES = 96 * MIB, 512 * MIB
+"""On a processor and on an accelerator, operands are taken in turn from a buffer at least this large: several times the
+last level of cache."""
 CACHES = 3
 """How many times a processor's last level of cache, where the system says how large that is."""
 ALIGNED = 256
@@ -37,8 +38,8 @@ class Bench:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.size = POOL_BYTES.get(device.type, ACCELERATOR_POOL_BYTES)
-        if device.type == "cpu":
+        self.size = POOL_BYTES[self.accelerator]
+        if not self.accelerator:
             self.size = max(self.size, int(min(CACHES * cache_bytes(), MOST_SHARE * self.room())))
         self._pools: dict[torch.dtype, torch.Tensor] = {}
         self._place = 0

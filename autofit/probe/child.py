@@ -15,7 +15,6 @@ from autofit.catalog.models import Model
 from autofit.core.device.probe import BETWEEN_RANKS, CONTEXT, MeasuredStep
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.workload import Workload
-from autofit.probe.shapes import Shapes
 from autofit.techniques import Job
 from autofit.trial.machine import nvml
 
@@ -42,11 +41,11 @@ class Prober:
         self._environments: list[dict[str, str]] = request["environments"]
         """Of each rank of a trial of several: which device is its own."""
         self._seconds_per: dict[str, float] = dict(request["seconds_per"])
-        before = nvml.first_visible()
+        before = nvml.visible(0)
         self._held_by_others = 0 if before is None else before.held_bytes
         self._bench = Bench(torch.device(hardware.kind))
-        self._shapes = Shapes.from_json(request["shapes"])
-        self._job = _job(Model(**request["model"]), hardware, Stack.from_json(request["stack"]))
+        self._shapes = request["shapes"]
+        self._job = _job(request["model"], hardware, request["stack"])
         self._parts: dict[str, Callable[[], Found]] = {}
         for name in FORMATS:
             self._parts |= self._of_format(name)
@@ -108,21 +107,21 @@ class Prober:
     def run(self, name: str) -> None:
         """One part: an error is reported as its failure."""
         started = time.monotonic()
-        self.send({"begin": name})
+        self._reports.send({"begin": name})
         failure = None
         try:
             for found in self._parts[name]():
                 if isinstance(found, MeasuredStep):
-                    self.send({"step": asdict(found)})
+                    self._reports.send({"step": asdict(found)})
                 elif name in FIGURES:
-                    self.send({"figures": found})
+                    self._reports.send({"figures": found})
                 else:
                     self._seconds_per |= found
-                    self.send({"seconds_per": found})
+                    self._reports.send({"seconds_per": found})
         except Exception as error:
             failure = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"[:300]
             self._recover(failure)
-        self.send({"end": name, "seconds": time.monotonic() - started, "failure": failure})
+        self._reports.send({"end": name, "seconds": time.monotonic() - started, "failure": failure})
 
     def _recover(self, failure: str) -> None:
         """Free what the failed part held. Where the device answers no more, this process ends within the part, its last
@@ -138,15 +137,11 @@ class Prober:
                 print(failure, file=sys.stderr, flush=True)
                 os._exit(1)
 
-    def send(self, event: dict[str, Any]) -> None:
-        """Report an event."""
-        self._reports.send(event)
-
 
 def _job(model: Model, hardware: Hardware, stack: Stack) -> Job:
-    from autofit.probe.real_step import TOKENS, TOKENS_OF_ACCELERATORS
+    from autofit.probe.real_step import TOKENS
 
-    tokens = TOKENS.get(hardware.kind, TOKENS_OF_ACCELERATORS)
+    tokens = TOKENS[hardware.kind != "cpu"]
     workload = Workload(model=model.name, model_digest=model.digest, seq_len=tokens, global_batch=1)
     return Job(model=model, workload=workload, hardware=hardware, stack=stack)
 
@@ -155,6 +150,6 @@ def probe(request: dict[str, Any], reports: Connection) -> None:
     """The parts that are asked for, or every one there is."""
     prober = Prober(request, reports)
     names = request["parts"] or prober.names
-    prober.send({"parts": names})
+    reports.send({"parts": names})
     for name in names:
         prober.run(name)

@@ -10,25 +10,24 @@ import torch
 from torch.nn import functional
 
 from autofit.core.device.work_kinds import FRESH, PASSES, PLACES, attended, attention, memory_bound
+from autofit.core.units import MIB
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.products import Sample, fitted
 from autofit.probe.shapes import Shapes
 
-MOVED = {"cpu": {"near": 1024**2, "far": 24 * 1024**2}}
-MOVED_BY_ACCELERATORS = {"near": 24 * 1024**2, "far": 192 * 1024**2}
-"""Bytes that an operation reads and writes: those of a small micro-batch's activations, and of a large one's."""
-AMONG = {"cpu": {"near": 16 * 1024**2, "far": None}}
-AMONG_OF_ACCELERATORS = {"near": 32 * 1024**2, "far": None}
-"""Of how many bytes its operands are the ones that were read the longest ago: what a layer's activations take, which
-the last level of cache holds; and more than any cache holds."""
-NEW_BYTES = 64 * 1024**2
+MOVED = {"near": MIB, "far": 24 * MIB}, {"near": 24 * MIB, "far": 192 * MIB}
+"""Bytes that an operation reads and writes on a processor and on an accelerator: those of a small micro-batch's
+activations, and of a large one's."""
+AMONG = {"near": 16 * MIB, "far": None}, {"near": 32 * MIB, "far": None}
+"""Of how many bytes its operands are the ones that were read the longest ago, on a processor and on an accelerator:
+what a layer's activations take, which the last level of cache holds; and more than any cache holds."""
+NEW_BYTES = 64 * MIB
 """Of a result that needs new pages."""
 MOST_SECONDS = 0.03
 """Of one measurement."""
-ATTENDED = {"cpu": (1, 64, 512)}
-ATTENDED_BY_ACCELERATORS = (4, 1024, 2048)
-"""Sequences whose attention is measured, their tokens at least, and at most: fewer would take an accelerator no longer
-than a launch does."""
+ATTENDED = (1, 64, 512), (4, 1024, 2048)
+"""Sequences whose attention is measured, their tokens at least, and at most, on a processor and on an accelerator:
+fewer would take that no longer than a launch does."""
 
 Take = Callable[[int], torch.Tensor]
 """Makes another operand [rows, width] of the width that it is given."""
@@ -39,8 +38,8 @@ Calls = list[tuple[Callable[[], Any], float]]
 def measure(bench: Bench, shapes: Shapes, number_format: str) -> Iterator[dict[str, float]]:
     """Seconds per byte of each class of operations."""
     dtype = FORMATS[number_format]
-    all_moved = MOVED.get(bench.device.type, MOVED_BY_ACCELERATORS)
-    among = AMONG.get(bench.device.type, AMONG_OF_ACCELERATORS)
+    all_moved = MOVED[bench.accelerator]
+    among = AMONG[bench.accelerator]
     for place in PLACES:
         for operation, made in _OPERATIONS.items():
 
@@ -117,7 +116,7 @@ def measure_attention(bench: Bench, shapes: Shapes, number_format: str) -> Itera
     """Seconds per FLOP and per byte of torch's scaled-dot-product attention, with the kernel that it chooses."""
     dtype = FORMATS[number_format]
     samples: dict[str, list[Sample]] = {direction: [] for direction in PASSES}
-    sequences, tokens, most_tokens = ATTENDED.get(bench.device.type, ATTENDED_BY_ACCELERATORS)
+    sequences, tokens, most_tokens = ATTENDED[bench.accelerator]
     while tokens <= most_tokens:
         size = (sequences, shapes.heads, tokens, shapes.head_width)
         # 2 m n k for the scores and as much for their product with the values, halved for the causal mask.

@@ -10,25 +10,24 @@ from autofit.core.device.work_kinds import LAYOUTS, batched, called, operands, p
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
 
-ROWS = {"cpu": 512}
-ROWS_OF_ACCELERATORS = 4096
-"""Tokens in a product: as many as a micro-batch has that keeps the device at work."""
+ROWS = 512, 4096
+"""Tokens in a product, on a processor and on an accelerator: as many as a micro-batch has that keeps the device at
+work."""
 FEW_ROWS, TRIED_ROWS = 64, 8
 """The fewest; and those in the one that shows how many of them a slow format can afford."""
 ADAPTER_RANK = 16
-HEAD_FLOPS = {"cpu": 6e9}
-HEAD_FLOPS_OF_ACCELERATORS = 2e12
-"""The head's product is made with as many tokens as this allows: with few, it takes as long as reading its weights."""
+HEAD_FLOPS = 6e9, 2e12
+"""The head's product is made with as many tokens as this allows, on a processor and on an accelerator: with few, it
+takes as long as reading its weights."""
 LAYOUT_SECONDS = 0.2
 """Of all products of one layout in one format."""
 WIDE_SECONDS = 0.02
 """Of repeats of the head's product: one that takes several times as long is made only once."""
 HEAD_SECONDS = 0.5
 """A product with the head that even few tokens are expected to make take longer is left out."""
-BATCHED = {"cpu": (32, 256)}
-BATCHED_BY_ACCELERATORS = (1024, 1024)
-"""Tokens of the sequences whose scores are computed, at least and at most: fewer would take an accelerator no longer
-than a launch does."""
+BATCHED = (32, 256), (1024, 1024)
+"""Tokens of the sequences whose scores are computed, at least and at most, on a processor and on an accelerator: fewer
+would take that no longer than a launch does."""
 LEAST_SHARE = 0.02
 """Rates are never 0: calibration multiplies them."""
 
@@ -54,7 +53,7 @@ def _samples(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str) -> I
     hidden, inner = shapes.hidden, shapes.feed_forward
     tried = _sample(bench, dtype, layout, TRIED_ROWS, hidden, inner, LAYOUT_SECONDS / 8)
     affordable = int(TRIED_ROWS * LAYOUT_SECONDS / 3 / tried[2])
-    rows = max(min(ROWS.get(bench.device.type, ROWS_OF_ACCELERATORS), affordable), FEW_ROWS)
+    rows = max(min(ROWS[bench.accelerator], affordable), FEW_ROWS)
     yield _sample(bench, dtype, layout, rows, hidden, inner, LAYOUT_SECONDS / 4)
     yield _sample(bench, dtype, layout, max(rows // 8, TRIED_ROWS), hidden, inner, LAYOUT_SECONDS / 8)
     yield _sample(bench, dtype, layout, rows, hidden, ADAPTER_RANK, LAYOUT_SECONDS / 8)
@@ -64,9 +63,9 @@ def _wide(bench: Bench, shapes: Shapes, dtype: torch.dtype, layout: str, per_flo
     """Seconds per FLOP of the head's product, or those of the others where it would take too long."""
     hidden, vocabulary = shapes.hidden, shapes.vocabulary
     of_token = 2.0 * hidden * vocabulary
-    most_flops = HEAD_FLOPS.get(bench.device.type, HEAD_FLOPS_OF_ACCELERATORS)
+    most_flops = HEAD_FLOPS[bench.accelerator]
     affordable = min(most_flops, LAYOUT_SECONDS / 4 / per_flop) / of_token
-    rows = int(max(min(affordable, ROWS.get(bench.device.type, ROWS_OF_ACCELERATORS)), TRIED_ROWS))
+    rows = int(max(min(affordable, ROWS[bench.accelerator]), TRIED_ROWS))
     if rows * of_token * per_flop > HEAD_SECONDS:
         return per_flop
     # Into a result that is there: new pages are measured apart.
@@ -138,7 +137,7 @@ def fitted(samples: Sequence[Sample]) -> tuple[float, float]:
 
 def _batched(bench: Bench, shapes: Shapes, dtype: torch.dtype) -> float:
     """Seconds per FLOP of the scores of attention that is not fused."""
-    tokens, most_tokens = BATCHED.get(bench.device.type, BATCHED_BY_ACCELERATORS)
+    tokens, most_tokens = BATCHED[bench.accelerator]
     per_flop = 0.0
     while tokens <= most_tokens:
         queries = bench.take(dtype, shapes.heads, tokens, shapes.head_width)

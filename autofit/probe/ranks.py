@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 from autofit.core.device.probe import collective
+from autofit.core.units import MIB
 from autofit.probe.bench import Bench
 
-SENT_BYTES = {"cpu": 16 * 1024**2}
-SENT_BYTES_OF_ACCELERATORS = 256 * 1024**2
-"""Of the tensor that is reduced, and of all that is gathered."""
+SENT_BYTES = 16 * MIB, 256 * MIB
+"""Of the tensor that is reduced, and of all that is gathered, on processors and on accelerators."""
 REPEATS = 5
 MOST_SECONDS = 120.0
 """How long the processes may take; most of it is loading torch."""
@@ -67,7 +67,7 @@ def rates(rank: int, ranks: int, device: torch.device) -> dict[str, float]:
     """What this rank has measured, together with the others: bytes per second that it sends, by collective."""
     from torch import distributed
 
-    size = SENT_BYTES.get(device.type, SENT_BYTES_OF_ACCELERATORS) // 4 // ranks * ranks
+    size = SENT_BYTES[device.type != "cpu"] // 4 // ranks * ranks
     whole = torch.ones(size, device=device)
     parts = list(torch.empty_like(whole).chunk(ranks))
     share = (ranks - 1) / ranks

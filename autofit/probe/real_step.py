@@ -23,9 +23,8 @@ DEPTHS = ((8, 2), (4, 1), (2, 1))
 """Decoder layers, the deepest that has room."""
 LOGITS = 12
 """Bytes for each logit: of it in fp32, of what the loss makes of it, and of its gradient."""
-TOKENS = {"cpu": 128}
-TOKENS_OF_ACCELERATORS = 1024
-"""Too few would show nothing but launches."""
+TOKENS = 128, 1024
+"""On a processor and on an accelerator: too few would show nothing but launches."""
 MOST_SECONDS, LEAST_ROUNDS, MOST_ROUNDS = 2.0, 2, 8
 """Of the repeats, all depths together; a round is one of each."""
 SLOW_SECONDS = 10.0

@@ -63,10 +63,10 @@ def run(
     progress = _Progress(child, silent_seconds, started + most_seconds, list(parts) or None)
     while progress.left is None or progress.left:
         request = {
-            "model": model.to_json(),
+            "model": model,
             "hardware": hardware.to_json(),
-            "stack": stack.to_json(),
-            "shapes": Shapes.of(shape(model)).to_json(),
+            "stack": stack,
+            "shapes": Shapes.of(shape(model)),
             "parts": progress.left,
             "environments": [trial_environment(hardware.kind, rank) for rank in range(ranks)] if ranks > 1 else [],
             "seconds_per": {**(known.seconds_per if known is not None else {}), **progress.seconds_per},

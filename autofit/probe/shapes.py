@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from autofit.catalog.models import ModelShape
 
-USUAL_MODEL = {"cpu": "smollm2-135m"}
-USUAL_MODEL_OF_ACCELERATORS = "llama-3.1-8b"
-"""At whose shapes a device is probed if nobody names a model."""
 GATED_MATRICES = 3
 """Matrices of a gated feed-forward block: gate, up and down."""
 
@@ -42,16 +38,7 @@ class Shapes:
             vocabulary=shape.vocabulary_size,
         )
 
-    def to_json(self) -> dict[str, int]:
-        """As a JSON object."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> Shapes:
-        """The inverse of `to_json`."""
-        return cls(**data)
-
 
 def usual_model(kind: str) -> str:
     """The model at whose shapes a kind of device is probed if nobody names another."""
-    return USUAL_MODEL.get(kind, USUAL_MODEL_OF_ACCELERATORS)
+    return "smollm2-135m" if kind == "cpu" else "llama-3.1-8b"

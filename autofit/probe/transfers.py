@@ -8,9 +8,10 @@ from functools import partial
 import torch
 
 from autofit.core.device.probe import WAYS, transfer
+from autofit.core.units import MIB
 from autofit.probe.bench import Bench
 
-MOVED_BYTES = 128 * 1024**2
+MOVED_BYTES = 128 * MIB
 MOST_SECONDS = 0.1
 
 

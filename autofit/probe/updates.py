@@ -9,24 +9,23 @@ import torch
 
 from autofit.core.device.probe import UPDATE_ON_HOST
 from autofit.core.device.work_kinds import DEQUANTISE_8BIT, QUANTISE_8BIT, UPDATE_8BIT, four_bit, update
+from autofit.core.units import MIB
 from autofit.probe.bench import FORMATS, Bench
 from autofit.probe.shapes import Shapes
 
-ELEMENTS = {"cpu": 4 * 1024**2}
-ELEMENTS_OF_ACCELERATORS = 64 * 1024**2
-"""Of the weights that are updated: too many for the caches together with their gradients and states, and for an
-accelerator's launches to matter."""
-ELEMENTS_ON_HOST = 16 * 1024**2
+ELEMENTS = 4 * MIB, 64 * MIB
+"""Of the weights that are updated on a processor and on an accelerator: too many for the caches together with their
+gradients and states, and for an accelerator's launches to matter."""
+ELEMENTS_ON_HOST = 16 * MIB
 """The same where the caches are those of a server's processors."""
-STATES = {"cpu": 1024**2}
-STATES_OF_ACCELERATORS = 64 * 1024**2
-"""Elements that are packed into 8 bits."""
+STATES = MIB, 64 * MIB
+"""Elements that are packed into 8 bits on a processor and on an accelerator."""
 MOST_SECONDS = 0.06
 
 
 def measure(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]]:
     """Seconds per byte of torch's fused AdamW, whose update reads and writes weights, gradients and two states."""
-    elements = ELEMENTS.get(bench.device.type, ELEMENTS_OF_ACCELERATORS)
+    elements = ELEMENTS[bench.accelerator]
     for name, dtype in FORMATS.items():
         weights = torch.nn.Parameter(bench.take(dtype, elements).clone())
         weights.grad = bench.take(dtype, elements)
@@ -57,7 +56,7 @@ def measure_quantised(bench: Bench, shapes: Shapes) -> Iterator[dict[str, float]
         packed, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=False)
         taken = bench.seconds(partial(functional.dequantize_4bit, packed, state), most=MOST_SECONDS)
         yield {four_bit(name): taken / (packed.nbytes + state.absmax.nbytes + weights.nbytes)}
-    values = bench.take(torch.float32, STATES.get(bench.device.type, STATES_OF_ACCELERATORS))
+    values = bench.take(torch.float32, STATES[bench.accelerator])
     codes, state = functional.quantize_blockwise(values, blocksize=256)
     moved = values.nbytes + codes.nbytes + state.absmax.nbytes
     yield {
@@ -74,9 +73,10 @@ def _update_8bit(bench: Bench) -> float:
     """Seconds per byte of an update in one kernel, of weights in fp32."""
     from bitsandbytes.optim import AdamW8bit
 
-    weights = torch.nn.Parameter(bench.take(torch.float32, ELEMENTS_OF_ACCELERATORS).clone())
-    weights.grad = bench.take(torch.float32, ELEMENTS_OF_ACCELERATORS)
+    elements = ELEMENTS[bench.accelerator]
+    weights = torch.nn.Parameter(bench.take(torch.float32, elements).clone())
+    weights.grad = bench.take(torch.float32, elements)
     optimizer = AdamW8bit([weights], lr=1e-6)
     optimizer.step()
     taken = bench.seconds(optimizer.step, most=MOST_SECONDS)
-    return taken / (2 * weights.nbytes + 2 * ELEMENTS_OF_ACCELERATORS)
+    return taken / (2 * weights.nbytes + 2 * elements)

@@ -25,6 +25,13 @@ TIMING_SECONDS = 20.0
 """Seconds spent on repeats, beyond the minimum number, until they agree."""
 
 
+_PLAIN = (
+    *("memory_limit_bytes", "deadline_seconds", "allowance_seconds", "timing_seconds", "least_tokens_per_second"),
+    *("compares_gradient", "snapshot", "profile"),
+)
+"""The fields of a request that are JSON as they are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rival:
     """A measured config that a trial is compared with while it runs."""
@@ -70,18 +77,11 @@ class TrialRequest:
             "hardware": self.job.hardware.to_json(),
             "stack": self.job.stack.to_json(),
             "config": self.config.to_json(),
-            "memory_limit_bytes": self.memory_limit_bytes,
-            "deadline_seconds": self.deadline_seconds,
-            "allowance_seconds": self.allowance_seconds,
             "wait_seconds": None if math.isinf(self.wait_seconds) else self.wait_seconds,
-            "timing_seconds": self.timing_seconds,
             "rivals": [asdict(r) for r in self.rivals],
-            "least_tokens_per_second": self.least_tokens_per_second,
-            "compares_gradient": self.compares_gradient,
-            "snapshot": self.snapshot,
-            "profile": self.profile,
             "rendezvous": None if self.rendezvous is None else self.rendezvous.to_json(),
             "asked": self.asked or (_clock(), time.monotonic()),
+            **{name: getattr(self, name) for name in _PLAIN},
         }
 
     def after_waiting(self, seconds: float) -> TrialRequest:
@@ -102,18 +102,11 @@ class TrialRequest:
                 stack=Stack.from_json(data["stack"]),
             ),
             config=Config.from_json(data["config"]),
-            memory_limit_bytes=data["memory_limit_bytes"],
-            deadline_seconds=data["deadline_seconds"],
-            allowance_seconds=data.get("allowance_seconds"),
-            wait_seconds=math.inf if data.get("wait_seconds") is None else data["wait_seconds"],
-            timing_seconds=data["timing_seconds"],
+            wait_seconds=math.inf if data["wait_seconds"] is None else data["wait_seconds"],
             rivals=tuple(Rival(**r) for r in data["rivals"]),
-            least_tokens_per_second=data.get("least_tokens_per_second", 0.0),
-            compares_gradient=data["compares_gradient"],
-            snapshot=data["snapshot"],
-            profile=data["profile"],
-            rendezvous=None if data.get("rendezvous") is None else Rendezvous.from_json(data["rendezvous"]),
+            rendezvous=None if data["rendezvous"] is None else Rendezvous.from_json(data["rendezvous"]),
             asked=(data["asked"][0], data["asked"][1]),
+            **{name: data[name] for name in _PLAIN},
         )
 
 

@@ -45,11 +45,7 @@ class InPlacePool:
     def wait(self, timeout: float) -> list[Completed]:
         """The trials that ended."""
         done, _ = wait(self._running, timeout=timeout, return_when=FIRST_COMPLETED)
-        completed = []
-        for future in done:
-            attempt, request = future.result(), self._running.pop(future)
-            completed.append(completed_by(attempt, request))
-        return completed
+        return [completed_by(future.result(), self._running.pop(future)) for future in done]
 
     def close(self) -> None:
         """Kill whatever runs."""

@@ -67,7 +67,7 @@ DEVICES = """
     assert ctypes.CDLL("libcuda.so.1").cuDeviceGetUuid_v2(said_by_driver, 0) == 0
     assert said_by_driver.raw.hex() == str(instance.uuid).replace("-", "")
     kept = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    first = nvml.first_visible()
+    first = nvml.visible(0)
     assert str(instance.uuid) in first.uuid
     print(json.dumps([torch.cuda.device_count(), instance.name, instance.total_memory, instance.multi_processor_count,
                       hardware.name, first.uuid, first.memory_bytes, first.held_bytes]))

@@ -14,6 +14,7 @@ from autofit.cli.output import columns, print_json
 if TYPE_CHECKING:
     from autofit.core.outcome import Trial
     from autofit.operations.comparing import Group, Residuals
+    from autofit.operations.recording.record import RecordResult
 
 TITLES = {
     "peak_allocated_bytes": "Peak allocated",
@@ -27,35 +28,41 @@ TITLES = {
 group = typer.Typer(help="Measure how well autofit itself performs.", no_args_is_help=True, rich_markup_mode=None)
 
 
+Out = Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording in it is resumed.")]
+MaxTrials = Annotated[int | None, typer.Option("--max-trials", help="Record only this many of the shuffled configs.")]
+Cover = Annotated[
+    bool, typer.Option("--cover", help="With --max-trials: choose configs so that every value occurs repeatedly.")
+]
+Passes = Annotated[
+    int, typer.Option("--passes", help="Measure everything this many times: replays use the mean, and its spread.")
+]
+TimeBudget = Annotated[
+    str | None,
+    typer.Option("--time-budget", help="Begin no trial after this time, such as 7m; the same command goes on."),
+]
+TrialBudget = Annotated[
+    str | None,
+    typer.Option(
+        "--trial-budget",
+        help="Cut a trial that takes longer, such as 1m, or is beaten many times over, as a search does; the lower "
+        "bound of its step is recorded.",
+    ),
+]
+
+
 @group.command()
 def record(
     model: options.Model,
-    out: Annotated[Path, typer.Option("--out", help="File to write; an unfinished recording in it is resumed.")],
+    out: Out,
     space: options.Space = None,
     seq_len: options.SeqLen = 2048,
     global_batch: options.GlobalBatch = 64,
     memory_limit: options.MemoryLimit = None,
-    max_trials: Annotated[
-        int | None, typer.Option("--max-trials", help="Record only this many of the shuffled configs.")
-    ] = None,
-    cover: Annotated[
-        bool, typer.Option("--cover", help="With --max-trials: choose configs so that every value occurs repeatedly.")
-    ] = False,
-    passes: Annotated[
-        int, typer.Option("--passes", help="Measure everything this many times: replays use the mean, and its spread.")
-    ] = 1,
-    time_budget: Annotated[
-        str | None,
-        typer.Option("--time-budget", help="Begin no trial after this time, such as 7m; the same command goes on."),
-    ] = None,
-    trial_budget: Annotated[
-        str | None,
-        typer.Option(
-            "--trial-budget",
-            help="Cut a trial that takes longer, such as 1m, or is beaten many times over, as a search does; the lower "
-            "bound of its step is recorded.",
-        ),
-    ] = None,
+    max_trials: MaxTrials = None,
+    cover: Cover = False,
+    passes: Passes = 1,
+    time_budget: TimeBudget = None,
+    trial_budget: TrialBudget = None,
     device: options.Device = "auto",
     ray_address: options.RayAddress = None,
     in_place: options.InPlace = False,
@@ -77,11 +84,9 @@ def record(
     from autofit import operations
     from autofit.cli.arguments import size, workload
     from autofit.core.errors import Interrupted, UsageError
-    from autofit.core.units import parse_duration
 
     if cover and max_trials is None:
         raise UsageError("--cover chooses among the configs: say how many with --max-trials, or leave it out")
-    seconds = parse_duration(time_budget) if time_budget is not None else None
     request = operations.SearchRequest(
         workload=workload(model, seq_len, global_batch, lora_dropout, devices, seed),
         space=space,
@@ -97,18 +102,25 @@ def record(
             out,
             _recorded,
             passes=passes,
-            time_budget_seconds=seconds,
-            trial_seconds=parse_duration(trial_budget) if trial_budget is not None else None,
+            time_budget_seconds=_seconds(time_budget),
+            trial_seconds=_seconds(trial_budget),
             covering=cover,
         )
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {out} has what was measured, the same command resumes from there") from None
-    if as_json:
-        print_json(found.to_json())
-        return
+    print_json(found.to_json()) if as_json else print(_how_far(found))
+
+
+def _seconds(budget: str | None) -> float | None:
+    from autofit.core.units import parse_duration
+
+    return None if budget is None else parse_duration(budget)
+
+
+def _how_far(found: RecordResult) -> str:
     kinds = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found.outcomes.items())
     left = f", {found.left} left: run the same command again" if found.left else ""
-    print(f"{found.file}: {found.recorded} of {found.configs} configs (trials: {kinds}), {found.run} trials now{left}")
+    return f"{found.file}: {found.recorded} of {found.configs} configs (trials: {kinds}), {found.run} trials now{left}"
 
 
 def _recorded(done: int, total: int, last: Trial | None) -> None:

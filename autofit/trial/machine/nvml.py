@@ -85,11 +85,6 @@ def visible(number: int) -> NvidiaDevice | None:
     return found.visible[number] if found is not None and number < len(found.visible) else None
 
 
-def first_visible() -> NvidiaDevice | None:
-    """This process's first visible device; None where there is none or the driver does not say."""
-    return visible(0)
-
-
 class Unreachable(Exception):
     """NVML is not there, or has no answer; the message is the driver's."""
 

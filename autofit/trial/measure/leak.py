@@ -12,7 +12,7 @@ LEAK_STEPS = 6
 CERTAIN = 4.0
 """Standard errors by which the growth must exceed 0: on a CPU, what the heap keeps differs by tens of MiB from step to
 step, and of thousands of trials hardly one may be accused of a leak by that."""
-NORMAL_DEVIATION = 1.4826
+NORMAL_DEVIATION = 1.0 / statistics.NormalDist().inv_cdf(0.75)
 """Standard deviation of a normal variable over its median absolute deviation."""
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 
 from autofit.core.outcome import PHASES, Diverged, Fits, Measurement, Outcome, RankMeasurement, StepSeconds
@@ -32,7 +34,7 @@ from autofit.trial.measure.pace import (
     warm_ups,
 )
 from autofit.trial.measure.recording import memory_snapshot, write_profile
-from autofit.trial.measure.repeats import quantile, relative_spread
+from autofit.trial.measure.repeats import relative_spread
 from autofit.trial.measure.steps import Progress, Steps, Watch
 from autofit.trial.process.child_process import TIMED, TIMING
 from autofit.trial.process.classify import memory_failure
@@ -80,12 +82,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     """
     job = request.job
     host_before = process_memory.read().resident
-    progress("setup")
-    use_threads(threads_per_rank(job.hardware, request.rendezvous))
-    meter = meter_for(job.hardware)
-    ranks = _joined(request, progress, listener)
-    meter.enforce(request.memory_limit_bytes)
-    torch.manual_seed(job.workload.seed)
+    meter, ranks = _set_up(request, progress, listener)
     progress("build")
     started = time.monotonic()
     step = build(request.config, job, meter.device)
@@ -94,7 +91,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
     overhead_seconds = time.monotonic() - asked_at - build_seconds
     pace = Pace.of(request, accumulation)
     shared = _with_shares(progress, request, accumulation)
-    shared("forward", 1.0 / request.job.workload.batch_per_device)  # a sequence's, without its backward pass
+    shared("forward", 1.0 / job.workload.batch_per_device)  # a sequence's, without its backward pass
     _make_product(meter.device)
     forward_began = time.monotonic()
     reference = _reference_loss(step, tokens[:1], request, ranks)
@@ -111,9 +108,7 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
         return Ended(outcome=problem, ranks=ranks)
     setup_seconds = time.monotonic() - asked_at
     progress(TIMING)
-    # The first rank judges, as it does in the warm-up: others do not know what the trial has earned.
-    limited = ranks.rank == 0 and not pace.earned and pace.allowance_seconds is not None
-    left_seconds = (pace.allowance_seconds or 0.0) - setup_seconds if limited else math.inf
+    left_seconds = _seconds_left(pace, ranks, setup_seconds)
     stopped_early = _repeat(steps, meter, request, ranks, least_repeats(step_seconds), left_seconds)
     progress(TIMED)
     steps.finish()
@@ -131,12 +126,19 @@ def run_trial(request: TrialRequest, progress: Progress, *, asked_at: float, lis
         overhead_seconds=overhead_seconds,
         stopped_early=stopped_early,
     )
-    outcome = (
-        _compared(measurement, request, step, tokens, steps)
-        if request.compares_gradient
-        else Fits(measurement=measurement)
-    )
+    outcome = _compared(measurement, request, step, tokens, steps)
     return Ended(outcome=outcome, record=_recorder(request, step, tokens, ranks), ranks=ranks)
+
+
+def _set_up(request: TrialRequest, progress: Progress, listener: int | None) -> tuple[Meter, Ranks]:
+    """The meter, which enforces the memory limit from now on, and the group."""
+    progress("setup")
+    use_threads(threads_per_rank(request.job.hardware, request.rendezvous))
+    meter = meter_for(request.job.hardware)
+    ranks = _joined(request, progress, listener)
+    meter.enforce(request.memory_limit_bytes)
+    torch.manual_seed(request.job.workload.seed)
+    return meter, ranks
 
 
 def _joined(request: TrialRequest, progress: Progress, listener: int | None) -> Ranks:
@@ -229,12 +231,14 @@ def _reference_loss(step: TrainingStep, tokens: torch.Tensor, request: TrialRequ
 def _compared(
     measurement: Measurement, request: TrialRequest, step: TrainingStep, tokens: torch.Tensor, steps: Steps
 ) -> Fits | Diverged:
-    """`measurement` with the gradient norm of plain training, or `Diverged` if the step's own is another; where a
-    micro-step takes long, both on the beginning of the sequences. Nothing is compared where dropout or other ranks take
-    part, where plain training does not fit, where it overflows, or where nothing is computed."""
+    """`measurement`, where the request asks for it with the gradient norm of plain training, or `Diverged` if the
+    step's own is another; where a micro-step takes long, both on the beginning of the sequences. Nothing is compared
+    where dropout or other ranks take part, where plain training does not fit, where it overflows, or where nothing is
+    computed."""
     job = request.job
     shared = request.rendezvous is not None or needs_process_group(request.config)
-    if shared or step.dropout or job.workload.lora_dropout > 0 or job.hardware.is_emulated:
+    dropout = step.dropout or job.workload.lora_dropout > 0
+    if not request.compares_gradient or shared or dropout or job.hardware.is_emulated:
         return Fits(measurement=measurement)
     # Any sequence shows whether the gradients agree, but compiled code is compiled anew for another length.
     seconds = measurement.step_seconds.median * step.micro_batch / job.workload.batch_per_device
@@ -282,6 +286,14 @@ def _watch(pace: Pace, request: TrialRequest, micro_steps: int, progress: Progre
     return watch
 
 
+def _seconds_left(pace: Pace, ranks: Ranks, setup_seconds: float) -> float:
+    """What the trial may still take once it is set up. The first rank judges, as it does in the warm-up: others do not
+    know what the trial has earned."""
+    if ranks.rank > 0 or pace.earned or pace.allowance_seconds is None:
+        return math.inf
+    return pace.allowance_seconds - setup_seconds
+
+
 def _repeat(steps: Steps, meter: Meter, request: TrialRequest, ranks: Ranks, least: int, left_seconds: float) -> bool:
     """Time steps until the spread is small or the budget is spent, at least so many, with a few more while memory grows
     at every one, or until a rival has surely won; returns whether one has. Once a step is timed, none begins that would
@@ -318,13 +330,13 @@ def _measurement(request: TrialRequest, meter: Meter, steps: Steps, ranks: Ranks
     """What the trial has shown; `known` are the fields that come from neither the steps nor the meter."""
     job = request.job
     memory = meter.reading()
-    median = quantile(steps.seconds, 0.5)
+    median = statistics.median(steps.seconds)
     speed = job.workload.tokens_per_step / median
     return Measurement(
         tokens_per_second=speed,
         step_seconds=StepSeconds(
             median=median,
-            p95=quantile(steps.seconds, 0.95),
+            p95=float(numpy.quantile(steps.seconds, 0.95)),
             relative_spread=relative_spread(steps.seconds),
         ),
         mfu=mfu(job, request.config, speed),
@@ -351,5 +363,5 @@ def _own_figures(rank: int, memory: MemoryReading, steps: Steps) -> RankMeasurem
         peak_reserved_bytes=memory.peak_reserved,
         device_bytes=memory.device,
         host_peak_bytes=memory.host_peak,
-        step_seconds=quantile(steps.own_seconds, 0.5),
+        step_seconds=statistics.median(steps.own_seconds),
     )

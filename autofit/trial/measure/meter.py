@@ -162,7 +162,7 @@ def beside_allocator(held_by_others: int) -> int:
     used it, for where the driver does not tell processes apart."""
     own = nvml.own_bytes()
     if own is None:
-        now = nvml.first_visible()
+        now = nvml.visible(0)
         free, total = torch.cuda.mem_get_info()
         own = (total - free if now is None else now.held_bytes) - held_by_others
     return max(0, int(own - torch.cuda.memory_reserved() - paged_bytes()))
@@ -176,7 +176,7 @@ class CudaMeter:
 
     def __init__(self, hardware: Hardware) -> None:
         self.device = torch.device("cuda", 0)
-        before = nvml.first_visible()
+        before = nvml.visible(0)
         self._held_by_others = before.held_bytes if before is not None else 0
         """Where NVML does not say (ROCm), the device is assumed to be otherwise idle."""
         torch.cuda.init()  # type: ignore[no-untyped-call]

@@ -10,9 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from autofit.core.units import KIB
 from autofit.trial.limits import control_groups
 
-KIB = 1024
 CLEAR_REFS = Path("/proc/self/clear_refs")
 STATUS = Path("/proc/self/status")
 _FIGURES = {"VmHWM", "VmRSS", "VmData", "RssAnon", "RssFile", "RssShmem"}

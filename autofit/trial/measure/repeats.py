@@ -1,4 +1,4 @@
-"""Statistics of repeated timings of one step in one process: median, tail, and how precisely the median is known."""
+"""How precisely the median of repeated timings of one step in one process is known."""
 
 from __future__ import annotations
 
@@ -8,19 +8,10 @@ from collections.abc import Sequence
 
 STUDENT_T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812, 1.796, 1.782, 1.771, 1.761, 1.753)
 """95 % quantile of Student's t for 1 to 15 degrees of freedom (NIST/SEMATECH e-Handbook, section 1.3.6.7.2)."""
-NORMAL_95 = 1.645
+NORMAL_95 = statistics.NormalDist().inv_cdf(0.95)
 """The same for more degrees of freedom: the normal distribution's."""
 MEDIAN_INEFFICIENCY = math.sqrt(math.pi / 2)
 """Standard error of a normal sample's median over that of its mean (Kendall and Stuart, volume 1, section 14.6)."""
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Linear interpolation between order statistics (Hyndman and Fan 1996, type 7)."""
-    ordered = sorted(values)
-    position = share * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
 
 
 def relative_spread(values: Sequence[float]) -> float | None:
@@ -35,4 +26,4 @@ def relative_spread(values: Sequence[float]) -> float | None:
     freedom = len(values) - 1
     t = STUDENT_T_95[freedom - 1] if freedom <= len(STUDENT_T_95) else NORMAL_95
     error = MEDIAN_INEFFICIENCY * statistics.stdev(values) / math.sqrt(len(values))
-    return 2 * t * error / quantile(values, 0.5)
+    return 2 * t * error / statistics.median(values)

@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import AutofitError
+from autofit.core.errors import AutofitError, in_one_line
 from autofit.core.outcome import Crashed, Outcome, Unsupported
 from autofit.trial.measure import process_memory
 from autofit.trial.measure.pace import EARNED, PEAK, SHOWN, STEP, TooSlow
@@ -89,10 +89,4 @@ def _run(request: TrialRequest, events: Events, asked_at: float, listener: int |
         if failure is not None:
             return Ended(outcome=failure)
         text = traceback.format_exc()
-        return Ended(outcome=Crashed(reason=_one_line(error), phase=events.phase, stderr_tail=text[-4000:]))
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).strip()
-    first = text.splitlines()[0] if text else ""
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+        return Ended(outcome=Crashed(reason=in_one_line(error), phase=events.phase, stderr_tail=text[-4000:]))

@@ -57,6 +57,8 @@ class ChildProcess:
     """The most memory of any phase that has ended; None before the first."""
     timed_seconds: tuple[float, ...] = ()
     """Of each step since its timed part has begun."""
+    recording_seconds: float = 0.0
+    """What recordings took after the result; not part of the trial's time."""
     is_stuck: bool = False
     """Whether it was killed and has not ended."""
     _pending: bytes = b""
@@ -91,7 +93,7 @@ class ChildProcess:
                 continue  # a broken event is no result: the exit status decides
 
     def take_rest(self) -> None:
-        """Note the events that a child which has died has left in the pipe; a grandchild may hold it open."""
+        """Note the events that are in the pipe without waiting for more; a grandchild may hold it open."""
         os.set_blocking(self.events, False)
         with contextlib.suppress(BlockingIOError):
             while chunk := os.read(self.events, 65536):

@@ -6,6 +6,7 @@ import re
 import signal
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from autofit.core.outcome import Crashed, Outcome, OutOfMemory, TimedOut
 from autofit.core.units import format_bytes
@@ -277,29 +278,12 @@ def _held(short_bytes: int, siblings_bytes: int) -> str:
     return f"other processes held {least}{excess} too much for the memory limit to be available"
 
 
-def timed_out(
-    *,
-    deadline_seconds: float,
-    phase: str,
-    phases_entered: int,
-    least_step_seconds: float | None = None,
-    is_proven: bool = False,
-    peak_bytes: int | None = None,
-    timed_seconds: tuple[float, ...] = (),
-    interrupted: bool = False,
-) -> TimedOut:
-    """The outcome of a child that the parent killed at its deadline, or when the user interrupted it."""
+def timed_out(*, deadline_seconds: float, phase: str, interrupted: bool = False, **shown: Any) -> TimedOut:
+    """The outcome of a child that was killed at its deadline, or when the user interrupted it; `shown` are the other
+    fields of the outcome."""
     how = "interrupted" if interrupted else "not finished"
-    return TimedOut(
-        reason=f"{how} after {round(deadline_seconds, 1):g} s, in phase {phase}",
-        deadline_seconds=deadline_seconds,
-        phase=phase,
-        phases_entered=phases_entered,
-        least_step_seconds=least_step_seconds,
-        is_proven=is_proven,
-        peak_bytes=peak_bytes,
-        timed_seconds=timed_seconds,
-    )
+    reason = f"{how} after {round(deadline_seconds, 1):g} s, in phase {phase}"
+    return TimedOut(reason=reason, deadline_seconds=deadline_seconds, phase=phase, **shown)
 
 
 def stopped(phase: str) -> Crashed:

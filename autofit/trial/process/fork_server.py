@@ -27,11 +27,12 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from autofit.core.attempt import Attempt
 from autofit.core.lattice import Config
-from autofit.core.outcome import Crashed, Fits, TimedOut
+from autofit.core.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, TimedOut
 from autofit.core.workload import Workload
 from autofit.training.distributed.rendezvous import listening
 from autofit.training.postponed import import_postponed
@@ -56,8 +57,6 @@ DEVICE_BACK_BYTES = 64 * 1024**2
 """How much may stay in use while the device still counts as freed: other processes' memory fluctuates, too."""
 RECORDING_SECONDS = 600.0
 """How long a trial that has answered may go on writing its recordings; this does not count towards its deadline."""
-
-Entry = Callable[[Mapping[str, Any], int, float], None]
 
 
 class Host:
@@ -133,25 +132,9 @@ class Host:
             return Attempt(outcome=Crashed(reason=reason, transient=True), seconds=time.monotonic() - started)
         finally:
             self._stop_listening()  # the child listens now; once it is dead, the port must not seem open
-        deadline = float(data.get("deadline_seconds", 600.0))
-        allowance, longest = _allowance(data, deadline), _longest_step(data)
         device = DeviceWatch(data, child.pid, held_before)
         try:
-            ends = started + deadline, started + allowance
-            finished = self._listen(
-                child, lambda: min(ends[not child.earned], child.useless_at(longest)), commands, watch, device
-            )
-            device.end()
-            if child.recording:
-                answered_at = time.monotonic()
-                until = answered_at + RECORDING_SECONDS
-                finished = self._listen(child, lambda: until, commands, watch, device, to_its_end=True)
-                started += time.monotonic() - answered_at  # not part of the trial's time
-            status = child.end(kill=not finished)
-            outcome = child.result
-            if not finished and outcome is None:
-                longest = deadline if child.earned else allowance
-                outcome = _unfinished(child, min(longest, time.monotonic() - started))
+            status, outcome = self._follow(child, data, started, commands, watch, device)
             if outcome is None:
                 outcome = classify.ended_without_result(
                     status=status,
@@ -164,11 +147,7 @@ class Host:
                     siblings_bytes=siblings_bytes,
                 )
         except Stopped as stop:
-            outcome = child.result or (
-                _unfinished(child, time.monotonic() - started, interrupted=True)
-                if stop.interrupted
-                else classify.stopped(child.phase)
-            )
+            outcome = _stopped(child, time.monotonic() - started, interrupted=stop.interrupted)
         except HostExhausted as error:
             assert watch is not None
             outcome = child.result or watch.outcome(error, child.phase)
@@ -181,7 +160,37 @@ class Host:
         self._had_device |= held_before is not None
         if not isinstance(outcome, Fits) and (gone := _why_gone(child, had_device=self._had_device and not on_cpu)):
             outcome = classify.device_gone(gone, outcome, child.phase)
-        return Attempt(outcome=outcome, seconds=time.monotonic() - started, device_state=device.state())
+        seconds = time.monotonic() - started - child.recording_seconds
+        return Attempt(outcome=outcome, seconds=seconds, device_state=device.state())
+
+    def _follow(
+        self,
+        child: ChildProcess,
+        data: Mapping[str, Any],
+        started: float,
+        commands: Commands,
+        watch: HostWatch | None,
+        device: DeviceWatch,
+    ) -> tuple[int, Outcome | None]:
+        """Listen to the child until it ends or its time is over, then end it; its exit status, and its outcome where it
+        has one. Raises what `commands` and `watch` raise."""
+        deadline = float(data.get("deadline_seconds", DEADLINE_SECONDS))
+        allowance, longest = _allowance(data, deadline), _longest_step(data)
+        ends = started + deadline, started + allowance
+        finished = self._listen(
+            child, lambda: min(ends[not child.earned], child.useless_at(longest)), commands, watch, device
+        )
+        device.end()
+        if child.recording:
+            answered_at = time.monotonic()
+            until = answered_at + RECORDING_SECONDS
+            finished = self._listen(child, lambda: until, commands, watch, device, to_its_end=True)
+            child.recording_seconds = time.monotonic() - answered_at
+        status = child.end(kill=not finished)
+        if not finished and child.result is None:
+            most = deadline if child.earned else allowance
+            return status, _unfinished(child, min(most, time.monotonic() - started))
+        return status, child.result
 
     def _start(self, data: Mapping[str, Any], asked_at: float, environment: Mapping[str, str]) -> ChildProcess:
         output = tempfile.TemporaryFile()  # noqa: SIM115 (open as long as the child runs)
@@ -226,7 +235,7 @@ class Host:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(output, 1)
             os.dup2(output, 2)
-            load_entry(self._entry)(data, events, asked_at)
+            resolve_name(self._entry)(data, events, asked_at)
             code = 0
         except BaseException:
             import traceback
@@ -277,18 +286,26 @@ class Host:
         return True
 
 
+def _stopped(child: ChildProcess, seconds: float, *, interrupted: bool) -> Outcome:
+    """The outcome of a child that is stopped after so many seconds, by the user or because another rank has failed."""
+    child.take_rest()
+    if child.result is not None:
+        return child.result
+    return _unfinished(child, seconds, interrupted=True) if interrupted else classify.stopped(child.phase)
+
+
 def _unfinished(child: ChildProcess, seconds: float, *, interrupted: bool = False) -> TimedOut:
     """The outcome of a child that has not ended in so many seconds, with what it has shown."""
     least = child.least_step_seconds
     return classify.timed_out(
         deadline_seconds=seconds,
         phase=child.phase,
+        interrupted=interrupted,
         phases_entered=child.phases_entered,
         least_step_seconds=least,
         is_proven=least is not None and least == child.shown_seconds,
         peak_bytes=child.peak_bytes,
         timed_seconds=child.timed_seconds,
-        interrupted=interrupted,
     )
 
 
@@ -327,7 +344,7 @@ def _why_gone(child: ChildProcess, *, had_device: bool) -> str | None:
 
 def _device_held() -> int | None:
     """Bytes of the trials' device that all processes together hold; None where the driver does not say."""
-    device = nvml.first_visible()
+    device = nvml.visible(0)
     return device.held_bytes if device is not None else None
 
 
@@ -340,24 +357,12 @@ def _await_device(held_before: int) -> None:
         time.sleep(0.05)
 
 
-def load_entry(spelled: str) -> Entry:
-    """The function that `module:function` names."""
-    module, _, function = spelled.partition(":")
-    entry: Entry = getattr(importlib.import_module(module), function)
-    return entry
-
-
 def main() -> None:
     """Serve requests until standard input closes."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--entry", default=DEFAULT_ENTRY)
     parser.add_argument("--spawn", action="store_true", help="start every child anew instead of forking")
-    parser.add_argument("--check", action="store_true", help="only say whether forking is safe after all imports")
     arguments = parser.parse_args()
-    if arguments.check:
-        Host(arguments.entry, spawn=False).preload("llama")
-        print(json.dumps({"device_is_touched": device_is_touched()}))
-        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver handles Ctrl-C, by closing our input
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print must not mix with answers

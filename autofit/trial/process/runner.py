@@ -15,12 +15,9 @@ from types import TracebackType
 from typing import IO, Any
 
 from autofit.core.attempt import Attempt
-from autofit.core.errors import EnvironmentLacks
 from autofit.core.outcome import Crashed, Outcome
 from autofit.training.prerequisites.nvme import remove_orphans
-from autofit.trial.limits.segments import ALLOCATOR as ALLOCATOR
-from autofit.trial.limits.segments import EXPANDABLE as EXPANDABLE
-from autofit.trial.limits.segments import allocator_settings
+from autofit.trial.limits.segments import ALLOCATOR, allocator_settings
 from autofit.trial.machine import nvml
 from autofit.trial.process.fork_server import DEFAULT_ENTRY
 from autofit.trial.request import TrialRequest
@@ -52,20 +49,6 @@ def trial_environment(kind: str, number: int = 0) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONWARNINGS": "ignore",
     }
-
-
-def parent_touches_device(kind: str) -> bool:
-    """Whether the fork server's imports initialise the device here, so that every trial must do its imports anew."""
-    done = subprocess.run(
-        [sys.executable, "-m", "autofit.trial.process.fork_server", "--check"],
-        env=trial_environment(kind),
-        capture_output=True,
-        text=True,
-    )
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise EnvironmentLacks(f"the trials' imports fail: {last}", remedy="reinstall torch, transformers and peft")
-    return bool(json.loads(done.stdout.splitlines()[-1])["device_is_touched"])
 
 
 class TrialRunner:

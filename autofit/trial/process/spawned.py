@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+from pkgutil import resolve_name
 
 from autofit.trial.process.child_process import die_with_parent
-from autofit.trial.process.fork_server import load_entry
 
 
 def main() -> None:
     """`spawned ENTRY DESCRIPTOR ASKED_AT`, with the request as JSON on standard input."""
     entry, descriptor, asked_at = sys.argv[1:]
     die_with_parent()
-    load_entry(entry)(json.load(sys.stdin), int(descriptor), float(asked_at))
+    resolve_name(entry)(json.load(sys.stdin), int(descriptor), float(asked_at))
 
 
 if __name__ == "__main__":

@@ -33,12 +33,10 @@ def call(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> An
     def run(*arguments: str, failing: tuple[str, int] = ("", 0), left: int = 0) -> tuple[int, list[str]]:
         asked: list[str] = []
 
-        def done(self: Any, *command: str, **options: object) -> subprocess.CompletedProcess[str]:
+        def done(self: Any, *command: str) -> subprocess.CompletedProcess[str]:
             words = [word for word in command if word not in gpu.AUTOFIT]
             asked.append(" ".join(words))
             status = failing[1] if failing[0] and failing[0] in asked[-1] else 0
-            if "--junitxml" in words:
-                Path(words[-1]).touch()
             return subprocess.CompletedProcess(command, status, stdout=json.dumps({"left": left, "outcome": "fits"}))
 
         monkeypatch.setattr(gpu.Recording, "run", done)
@@ -52,20 +50,14 @@ def firsts(commands: list[str]) -> list[str]:
     return [command.split()[0] for command in commands]
 
 
-def test_a_search_that_fails_is_exported_and_told(call: Any) -> None:
-    status, commands = call("search", failing=("search", 3))
-    assert status == 3 and firsts(commands) == ["doctor", "search", "db"]
-    assert "--in-place" in commands[1] and "--time-budget" in commands[1]
-
-
 def test_every_axis_is_recorded_in_several_calls_and_then_compared(call: Any) -> None:
     status, commands = call("every-axis", left=3)
     assert status == 75 and firsts(commands) == ["doctor", "bench", "bench", "bench"], "nothing is compared yet"
     assert "--build-ops" in commands[0], "on every machine that a call may run on"
     assert all("--in-place" in command and "--cover" in command for command in commands[1:])
     assert {command.split("--seed ")[1].split()[0] for command in commands[1:]} == {"0", "1", "2"}
-    status, commands = call("every-axis", "--max-trials", "8", failing=("estimate_trials.py", 1))
-    assert status == 1 and commands[1].endswith("--json") and "--max-trials 8" in commands[1]
+    status, commands = call("every-axis", failing=("estimate_trials.py", 1))
+    assert status == 1 and commands[1].endswith("--json") and "--max-trials 24" in commands[1]
     assert all(f"every-axis-{model}.jsonl" in commands[4] for model in ("llama-3.1-8b", "llama-3.2-1b", "qwen2.5-0.5b"))
     status, commands = call("every-axis", failing=("record", 4))
     assert status == 4 and len(commands) == 2, "a recording that fails ends it"
@@ -82,15 +74,6 @@ def test_a_recording_of_offload_is_compared(call: Any, space: str) -> None:
 def test_nothing_begins_once_the_time_is_over(call: Any) -> None:
     status, commands = call("all", "--seconds", "0")
     assert status == 75 and commands == []
-
-
-def test_a_part_that_passed_is_not_trained_again(call: Any) -> None:
-    status, commands = call("exactness", failing=("-k pair", 1))
-    assert status == 1 and [command.split(" -k ")[1].split()[0] for command in commands] == [
-        "alone", "pair", "sixteen", "compiled",
-    ]  # fmt: skip
-    status, commands = call("exactness")
-    assert status == 0 and len(commands) == 1 and "-k pair" in commands[0]
 
 
 def trial(rank: int, gib: float, speed: float = 512, *, allocated: float) -> Any:

@@ -53,14 +53,14 @@ def test_memory_is_what_programs_can_reach(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_old_drivers_say_less(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeCard("GPU-a", knows_version_2=False, divided=None))
-    first = nvml.first_visible()
+    first = nvml.visible(0)
     assert first is not None and first.memory_bytes == 81559 * MIB
 
 
 def test_an_instance_of_a_divided_card_has_its_own_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     slices = [None, FakeCard("MIG-b", name="NVIDIA H100 80GB HBM3 MIG 1g.10gb", total=9984 * MIB, reserved=16 * MIB)]
     install(monkeypatch, FakeCard("GPU-a", divided=True, instances=slices))
-    first = nvml.first_visible()
+    first = nvml.visible(0)
     assert first is not None
     assert (first.uuid, first.memory_bytes, first.capability) == ("MIG-b", 9968 * MIB, "9.0")
     assert first.name.endswith("MIG 1g.10gb")
@@ -69,11 +69,11 @@ def test_an_instance_of_a_divided_card_has_its_own_memory(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("failure", [NVMLError_LibraryNotFound("none"), NVMLError_DriverNotLoaded("none")])
 def test_no_driver_is_no_device(monkeypatch: pytest.MonkeyPatch, failure: NVMLError) -> None:
     install(monkeypatch, failure=failure)
-    assert nvml.devices() is None and nvml.first_visible() is None
+    assert nvml.devices() is None and nvml.visible(0) is None
 
 
 def test_a_driver_that_does_not_answer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, failure=NVMLError("Driver/library version mismatch"))
     with pytest.raises(EnvironmentLacks, match=r"version mismatch.*nvidia-smi"):
         nvml.devices()
-    assert nvml.first_visible() is None
+    assert nvml.visible(0) is None

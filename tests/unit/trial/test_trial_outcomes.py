@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -73,22 +74,23 @@ def test_sigkill_by_anybody_but_the_kernel_says_nothing_about_the_config(warm: T
 
 
 @pytest.mark.usefixtures("goes_on")
-def test_hang_ends_at_the_deadline(warm: TrialRunner) -> None:
-    outcome, _ = warm.run(misbehaving("hang", deadline_seconds=10.0))
+def test_hang_ends_at_the_deadline_and_tells_what_it_has_shown(warm: TrialRunner) -> None:
+    outcome, _ = warm.run(misbehaving("half_way", deadline_seconds=10.0))
     assert isinstance(outcome, TimedOut)
-    assert (outcome.deadline_seconds, outcome.phase) == (10.0, "forward")
+    assert (outcome.deadline_seconds, outcome.phase) == (10.0, "backward")
+    assert (outcome.peak_bytes, outcome.timed_seconds) == (5000, (2.0, 4.0))
 
 
 @pytest.mark.usefixtures("goes_on")
-def test_a_trial_that_is_ended_tells_what_it_has_shown(warm: TrialRunner) -> None:
-    late, _ = warm.run(misbehaving("half_way", deadline_seconds=2.0))
-    assert isinstance(late, TimedOut) and late.peak_bytes == 5000, late
-    assert late.timed_seconds == (2.0, 4.0)
-    timer = threading.Timer(2.0, lambda: warm.stop(INTERRUPTED))
-    timer.start()
-    stopped, seconds = warm.run(misbehaving("half_way"))
-    timer.join()
-    assert isinstance(stopped, TimedOut) and stopped.peak_bytes == 5000 and seconds < 60, stopped
+def test_a_trial_that_is_interrupted_tells_what_it_has_shown(warm: TrialRunner, tmp_path: Path) -> None:
+    shown = tmp_path / "shown"
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(warm.run, misbehaving("half_way", profile=str(shown)))
+        while not shown.exists() and not running.done():
+            time.sleep(0.05)
+        warm.stop(INTERRUPTED)
+        stopped, _ = running.result()
+    assert isinstance(stopped, TimedOut) and stopped.peak_bytes == 5000, stopped
     assert "interrupted" in stopped.reason
 
 

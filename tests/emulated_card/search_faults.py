@@ -1,6 +1,6 @@
 """Searches on emulated cards that meet faults: each must end with an answer or a clear error, and leave nothing behind.
 
-    python benchmarks/search_faults.py FILE [--searches 200] [--seed 0] [--home .venv/emulated-card]
+    python -m tests.emulated_card.search_faults FILE [--searches 200] [--seed 0] [--home .venv/emulated-card]
 
 `make emulated-card` builds what it runs on. Each search has a machine of one to four cards, a store of its own, and one
 to three faults, drawn by the seed, which happen while it runs: memory that runs out, an error of the card (ECC, illegal
@@ -23,8 +23,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.emulated_card.cards import Machine
 
