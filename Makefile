@@ -44,7 +44,8 @@ test: install $(DEV)
 # The estimator's figures: its error against published and recorded runs, and its own running time. A missed target ends
 # none of them.
 estimates: install
-	-$(BIN)/python benchmarks/published.py
+	-$(BIN)/python benchmarks/published.py memory
+	-$(BIN)/python benchmarks/published.py speeds
 	-$(BIN)/python benchmarks/estimate_trials.py
 	$(BIN)/python benchmarks/timings.py estimator
 
