@@ -29,10 +29,6 @@ from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.machine.detection import asked, check_alike, check_devices, detect
 from autofit.workers.pool import Pool
 
-BEYOND_FLOOR = 1.15
-"""Memory that a card needs for its allocator to work at all, as a multiple of weights, gradients and states:
-fragmentation is rarely less. Activations are not included: with checkpointing and short sequences they can be small."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
@@ -144,7 +140,7 @@ def _check_lower_bounds(plan: Plan) -> None:
     if least < hardware.memory_bytes:
         said.append(f"--memory-limit may be up to the {format_bytes(hardware.memory_bytes)} of {hardware.name}")
     said += _what_lowers_them(plan, least)
-    holder = smallest_card(int(least * BEYOND_FLOOR) + BESIDE_FLOOR_BYTES - 1)
+    holder = smallest_card(least + BESIDE_FLOOR_BYTES - 1)
     said.append(
         "no card of the catalog could hold it"
         if holder is None

@@ -156,7 +156,7 @@ WRONG: Mapping[str, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
             "llama-3.1-70b cannot fit 2.00 GiB",
             "the smallest config needs at least",
             "method=qlora",
-            "could hold it is h100-pcie-80g (",
+            "could hold it is a40 (",
         ),
     ),
     "a device that is not measured yet": (("search", *SMALL[:-1], "mps"), 4, ("mps", "--device cpu")),
