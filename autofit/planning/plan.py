@@ -82,7 +82,7 @@ def resolve(request: SearchRequest, pool: Pool | None = None) -> Plan:
     if wanted is not None and wanted != here:
         raise EnvironmentLacks(
             f"this machine has {job.hardware.name}, not {wanted.name}",
-            remedy="run the search there, or give --ray-address of a cluster that has it",
+            remedy="run the search there, give --ray-address of a cluster that has it, or --dry-run to predict it here",
         )
     devices = request.workload.devices
     if pool is None:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from autofit import __version__
-from autofit.core.device.state import DeviceState
 from autofit.core.errors import UsageError, unknown
-from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, Prediction, Trial
-from autofit.core.workload import Workload
+from autofit.core.outcome import Fits, Outcome, Trial
 from autofit.store.database.engine import to_text
 from autofit.store.rows import storable, trial_values
 from autofit.store.store import Store
@@ -113,17 +110,13 @@ def _trial(body: dict[str, Any]) -> Trial:
     outcome = given.get("outcome")
     if not isinstance(outcome, str) or outcome not in kinds:
         raise unknown("outcome", outcome, kinds)
+    of = get_type_hints(Trial)
+    present = [field.name for field in fields(Trial) if field.name in given or field.default is MISSING]
+    others = [name for name in present if name not in ("config", "outcome")]
     trial = Trial(
         config=_config(given),
-        hardware=_checked(Hardware, given, "hardware"),
-        stack=_checked(Stack, given, "stack"),
-        workload=_checked(Workload, given, "workload"),
-        memory_limit_bytes=_checked(int, given, "memory_limit_bytes"),
-        seconds=_checked(float, given, "seconds"),
-        recorded_at=_checked(str, given, "recorded_at"),
         outcome=_checked(kinds[outcome], {"": given}, ""),
-        prediction=None if given.get("prediction") is None else _checked(Prediction, given, "prediction"),
-        device_state=None if given.get("device_state") is None else _checked(DeviceState, given, "device_state"),
+        **{name: _checked(of[name], given, name) for name in others},
     )
     own = {field.name for value in (trial, trial.outcome) for field in fields(value)}
     for name in given.keys() - own:

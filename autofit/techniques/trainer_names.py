@@ -60,8 +60,9 @@ TRAINER_NAMES = (
     TrainerName(
         keys=("gradient_checkpointing", "activation_checkpointing", "use_gradient_checkpointing"),
         target="checkpointing",
-        values={"true": "full", "false": "none", "offload": "offload", "unsloth": "offload"},
+        values={"true": "full", "false": "none", "unsloth": "offload"},
     ),
+    TrainerName(keys=("activation_offloading",), target="checkpointing", values={"true": "offload"}),
     TrainerName(
         keys=("optim", "optimizer_name", "optimizer_type"),
         target="optimizer",

@@ -7,15 +7,14 @@ from autofit.core.lattice import Config
 from autofit.techniques import Job, quantisation
 
 STATE_BYTES = {
-    "sgd": 0.0,
-    "adafactor": 0.0,
+    **dict.fromkeys(("sgd", "adafactor", "paged-adamw-8bit"), 0.0),
     "lion-8bit": 1.0,
     "adamw-8bit": 2.0,
-    "paged-adamw-8bit": 0.0,
     "lion": 4.0,
+    **dict.fromkeys(("adamw", "adamw-foreach"), None),
 }
-"""Optimizer state per trained parameter. AdamW keeps two states in the parameters' own format. Factored and paged
-states and small per-block figures are left out: this is a floor."""
+"""Optimizer state per trained parameter; None for two states in the parameters' own format. Factored and paged states
+and small per-block figures are left out: this is a floor."""
 
 
 def floor_parts(config: Config, job: Job) -> dict[str, int]:
@@ -34,7 +33,8 @@ def floor_parts(config: Config, job: Job) -> dict[str, int]:
             "optimizer": 0,
         }
     per_weight = 2.0 if precision in ("bf16", "fp16") else 4.0
-    state = STATE_BYTES.get(config.text("optimizer"), 2.0 * per_weight)
+    own = STATE_BYTES[config.text("optimizer")]
+    state = 2.0 * per_weight if own is None else own
     trained = {"weights": per_weight, "gradients": per_weight, "optimizer": state}
     left = _left(config, job.workload.devices)
     return {part: int(model.parameters * size * left[part]) for part, size in trained.items()}

@@ -22,7 +22,9 @@ class MicroBatch(Technique):
     def unsupported(self, config: Config, job: Job) -> str | None:
         size, batch = config.number("micro_batch"), job.workload.batch_per_device
         if batch % size:
-            return f"micro_batch {size} does not divide the {batch} sequences of a step on one device"
+            return (
+                f"micro_batch {size} does not divide the {batch} sequences of a step on one device (see --global-batch)"
+            )
         return None
 
     def holds(self, lighter: Config, heavier: Config, job: Job) -> bool:

@@ -92,9 +92,10 @@ def _not_by_fsdp(config: Config, job: Job) -> str | None:
     if not shape(job.model).checkpointable:
         return f"fsdp shards layer by layer, and transformers does not mark the layers of {job.model.name}: use ddp"
     if config["optimizer"] not in OF_TORCH:
+        instead = "adamw" if config["optimizer"] == "adafactor" else "adamw, or zero2 or zero3, which shard flat"
         return (
             f"optimizer={config['optimizer']} cannot update FSDP's sharded tensors, for which its kernel is not "
-            "written: use adamw, or zero2 or zero3, which shard flat"
+            f"written: use {instead}"
         )
     if config["method"] == "qlora" and job.stack.torch_release < FSDP_SHARDS_BYTES:
         needed = ".".join(map(str, FSDP_SHARDS_BYTES))
