@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SEARCH ?= --model smollm2-135m --seq-len 128 --global-batch 4 --memory-limit 2GiB
 
-.PHONY: install search test estimates replay results emulated-card test-rivals docs lint types clean anew
+.PHONY: install search test test-fast estimates replay results emulated-card test-rivals docs lint types clean anew
 
 # What is installed has a stamp, and each extra one of its own: those asked for later are added, and newer pins renew all.
 INSTALLED := $(VENV)/.installed
@@ -40,6 +40,10 @@ search: install
 
 test: install $(DEV)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
+
+# Without what trains, starts programs, or searches for long: some two minutes.
+test-fast: install $(DEV)
+	$(BIN)/python -m pytest -n 2 -m "not slow" --durations=5
 
 # The estimator's figures: its error against published and recorded runs, and its own running time. A missed target ends
 # none of them.

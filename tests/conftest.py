@@ -37,6 +37,50 @@ NEEDS_THE_MACHINE = (
     "tests/unit/workers/",
 )
 """Tests that train in processes of their own, or check what these leave behind: never two at once."""
+SLOW = (
+    *NEEDS_THE_MACHINE,
+    "tests/emulated_card/",
+    "tests/contract/test_cli_snapshot.py",
+    "tests/contract/test_documents.py",
+    "tests/unit/bench/test_made_search.py",
+    "tests/unit/bench/test_replay.py",
+    "tests/unit/bench/test_replay_of_recorded_tables.py",
+    "tests/unit/catalog/test_catalog_hub.py",
+    "tests/unit/cli/test_bad_input.py",
+    "tests/unit/cli/test_commands.py",
+    "tests/unit/cli/test_dry_run_command.py",
+    "tests/unit/cli/test_estimate_command.py",
+    "tests/unit/cli/test_finding_out.py",
+    "tests/unit/cli/test_packages_missing.py",
+    "tests/unit/cli/test_store_commands.py",
+    "tests/unit/estimate/test_bound.py",
+    "tests/unit/estimate/test_cuda_kernels.py",
+    "tests/unit/estimate/test_estimator.py",
+    "tests/unit/estimate/test_growth.py",
+    "tests/unit/estimate/test_trace.py",
+    "tests/unit/estimate/test_trace_cache.py",
+    "tests/unit/estimate/test_whole_lattice.py",
+    "tests/unit/operations/test_explaining.py",
+    "tests/unit/operations/test_narrowing.py",
+    "tests/unit/operations/test_searching.py",
+    "tests/unit/operations/test_self_test.py",
+    "tests/unit/probe/test_run.py",
+    "tests/unit/search/test_adviser.py",
+    "tests/unit/search/test_loop.py",
+    "tests/unit/search/test_predictions_in_search.py",
+    "tests/unit/store/test_store_concurrency.py",
+    "tests/unit/techniques/test_memory_order.py",
+    "tests/unit/training/test_exactness.py",
+    "tests/unit/training/test_native_ops.py",
+)
+"""What `make test-fast` leaves out: those, and the modules that took more than some 15 s when they were last timed."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the slow ones."""
+    for item in items:
+        if item.nodeid.startswith(SLOW):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(optionalhook=True)

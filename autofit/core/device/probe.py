@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from autofit.core.device.state import DeviceState
-from autofit.core.document import Document
+from autofit.core.document import Document, read
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.outcome import StepWork
 from autofit.core.workload import digest
@@ -128,6 +128,11 @@ class Probe(Document):
     def figures(self) -> dict[str, float]:
         """The figures of all parts."""
         return {name: value for part in self.parts for name, value in part.figures.items()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Probe:
+        """The inverse of `to_json`; probes were kept before they had versions."""
+        return read(cls, {"version": 0, **data})
 
 
 def shapes_key(model_digest: str) -> str:

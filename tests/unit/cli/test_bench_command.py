@@ -77,7 +77,7 @@ def test_recorded_files_instead_of_the_store(autofit: Autofit, judged: Path) -> 
         (("replay", "--residuals", "--table", "a.jsonl", "--store", "b.db"), 2, "exclude each other"),
         (("replay", "--residuals", "--table", "nowhere.jsonl"), 2, "nowhere.jsonl cannot be read"),
         (("record", "--model", "smollm2-135m"), 2, "Missing option '--out'"),
-        (("record", "--model", "smollm2-135m", "--out", __file__), 2, "is not a recorded table"),
+        (("record", "--model", "smollm2-135m", "--out", __file__), 2, "row 1: not JSON"),
         (("record", "--model", "no-such-model", "--out", "t.jsonl"), 2, "no-such-model"),
     ],
 )

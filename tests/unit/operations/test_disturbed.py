@@ -19,5 +19,6 @@ def test_repeated_and_believed_trials_are_told_apart() -> None:
     trials = [replace(trial, trial_id=number) for number, trial in enumerate(run)]
     found = Disturbed.of(trials, [trials[1], trials[3]])
     assert (found.repeated, found.believed, found.reason) == (2, 1, "another process used 50% of the card")
-    assert "2 trials were repeated, 1 trial was believed" in _disturbed(found)
-    assert _disturbed(Disturbed.of([one, two], [one, two])) == ""
+    (said,) = _disturbed(found)
+    assert "2 trials were repeated, 1 trial was believed" in said
+    assert _disturbed(Disturbed.of([one, two], [one, two])) == []
