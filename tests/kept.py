@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from autofit.core.attempt import Attempt
 from autofit.core.outcome import Outcome
+from autofit.trial.attempt import Attempt
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import TrialRequest

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from autofit.core.device.probe_findings import emulated
 from autofit.core.frontier import PRACTICAL
 from autofit.core.lattice import Config
 from autofit.core.workload import METHODS
-from autofit.prediction.probe_findings import emulated
 from autofit.prediction.probing import stored_probe
 from autofit.store import Store
 from autofit.techniques import Job

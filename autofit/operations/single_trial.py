@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from concurrent.futures import ThreadPoolExecutor
 
-from autofit.core.attempt import Attempt
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported, now
 from autofit.planning.requests import WorkloadOptions, left_by_others, memory_limit
 from autofit.store.trial_log import StoredTrials
 from autofit.training.prerequisites.requirements import cannot_here
+from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.measure.recording import check_writable, modified
 from autofit.trial.process.group_runner import GroupRunner

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from autofit.core.device.probe import Probe
+from autofit.core.device.probe_findings import times_as_slow_as_fp32
 from autofit.core.frontier import PRACTICAL
 from autofit.core.lattice import Config
 from autofit.core.outcome import Prediction
-from autofit.prediction.probe_findings import times_as_slow_as_fp32
 
 WIDE = "fp32"
 NARROW_SHARE = 0.6

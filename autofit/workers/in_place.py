@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
-from autofit.core.attempt import Attempt
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.techniques import Job
 from autofit.training.prerequisites.requirements import cannot_here
+from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.process.group_runner import GroupRunner
 from autofit.trial.request import TrialRequest

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from autofit.core.attempt import Attempt
 from autofit.core.device.state import DeviceState
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
 from autofit.core.outcome import Fits, Outcome, TimedOut
 from autofit.techniques import Job
+from autofit.trial.attempt import Attempt
 from autofit.trial.request import TrialRequest
 
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autofit.core.attempt import Attempt
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
@@ -18,6 +17,7 @@ from autofit.core.units import GIB
 from autofit.core.workload import Workload
 from autofit.techniques import Job, unsupported
 from autofit.training.prerequisites.requirements import asks
+from autofit.trial.attempt import Attempt
 from autofit.trial.machine.detection import check_even
 from autofit.trial.process.group import Gathering
 from autofit.trial.process.group_runner import tell_of_waiting

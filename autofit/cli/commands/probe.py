@@ -41,7 +41,7 @@ def probe(
 
 
 def _show(found: Probe, measured: bool) -> None:
-    from autofit.prediction.probe_findings import findings, table
+    from autofit.core.device.probe_findings import findings, table
 
     when = f"measured in {found.seconds:.1f} s" if measured else f"measured on {found.recorded_at}, kept in the store"
     print(f"{found.hardware.name} ({found.hardware.device_name}), shapes of {found.model}, {when}")

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.catalog.models import Model
-from autofit.core.attempt import Attempt
 from autofit.core.errors import AutofitError, EnvironmentLacks
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
@@ -19,6 +18,7 @@ from autofit.operations.self_test.predictor import NotPredicted, Predictor, TooL
 from autofit.planning.requests import left_by_others, memory_limit
 from autofit.techniques import Job, complete
 from autofit.training.prerequisites.requirements import cannot_here
+from autofit.trial.attempt import Attempt
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.detection import check_devices, detect
 from autofit.trial.process.group_runner import GroupRunner

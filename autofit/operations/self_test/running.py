@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from autofit import __version__
 from autofit.catalog.models import load
+from autofit.core.device.probe_findings import emulated, findings
 from autofit.core.distribution import install
 from autofit.core.errors import EnvironmentLacks, in_one_line
 from autofit.core.outcome import TimedOut, now
@@ -21,7 +22,6 @@ from autofit.operations.self_test.bench import EMULATED, Bench, NoTimeLeft
 from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Shown, Verdict
 from autofit.operations.self_test.judging import cut
-from autofit.prediction.probe_findings import emulated, findings
 from autofit.probe.shapes import usual_model
 from autofit.trial.machine import device_lock
 from autofit.trial.machine.detection import version

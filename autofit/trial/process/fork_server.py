@@ -30,12 +30,12 @@ from dataclasses import replace
 from pkgutil import resolve_name
 from typing import Any, NoReturn
 
-from autofit.core.attempt import Attempt
 from autofit.core.lattice import Config
 from autofit.core.outcome import DEADLINE_SECONDS, Crashed, Fits, Outcome, TimedOut
 from autofit.core.workload import Workload
 from autofit.training.distributed.rendezvous import listening
 from autofit.training.postponed import import_postponed
+from autofit.trial.attempt import Attempt
 from autofit.trial.limits import shared_memory
 from autofit.trial.limits.host_memory import WATCH_SECONDS, HostExhausted, HostWatch, host_shortage
 from autofit.trial.limits.swap_folder import explained, swap_folder

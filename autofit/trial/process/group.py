@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autofit.core.attempt import Attempt
 from autofit.core.device.state import DeviceState, together
 from autofit.core.outcome import Crashed, Fits, Measurement, Outcome, OutOfMemory, TimedOut
+from autofit.trial.attempt import Attempt
 from autofit.trial.process.classify import STOPPED
 
 GRACE_SECONDS = 2.0

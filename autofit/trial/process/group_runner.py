@@ -8,9 +8,9 @@ from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from types import TracebackType
 
-from autofit.core.attempt import Attempt
 from autofit.core.outcome import Crashed, Outcome
 from autofit.training.distributed.rendezvous import LOOPBACK, Rendezvous
+from autofit.trial.attempt import Attempt
 from autofit.trial.machine import device_lock
 from autofit.trial.process.commands import INTERRUPTED
 from autofit.trial.process.fork_server import DEFAULT_ENTRY

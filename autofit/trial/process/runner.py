@@ -14,9 +14,9 @@ import threading
 from types import TracebackType
 from typing import IO, Any
 
-from autofit.core.attempt import Attempt
 from autofit.core.outcome import Crashed, Outcome
 from autofit.training.prerequisites.nvme import remove_orphans
+from autofit.trial.attempt import Attempt
 from autofit.trial.limits.segments import ALLOCATOR, allocator_settings
 from autofit.trial.machine import nvml
 from autofit.trial.process.fork_server import DEFAULT_ENTRY

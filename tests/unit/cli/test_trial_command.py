@@ -19,11 +19,11 @@ from kept import Kept
 from unit.cli.conftest import Autofit
 from unit.store.test_store_failures import locked
 
-from autofit.core.attempt import Attempt
 from autofit.core.units import MIB
 from autofit.operations import single_trial
 from autofit.store import Store
 from autofit.store import trial_log as keeping
+from autofit.trial.attempt import Attempt
 from autofit.trial.process.classify import timed_out
 from autofit.trial.process.runner import TrialRunner
 from autofit.trial.request import TrialRequest

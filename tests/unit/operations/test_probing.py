@@ -26,6 +26,7 @@ from autofit.core.device.probe import (
     shapes_key,
     transfer,
 )
+from autofit.core.device.probe_findings import findings
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.device.work_kinds import DISK_READ, HOST_LINK, HOST_UPDATE, KINDS, LAYOUTS, LINK, product
 from autofit.core.outcome import Prediction, StepWork, TimedOut
@@ -33,7 +34,6 @@ from autofit.core.units import GIB
 from autofit.estimate.time.roofline import Rates, calibrated, prior, seconds
 from autofit.estimate.time.transfers import seconds_per_byte
 from autofit.prediction.calibration import rates_for
-from autofit.prediction.probe_findings import findings
 from autofit.prediction.probing import LEAST_ERROR, UNCHECKED_ERROR, make_sure, probed, rates_of, stored_probe
 from autofit.store import Store
 from autofit.trial.machine import device_lock

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from unit.operations.made_trials import fits
 
-from autofit.core.attempt import Attempt
 from autofit.core.outcome import (
     Crashed,
     Diverged,
@@ -21,6 +20,7 @@ from autofit.core.outcome import (
     TimedOut,
     outcome_from_json,
 )
+from autofit.trial.attempt import Attempt
 from autofit.trial.process import classify, group
 from autofit.trial.process.group import Gathering, combined
 
