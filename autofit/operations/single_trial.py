@@ -41,11 +41,11 @@ def trial(
     deadline_seconds: float = DEADLINE_SECONDS,
     snapshot: str | None = None,
     profile: str | None = None,
-    keeper: StoredTrials | None = None,
+    log: StoredTrials | None = None,
 ) -> Trial:
-    """Run `config` here and now, without looking in the store; with a `keeper` the outcome is stored.
+    """Run `config` here and now, without looking in the store; with a `log` the outcome is stored.
 
-    A failing store does not cost the outcome: it is returned, and `keeper.check()` says where else it was kept.
+    A failing store does not cost the outcome: it is returned, and `log.check()` says where else it was kept.
 
     `snapshot` and `profile` are files for recordings of one more step, made after the measurement. Raises
     `TrialInterrupted` if Ctrl-C ends a trial that runs.
@@ -90,7 +90,7 @@ def trial(
     )
     if was_interrupted:
         raise TrialInterrupted(done)
-    stored = keeper.keep(done) if keeper is not None and not isinstance(outcome, Unsupported) else done
+    stored = log.keep(done) if log is not None and not isinstance(outcome, Unsupported) else done
     for name, path in recordings.items():
         if modified(path) == before[path]:
             _log.warning("%s: nothing was recorded in %s (the trial itself: %s)", name, path, outcome.kind)

@@ -170,7 +170,7 @@ def trial(
 
     chosen = read_config(config, on=device_asked("auto", device))
     with Store.open(store) as opened:
-        keeper = operations.StoredTrials(opened)
+        log = operations.StoredTrials(opened)
         try:
             done = operations.trial(
                 workload(model, seq_len, global_batch, lora_dropout, devices, seed),
@@ -180,14 +180,14 @@ def trial(
                 deadline_seconds=parse_duration(deadline),
                 snapshot=str(Path(snapshot).resolve()) if snapshot else None,
                 profile=str(Path(profile).resolve()) if profile else None,
-                keeper=keeper,
+                log=log,
             )
         except TrialInterrupted as interrupt:
             so_far = interrupt.trial
             print_json({**so_far.to_json(), "outcome": "interrupted"}) if as_json else print(trial_text(so_far))
             raise
     print_json(done.to_json()) if as_json else print(trial_text(done))
-    keeper.check()
+    log.check()
     raise typer.Exit(4 if machinery_failed(done.outcome) else EXIT_CODES[done.outcome.kind])
 
 
