@@ -131,7 +131,7 @@ def main() -> int:
     parser.add_argument("--home", type=Path, default=Path(".venv/emulated-card"))
     asked = parser.parse_args()
     done = [json.loads(line) for line in asked.file.read_text().splitlines()] if asked.file.exists() else []
-    for number in range(len(done), asked.searches):
+    for number in sorted(set(range(asked.searches)) - {said["number"] for said in done}):
         done.append(searched(number, asked.seed, asked.home.absolute()))
         with asked.file.open("a") as out:
             out.write(json.dumps(done[-1], separators=(",", ":")) + "\n")
