@@ -41,7 +41,7 @@ search: install
 test: install $(DEV)
 	$(BIN)/python -m pytest -n 2 --no-loadscope-reorder
 
-# Without what trains, starts programs, or searches for long: some two minutes.
+# Without what trains, starts programs, or searches for long.
 test-fast: install $(DEV)
 	$(BIN)/python -m pytest -n 2 -m "not slow" --durations=5
 

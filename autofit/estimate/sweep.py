@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import os
 import time
@@ -14,6 +15,8 @@ from autofit.core.lattice import Config
 from autofit.estimate import warm
 from autofit.estimate.estimate import Estimate
 from autofit.techniques import Job
+
+_log = logging.getLogger(__name__)
 
 WORTH_PROCESSES = 32
 """Number of configs from which on further processes are worth their start-up, which takes seconds."""
@@ -48,6 +51,8 @@ def sweep(
     for part in parts:
         found.update((estimate.config, estimate) for estimate in part)
         report(len(found))
+    if late := len(configs) - len(found):
+        _log.warning("autofit: %d of %d configs are left unpredicted, for there was no time", late, len(configs))
     return {config: found[config] for config in configs if config in found}
 
 

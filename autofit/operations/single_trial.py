@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from autofit.core.errors import UsageError
 from autofit.core.lattice import Config
-from autofit.core.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported, now
+from autofit.core.outcome import DEADLINE_SECONDS, TimedOut, Trial, Unsupported
 from autofit.planning.requests import WorkloadOptions, left_by_others, memory_limit
 from autofit.store.trial_log import StoredTrials
 from autofit.training.prerequisites.requirements import cannot_here
@@ -77,17 +77,7 @@ def trial(
         with GroupRunner(kind=job.hardware.kind, ranks=options.devices) as runner:
             attempt, was_interrupted = _attempt(runner, request)
     outcome = attempt.outcome
-    done = Trial(
-        config=config,
-        workload=job.workload,
-        hardware=job.hardware,
-        stack=job.stack,
-        memory_limit_bytes=limit,
-        outcome=outcome,
-        seconds=attempt.seconds,
-        recorded_at=now(),
-        device_state=attempt.device_state,
-    )
+    done = attempt.trial(config, job, memory_limit_bytes=limit)
     if was_interrupted:
         raise TrialInterrupted(done)
     stored = log.keep(done) if log is not None and not isinstance(outcome, Unsupported) else done

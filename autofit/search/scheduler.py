@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Prediction, TimedOut, Trial, machinery_failed, now
+from autofit.core.outcome import Fits, Prediction, TimedOut, Trial, machinery_failed
 from autofit.search.budget import Budget
 from autofit.techniques import Job
 from autofit.trial.machine.device_lock import NOT_BEGUN
 from autofit.trial.process.classify import DEVICE_GONE, NO_KERNELS
 from autofit.trial.request import Rival, TrialRequest
-from autofit.workers.pool import Completed, Pool
+from autofit.workers.pool import Pool
 
 MACHINERY_FAILURES = 3
 """Consecutive failures of the machinery after which it must be fixed before a trial can show anything."""
@@ -134,7 +134,10 @@ class Scheduler:
                 self.kept_waiting = reason
                 cut.append(done.request.config)
                 continue
-            trial = self.keep(self._trial(done))
+            prediction = self.predictions.get(done.request.config)
+            limit = self.budget.limits.memory_bytes
+            ended = done.trial(done.request.config, self.job, memory_limit_bytes=limit, prediction=prediction)
+            trial = self.keep(ended)
             self.ended += 1
             ran = done.request.after_waiting(done.waited_seconds)
             patience = begun.request.deadline_seconds
@@ -214,20 +217,6 @@ class Scheduler:
         self._doubted[trial.config] += 1
         self._submit(begun)
         return True
-
-    def _trial(self, done: Completed) -> Trial:
-        return Trial(
-            config=done.request.config,
-            workload=self.job.workload,
-            hardware=self.job.hardware,
-            stack=self.job.stack,
-            memory_limit_bytes=self.budget.limits.memory_bytes,
-            outcome=done.outcome,
-            seconds=done.seconds,
-            recorded_at=now(),
-            prediction=self.predictions.get(done.request.config),
-            device_state=done.device_state,
-        )
 
 
 def _killed_at(trial: Trial, deadline_seconds: float) -> bool:

@@ -5,27 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from autofit.core.device.state import DeviceState
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, TimedOut
+from autofit.core.outcome import Fits, TimedOut
 from autofit.techniques import Job
 from autofit.trial.attempt import Attempt
 from autofit.trial.request import TrialRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Completed:
+class Completed(Attempt):
     """A request that has been run."""
 
     request: TrialRequest
-    outcome: Outcome
-    seconds: float
-    """Wall time of the trial, including its share of the machinery."""
-    device_state: DeviceState | None = None
-    """What else went on with the device; None where it was not observed."""
-    waited_seconds: float = 0.0
-    """How long the trial waited for its device before that."""
 
     @property
     def is_doubted(self) -> bool:

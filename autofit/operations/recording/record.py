@@ -155,7 +155,8 @@ def _record(
             table_file.append(file, _line(number, done))
             known[number, done.request.config] = done.outcome
             run += 1
-            report(len(known), total, _trial(plan, done))
+            last = done.trial(done.request.config, job, memory_limit_bytes=plan.limits.memory_bytes)
+            report(len(known), total, last)
     kinds = [outcome.kind for outcome in known.values()]
     return RecordResult(
         configs=len(plan.lattice.configs),
@@ -281,19 +282,6 @@ def _check_site(pool: Pool, hardware: Hardware, stack: Stack) -> None:
             f"the workers have {found[0].name} and {found[1]}, the recording is of {hardware.name} and {stack}",
             remedy="record where the trials run, in the same environment",
         )
-
-
-def _trial(plan: Plan, done: Completed) -> Trial:
-    return Trial(
-        config=done.request.config,
-        workload=plan.job.workload,
-        hardware=plan.job.hardware,
-        stack=plan.job.stack,
-        memory_limit_bytes=plan.limits.memory_bytes,
-        outcome=done.outcome,
-        seconds=done.seconds,
-        recorded_at=now(),
-    )
 
 
 def _line(number: int, done: Completed) -> dict[str, Any]:

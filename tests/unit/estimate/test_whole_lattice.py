@@ -113,7 +113,9 @@ def test_borrowed_fragmentation_is_nearly_ones_own(estimates: list[tuple[Estimat
         assert alone.peak_reserved_bytes <= swept.peak_reserved_bytes * (1.0 + swept.borrowed_error)
 
 
-def test_what_would_be_begun_too_late_is_left_out(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_would_be_begun_too_late_is_left_out(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The clock is looked at once for the limit, and once before each config."""
     clock = itertools.count(0.0, 10.0)
     monkeypatch.setattr(sweeping, "time", SimpleNamespace(monotonic=lambda: next(clock)))
@@ -121,6 +123,7 @@ def test_what_would_be_begun_too_late_is_left_out(job: Job, monkeypatch: pytest.
     told: list[int] = []
     found = sweeping.sweep(job, configs, memory_limit_bytes=LIMIT, report=told.append, seconds=25.0)
     assert list(found) == configs[:2] and told == [1, 2]
+    assert "2 of 4 configs are left unpredicted" in caplog.text
 
 
 def test_no_process_begins_a_config_too_late(job: Job) -> None:
