@@ -64,7 +64,10 @@ class ZeroThree(Zero):
         return replace(moved, dispatched=float(PARAMETER_OPERATIONS * len(holdings.sizes) * micro_steps))
 
     def _persists(self, storage: Storage) -> bool:
-        return self._gathers and self.bytes(storage) // storage.item_bytes <= self.buckets.persists
+        return self._gathers and self._elements(storage) <= self.buckets.persists
+
+    def _elements(self, parameter: Storage) -> int:
+        return self.bytes(parameter) // parameter.item_bytes
 
     def _gather(self, edit: Edit, number: int) -> None:
         """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without
@@ -80,13 +83,13 @@ class ZeroThree(Zero):
         lead, rest = self._around(edit)
         head, embedded = self._fetch(edit, rest, start), self._fetch(edit, lead, start)
         edit.free(first, embedded)
-        room = self.buckets.live - sum(map(_elements, rest))
+        room = self.buckets.live - sum(map(self._elements, rest))
         packed: dict[Unit, Sequence[int]] = {}
         for layer in edit.layers:
             start_of, end_of = edit.at_start(Place(forward, layer)), edit.at_end(Place(forward, layer))
             following = [p for found in edit.layers[layer:] for p in self._gathered(edit, found)]
             packed[layer] = self._fetch(edit, filter(_is_packed, self._gathered(edit, layer)), start_of)
-            largest = max(self._gathered(edit, layer), key=_elements, default=None)
+            largest = max(self._gathered(edit, layer), key=self._elements, default=None)
             ahead = self._ahead(following, room) or ([largest] if largest else [])
             whole = self._fetch(edit, ahead, start_of)
             edit.free(end_of, whole)
@@ -117,7 +120,7 @@ class ZeroThree(Zero):
     def _behind(self, edit: Edit, layer: int, room: int) -> list[Storage]:
         """What is whole when a layer's backward begins."""
         own = self._gathered(edit, layer)
-        return [*own, *self._ahead(self._backwards(edit, edit.layers[:layer]), room - sum(map(_elements, own)))]
+        return [*own, *self._ahead(self._backwards(edit, edit.layers[:layer]), room - sum(map(self._elements, own)))]
 
     def _backwards(self, edit: Edit, layers: range) -> list[Storage]:
         return [parameter for layer in reversed(layers) for parameter in reversed(self._gathered(edit, layer))]
@@ -129,7 +132,7 @@ class ZeroThree(Zero):
             if room <= 0:
                 break
             found.append(parameter)
-            room -= _elements(parameter)
+            room -= self._elements(parameter)
         return found
 
     def _fetch(self, edit: Edit, parameters: Iterable[Storage], events: list[Event]) -> Sequence[int]:
@@ -138,10 +141,6 @@ class ZeroThree(Zero):
         found = edit.allocate(sizes, Place("forward-1", AFTER), stream=int(self.buckets.overlaps))
         events += [Event(index, True) for index in found]
         return found
-
-
-def _elements(parameter: Storage) -> int:
-    return parameter.bytes // parameter.item_bytes
 
 
 def _is_packed(parameter: Storage) -> bool:

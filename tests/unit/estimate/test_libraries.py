@@ -99,6 +99,22 @@ def test_more_devices_never_take_more_of_each(sharding: str) -> None:
     assert found == sorted(found, reverse=True) and found[0] > found[-1]
 
 
+def test_adapters_do_not_use_up_what_may_be_prefetched() -> None:
+    """Those of rank 16 are gathered, too: the layers that are whole beside them stay whole."""
+    deep = model("llama", num_hidden_layers=32, hidden_size=256, intermediate_size=1024, vocab_size=2048)
+    of = replace(job(2), model=deep)
+    of = replace(of, workload=replace(of.workload, model=deep.name, model_digest=deep.digest))
+    estimator = Estimator(of, None)
+    kept, gathered = (
+        estimator.estimate(
+            complete(parse(f"method=lora,rank={rank},targets=attention,sharding=zero3,micro_batch=1,precision=bf16")),
+            memory_limit_bytes=80 * GIB,
+        ).peak_allocated_bytes
+        for rank in (8, 16)
+    )
+    assert gathered >= kept
+
+
 def test_ddp_is_one_device_and_its_buckets() -> None:
     parameters = shape(OF).parameters
     for sequences, accumulates in ((1, False), (4, True)):
