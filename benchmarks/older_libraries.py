@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from autofit.core.lattice import Config
 from autofit.estimate.tracing import trace
 from autofit.techniques import TECHNIQUES, Job, adapters
 from autofit.techniques.technique import IGNORE_INDEX, BuildPlan, Head, Technique
@@ -38,16 +37,16 @@ class OlderLibraries(Technique):
         self._wide_norms = wide_norms
         self._kernel: LossKernel | None = None
 
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        if config["method"] != "full":
+    def plan(self, plan: BuildPlan) -> None:
+        if plan.config["method"] != "full":
             # peft: get_peft_model(autocast_adapter_dtype=True) makes adapters fp32 whatever the base's dtype.
             plan.trained_dtype = torch.float32
         if self._kernel is None:
-            of_model = _gpt_bigcode_loss if _is_gpt_bigcode(job) else _causal_lm_loss
-            self._kernel = _kernel(of_model, job.workload.seq_len)
+            of_model = _gpt_bigcode_loss if _is_gpt_bigcode(plan.job) else _causal_lm_loss
+            self._kernel = _kernel(of_model, plan.job.workload.seq_len)
         plan.loss = self._kernel
 
-    def on_skeleton(self, config: Config, plan: BuildPlan, model: Any) -> Any:
+    def on_skeleton(self, plan: BuildPlan, model: Any) -> Any:
         if self._wide_norms:
             # trl/trainer/utils.py, peft_module_casting_to_bf16: after peft's prepare_model_for_kbit_training has made
             # everything fp32, the head and the embeddings go back to bf16, the norms do not.
@@ -56,7 +55,7 @@ class OlderLibraries(Technique):
                     module.to(torch.float32)
         return model
 
-    def on_model(self, config: Config, plan: BuildPlan, model: Any) -> None:
+    def on_model(self, plan: BuildPlan, model: Any) -> None:
         causal_lm = unwrap(model)
         if causal_lm.config.model_type == "gpt_bigcode":
             _keep_cache(causal_lm.transformer)

@@ -13,6 +13,7 @@ from autofit.estimate.memory.lower_bound import floor_parts
 from autofit.estimate.sharding.hosted import hosted_bytes
 from autofit.estimate.tracing.trace import HOST
 from autofit.techniques import Job
+from autofit.techniques.axes.checkpointing import interval
 from autofit.training.build import make_plan
 
 LAYER_BYTES, OUTSIDE_MLP_BYTES = 34, 15
@@ -42,11 +43,10 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
     width = 2 if config["precision"] == "fp32" else 1
     layer = _layer_bytes(config, job)
     kept = CHECKPOINT_BYTES * width * tokens * model.hidden_size
-    value = config.text("checkpointing")
-    every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
-    checkpointed = 0 if value in ("none", "selective") else -(-model.layers // every)
+    every = 0 if config["checkpointing"] == "selective" else interval(config)
+    checkpointed = -(-model.layers // every) if every else 0
     recomputed = layer if checkpointed else 0
-    pinned = checkpointed * kept if value == "offload" else 0
+    pinned = checkpointed * kept if config["checkpointing"] == "offload" else 0
     on_host, processor = hosted_bytes(config, job), job.hardware.kind == "cpu"
     parts = {
         **floor_parts(config, job),

@@ -7,13 +7,13 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from functools import cache
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import Model, architecture
 from autofit.core.errors import UsageError
-from autofit.techniques.technique import BuildPlan
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
 
@@ -38,19 +38,18 @@ def attention_projections(model: Any) -> list[str]:
     return sorted(names)
 
 
-def add(model: Any, plan: BuildPlan) -> Any:
-    """`model` with frozen base weights and trainable adapters of `plan.trained_dtype`, all on the meta device."""
+def add(model: Any, *, rank: int, targets: str, dropout: float, dtype: torch.dtype) -> Any:
+    """`model` with frozen base weights and trainable adapters of `dtype`, all on the meta device; `targets` is a value
+    of that axis."""
     import torch
     from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
 
-    targets = attention_projections(model) if plan.targets == "attention" else "all-linear"
-    rank = cast(int, plan.rank)
     settings = LoraConfig(
         r=rank,
         lora_alpha=alpha(rank),
-        lora_dropout=plan.lora_dropout,
-        target_modules=targets,
+        lora_dropout=dropout,
+        target_modules=attention_projections(model) if targets == "attention" else "all-linear",
         bias="none",
         task_type="CAUSAL_LM",
     )
@@ -62,8 +61,8 @@ def add(model: Any, plan: BuildPlan) -> Any:
         wrapped = get_peft_model(model, settings, autocast_adapter_dtype=False, low_cpu_mem_usage=True)
     for module in wrapped.modules():
         if isinstance(module, LoraLayer):
-            module.lora_A.to(plan.trained_dtype)
-            module.lora_B.to(plan.trained_dtype)
+            module.lora_A.to(dtype)
+            module.lora_B.to(dtype)
     return wrapped
 
 
@@ -80,15 +79,13 @@ def why_not(model: Model, targets: str, lora_dropout: float) -> str | None:
 
     # peft imports bitsandbytes, which then warns about kernels that it could fetch; nothing is computed here.
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
-    plan = BuildPlan(device=torch.device("meta"), trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
-    plan.rank, plan.targets, plan.lora_dropout = 8, targets, lora_dropout
     factory: Any = AutoModelForCausalLM
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # only the trial's build matters
             with torch.device("meta"):
-                skeleton = factory.from_config(architecture(model), dtype=plan.compute_dtype)
-            add(skeleton, plan)
+                skeleton = factory.from_config(architecture(model), dtype=torch.bfloat16)
+            add(skeleton, rank=8, targets=targets, dropout=lora_dropout, dtype=torch.float32)
     except ImportError:
         return None
     except Exception as error:

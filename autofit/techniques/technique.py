@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from autofit.core.lattice import Axis, Config, Value
@@ -41,29 +41,23 @@ class Head:
 
 @dataclass(slots=True, kw_only=True)
 class BuildPlan:
-    """The decisions that the techniques make before anything is built; `training.build` carries them out."""
+    """What the techniques decide for a config before anything is built; `training.build` carries it out."""
 
+    config: Config
+    job: Job
     device: torch.device
-    trained_dtype: torch.dtype
+    trained_dtype: torch.dtype = field(init=False)
     """Dtype of the parameters that the optimizer updates: the master weights."""
-    compute_dtype: torch.dtype
+    compute_dtype: torch.dtype = field(init=False)
     """Dtype of matrix products and of frozen parameters."""
-    autocast: bool = False
-    """Whether autocast provides compute_dtype, because the trained weights are wider."""
+    autocast: torch.dtype | None = None
+    """The dtype that autocast provides, because the trained weights are wider; None without autocast."""
     loss_scaling: bool = False
     """Whether the loss is scaled to keep fp16 gradients from underflowing."""
-    attention: str = "sdpa"
+    attention: str = field(init=False)
     """transformers' name for the attention implementation."""
-    micro_batch: int = 1
-    """Sequences per forward on one device."""
-    rank: int | None = None
-    targets: str | None = None
-    lora_dropout: float = 0.0
-    loss: LossKernel | None = None
-    optimizer: OptimizerFactory | None = None
-    compile: bool = False
-    sharding: str = "none"
-    offload: str = "none"
+    loss: LossKernel = field(init=False)
+    optimizer: OptimizerFactory = field(init=False)
     deepspeed: dict[str, Any] | None = None
     """DeepSpeed's own configuration, where DeepSpeed trains."""
     narrowed: bool = False
@@ -101,12 +95,12 @@ class Technique:
         """Whether the axis's claim about two configs that differ on it holds for `job`."""
         return True
 
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
+    def plan(self, plan: BuildPlan) -> None:
         """Set the plan's fields that this axis decides."""
 
-    def on_skeleton(self, config: Config, plan: BuildPlan, model: Any) -> Any:
+    def on_skeleton(self, plan: BuildPlan, model: Any) -> Any:
         """The model (meta device) with this technique applied."""
         return model
 
-    def on_model(self, config: Config, plan: BuildPlan, model: Any) -> None:
+    def on_model(self, plan: BuildPlan, model: Any) -> None:
         """Alter the model, whose parameters now have values on the device."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from autofit.catalog.model_shape import drops_out
-from autofit.catalog.models import Model, architecture
+from autofit.catalog.models import architecture
 from autofit.core.lattice import Config
 from autofit.techniques import TECHNIQUES, Job
 from autofit.techniques.deepspeed_settings import deepspeed_settings
@@ -18,42 +17,38 @@ from autofit.training.decoder import keep_layers
 from autofit.training.loss_module import LossModule
 from autofit.training.prerequisites import native_ops, nvme
 from autofit.training.step import TrainingStep
-from autofit.training.weights import materialise, unwrap
+from autofit.training.weights import materialise
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from autofit.techniques.technique import LossKernel
-
 
 def make_plan(config: Config, job: Job, device: torch.device) -> BuildPlan:
     """The decisions of the config's techniques for a step on `device`."""
-    plan = BuildPlan(device=device, trained_dtype=torch.float32, compute_dtype=torch.bfloat16)
+    plan = BuildPlan(config=config, job=job, device=device)
     for technique in TECHNIQUES:
-        if technique.applies(config):
-            technique.plan(config, job, plan)
+        technique.plan(plan)
     return plan
 
 
-def make_skeleton(config: Config, plan: BuildPlan, model: Model, layers: Sequence[int] | None = None) -> nn.Module:
+def make_skeleton(plan: BuildPlan, layers: Sequence[int] | None = None) -> nn.Module:
     """The model on the meta device: every shape and dtype is final, nothing has storage.
 
     With `layers`, only the decoder layers at those indices are kept.
     """
     from transformers import AutoModelForCausalLM
 
-    full = config["method"] == "full"
+    full = plan.config["method"] == "full"
     with torch.device("meta"):
         skeleton: Any = AutoModelForCausalLM.from_config(
-            architecture(model),
+            architecture(plan.job.model),
             dtype=plan.trained_dtype if full else plan.compute_dtype,
             attn_implementation=plan.attention,
         )
     if layers is not None:
         keep_layers(skeleton, layers)
     for technique in TECHNIQUES:
-        if technique.applies(config):
-            skeleton = technique.on_skeleton(config, plan, skeleton)
+        skeleton = technique.on_skeleton(plan, skeleton)
     return cast("nn.Module", skeleton)
 
 
@@ -71,23 +66,12 @@ def build(config: Config, job: Job, device: torch.device, *, layers: Sequence[in
     plan = make_plan(config, job, device)
     if config["offload"] == "nvme":
         plan.deepspeed = deepspeed_settings(config, job, folder=str(nvme.require_on_all_ranks(config, job)))
-    model = make_skeleton(config, plan, job.model, layers)
+    model = make_skeleton(plan, layers)
     materialise(model, device=device, sharder=engines.sharder(plan))
     for technique in TECHNIQUES:
-        if technique.applies(config):
-            technique.on_model(config, plan, model)
-    module = LossModule(model, cast("LossKernel", plan.loss))
+        technique.on_model(plan, model)
+    module = LossModule(model, plan.loss)
     module.train()
-    if plan.compile:
+    if config["compile"] is True:
         module.compile_decoder()
-    engine = engines.make(module, plan)
-    built = unwrap(model).config
-    return TrainingStep(
-        module=module,
-        engine=engine,
-        device=device,
-        micro_batch=plan.micro_batch,
-        autocast=plan.compute_dtype if plan.autocast else None,
-        vocabulary=int(built.get_text_config().vocab_size),
-        dropout=drops_out(built),
-    )
+    return TrainingStep(module, engines.make(module, plan), plan)

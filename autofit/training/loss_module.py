@@ -28,14 +28,15 @@ class LossModule(nn.Module):
         causal_lm = unwrap(model)
         decoder = getattr(causal_lm, causal_lm.base_model_prefix, None) or causal_lm.model
         self._decoder = [decoder]  # in a list, so that it is registered only once, within `model`
-        self._config = causal_lm.config.get_text_config()
+        self.config = causal_lm.config.get_text_config()
+        """transformers' config of the text model."""
 
     def forward(self, tokens: torch.Tensor, labels: torch.Tensor, plain: LossKernel | None = None) -> torch.Tensor:
         """Summed cross-entropy in nats, fp32 scalar. tokens, labels [sequences, seq_len]; labels are already shifted.
 
         If `plain` is given, that kernel replaces this module's own and the decoder runs uncompiled, for comparison.
         """
-        decoder = self._decoder[0] if plain is None else self._decoder[0].forward
+        decoder = self.decoder if plain is None else self.decoder.forward
         decoded = decoder(input_ids=tokens, use_cache=False)  # held until the loss is computed, as in transformers
         hidden: torch.Tensor = decoded.last_hidden_state
         return (plain or self._loss)(hidden.reshape(-1, hidden.shape[-1]), self.head(), labels.reshape(-1))
@@ -48,15 +49,15 @@ class LossModule(nn.Module):
     def head(self) -> Head:
         """The projection to logits, with the scale and softcap given in the architecture's config."""
         projection: Any = unwrap(self.model).get_output_embeddings()
-        scale = float(getattr(self._config, "logit_scale", None) or 1.0)
-        divisor = float(getattr(self._config, "logits_scaling", None) or 1.0)
+        scale = float(getattr(self.config, "logit_scale", None) or 1.0)
+        divisor = float(getattr(self.config, "logits_scaling", None) or 1.0)
         return Head(
             weight=projection.weight,
             bias=getattr(projection, "bias", None),
-            softcap=getattr(self._config, "final_logit_softcapping", None),
+            softcap=getattr(self.config, "final_logit_softcapping", None),
             scale=scale / divisor,
         )
 
     def compile_decoder(self) -> None:
         """Compile the decoder in place; the loss kernel stays eager."""
-        self._decoder[0].compile()
+        self.decoder.compile()

@@ -7,9 +7,10 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
+from autofit.catalog.model_shape import drops_out
 from autofit.techniques.losses.chunked_cross_entropy import chunked_cross_entropy
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
-from autofit.techniques.technique import IGNORE_INDEX
+from autofit.techniques.technique import IGNORE_INDEX, BuildPlan
 from autofit.training.engine import Engine
 from autofit.training.engines.local import LocalEngine
 from autofit.training.loss_module import LossModule
@@ -38,25 +39,15 @@ class TrainingStep:
     accumulation nor uneven padding changes the gradient.
     """
 
-    def __init__(
-        self,
-        *,
-        module: LossModule,
-        engine: Engine,
-        device: torch.device,
-        micro_batch: int,
-        autocast: torch.dtype | None,
-        vocabulary: int,
-        dropout: bool = False,
-    ) -> None:
+    def __init__(self, module: LossModule, engine: Engine, plan: BuildPlan) -> None:
         self.module = module
         self.engine = engine
-        self.device = device
-        self.micro_batch = micro_batch
-        self.vocabulary = vocabulary
-        self.dropout = dropout
+        self.device = plan.device
+        self.micro_batch = plan.config.number("micro_batch")
+        self.vocabulary = int(module.config.vocab_size)
+        self.dropout = drops_out(module.config)
         """Whether the architecture itself drops activations at random in training."""
-        self._autocast = autocast
+        self._autocast = plan.autocast
         self.gradient_norm = torch.zeros(())
         """L2 norm of the last update's gradients before clipping, fp32 scalar."""
 

@@ -20,8 +20,8 @@ from autofit.estimate.tracing.cuda_dispatch import cuda_dispatch
 from autofit.estimate.tracing.loss_boundary import HeadShape, LossBoundary
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
 from autofit.techniques import TECHNIQUES, Job
+from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
-from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind
 from autofit.training.engine import Resident
@@ -37,8 +37,7 @@ def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
     """What distinguishes the decoder layers: architecture, whether a layer is checkpointed, and with frozen weights
     whether it is the first, whose input needs no gradient."""
     kinds = architecture_kinds(job.model)
-    value = config.text("checkpointing")
-    every = 0 if value == "none" else int(value.removeprefix("every-")) if value.startswith("every-") else 1
+    every = interval(config)
     frozen = config["method"] != "full"
     return tuple((kind, bool(every) and i % every == 0, frozen and i == 0) for i, kind in enumerate(kinds))
 
@@ -82,17 +81,21 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
     plan = make_plan(config, job, HOST)
     plan.attention = _traceable(plan.attention)
     gives_view = plan.loss is full_cross_entropy
-    boundary = plan.loss = LossBoundary(plan.compute_dtype if plan.autocast else None, gives_view=gives_view)
+    boundary = plan.loss = LossBoundary(plan.autocast, gives_view=gives_view)
     kinds = layer_kinds(config, job)
-    model = make_skeleton(config, plan, job.model, layers)
+    model = make_skeleton(plan, layers)
     with without_data():
-        _give_fake_weights(model, config, plan)
+        fake_weights.materialise(model)
+        for technique in TECHNIQUES:
+            technique.on_model(plan, model)
         stack = decoder_layers(model)
         _checkpoint_as_in_full(stack, [kinds[i] for i in layers])
-        step = _step(model, plan)
+        module = LossModule(model, plan.loss)
+        module.train()
+        step = TrainingStep(module, _Backward(module), plan)
         recorder = boundary.recorder = Recorder(scratch)
         _register_residents(recorder, model, stack)
-        tokens = torch.empty((plan.micro_batch, job.workload.seq_len), dtype=torch.long)
+        tokens = torch.empty((step.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
         with recorder, _layer_marks(recorder, stack), _as_with_data(), _as_on_device(job, recorder):
             for number in range(1, MICRO_STEPS + 1):
@@ -103,13 +106,6 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
     return recorder.trace, boundary.shape
 
 
-def _give_fake_weights(model: nn.Module, config: Config, plan: BuildPlan) -> None:
-    fake_weights.materialise(model)
-    for technique in TECHNIQUES:
-        if technique.applies(config):
-            technique.on_model(config, plan, model)
-
-
 def _checkpoint_as_in_full(layers: list[Any], kinds: list[Any]) -> None:
     """Checkpoint the layers that are checkpointed in the full stack, where their indices differ."""
     functions = [vars(layer)["_gradient_checkpointing_func"] for layer in layers if layer.gradient_checkpointing]
@@ -117,20 +113,6 @@ def _checkpoint_as_in_full(layers: list[Any], kinds: list[Any]) -> None:
         layer.gradient_checkpointing = checkpointed
         if checkpointed:
             layer._gradient_checkpointing_func = functions[0]
-
-
-def _step(model: nn.Module, plan: BuildPlan) -> TrainingStep:
-    assert plan.loss is not None
-    module = LossModule(model, plan.loss)
-    module.train()
-    return TrainingStep(
-        module=module,
-        engine=_Backward(module),
-        device=HOST,
-        micro_batch=plan.micro_batch,
-        autocast=plan.compute_dtype if plan.autocast else None,
-        vocabulary=0,
-    )
 
 
 class _Backward:

@@ -192,7 +192,6 @@ class Traces:
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         kernel = make_plan(config, self.job, HOST).loss
-        assert kernel is not None
         trace = trace_loss(kernel, head, tokens, MICRO_STEPS, self._scratch, capability=self.job.hardware.capability)
         first, further = (_works(trace, number, lambda place: place.layer == LOSS) for number in "12")
         return Loss(trace, (first.at(1, 1), further.at(1, 1)))

@@ -36,19 +36,19 @@ def trace_updates(
     """
     plan = make_plan(config, job, HOST)
     plan.attention = "eager"  # no update runs attention, so its package need not be installed
+    plan.loss_scaling = False  # which needs no memory
     kinds = architecture_kinds(job.model)
     first = {kind: index for index, kind in reversed(list(enumerate(kinds)))}
     built = range(len(kinds)) if exact else sorted(first.values())
-    model = make_skeleton(config, plan, job.model, built)
+    model = make_skeleton(plan, built)
     fake = without_data()
     with fake:
         fake_weights.materialise(model)
         if not exact:
             _repeat_layers(model, [built.index(first[kind]) for kind in kinds])
         modules = [model] if flat is None else _flat_buffers(model, flat)
-    assert plan.optimizer is not None
-    # Outside the fake mode: bitsandbytes computes its quantisation maps from numbers. Loss scaling needs no memory.
-    engines = [LocalEngine(module, plan.optimizer, loss_scaling=False) for module in modules]
+    # Outside the fake mode: bitsandbytes computes its quantisation maps from numbers.
+    engines = [LocalEngine(module, plan) for module in modules]
     recorder = Recorder(scratch)
     with fake:
         for engine in engines:

@@ -42,8 +42,8 @@ class Attention(Technique):
             return f"attention=flash needs compute capability 8.0, {job.hardware.name} has {job.hardware.capability}"
         return None
 
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        plan.attention = _IMPLEMENTATIONS[config.text("attention")]
+    def plan(self, plan: BuildPlan) -> None:
+        plan.attention = _IMPLEMENTATIONS[plan.config.text("attention")]
 
 
 def _is_older(capability: str | None, first: float) -> bool:

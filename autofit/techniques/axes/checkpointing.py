@@ -56,31 +56,31 @@ class Checkpointing(Technique):
             lighter["checkpointing"] == "selective" and heavier["checkpointing"] == "none" and lighter["compile"]
         )
 
-    def on_model(self, config: Config, plan: BuildPlan, model: Any) -> None:
-        value = config.text("checkpointing")
-        if value != "none":
-            every = int(value.removeprefix("every-")) if value.startswith("every-") else 1
-            function = checkpoint_function(value, adapters=plan.rank is not None)
-            enable(model, every_n_layers=every, function=function)
+    def on_model(self, plan: BuildPlan, model: Any) -> None:
+        """The flag and the function are those that transformers' layers have read in every version since 4.53."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
 
-
-def enable(model: Any, *, every_n_layers: int, function: Callable[..., Any]) -> None:
-    """Checkpoint every `every_n_layers`-th decoder layer, starting with the first.
-
-    The flag and the function are those that transformers' layers have read in every version since 4.53.
-    """
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
-    if not layers:
-        raise ValueError(f"{type(model).__name__} does not support activation checkpointing")
-    for index, layer in enumerate(layers):
-        if index % every_n_layers == 0:
+        value = plan.config.text("checkpointing")
+        if value == "none":
+            return
+        layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+        if not layers:
+            raise ValueError(f"{type(model).__name__} does not support activation checkpointing")
+        function = _checkpoint_function(value, adapters=plan.config["method"] != "full")
+        for layer in layers[:: interval(plan.config)]:
             layer.gradient_checkpointing = True
             layer._gradient_checkpointing_func = function
 
 
-def checkpoint_function(value: str, *, adapters: bool = False) -> Callable[..., Any]:
+def interval(config: Config) -> int:
+    """Every how many decoder layers one is checkpointed, beginning with the first; 0 where none is."""
+    value = config.text("checkpointing")
+    if value == "none":
+        return 0
+    return int(value.removeprefix("every-")) if value.startswith("every-") else 1
+
+
+def _checkpoint_function(value: str, *, adapters: bool) -> Callable[..., Any]:
     """The function through which a checkpointed layer's forward is called; `adapters` says whether it has any."""
     from torch.utils.checkpoint import checkpoint
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import Technique
 
 KEEPS_POLICY = (2, 13)
 """First version of torch whose source is known to have the fix described in `_forgets_what_is_kept`."""
@@ -45,9 +45,6 @@ class Compilation(Technique):
             )
         missing = missing_tool(job.hardware.kind)
         return None if missing is None else f"compile=true needs {missing}, which is not installed here"
-
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        plan.compile = config["compile"] is True
 
 
 def _forgets_what_is_kept(job: Job) -> bool:

@@ -61,7 +61,7 @@ class Loss(Technique):
             return True
         return lighter["loss"] == "chunked" and lighter["precision"] in ("bf16", "fp32")
 
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
+    def plan(self, plan: BuildPlan) -> None:
         from autofit.techniques.losses import cross_entropy
 
-        plan.loss = cross_entropy.KERNELS[config.text("loss")]
+        plan.loss = cross_entropy.KERNELS[plan.config.text("loss")]

@@ -57,13 +57,16 @@ class Method(Technique):
             )
         return None
 
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        if config["method"] != "full":
-            plan.lora_dropout = job.workload.lora_dropout
-
-    def on_skeleton(self, config: Config, plan: BuildPlan, model: Any) -> Any:
+    def on_skeleton(self, plan: BuildPlan, model: Any) -> Any:
+        config = plan.config
+        if config["method"] == "full":
+            return model
         if config["method"] == "qlora":
             quantisation.replace_linears(model, compute_dtype=plan.compute_dtype)
-        if config["method"] != "full":
-            model = adapters.add(model, plan)
-        return model
+        return adapters.add(
+            model,
+            rank=config.number("rank"),
+            targets=config.text("targets"),
+            dropout=plan.job.workload.lora_dropout,
+            dtype=plan.trained_dtype,
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import Technique
 
 
 class MicroBatch(Technique):
@@ -47,6 +47,3 @@ class MicroBatch(Technique):
         gradients = 4 * lighter.number("rank") * per_layer
         tokens = (whole - lighter.number("micro_batch")) * job.workload.seq_len
         return gradients <= 2 * tokens * model.hidden_size
-
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        plan.micro_batch = config.number("micro_batch")

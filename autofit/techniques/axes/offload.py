@@ -6,7 +6,7 @@ from autofit.catalog.models import shape
 from autofit.core.lattice import Axis, Config, chain
 from autofit.techniques.axes.sharding import uses_deepspeed
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import Technique
 
 WITH = {
     "optimizer": ("none", "zero1", "zero2", "zero3"),
@@ -59,9 +59,6 @@ class Offload(Technique):
             if counts.embedding_parameters > LARGEST_EMBEDDING * counts.parameters:
                 return False
         return lighter["method"] == "full" and job.hardware.kind != "cpu" and lighter["sharding"] == heavier["sharding"]
-
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        plan.offload = config.text("offload")
 
 
 def _not_on_the_host(config: Config) -> str:

@@ -80,8 +80,8 @@ class Optimizer(Technique):
             return f"{value} needs bitsandbytes, which is not installed here ({install()})"
         return None
 
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        plan.optimizer = FACTORIES[config.text("optimizer")]
+    def plan(self, plan: BuildPlan) -> None:
+        plan.optimizer = FACTORIES[plan.config.text("optimizer")]
 
 
 def _trainable(module: nn.Module) -> list[nn.Parameter]:

@@ -39,14 +39,15 @@ class Precision(Technique):
             return f"precision={value} is only emulated on {job.hardware.name}: use fp16-mixed"
         return None
 
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
+    def plan(self, plan: BuildPlan) -> None:
         import torch
 
-        value = config.text("precision")
+        value = plan.config.text("precision")
         compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[value.removesuffix("-mixed")]
-        plan.autocast = value.endswith("-mixed")
+        mixed = value.endswith("-mixed")
+        plan.autocast = compute if mixed else None
         # fp16 alone is no choice: it is how DeepSpeed and FSDP compute fp16-mixed, and traced as such.
-        plan.trained_dtype, plan.compute_dtype = torch.float32 if plan.autocast else compute, compute
+        plan.trained_dtype, plan.compute_dtype = torch.float32 if mixed else compute, compute
         plan.loss_scaling = value == "fp16-mixed"
 
 

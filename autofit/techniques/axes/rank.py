@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from autofit.core.lattice import Axis, Config, Value
 from autofit.core.workload import Effect, Goal
-from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import Technique
 
 
 class Rank(Technique):
@@ -29,10 +28,6 @@ class Rank(Technique):
 
     def applies(self, config: Config) -> bool:
         return config["method"] != "full"
-
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        if self.applies(config):
-            plan.rank = config.number("rank")
 
 
 def nearest(configs: Iterable[Config], goal: Goal) -> dict[str, int]:

@@ -55,12 +55,11 @@ class Sharding(Technique):
             return _not_by_deepspeed(config, job)
         return _not_by_fsdp(config, job) if value.startswith("fsdp") else None
 
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        plan.sharding = config.text("sharding")
-        if plan.autocast and has_own_mixed_precision(config):
-            plan.autocast, plan.narrowed = False, True
-        if uses_deepspeed(config):
-            plan.deepspeed = deepspeed_settings(config, job, folder=os.environ.get(NVME_VARIABLE))
+    def plan(self, plan: BuildPlan) -> None:
+        if plan.autocast is not None and has_own_mixed_precision(plan.config):
+            plan.autocast, plan.narrowed = None, True
+        if uses_deepspeed(plan.config):
+            plan.deepspeed = deepspeed_settings(plan.config, plan.job, folder=os.environ.get(NVME_VARIABLE))
 
 
 def needs_process_group(config: Config) -> bool:

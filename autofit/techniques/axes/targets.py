@@ -7,7 +7,7 @@ from autofit.core.lattice import Axis, Config, chain
 from autofit.core.workload import Effect
 from autofit.techniques import adapters
 from autofit.techniques.job import Job
-from autofit.techniques.technique import BuildPlan, Technique
+from autofit.techniques.technique import Technique
 
 
 class Targets(Technique):
@@ -40,7 +40,3 @@ class Targets(Technique):
 
     def applies(self, config: Config) -> bool:
         return config["method"] != "full"
-
-    def plan(self, config: Config, job: Job, plan: BuildPlan) -> None:
-        if self.applies(config):
-            plan.targets = config.text("targets")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from autofit.training.engine import Engine
 from autofit.training.weights import Sharder
@@ -10,12 +10,12 @@ from autofit.training.weights import Sharder
 if TYPE_CHECKING:
     from torch import nn
 
-    from autofit.techniques.technique import BuildPlan, OptimizerFactory
+    from autofit.techniques.technique import BuildPlan
 
 
 def sharder(plan: BuildPlan) -> Sharder | None:
     """The sharder used while a model is built; None where every rank holds all of it."""
-    if plan.sharding.startswith("fsdp"):
+    if plan.config.text("sharding").startswith("fsdp"):
         from autofit.training.engines.fsdp import FsdpSharder
 
         return FsdpSharder(plan)
@@ -28,19 +28,18 @@ def sharder(plan: BuildPlan) -> Sharder | None:
 
 def make(module: nn.Module, plan: BuildPlan) -> Engine:
     """The engine that `plan` calls for, for `module`, whose weights already exist."""
-    make_optimizer = cast("OptimizerFactory", plan.optimizer)
-    if plan.sharding.startswith("fsdp"):
+    if plan.config.text("sharding").startswith("fsdp"):
         from autofit.training.engines.fsdp import FsdpEngine
 
-        return FsdpEngine(module, make_optimizer, plan)
-    if plan.sharding == "ddp":
+        return FsdpEngine(module, plan)
+    if plan.config["sharding"] == "ddp":
         from autofit.training.engines.ddp import DdpEngine
 
-        return DdpEngine(module, make_optimizer, loss_scaling=plan.loss_scaling)
+        return DdpEngine(module, plan)
     if plan.deepspeed is not None:
         from autofit.training.engines.zero import ZeroEngine
 
-        return ZeroEngine(module, make_optimizer, plan)
+        return ZeroEngine(module, plan)
     from autofit.training.engines.local import LocalEngine
 
-    return LocalEngine(module, make_optimizer, loss_scaling=plan.loss_scaling)
+    return LocalEngine(module, plan)

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from autofit.training.engines.local import LocalEngine
 
 if TYPE_CHECKING:
-    from autofit.techniques.technique import OptimizerFactory
+    from autofit.techniques.technique import BuildPlan
 
 
 class DdpEngine(LocalEngine):
@@ -22,8 +22,8 @@ class DdpEngine(LocalEngine):
     gradient scaler.
     """
 
-    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, *, loss_scaling: bool) -> None:
-        super().__init__(root, make_optimizer, loss_scaling=loss_scaling)
+    def __init__(self, root: nn.Module, plan: BuildPlan) -> None:
+        super().__init__(root, plan)
         self.ranks = dist.get_world_size()
         self._wrapped = DistributedDataParallel(root, gradient_as_bucket_view=True)
         self.root = self._wrapped

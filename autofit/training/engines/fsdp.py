@@ -24,7 +24,7 @@ from autofit.training.engines.local import LocalEngine, held, local, quantisatio
 if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
-    from autofit.techniques.technique import BuildPlan, OptimizerFactory
+    from autofit.techniques.technique import BuildPlan
 
 
 class FsdpSharder:
@@ -42,7 +42,7 @@ class FsdpSharder:
         fully_shard(
             module,
             mesh=mesh,
-            reshard_after_forward=self._plan.sharding != "fsdp-no-reshard",
+            reshard_after_forward=self._plan.config["sharding"] != "fsdp-no-reshard",
             mp_policy=mixed_precision(self._plan),
             offload_policy=offload(self._plan),
         )
@@ -69,13 +69,13 @@ class FsdpEngine(LocalEngine):
     """Gradients are reduced in the backward pass of every micro-batch: waiting for the last one would mean keeping them
     whole, which sharding is there to avoid."""
 
-    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, plan: BuildPlan) -> None:
+    def __init__(self, root: nn.Module, plan: BuildPlan) -> None:
         from torch.distributed.fsdp import FSDPModule
 
         FsdpSharder(plan).shard(root)
-        super().__init__(root, make_optimizer, loss_scaling=plan.loss_scaling)
+        super().__init__(root, plan)
         self.ranks = dist.get_world_size()
-        self._offloaded = plan.offload == "params"
+        self._offloaded = plan.config["offload"] == "params"
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 # A plain sum: gloo supports it, and the loss is divided accordingly.
@@ -119,4 +119,6 @@ def offload(plan: BuildPlan) -> CPUOffloadPolicy | OffloadPolicy:
     """Where shards are kept: on the device, or in host memory, pinned if there is a GPU to copy to."""
     from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-    return CPUOffloadPolicy(pin_memory=plan.device.type == "cuda") if plan.offload == "params" else OffloadPolicy()
+    if plan.config["offload"] != "params":
+        return OffloadPolicy()
+    return CPUOffloadPolicy(pin_memory=plan.device.type == "cuda")

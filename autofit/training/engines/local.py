@@ -12,7 +12,7 @@ from autofit.techniques.technique import MAX_GRADIENT_NORM
 from autofit.training.engine import Resident
 
 if TYPE_CHECKING:
-    from autofit.techniques.technique import OptimizerFactory
+    from autofit.techniques.technique import BuildPlan
 
 
 class LocalEngine:
@@ -20,12 +20,12 @@ class LocalEngine:
 
     ranks = 1
 
-    def __init__(self, root: nn.Module, make_optimizer: OptimizerFactory, *, loss_scaling: bool) -> None:
+    def __init__(self, root: nn.Module, plan: BuildPlan) -> None:
         self.root = root
-        self.optimizer = make_optimizer(root)
+        self.optimizer = plan.optimizer(root)
         self._trainable = [p for p in root.parameters() if p.requires_grad]
         device = next(root.parameters()).device.type
-        self._scaler = torch.amp.GradScaler(device, enabled=loss_scaling)
+        self._scaler = torch.amp.GradScaler(device, enabled=plan.loss_scaling)
 
     def prepare(self, *, last: bool) -> None:
         """Nothing to do: there are no other ranks to wait for."""

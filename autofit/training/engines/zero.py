@@ -18,7 +18,7 @@ from autofit.training.engine import Resident
 from autofit.training.engines.local import quantisation_bytes, states
 
 if TYPE_CHECKING:
-    from autofit.techniques.technique import BuildPlan, OptimizerFactory
+    from autofit.techniques.technique import BuildPlan
 
 INFERENCE_OP = "deepspeed_shm_comm"
 """DeepSpeed's shared-memory all-reduce for CPU inference. Training never calls it, but DeepSpeed would compile it,
@@ -99,13 +99,13 @@ class ZeroEngine:
     """A DeepSpeed engine. In stages 2 and 3, which keep only a rank's share of the gradients, it reduces them in the
     backward pass of every micro-batch; in stage 1, only in that of the last."""
 
-    def __init__(self, module: nn.Module, make_optimizer: OptimizerFactory, plan: BuildPlan) -> None:
+    def __init__(self, module: nn.Module, plan: BuildPlan) -> None:
         ZeroSharder(plan).shard(module)
-        optimizer = _adam_on_host(module, plan) if plan.offload != "none" else make_optimizer(module)
+        self._offload = plan.config["offload"]
+        optimizer = plan.optimizer(module) if self._offload == "none" else _adam_on_host(module, plan)
         with redirect_stdout(sys.stderr):  # it prints memory reports whatever its log level
             self._engine, *_ = deepspeed(plan).initialize(model=module, optimizer=optimizer, config=plan.deepspeed)
         self._module = module
-        self._offload = plan.offload
         self.root: nn.Module = self._engine
         self.ranks = dist.get_world_size()
 

@@ -141,7 +141,7 @@ def test_paged_states_are_on_the_device_but_not_in_its_allocator(method: str) ->
     plain, paged = (predicted(common + value, job()) for value in ("adamw-8bit", "paged-adamw-8bit"))
     config = complete(parse(common + "paged-adamw-8bit"))
     plan = make_plan(config, job(), torch.device("cpu"))
-    skeleton = make_skeleton(config, plan, SMALL)
+    skeleton = make_skeleton(plan)
     embeddings = {id(m.weight) for m in skeleton.modules() if isinstance(m, torch.nn.Embedding)}
     trained = [p for p in skeleton.parameters() if p.requires_grad and p.numel() >= PAGED_FROM]
     states = sum(p.numel() * (8 if id(p) in embeddings else 2) for p in trained)

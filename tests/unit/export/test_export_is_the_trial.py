@@ -137,7 +137,7 @@ def test_adapters_are_the_trials_own(name: str, targets: str, tmp_path: Path) ->
     """Same parameters by name, shape and format, in every architecture of the catalog, a mixture of experts too."""
     model = tiny.shrunk(name)
     config = tiny.config(method="lora", rank=8, targets=targets, attention=tiny.attention_of(model))
-    skeleton = make_skeleton(config, tiny.plan(config, model), model)
+    skeleton = make_skeleton(tiny.plan(config, model))
     loaded = script_of(model, tmp_path, config)["load_model"]()
     assert described(dict(loaded.named_parameters())) == described(dict(skeleton.named_parameters()))
 
@@ -170,7 +170,7 @@ def test_language_model_alone_is_taken_from_a_larger_checkpoint(method: str, tmp
     config = tiny.config(method=method, precision="bf16")
     recommendation = make_recommendation(config, model="gemma-3-4b", seq_len=SEQ_LEN)
     loaded = imported(export(recommendation, format="transformers", source=str(tmp_path)).text)["load_model"]()
-    skeleton = make_skeleton(config, tiny.plan(config, model), model)
+    skeleton = make_skeleton(tiny.plan(config, model))
     assert set(dict(loaded.named_parameters())) == set(dict(skeleton.named_parameters()))
     embedding = whole.model.language_model.embed_tokens.weight
     assert torch.equal(loaded.get_input_embeddings().weight, embedding.to(loaded.get_input_embeddings().weight.dtype))

@@ -82,7 +82,7 @@ def test_stacked_experts_cannot_have_dropout_in_front_and_that_is_known_before()
 )
 def test_projections_of_attention_are_found_by_what_they_are_part_of(model: Model, names: list[str]) -> None:
     full = config(attention=attention_of(model))
-    assert attention_projections(make_skeleton(full, make_plan(full, job(model), CPU), model)) == names
+    assert attention_projections(make_skeleton(make_plan(full, job(model), CPU))) == names
 
 
 def test_a_model_without_attention_has_no_projections() -> None:
@@ -108,7 +108,7 @@ def test_adapters_that_peft_refuses_are_refused_before_anything_runs(kind: str) 
     assert reason.startswith(f"targets=all-linear cannot work for tiny-{kind}: ")
     assert "incompatible with Mamba" in reason
     with pytest.raises(ValueError, match="incompatible with Mamba"):
-        make_skeleton(asked, make_plan(asked, job(mamba), CPU), mamba)
+        make_skeleton(make_plan(asked, job(mamba), CPU))
     assert unsupported(config(attention="eager"), job(mamba)) is None
 
 

@@ -127,7 +127,7 @@ def test_the_base_never_exists_in_sixteen_bits_as_a_whole() -> None:
     wide = model("llama", num_hidden_layers=6, hidden_size=128, intermediate_size=512, vocab_size=16)
     qlora = config(method="qlora", precision="bf16")
     plan = make_plan(qlora, job(wide), CPU)
-    skeleton = make_skeleton(qlora, plan, wide)
+    skeleton = make_skeleton(plan)
     largest_layer = 128 * 512
     with _Largest() as made:
         materialise(skeleton, device=CPU)
@@ -151,7 +151,7 @@ class _Largest(TorchDispatchMode):
 def test_replacing_leaves_the_head_where_it_is_tied_or_not() -> None:
     for tiny in (LLAMA, LLAMA_TIED):
         full = config()
-        skeleton: Any = make_skeleton(full, make_plan(full, job(tiny), CPU), tiny)
+        skeleton: Any = make_skeleton(make_plan(full, job(tiny), CPU))
         head = skeleton.get_output_embeddings()
         quantisation.replace_linears(skeleton, compute_dtype=torch.bfloat16)
         assert skeleton.get_output_embeddings() is head

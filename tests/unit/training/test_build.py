@@ -9,7 +9,6 @@ import torch
 
 from autofit.techniques.axes.optimizer import FACTORIES
 from autofit.techniques.losses import cross_entropy
-from autofit.techniques.technique import BuildPlan
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.engines.local import LocalEngine
 from autofit.training.weights import unwrap
@@ -30,46 +29,30 @@ def test_precision_decides_formats(
 ) -> None:
     made = plan(config(precision=precision))
     assert (made.trained_dtype, made.compute_dtype) == (trained, compute)
-    assert (made.autocast, made.loss_scaling) == (autocast, scaling)
+    assert (made.autocast, made.loss_scaling) == (compute if autocast else None, scaling)
 
 
 def test_every_axis_leaves_its_decision_in_the_plan() -> None:
     asked = config(
         method="lora", rank=32, targets="attention", micro_batch=2, attention="eager", loss="chunked", optimizer="sgd"
     )
-    made = make_plan(asked.replace(compile=True), job(LLAMA, lora_dropout=0.1), CPU)
-    assert made == BuildPlan(
-        device=CPU,
-        trained_dtype=torch.float32,
-        compute_dtype=torch.bfloat16,
-        autocast=True,
-        attention="eager",
-        micro_batch=2,
-        rank=32,
-        targets="attention",
-        lora_dropout=0.1,
-        loss=cross_entropy.KERNELS["chunked"],
-        optimizer=FACTORIES["sgd"],
-        compile=True,
-    )
-
-
-def test_a_full_config_has_no_adapters_to_plan() -> None:
-    made = make_plan(config(), job(LLAMA, lora_dropout=0.1), CPU)
-    assert (made.rank, made.targets, made.lora_dropout) == (None, None, 0.0)
+    made = make_plan(asked, job(LLAMA), CPU)
+    assert (made.trained_dtype, made.compute_dtype, made.autocast) == (torch.float32, torch.bfloat16, torch.bfloat16)
+    assert (made.attention, made.loss) == ("eager", cross_entropy.KERNELS["chunked"])
+    assert made.optimizer is FACTORIES["sgd"]
     assert plan(config(attention="flash")).attention == "flash_attention_2"
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_the_kernel_of_attention_reaches_the_model(attention: str) -> None:
-    skeleton: Any = make_skeleton(config(attention=attention), plan(config(attention=attention)), LLAMA)
+    skeleton: Any = make_skeleton(plan(config(attention=attention)))
     assert skeleton.config._attn_implementation == attention
 
 
 @pytest.mark.parametrize("method", ["full", "lora", "qlora"])
 def test_a_skeleton_has_shapes_and_formats_but_no_storage(method: str) -> None:
     asked = config(method=method)
-    skeleton = make_skeleton(asked, plan(asked), LLAMA)
+    skeleton = make_skeleton(plan(asked))
     assert all(p.is_meta for p in skeleton.parameters())
     final = built(asked).module.model
     if method != "qlora":  # which packs its weights when they exist

@@ -229,7 +229,7 @@ def promised(case: Case, ranks: int) -> Resident:
     values = {k: v for k, v in case.items() if k != "model"}
     made = config(**values)
     decided = plan(made, MODELS[case["model"]])
-    skeleton = make_skeleton(made, decided, MODELS[case["model"]])
+    skeleton = make_skeleton(decided)
     sharding, offload = str(made["sharding"]), str(made["offload"])
     parameters = list(skeleton.parameters())
     trained = [p for p in parameters if p.requires_grad]
@@ -367,7 +367,7 @@ def build_peak(case: Case) -> tuple[int, int]:
     """Bytes at the peak of building a deep model's weights on this rank, and bytes of all of them."""
     made = config(**case)
     decided = make_plan(made, job(DEEP, devices=dist.get_world_size(), stack=WITH_DEEPSPEED), CPU)
-    skeleton = make_skeleton(made, decided, DEEP)
+    skeleton = make_skeleton(decided)
     whole = sum(p.nbytes for p in skeleton.parameters())
     with DeviceBytes() as counter:
         materialise(skeleton, device=CPU, sharder=engines.sharder(decided))

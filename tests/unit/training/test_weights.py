@@ -39,7 +39,7 @@ DTYPES = {"bf16": torch.bfloat16, "bf16-mixed": torch.float32, "fp16-mixed": tor
 
 def materialised(config: Config, model: Model) -> Any:
     """The model of `config` with its weights, and nothing else of a training step."""
-    made = make_skeleton(config, make_plan(config, job(model), CPU), model)
+    made = make_skeleton(make_plan(config, job(model), CPU))
     torch.manual_seed(0)
     materialise(made, device=CPU)
     return made
@@ -181,7 +181,7 @@ def test_a_skeleton_of_billions_of_parameters_takes_no_memory_and_no_random_numb
     asked = config(method=method, precision="bf16")
     decided = plan(asked, large)
     with Dtypes() as made:
-        skeleton = make_skeleton(asked, decided, large)
+        skeleton = make_skeleton(decided)
     assert all(p.is_meta for p in skeleton.parameters())
     # peft may make an adapter before it discards it, but with values that would be seconds lost for every trial
     assert max(made.largest.values(), default=0) <= 8 * 14_336
