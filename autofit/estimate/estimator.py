@@ -211,13 +211,16 @@ class Estimator:
         costs = []
         for works, of_loss, times in zip(decoder.works, loss.costs, (1, accumulation - 1), strict=True):
             costs += [works.at(micro_batch, rank).repeated(times), of_loss.repeated(times)]
+        offloaded = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
         traced = Traced(
             line,
             tuple(costs),
             update.costs if spread is None else update.costs.shared(spread.updaters),
-            pinned_bytes=decoder.copies.blocks_at(micro_batch, rank),
+            # In blocks of the next power of two, which the next forward reuses (CachingHostAllocatorImpl::allocate in
+            # aten/src/ATen/core/CachingHostAllocator.h).
+            pinned_bytes=sum(1 << (size - 1).bit_length() for size in offloaded),
             paged_bytes=update.paged_bytes,
-            traffic=Traffic(hosted=2 * accumulation * decoder.copies.bytes_at(micro_batch, rank)),
+            traffic=Traffic(hosted=2 * accumulation * sum(offloaded)),
         )
         if spread is None or holdings is None:
             return traced

@@ -10,10 +10,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import forkserver
 
 from autofit.core.lattice import Config
-from autofit.estimate import warm
 from autofit.estimate.estimate import Estimate
+from autofit.estimate.warm import context
 from autofit.techniques import Job
 
 _log = logging.getLogger(__name__)
@@ -66,7 +67,8 @@ def workers_for(configs: Sequence[Config], processes: int | None = None) -> int:
 def get_ready(configs: Sequence[Config]) -> None:
     """Begin to load what `sweep` will need for `configs`, in the background; without this, `sweep` waits for it."""
     if workers_for(configs) > 1:
-        warm.begin()
+        context()  # says what to load
+        forkserver.ensure_running()
 
 
 def groups_of(configs: Sequence[Config]) -> list[list[Config]]:
@@ -97,7 +99,7 @@ def _in_processes(
     job: Job, groups: list[list[Config]], limit: int, workers: int, ends: float
 ) -> Iterator[list[Estimate]]:
     # The libraries are not garbage: collections need not scan them.
-    with ProcessPoolExecutor(workers, mp_context=warm.context(), initializer=gc.freeze) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context(), initializer=gc.freeze) as pool:
         pending = [pool.submit(_predicted, job, group, limit, ends) for group in groups]
         for done in as_completed(pending):
             yield done.result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-from multiprocessing import forkserver
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,9 +14,3 @@ def context() -> ForkServerContext:
     found = multiprocessing.get_context("forkserver")
     found.set_forkserver_preload(["autofit.estimate.preloaded"])
     return found
-
-
-def begin() -> None:
-    """Begin to load, in the background; without this, the first process waits for it."""
-    context()
-    forkserver.ensure_running()

@@ -61,25 +61,13 @@ def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial
     from autofit.estimate.time.roofline import calibrated
 
     every = _latest(newest_first)
-    alone = _alone(every)
-    # How long transfers and the host take, the others show, too.
+    # One device alone shows what it can do: communication and work on the host take time of their own, so trials with
+    # either count for that only if there are no others. How long transfers and the host take, they show, too.
+    alone = {key: shown for key, shown in every.items() if not needs_process_group(key[1])} or every
     shown = {**alone, **{key: (work, taken) for key, (work, taken) in every.items() if work.waits}}
     groups = [workload for workload, _ in shown]
     known = workload_key in {workload for workload, _ in alone}
     return calibrated(guess, list(shown.values()), () if known else groups, [key not in alone for key in shown])
-
-
-def latest_of_each(newest_first: Iterable[Trial]) -> Shown:
-    """Work and seconds of the latest measurement of each config and workload, by workload key and config.
-
-    Trials in which one device trains alone show what it can do; communication between devices and work on the host take
-    time of their own, so trials with either count only if there are no others.
-    """
-    return _alone(_latest(newest_first))
-
-
-def _alone(every: Shown) -> Shown:
-    return {key: shown for key, shown in every.items() if not needs_process_group(key[1])} or every
 
 
 def _latest(newest_first: Iterable[Trial]) -> Shown:

@@ -125,9 +125,8 @@ def _alignment(half: bool, card: Generation) -> int:
     return 8 if half and card.volta else 1
 
 
-def cuda_scratch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Held:
-    """What the CUDA kernel of an operation holds while it runs."""
-    name = str(func)
+def cuda_scratch(name: str, args: tuple[Any, ...]) -> Held:
+    """What the CUDA kernel of an operation of this name holds while it runs."""
     rule = _RULES.get(name)
     return common_scratch(name, args) if rule is None else rule(args)
 
@@ -180,7 +179,7 @@ def _up(value: int, multiple: int) -> int:
 def _softmax_backward(args: tuple[Any, ...]) -> Held:
     """The product of gradient and result (softmax_backward_cuda_out of aten/src/ATen/native/cuda/SoftMax.cu), of which
     there is none for log_softmax. Arguments: (gradient, result, ...)."""
-    return Held(beside=(args[1].numel() * args[1].element_size(),))
+    return Held(beside=(args[1].nbytes,))
 
 
 _RULES: dict[str, Callable[[tuple[Any, ...]], Held]] = {

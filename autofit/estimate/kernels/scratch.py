@@ -1,12 +1,16 @@
-"""Memory that PyTorch's kernels allocate within one operation on every device, invisible to a trace of fake tensors."""
+"""Memory that PyTorch's kernels allocate within one operation, invisible to a trace of fake tensors: on every device,
+and on a CPU."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from autofit.estimate.tracing.recorder import Held
+from autofit.techniques import quantisation
 
 FP32_BYTES = torch.float32.itemsize
 
@@ -21,4 +25,18 @@ def common_scratch(name: str, args: tuple[Any, ...]) -> Held:
     if name != "aten.logsumexp.default":
         return Held()
     operand: torch.Tensor = args[0]
-    return Held(beside=(operand.numel() * operand.element_size(),))
+    return Held(beside=(operand.nbytes,))
+
+
+def host_scratch(name: str, args: tuple[Any, ...]) -> Held:
+    """What an operation of this name holds on a CPU.
+
+    bitsandbytes has no 4-bit product of its own for CPUs: the weight is dequantised whole, its scales first
+    (`_gemm_4bit_default_impl` of backends/default/ops.py). Arguments: (activations, packed weight, shape, ...).
+    """
+    if name != "bitsandbytes.gemm_4bit.default":
+        return common_scratch(name, args)
+    activations: torch.Tensor = args[0]
+    shape: Sequence[int] = args[2]
+    weights = math.prod(shape)
+    return Held(before=(-(-weights // quantisation.BLOCK) * FP32_BYTES, weights * activations.element_size()))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from autofit.core.document import Document
 
 UNKNOWN = 0.12
 """Deviation of the logarithm of measured over predicted memory on hardware where nothing was compared yet. The worst
@@ -18,7 +19,7 @@ less room than either, a fit is `unsure`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryDeviation:
+class MemoryDeviation(Document):
     """The logarithm of measured over predicted memory, as a normal variable."""
 
     mean: float
@@ -38,10 +39,6 @@ class MemoryDeviation:
         room = math.log(memory_limit_bytes / device_bytes)
         clear = math.copysign(1.0, room) * (room - self.mean) / self.deviation
         return next((word for least, word in CERTAINTIES if clear >= least), "unsure")
-
-    def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return asdict(self)
 
 
 NOTHING_COMPARED = MemoryDeviation(mean=0.0, deviation=UNKNOWN, compared_on=0)

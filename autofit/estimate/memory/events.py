@@ -105,7 +105,7 @@ class DecoderEvents:
     """A decoder's trace as arrays, with a place in each stage where the events of a loss go."""
 
     def __init__(self, trace: MemoryTrace) -> None:
-        self._trace = trace
+        self.trace = trace
         self._labels = {index: name for (_, name), index in trace.labels.items()}
         self._sizes = SymbolicSizes.of(s.bytes for s in trace.storages).over([s.shares for s in trace.storages])
         self._categories = np.array([self._category(i, s) for i, s in enumerate(trace.storages)], dtype=np.int8)
@@ -116,7 +116,7 @@ class DecoderEvents:
 
     def with_loss(self, loss: MemoryTrace) -> MicroSteps:
         """Both together. Storages of the loss are numbered after the decoder's, except those that both label alike."""
-        common = {index: self._trace.labels[name] for name, index in loss.labels.items() if name in self._trace.labels}
+        common = {index: self.trace.labels[name] for name, index in loss.labels.items() if name in self.trace.labels}
         stages = {
             stage: [before, self._of_loss(loss, stage, common), after]
             for stage, (before, after) in self._stages.items()
@@ -140,14 +140,14 @@ class DecoderEvents:
         before: list[tuple[Place, int, bool]] = []
         after: list[tuple[Place, int, bool]] = []
         found = before
-        for place, events in self._trace.segments:
+        for place, events in self.trace.segments:
             if place.stage == stage:
                 found = after if place.layer == LOSS else found
                 found += [(place, e.storage, e.allocates) for e in events if self._stays(place, e)]
         return Events.of(before), Events.of(after)
 
     def _of_loss(self, loss: MemoryTrace, stage: str, common: dict[int, int]) -> Events:
-        offset = len(self._trace.storages)
+        offset = len(self.trace.storages)
         return Events.of(
             [
                 (place, common.get(event.storage, offset + event.storage), event.allocates)
@@ -162,7 +162,7 @@ class DecoderEvents:
         """Whether the loss frees it: not the gradients that it passes on, nor hidden states that the decoder keeps."""
         if common is None:
             return storage.freed is not None
-        freed = self._trace.storages[common].freed
+        freed = self.trace.storages[common].freed
         return self._labels[common] == HIDDEN and freed is not None and freed.layer == LOSS
 
     def _stays(self, place: Place, event: Event) -> bool:
@@ -172,7 +172,7 @@ class DecoderEvents:
         """
         label = self._labels.get(event.storage)
         if label is None:
-            allocated = self._trace.storages[event.storage].allocated
+            allocated = self.trace.storages[event.storage].allocated
             return allocated is None or allocated.layer != LOSS
         return place.layer != LOSS or (label != HIDDEN and not event.allocates)
 

@@ -24,9 +24,9 @@ def library(config: Config, job: Job) -> Library | None:
     if not uses_deepspeed(config):
         return Fsdp(
             ranks=ranks,
-            reshards=sharding == "fsdp",
+            offload=offload,
             mixed=mixed,
-            offloads=offload == "params",
+            reshards=sharding == "fsdp",
             foreach=config["optimizer"] == "adamw-foreach",
         )
     stage = deepspeed_stage(config)

@@ -13,22 +13,16 @@ from dataclasses import dataclass
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import LOSS, OUTSIDE, Category, Event, MemoryTrace, Place
 from autofit.estimate.sharding.edit import ROOT, Edit, plain
-from autofit.estimate.sharding.library import Holdings, Hosted, Traffic
+from autofit.estimate.sharding.library import Holdings, Library, Traffic
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ddp:
+class Ddp(Library):
     """`DistributedDataParallel` with `gradient_as_bucket_view`, which synchronises at the last micro-step."""
-
-    ranks: int
 
     @property
     def updaters(self) -> int:
         return 1
-
-    @property
-    def flat(self) -> None:
-        return None
 
     def traced(self, config: Config) -> Config:
         return plain(config)
@@ -49,9 +43,6 @@ class Ddp:
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         return trace
-
-    def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
-        return Hosted()
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         return Traffic(linked=2.0 * (self.ranks - 1) / self.ranks * holdings.stored_bytes, overlapped=True)

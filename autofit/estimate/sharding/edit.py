@@ -171,8 +171,3 @@ def beside(trace: MemoryTrace, size: int) -> MemoryTrace:
 def plain(config: Config) -> Config:
     """`config` on one device, with everything on it."""
     return config.replace(sharding="none", offload="none")
-
-
-def without_autocast(config: Config) -> Config:
-    """`plain`, all in 16 bits where precision is mixed: the library itself keeps the weights in both formats."""
-    return plain(config).replace(precision=config.text("precision").removesuffix("-mixed"))

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, shared, without_autocast
-from autofit.estimate.sharding.library import Holdings, Hosted, Traffic, passes
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike
+from autofit.estimate.sharding.library import Holdings, Hosted, Library, Traffic, passes
 
 GATHERING, REDUCING = 1, 2
 """Separate streams, `all_gather_copy_in_stream` and `reduce_scatter_stream`; whole parameters are on the device's main
@@ -25,30 +24,21 @@ both ways, and gradients once. Counted in `_multi_tensor_adam` of torch/optim/ad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fsdp:
-    """`fully_shard` on every decoder layer and on the root."""
+class Fsdp(Library):
+    """`fully_shard` on every decoder layer and on the root.
 
-    ranks: int
+    Where precision is mixed, shards and reduced gradients are fp32; only what is gathered is in 16 bits.
+    """
+
     reshards: bool
     """Whether a layer is sharded again between its forward and its backward."""
-    mixed: bool
-    """Whether shards are fp32, gathered parameters 16-bit, and reduced gradients fp32 again."""
-    offloads: bool
-    """Whether shards, gradients and states live in host memory (CPUOffloadPolicy)."""
-    foreach: bool = False
+    foreach: bool
     """Whether the update goes over all shards operation by operation (`_multi_tensor_adam` of torch/optim/adam.py)."""
 
     @property
-    def updaters(self) -> int:
-        return 0 if self.offloads else self.ranks
-
-    @property
-    def flat(self) -> None:
-        return None
-
-    def traced(self, config: Config) -> Config:
-        """With mixed precision matrix products and gradients are in 16 bits throughout: no autocast remains."""
-        return without_autocast(config)
+    def offloads(self) -> bool:
+        """Whether shards, gradients and states live in host memory (CPUOffloadPolicy)."""
+        return not self.updaters
 
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         """Gradients are scattered at every micro-step, and their shards accumulated."""
@@ -59,10 +49,6 @@ class Fsdp:
             if storage.trained is not None:
                 self._shard(storage)
         return edit.trace
-
-    def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
-        """The rank's share of each parameter is updated separately."""
-        return MemoryTrace() if self.offloads else shared(trace, self.ranks)
 
     def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         if not self.offloads:
@@ -77,7 +63,7 @@ class Fsdp:
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         away = (self.ranks - 1) / self.ranks
         gathered = (holdings.trained_bytes + holdings.frozen_bytes) * (2 if self.reshards else 1)
-        reduced = holdings.trained_bytes * self.widened
+        reduced = holdings.trained_bytes * self.masters
         share = (gathered + reduced) / self.ranks
         return Traffic(
             linked=micro_steps * away * (gathered + reduced),
@@ -86,14 +72,9 @@ class Fsdp:
             updated_on_host=passes(holdings, self.ranks) * (FOREACH if self.foreach else 1.0) if self.offloads else 0.0,
         )
 
-    @property
-    def widened(self) -> int:
-        """Size of a stored parameter, as a multiple of the gathered one's."""
-        return 2 if self.mixed else 1
-
     def _shard(self, storage: Storage) -> None:
         storage.shares = self.ranks
-        storage.bytes *= self.widened if storage.trained else 1
+        storage.bytes *= self.masters if storage.trained else 1
         if self.offloads:
             storage.bytes = 0
 
@@ -172,7 +153,7 @@ class _MicroStep:
     def _scatter(self, unit: Unit, gradients: Sequence[int], events: list[Event]) -> None:
         """The unit is sharded again; its gradients are copied, reduced, and added to those of the shards."""
         self._edit.free(events, self._whole.pop(unit))
-        trained = [p.bytes * self._of.widened for p in self._edit.parameters(unit, trained=True)]
+        trained = [p.bytes * self._of.masters for p in self._edit.parameters(unit, trained=True)]
         if not trained:
             return
         self._edit.free(events, self._reduced)

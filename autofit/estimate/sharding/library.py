@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import MemoryTrace
+from autofit.estimate.sharding.edit import plain, shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,32 +63,52 @@ class Hosted:
         return int(self.parameters + self.gradients + self.optimizer + self.passing)
 
 
-class Library(Protocol):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Library:
     """One sharding library at one value of `sharding` and `offload`."""
+
+    ranks: int
+    offload: str = "none"
+    """Value of the `offload` axis."""
+    mixed: bool = False
+    """Whether the library keeps fp32 masters of weights that are 16-bit."""
+
+    @property
+    def masters(self) -> int:
+        """Size of a master weight, as a multiple of the trained weight's."""
+        return 2 if self.mixed else 1
 
     @property
     def updaters(self) -> int:
         """Number of devices that share the update's work; 0 where it is done on the host."""
+        return self.ranks if self.offload == "none" else 0
 
     @property
     def flat(self) -> float | None:
         """Of the flat buffers that the optimizer updates in place of the parameters, one after another: the most
         elements that one has, over all ranks together. None where it updates the parameters themselves."""
+        return None
 
     def traced(self, config: Config) -> Config:
-        """The single-device config whose step a rank runs between its collectives."""
+        """The single-device config whose step a rank runs between its collectives, all in 16 bits where precision is
+        mixed: no autocast remains."""
+        return plain(config).replace(precision=config.text("precision").removesuffix("-mixed"))
 
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         """The decoder's trace on one rank; `accumulates` says whether a second micro-step follows the first."""
+        raise NotImplementedError
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
-        """The optimizer's trace on one rank."""
+        """The optimizer's trace on one rank: that of its share of each parameter."""
+        return shared(trace, self.ranks) if self.updaters else MemoryTrace()
 
     def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         """What one rank's share takes of the host's memory; `accumulates` as for `micro_steps`."""
+        return Hosted()
 
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         """The traffic of one optimizer step with this many micro-steps."""
+        raise NotImplementedError
 
 
 def passes(holdings: Holdings, ranks: int) -> float:

@@ -20,12 +20,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import into_buckets
-from autofit.estimate.sharding.edit import ROOT, Edit, alike, beside, shared, without_autocast
-from autofit.estimate.sharding.library import Holdings, Hosted, Traffic, passes
+from autofit.estimate.sharding.edit import ROOT, Edit, alike, beside
+from autofit.estimate.sharding.library import Holdings, Hosted, Library, Traffic, passes
 
 SUB_GROUP = 1_000_000_000
 """Parameters of a rank that stage 3 updates at a time (`sub_group_size` of runtime/zero/config.py)."""
@@ -80,37 +79,24 @@ class Buckets:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Zero:
+class Zero(Library):
     """Stage 1 or 2 of ZeRO, with the optimizer in host memory or not; and what stage 3 shares with them."""
 
     stage: int
-    ranks: int
-    offload: str
-    """Value of the `offload` axis."""
-    mixed: bool
-    """Whether weights are 16-bit and their masters fp32."""
     wide: bool
     """Whether weights are fp32."""
-    bf16: bool = True
+    bf16: bool
     """Whether 16 bits are bf16, for whose stage 1 DeepSpeed has an optimizer of its own."""
     pinned: bool
     """Whether host buffers are page-locked: PyTorch's allocator then rounds them up to the next power of two
     (aten/src/ATen/core/CachingHostAllocator.h)."""
     buckets: Buckets
-    rank: int = 1
-    """Rank of the adapters."""
-
-    @property
-    def updaters(self) -> int:
-        return 0 if self.offload != "none" else self.ranks
+    rank: int
+    """Of the adapters."""
 
     @property
     def flat(self) -> float:
         return SUB_GROUP * self.ranks if self.stage == 3 else math.inf
-
-    def traced(self, config: Config) -> Config:
-        """With mixed precision the model itself is in 16 bits: no autocast remains."""
-        return without_autocast(config)
 
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         last = "backward-2" if accumulates else "backward-1"
@@ -128,9 +114,7 @@ class Zero:
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The flat partition's update, with a flat copy of the gradients except in mixed precision below stage 3."""
-        if not self.updaters:
-            return MemoryTrace()
-        found = shared(trace, self.ranks)
+        found = super(Zero, self).update(trace, holdings)  # slots leave no cell for a bare super()
         share = holdings.trained_bytes * self.masters // self.ranks
         if self.stage == 3:
             share = min(share, SUB_GROUP * (4 if self.mixed or self.wide else 2))
@@ -220,11 +204,6 @@ class Zero:
         if self.stage == 3:
             return self.masters * (2.0 * micro_steps - 1.0)
         return 2.0 * micro_steps - 1.0 if micro_steps > 1 else 0.0
-
-    @property
-    def masters(self) -> int:
-        """Size of a master weight, as a multiple of the trained weight's."""
-        return 2 if self.mixed else 1
 
     @property
     def width(self) -> int:

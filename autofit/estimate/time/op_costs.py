@@ -34,8 +34,6 @@ from autofit.core.device.work_kinds import (
 )
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSizes
 
-_ATEN = torch.ops.aten
-
 
 class Family(NamedTuple):
     """The kinds of work that one operation is counted in."""

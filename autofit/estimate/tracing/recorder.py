@@ -16,8 +16,8 @@ from autofit.core.errors import UsageError
 from autofit.estimate.memory.memory_trace import BEFORE, Event, MemoryTrace, Place, Storage
 from autofit.estimate.tracing.results import remembered
 
-Scratch = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], "Held"]
-"""(operation, its arguments, keyword arguments, its result) -> what its kernel holds while it runs."""
+Scratch = Callable[[str, tuple[Any, ...]], "Held"]
+"""(an operation's name, its arguments) -> what its kernel holds while it runs."""
 
 
 class Held(NamedTuple):
@@ -123,7 +123,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return result
         if func is not _RESHAPE:
             self.trace.work.setdefault(self.place, []).append(cost)
-        scratch = self._scratch(func, args, kwargs, result)
+        scratch = self._scratch(str(func), args)
         held = [self._take(size) for size in scratch.before]
         if isinstance(result, torch.Tensor):
             self._seen(result)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
-from autofit.estimate.kernels.host_kernels import host_scratch
+from autofit.estimate.kernels.scratch import host_scratch
 from autofit.estimate.memory.events import DecoderEvents, Updates, updates
 from autofit.estimate.memory.memory_trace import LOSS, Category, MemoryTrace, Place
-from autofit.estimate.memory.outside_allocator import PinnedCopies, paged_bytes
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.sharding import Holdings, Library
 from autofit.estimate.sharding.edit import in_order
@@ -29,20 +29,6 @@ from autofit.training.build import make_plan
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stack:
-    """A decoder's trace on one device, with what is the same on every rank."""
-
-    trace: MemoryTrace
-    head: HeadShape
-    works: tuple[Works, Works]
-    copies: PinnedCopies
-
-    def decoder(self, trace: MemoryTrace) -> Decoder:
-        """The decoder with the events of `trace`."""
-        return Decoder(DecoderEvents(trace), self.head, self.works, self.copies)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
     """The decoder for one method, precision and checkpointing, at every micro-batch and rank."""
 
@@ -50,7 +36,8 @@ class Decoder:
     head: HeadShape
     works: tuple[Works, Works]
     """Of the first micro-step and of every further one."""
-    copies: PinnedCopies
+    offloaded: SymbolicSizes
+    """Bytes of every activation that a forward copies to the host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +57,7 @@ class Update:
     events: Updates
     costs: Costs
     paged_bytes: int
+    """Of states in managed memory: all of them, as in a trial, because a device with room holds them."""
 
     @property
     def states_bytes(self) -> int:
@@ -86,22 +74,19 @@ class Traces:
         self.job = job
         self._exact = exact
         self._cache = cache
-        cuda = job.hardware.kind == "cuda"
-        self._scratch = cuda_scratch if cuda else host_scratch
+        self._scratch = cuda_scratch if job.hardware.kind == "cuda" else host_scratch
         self._decoders: dict[Hashable, Decoder | NotTraced] = {}
-        self._stacks: dict[Hashable, Stack | NotTraced] = {}
         self._losses: dict[Hashable, Loss | NotTraced] = {}
         self._updates: dict[Hashable, Update | NotTraced] = {}
 
     def decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> Decoder:
         """The decoder of `config`, which `spread` distributes; `accumulates` says whether micro-steps follow the
         first."""
+        if spread is None:
+            return self._alone(config)
         # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
-        of_ranks = (False, None) if spread is None else (accumulates, config.get("rank"))
-        key = (self._of_stack(config), *of_ranks)
-        if spread is not None:
-            return _once(self._decoders, key, lambda: self._spread(config, spread, accumulates))
-        return _once(self._decoders, key, lambda: self._kept("decoder", key, lambda: self._decoder_alone(config)))
+        key = self._of_decoder(config), accumulates, config.get("rank")
+        return _once(self._decoders, key, lambda: self._on_one_rank(config, spread, accumulates))
 
     def loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         """The loss kernel of a single-device config."""
@@ -117,7 +102,7 @@ class Traces:
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
         single = alone(config, spread)
-        parameters = in_order(self._stack(single).trace)
+        parameters = in_order(self._alone(single).events.trace)
         of_trained, of_frozen = (
             SymbolicSizes.of(s.bytes for s in parameters if s.trained is is_trained).at(1, int(config.get("rank") or 1))
             for is_trained in (True, False)
@@ -156,39 +141,32 @@ class Traces:
             self._cache.put(name, found)
         return found
 
-    def _decoder_alone(self, config: Config) -> Decoder:
-        stack = self._trace_stack(config)
-        return stack.decoder(stack.trace)
+    def _on_one_rank(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
+        single = self._alone(spread.traced(config))
+        trace = spread.micro_steps(single.events.trace, accumulates=accumulates)
+        return replace(single, events=DecoderEvents(trace))
 
-    def _spread(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
-        stack = self._stack(spread.traced(config))
-        return stack.decoder(spread.micro_steps(stack.trace, accumulates=accumulates))
+    def _alone(self, config: Config) -> Decoder:
+        """On one device: from this those for several values of `sharding` and `offload` are made."""
+        key = self._of_decoder(config)
+        return _once(self._decoders, key, lambda: self._kept("decoder", key, lambda: self._trace_decoder(config)))
 
-    def _stack(self, config: Config) -> Stack:
-        """A single-device trace from which those for several values of `sharding` and `offload` are made."""
-        key = self._of_stack(config)
-        return _once(self._stacks, key, lambda: self._kept("stack", key, lambda: self._trace_stack(config)))
-
-    def _of_stack(self, config: Config) -> Hashable:
-        """What a stack depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
+    def _of_decoder(self, config: Config) -> Hashable:
+        """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
         return common(at_primes(config), without=("optimizer", "loss", "compile")), tied and config["loss"] == "full"
 
-    def _trace_stack(self, config: Config) -> Stack:
+    def _trace_decoder(self, config: Config) -> Decoder:
         kinds = layer_kinds(config, self.job)
-        every = tuple(range(len(kinds)))
         if not self._exact:
             layers, representative = representatives(kinds)
             small, head = trace_decoder(config, self.job, layers, self._scratch)
-            try:
-                repeated = repeat_layers(small, representative)
-            except NotUniform:
-                pass  # layers of one kind differ after all: run every one of them
-            else:
-                counts = {place: representative.count(place) for place in range(len(layers))}
-                return Stack(repeated, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
-        full, head = trace_decoder(config, self.job, every, self._scratch)
-        return Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
+            counts = {place: representative.count(place) for place in range(len(layers))}
+            # Where layers of one kind differ after all, every one of them is run.
+            with suppress(NotUniform):
+                return _decoder(repeat_layers(small, representative), head, small, counts)
+        full, head = trace_decoder(config, self.job, tuple(range(len(kinds))), self._scratch)
+        return _decoder(full, head, full, {})
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         kernel = make_plan(config, self.job, HOST).loss
@@ -198,12 +176,8 @@ class Traces:
 
     def _trace_updates(self, config: Config, flat: float | None) -> Update:
         trace = trace_updates(config, self.job, self._scratch, exact=self._exact, flat=flat)
-        return Update(
-            trace,
-            updates(trace),
-            _works(trace, "2", lambda place: True).at(1, 1),
-            paged_bytes(trace),
-        )
+        costs = _works(trace, "2", lambda place: True).at(1, 1)
+        return Update(trace, updates(trace), costs, paged_bytes=sum(map(sum, trace.elsewhere.values())))
 
 
 V = TypeVar("V")
@@ -261,3 +235,14 @@ def _decoder_works(trace: MemoryTrace, counts: dict[int, int]) -> tuple[Works, W
         _works(trace, number, lambda place: place.layer != LOSS, lambda layer: counts.get(layer, 1)) for number in "12"
     )
     return first, further
+
+
+def _decoder(trace: MemoryTrace, head: HeadShape, small: MemoryTrace, counts: dict[int, int]) -> Decoder:
+    """The decoder of `trace`; of `small`, which ran, every layer stands for so many (`counts`, 1 where not named)."""
+    offloaded = [
+        size
+        for place, sizes in small.elsewhere.items()
+        if place.stage == "forward-1"
+        for size in sizes * counts.get(place.layer, 1)
+    ]
+    return Decoder(DecoderEvents(trace), head, _decoder_works(small, counts), SymbolicSizes.of(offloaded))

@@ -88,22 +88,14 @@ def _trainable(module: nn.Module) -> list[nn.Parameter]:
     return [p for p in module.parameters() if p.requires_grad]
 
 
-def _sgd(module: nn.Module) -> torch.optim.Optimizer:
-    import torch
+def _torch(name: str, **how: bool) -> OptimizerFactory:
+    def factory(module: nn.Module) -> torch.optim.Optimizer:
+        import torch
 
-    return torch.optim.SGD(_trainable(module), lr=LEARNING_RATE, fused=True)
+        made: torch.optim.Optimizer = getattr(torch.optim, name)(_trainable(module), lr=LEARNING_RATE, **how)
+        return made
 
-
-def _adamw(module: nn.Module) -> torch.optim.Optimizer:
-    import torch
-
-    return torch.optim.AdamW(_trainable(module), lr=LEARNING_RATE, fused=True)
-
-
-def _adamw_foreach(module: nn.Module) -> torch.optim.Optimizer:
-    import torch
-
-    return torch.optim.AdamW(_trainable(module), lr=LEARNING_RATE, foreach=True)
+    return factory
 
 
 def _adafactor(module: nn.Module) -> torch.optim.Optimizer:
@@ -139,12 +131,12 @@ def _bitsandbytes(name: str) -> OptimizerFactory:
 
 
 FACTORIES: dict[str, OptimizerFactory] = {
-    "sgd": _sgd,
+    "sgd": _torch("SGD", fused=True),
     "adafactor": _adafactor,
     "lion-8bit": _bitsandbytes("Lion8bit"),
     "adamw-8bit": _bitsandbytes("AdamW8bit"),
     "paged-adamw-8bit": _bitsandbytes("PagedAdamW8bit"),
     "lion": _bitsandbytes("Lion"),
-    "adamw": _adamw,
-    "adamw-foreach": _adamw_foreach,
+    "adamw": _torch("AdamW", fused=True),
+    "adamw-foreach": _torch("AdamW", foreach=True),
 }

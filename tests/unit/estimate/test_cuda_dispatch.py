@@ -17,7 +17,7 @@ from autofit.catalog.models import Model
 from autofit.core.hardware import Hardware
 from autofit.core.lattice import Value
 from autofit.estimate.kernels.cuda_kernels import cuda_scratch
-from autofit.estimate.kernels.host_kernels import host_scratch
+from autofit.estimate.kernels.scratch import host_scratch
 from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH
 from autofit.estimate.tracing import trace
 from autofit.estimate.tracing.cuda_dispatch import SUMMED_WIDE, WIDENED, cuda_dispatch

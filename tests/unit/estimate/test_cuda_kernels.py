@@ -262,10 +262,9 @@ def test_heads_of_values_that_are_narrower_are_not_for_flash_attention() -> None
 
 
 def scratch(kernel: str, key_heads: int) -> tuple[int, ...]:
-    backward = getattr(torch.ops.aten, f"_scaled_dot_product_{kernel}_attention_backward").default
     query = torch.empty(2, 8, 256, 64, dtype=BF16, device="meta")
     key = torch.empty(2, key_heads, 256, 64, dtype=BF16, device="meta")
-    held = cuda_scratch(backward, (query, query, key, key), {}, None)
+    held = cuda_scratch(f"aten._scaled_dot_product_{kernel}_attention_backward.default", (query, query, key, key))
     assert held.before == ()
     return held.beside
 
@@ -280,8 +279,8 @@ def test_the_backward_of_attention_sums_the_querys_gradient_in_fp32() -> None:
 
 def test_the_backward_of_softmax_holds_a_product_beside_its_result() -> None:
     result = torch.empty(2, 8, 256, 256, device="meta")
-    operation = torch.ops.aten._softmax_backward_data.default
-    assert cuda_scratch(operation, (result, result, -1, torch.float32), {}, None) == Held(beside=(result.nbytes,))
+    held = cuda_scratch("aten._softmax_backward_data.default", (result, result, -1, torch.float32))
+    assert held == Held(beside=(result.nbytes,))
 
 
 def test_chunks_of_the_fused_loss_are_ligers() -> None:

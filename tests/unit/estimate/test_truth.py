@@ -59,7 +59,7 @@ def test_the_predicted_peak_is_that_of_real_tensors(text: str, monkeypatch: pyte
     rows = min(2, GLOBAL_BATCH // micro_batch) * micro_batch
     real = peak_bytes(step, torch.randint(LLAMA.config["vocab_size"], (rows, SEQ_LEN)))
     # What PyTorch's kernels hold within themselves is no tensor of the step (test_kernels.py).
-    monkeypatch.setattr("autofit.estimate.kernels.host_kernels.common_scratch", lambda name, args: Held())
+    monkeypatch.setattr("autofit.estimate.kernels.scratch.common_scratch", lambda name, args: Held())
     # bitsandbytes' CPU kernels hold a dequantised weight, which an operation's own memory is: no tensor of the step.
     predicted = Estimator(of, None).trace(config).timeline.peak()
     assert predicted == pytest.approx(real, rel=5e-3 if "qlora" in text else 1e-3)
