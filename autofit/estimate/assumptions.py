@@ -178,8 +178,3 @@ def of_borrowed(error: float) -> str:
         "the allocator's fragmentation is that of a similar config, so the memory may be up to "
         f"{error:.0%} higher: `autofit estimate` replays the allocator for the config itself"
     )
-
-
-def added_error(config: Config) -> float:
-    """What the assumptions add to the relative error of a predicted time."""
-    return COMPILE_ERROR if config["compile"] is True else 0.0

@@ -6,18 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+from autofit.core.document import Document, read
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Prediction, StepWork
 from autofit.core.workload import Effect
+from autofit.estimate.memory.deviation import MemoryDeviation
 
 if TYPE_CHECKING:
-    from autofit.estimate.memory.deviation import MemoryDeviation
     from autofit.estimate.time.roofline import Rates
     from autofit.techniques import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class Estimate(Document):
     """The predicted memory and time of one config on one kind of hardware."""
 
     config: Config
@@ -162,7 +163,7 @@ class Estimate:
 
     def _time(self, job: Job, rates: Rates | None) -> dict[str, Any]:
         """The values of the fields that state the time."""
-        from autofit.estimate.assumptions import added_error
+        from autofit.estimate.assumptions import COMPILE_ERROR
         from autofit.estimate.time.roofline import micro_step_seconds, seconds
         from autofit.training.flops import mfu
 
@@ -178,15 +179,13 @@ class Estimate:
             "tokens_per_second": speed,
             "mfu": mfu(job, self.config, speed),
             "calibrated_on": rates.calibrated_on,
-            "relative_error": rates.error_of(self.work) + added_error(self.config),
+            "relative_error": rates.error_of(self.work) + (COMPILE_ERROR if self.config["compile"] is True else 0.0),
             "stand_in": None if rates.calibrated_on else rates.stand_in,
         }
 
     def judged(self, shown: Mapping[str, MemoryDeviation]) -> Estimate:
         """The same, its advice included, with what trials have `shown` about the memory predicted for each method; what
         they show about traces says nothing about a formula."""
-        from autofit.estimate.memory.deviation import MemoryDeviation
-
         error, light = self.memory_error, self.lightest
         own = MemoryDeviation.of_formula(error) if error else shown[self.config.text("method")]
         return replace(
@@ -196,88 +195,35 @@ class Estimate:
             lightest=None if light is None else replace(light, estimate=light.estimate.judged(shown)),
         )
 
-    def _of_each(self) -> dict[str, float | None]:
-        """The speed of each device, where there are several."""
-        if self.devices == 1:
-            return {}
-        speed = self.tokens_per_second
-        return {"tokens_per_second_per_device": None if speed is None else speed / self.devices}
-
     def to_json(self) -> dict[str, Any]:
         """As a JSON object; with several devices it also has `tokens_per_second_per_device`."""
-        return {
-            "config": self.config.to_json(),
-            "hardware": self.hardware,
-            "devices": self.devices,
-            "provenance": "predicted",
-            "fits": self.fits,
-            "certainty": self.certainty,
-            "peak_allocated_bytes": self.peak_allocated_bytes,
-            "peak_reserved_bytes": self.peak_reserved_bytes,
-            "device_bytes": self.device_bytes,
-            "host_bytes": self.host_bytes,
-            "machine_host_bytes": self.machine_host_bytes,
-            "host_memory_bytes": self.host_memory_bytes,
-            "gives_back_cache": self.gives_back_cache,
-            "borrowed_error": self.borrowed_error,
-            "memory_limit_bytes": self.memory_limit_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "breakdown": dict(self.breakdown),
-            "phase_peaks": dict(self.phase_peaks),
-            "tokens_per_second": self.tokens_per_second,
-            **self._of_each(),
-            "step_seconds": self.step_seconds,
-            "micro_step_seconds": self.micro_step_seconds,
-            "mfu": self.mfu,
-            "calibrated_on": self.calibrated_on,
-            "relative_error": self.relative_error,
-            "stand_in": self.stand_in,
-            "seconds_to_estimate": self.seconds_to_estimate,
-            "work": None if self.work is None else self.work.to_json(),
-            "memory_error": self.memory_error,
-            "memory_deviation": None if self.memory_deviation is None else self.memory_deviation.to_json(),
-            "assumptions": list(self.assumptions),
-            "advice": [change.to_json() for change in self.advice],
-            "lightest": None if self.lightest is None else self.lightest.to_json(),
-        }
+        found = {"provenance": "predicted", **self._named(*_DERIVED), **Document.to_json(self)}
+        del found["ranks_per_host"]
+        if self.devices > 1:
+            speed = self.tokens_per_second
+            found["tokens_per_second_per_device"] = None if speed is None else speed / self.devices
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Estimate:
         """The inverse of `to_json`, except for the advice, the hosts, which `timed` sets, and what trials have shown,
         which `judged` sets; other keys are ignored. Raises `ValueError` for work as an earlier version counted it."""
-        return cls(
-            config=Config.from_json(data["config"]),
-            assumptions=tuple(data["assumptions"]),
-            work=_work(data["work"]),
-            **{name: data[name] for name in _AS_STORED},
-        )
+        found = read(cls, {f.name: data[f.name] for f in fields(cls) if f.name not in _SET_LATER})
+        if found.work is None and data["work"] is not None:
+            raise ValueError("its work was counted by an earlier version")
+        return found
 
     def short_json(self) -> dict[str, Any]:
         """Its main figures as a JSON object, for an estimate that is part of another."""
-        return {
-            "config": self.config.to_json(),
-            "fits": self.fits,
-            "certainty": self.certainty,
-            "device_bytes": self.device_bytes,
-            "headroom_bytes": self.headroom_bytes,
-            "tokens_per_second": self.tokens_per_second,
-            "step_seconds": self.step_seconds,
-            "mfu": self.mfu,
-        }
+        return {"config": self.config.to_json(), **self._named(*_SHORT)}
+
+    def _named(self, *names: str) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in names}
 
 
-_SET_ELSEWHERE = ("devices", "ranks_per_host", "host_memory_bytes", "memory_deviation", "advice", "lightest")
-
-
-def _work(data: Mapping[str, Any] | None) -> StepWork | None:
-    work = StepWork.from_json(data)
-    if work is None and data is not None:
-        raise ValueError("its work was counted by an earlier version")
-    return work
-
-
-_AS_STORED = tuple(f.name for f in fields(Estimate) if f.name not in ("config", "assumptions", "work", *_SET_ELSEWHERE))
-"""The fields whose values `to_json` leaves as they are."""
+_SET_LATER = ("devices", "ranks_per_host", "host_memory_bytes", "memory_deviation", "advice", "lightest")
+_DERIVED = ("fits", "certainty", "machine_host_bytes", "headroom_bytes")
+_SHORT = ("fits", "certainty", "device_bytes", "headroom_bytes", "tokens_per_second", "step_seconds", "mfu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,20 +7,20 @@ import logging
 import time
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
 from autofit.core.outcome import StepWork
-from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, assumptions, context_bytes
+from autofit.estimate.assumptions import COMPILED_LAYER_BYTES, context_bytes
 from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.allocator import MIN_BLOCK
 from autofit.estimate.memory.events import MicroSteps, updates
 from autofit.estimate.memory.heap import Traits
-from autofit.estimate.memory.memory import Memory, memory
+from autofit.estimate.memory.memory import Memory, cuda_memory, host_memory
 from autofit.estimate.memory.memory_trace import Category
-from autofit.estimate.memory.replays import UNKNOWN, Fragmentation, Replays, alikeness
+from autofit.estimate.memory.replays import Fragmentation, Replays, alikeness
 from autofit.estimate.memory.timeline import Timeline, timeline
 from autofit.estimate.sharding import Holdings, Hosted, Traffic, library
 from autofit.estimate.time.op_costs import Costs
@@ -53,13 +53,8 @@ class Traced:
     """Of optimizer states in managed memory."""
     traffic: Traffic
     """Of one rank in one optimizer step."""
-    hosted: Hosted = field(default_factory=Hosted)
+    hosted: Hosted
     """What one rank's offloaded weights, gradients and states take of the host's memory."""
-
-    @property
-    def hosted_bytes(self) -> int:
-        """All of that."""
-        return self.hosted.total
 
 
 class Estimator:
@@ -103,17 +98,9 @@ class Estimator:
             config=config,
             hardware=self.job.hardware.name,
             memory_limit_bytes=memory_limit_bytes,
-            peak_allocated_bytes=found.peak_allocated_bytes,
-            peak_reserved_bytes=found.peak_reserved_bytes,
-            device_bytes=found.device_bytes,
-            host_bytes=found.host_bytes,
-            breakdown=found.breakdown,
-            phase_peaks=found.phase_peaks,
             work=work,
-            assumptions=assumptions(config, self.job),
             seconds_to_estimate=time.monotonic() - started,
-            gives_back_cache=found.gives_back_cache,
-            borrowed_error=found.borrowed_error,
+            **asdict(found),
         )
         return estimate.timed(self.job, self.rates)
 
@@ -156,16 +143,17 @@ class Estimator:
         return work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
 
     def _memory(self, config: Config, line: Timeline, limit: int, *, capped: bool, replayed: bool) -> Memory:
+        if not _cuda(self.job):
+            return host_memory(line, self._traits(config))
         decoder, like = alikeness(config)
         known = Fragmentation(of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder))
-        found = memory(
+        found = cuda_memory(
             line,
-            self.job.hardware,
+            self.job.hardware.capability,
             limit=limit,
             capped=capped,
             replays=self._replays,
-            fragmentation=UNKNOWN if replayed else known,
-            traits=self.traits(config),
+            fragmentation=None if replayed else known,
             context=context_bytes(self.job),
         )
         if not found.gives_back_cache:
@@ -175,7 +163,7 @@ class Estimator:
                 self._shares.setdefault(like, share)
         return found
 
-    def traits(self, config: Config) -> Traits:
+    def _traits(self, config: Config) -> Traits:
         """Those of `config`'s step in a CPU's heap."""
         precision = alone(config, library(config, self.job)).text("precision")
         offloads = config["offload"] != "none"
@@ -199,10 +187,18 @@ class Estimator:
         decoder = self._traces.decoder(config, spread, accumulates=accumulation > 1)
         loss = self._traces.loss(alone(config, spread), decoder.head, micro_batch * self.job.workload.seq_len)
         update = self._traces.update(config, spread)
-        holdings = None if spread is None else self._traces.holdings(config, spread)
+        copied = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
+        events, update_costs, paged_bytes = update.events, update.costs, update.paged_bytes
+        hosted, traffic = Hosted(), Traffic()
+        if spread is not None:
+            holdings = self._traces.holdings(config, spread)
+            events, update_costs = updates(spread.update(update.trace, holdings)), update.costs.shared(spread.updaters)
+            paged_bytes = paged_bytes // spread.updaters if spread.updaters else 0
+            hosted = spread.hosted(holdings, accumulates=accumulation > 1)
+            traffic = spread.traffic(holdings, accumulation)
         line = timeline(
             self._steps(decoder, loss),
-            update.events if spread is None or holdings is None else updates(spread.update(update.trace, holdings)),
+            events,
             micro_batch=micro_batch,
             rank=rank,
             accumulates=accumulation > 1,
@@ -211,25 +207,16 @@ class Estimator:
         costs = []
         for works, of_loss, times in zip(decoder.works, loss.costs, (1, accumulation - 1), strict=True):
             costs += [works.at(micro_batch, rank).repeated(times), of_loss.repeated(times)]
-        offloaded = [int(size) for size in decoder.offloaded.at(micro_batch, rank) if size]
-        traced = Traced(
+        return Traced(
             line,
             tuple(costs),
-            update.costs if spread is None else update.costs.shared(spread.updaters),
+            update_costs,
             # In blocks of the next power of two, which the next forward reuses (CachingHostAllocatorImpl::allocate in
             # aten/src/ATen/core/CachingHostAllocator.h).
-            pinned_bytes=sum(1 << (size - 1).bit_length() for size in offloaded),
-            paged_bytes=update.paged_bytes,
-            traffic=Traffic(hosted=2 * accumulation * sum(offloaded)),
-        )
-        if spread is None or holdings is None:
-            return traced
-        traffic = spread.traffic(holdings, accumulation)
-        return replace(
-            traced,
-            paged_bytes=update.paged_bytes // spread.updaters if spread.updaters else 0,
-            hosted=spread.hosted(holdings, accumulates=accumulation > 1),
-            traffic=replace(traffic, hosted=traffic.hosted + traced.traffic.hosted),
+            pinned_bytes=sum(1 << (size - 1).bit_length() for size in copied),
+            paged_bytes=paged_bytes,
+            traffic=replace(traffic, hosted=traffic.hosted + 2 * accumulation * sum(copied)),
+            hosted=hosted,
         )
 
     def _steps(self, decoder: Decoder, loss: Loss) -> MicroSteps:
@@ -281,7 +268,7 @@ def _with_elsewhere(found: Memory, traced: Traced, job: Job, paged_out: int) -> 
     return replace(
         found,
         device_bytes=found.device_bytes + paged_in,
-        host_bytes=found.host_bytes + traced.pinned_bytes + traced.hosted_bytes + paged_out,
+        host_bytes=found.host_bytes + traced.pinned_bytes + traced.hosted.total + paged_out,
         breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + paged_in},
     )
 
@@ -308,7 +295,7 @@ def _with_more(found: Memory, size: int, part: str) -> Memory:
 
 def _on_same_memory(traced: Traced, job: Job) -> int:
     """Bytes that offloading puts on the host and does not save: a CPU's device memory is that of its host."""
-    return 0 if _cuda(job) else traced.hosted_bytes
+    return 0 if _cuda(job) else traced.hosted.total
 
 
 def _cuda(job: Job) -> bool:

@@ -101,20 +101,9 @@ class Generation(NamedTuple):
 
 def generation(capability: str | None) -> Generation:
     """That of a compute capability; None is taken as a recent card's."""
-    version = _version(capability)
+    major, _, minor = (capability or "9.0").partition(".")
+    version = int(major), int(minor or 0)
     return Generation(version >= (7, 0), version >= (8, 0), (8, 6) <= version <= (8, 9) or version[0] == 12)
-
-
-def has_ampere(capability: str | None) -> bool:
-    """Whether a compute capability is 8.0 or higher; None counts as such."""
-    return generation(capability).ampere
-
-
-def _version(capability: str | None) -> tuple[int, int]:
-    if capability is None:
-        return 9, 0
-    major, _, minor = capability.partition(".")
-    return int(major), int(minor or 0)
 
 
 def _alignment(half: bool, card: Generation) -> int:

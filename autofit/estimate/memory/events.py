@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autofit.core.outcome import PHASES
 from autofit.estimate.memory.memory_trace import LOSS, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import SymbolicSizes
 from autofit.estimate.tracing.loss_boundary import HIDDEN
 
 Integers = NDArray[np.int64]
-PHASES = ("forward", "backward", "optimizer")
 STAGES = ("forward-1", "backward-1", "forward-2", "backward-2")
 
 
@@ -46,12 +46,6 @@ class Events:
             np.concatenate([p.signs for p in every]),
             np.concatenate([p.phases for p in every]),
         )
-
-    def __getitem__(self, part: slice) -> Events:
-        return Events(self.storages[part], self.signs[part], self.phases[part])
-
-    def __len__(self) -> int:
-        return len(self.storages)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autofit.core.outcome import PHASES
 from autofit.core.units import MIB
-from autofit.estimate.memory.events import PHASES, Integers
+from autofit.estimate.memory.events import Integers
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.timeline import Timeline
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from autofit.core.hardware import Hardware
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
 from autofit.estimate.memory import heap
-from autofit.estimate.memory.replays import UNKNOWN, Fragmentation, Replays
+from autofit.estimate.memory.replays import Fragmentation, Replays
 from autofit.estimate.memory.timeline import Timeline
 
 
@@ -28,45 +27,30 @@ class Memory:
     """By what share the reserved memory may be too low, as its fragmentation is that of another step; 0 if its own."""
 
 
-def memory(
+def cuda_memory(
     line: Timeline,
-    hardware: Hardware,
+    capability: str | None,
     *,
     limit: int,
+    replays: Replays,
     capped: bool = False,
-    replays: Replays | None = None,
-    fragmentation: Fragmentation = UNKNOWN,
-    traits: heap.Traits | None = None,
-    context: int = 0,
+    fragmentation: Fragmentation | None = None,
+    context: int,
 ) -> Memory:
     """The memory of two optimizer steps within `limit` bytes of device memory, or what it would take beyond that. The
     limit is `capped` if it is less than the device has, so that torch enforces it.
 
-    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. `traits`
-    are those of a step in a CPU's heap. Outside of CUDA's allocator, `context` bytes are taken.
+    `replays` knows the allocator and remembers what other timelines took; known `fragmentation` may save one. Outside
+    of CUDA's allocator, `context` bytes are taken.
     """
-    if hardware.kind == "cuda":
-        beside = cublas_workspace_bytes(hardware.capability), context
-        return _cuda_memory(line, *beside, limit, replays or Replays(), capped=capped, fragmentation=fragmentation)
-    return _host_memory(line, traits or heap.Traits())
-
-
-def _cuda_memory(
-    line: Timeline,
-    workspace: int,
-    context: int,
-    limit: int,
-    replays: Replays,
-    *,
-    capped: bool,
-    fragmentation: Fragmentation,
-) -> Memory:
     limit -= context
+    workspace = cublas_workspace_bytes(capability)
     handles = 2 * workspace  # the forward's thread and autograd's
     parts = _parts(line)
     parts["temporaries"] += handles
     allocated = in_parts = sum(parts.values())
-    borrowed, gives_back_cache = fragmentation.borrowed(allocated, limit), False
+    borrowed = None if fragmentation is None else fragmentation.borrowed(allocated, limit)
+    gives_back_cache = False
     if borrowed is None:
         held = replays.held(line, workspace, limit if allocated <= limit else None, capped=capped)
         allocated = max(allocated, held.allocated)
@@ -84,8 +68,9 @@ def _cuda_memory(
     )
 
 
-def _host_memory(line: Timeline, traits: heap.Traits) -> Memory:
-    """The heap at its largest so far, what is mapped, and what malloc keeps on top of both."""
+def host_memory(line: Timeline, traits: heap.Traits) -> Memory:
+    """The memory of two optimizer steps on a CPU: the heap at its largest so far, what is mapped, and what malloc keeps
+    on top of both."""
     totals = heap.resident(line) + heap.kept(line, traits)
     at = int(totals.argmax())
     peak, alive = int(totals[at]), int(line.totals[at])

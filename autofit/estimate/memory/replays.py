@@ -9,8 +9,8 @@ from hashlib import sha256
 import numpy as np
 
 from autofit.core.lattice import Config
+from autofit.core.outcome import PHASES
 from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
-from autofit.estimate.memory.events import PHASES
 from autofit.estimate.memory.timeline import Timeline
 from autofit.estimate.tracing.traces import common
 
@@ -49,9 +49,7 @@ def replay(
                 allocator.allocate(workspace)
 
     run(0)
-    if line.second is None:
-        return allocator
-    renewed = line.renewed(line.second)
+    renewed = line.renewed()
     unchanged = 0
     for _ in range(STEPS - 2):
         for old, new in renewed:
@@ -86,7 +84,7 @@ class Held:
 class Replays:
     """The outcomes of replays. Some configs have one timeline, such as most that differ in the attention package."""
 
-    def __init__(self, *, expandable_segments: bool = True) -> None:
+    def __init__(self, *, expandable_segments: bool) -> None:
         self._expandable_segments = expandable_segments
         self._known: dict[tuple[bytes, int, int | None, bool], Held] = {}
 
@@ -147,4 +145,3 @@ class Fragmentation:
 
 ALIKE_ERROR, DECODER_ERROR = 0.1, 0.2
 """By what share each may be too low: no config of test_whole_lattice.py exceeds them."""
-UNKNOWN = Fragmentation()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autofit.estimate.memory.events import PHASES, Events, Integers, MicroSteps, Updates
+from autofit.core.outcome import PHASES
+from autofit.estimate.memory.events import Events, Integers, MicroSteps, Updates
 from autofit.estimate.memory.memory_trace import Category
 
 
@@ -26,15 +27,15 @@ class Timeline:
     """Stream of the device on which each storage is allocated."""
     of_products: NDArray[np.bool_]
     """Whether each storage is the result of a matrix product."""
-    residents: int = 0
+    residents: int
     """How many of the first events are allocations of what is there before the first step."""
-    second: int | None = None
-    """The first event of the second step; None where there is one alone."""
+    second: int
+    """The first event of the second step."""
 
-    def renewed(self, second: int) -> list[tuple[int, int]]:
-        """The storages that the `second` step frees though it did not make them, each with the one that it leaves in
+    def renewed(self) -> list[tuple[int, int]]:
+        """The storages that the second step frees though it did not make them, each with the one that it leaves in
         its place: states that an update replaces."""
-        storages, sizes = self.storages[second:], self.sizes[second:]
+        storages, sizes = self.storages[self.second :], self.sizes[self.second :]
         born, died = storages[sizes > 0], storages[sizes < 0]
         return list(zip(died[~np.isin(died, born)].tolist(), born[~np.isin(born, died)].tolist(), strict=True))
 

@@ -50,8 +50,10 @@ class Edit:
         shares: int = 1,
         holds: Category = Category.TEMPORARIES,
         stream: int = 0,
+        events: Events | None = None,
     ) -> Sequence[int]:
-        """A buffer that holds these bytes (at the adapter rank of the trace); no event is written yet.
+        """A buffer that holds these bytes (at the adapter rank of the trace), allocated at the end of `events`; without
+        these no event is written yet.
 
         It is kept as two storages: the part proportional to the adapter rank, and the remainder.
         """
@@ -61,6 +63,8 @@ class Edit:
         for part in filter(None, parts):
             self.trace.storages.append(Storage(part, place, shares=shares, holds=holds, stream=stream))
             found.append(len(self.trace.storages) - 1)
+        if events is not None:
+            events += [Event(index, True) for index in found]
         return found
 
     def at_start(self, place: Place) -> Events:
@@ -95,8 +99,7 @@ class Edit:
 
     def free(self, events: Events, storages: Iterable[int]) -> None:
         """Add to `events` that `storages` are freed."""
-        freed = [Event(index, False) for index in storages]
-        events += freed
+        events += [Event(index, False) for index in storages]
 
     def _inserted(self, place: Place, after: int) -> Events:
         at = [i for i, (found, _) in enumerate(self.trace.segments) if found == place]

@@ -8,8 +8,9 @@ once the next layer's is there, the backward at once, and gathers the preceding 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike
@@ -87,6 +88,7 @@ class _MicroStep:
         self._of = of
         self._number = number
         self._forward, self._backward = f"forward-{number}", f"backward-{number}"
+        self._allocate = partial(edit.allocate, place=Place(self._forward, AFTER))
         self._flat: Sequence[int] = ()
         """The buffer that collects the shards of all ranks."""
         self._whole: dict[Unit, Sequence[int]] = {}
@@ -139,12 +141,12 @@ class _MicroStep:
         """Gather into one flat buffer; the rank's own share is copied first if it is cast, or comes from the host."""
         trained = None if self._of.offloads else True
         own = self._edit.parameters(unit, trained=trained) if self._of.offloads or self._of.mixed else []
-        sent = self._allocate((p.bytes for p in own), events, shares=self._of.ranks, stream=GATHERING)
-        self._flat = self._allocate((p.bytes for p in self._edit.parameters(unit)), events, stream=GATHERING)
+        sent = self._allocate((p.bytes for p in own), events=events, shares=self._of.ranks, stream=GATHERING)
+        self._flat = self._allocate((p.bytes for p in self._edit.parameters(unit)), events=events, stream=GATHERING)
         self._edit.free(events, sent)
 
     def _lay_out(self, unit: Unit, events: list[Event]) -> None:
-        self._whole[unit] = self._allocate((p.bytes for p in self._edit.parameters(unit)), events)
+        self._whole[unit] = self._allocate((p.bytes for p in self._edit.parameters(unit)), events=events)
 
     def _drop_flat(self, events: list[Event]) -> None:
         self._edit.free(events, self._flat)
@@ -157,22 +159,8 @@ class _MicroStep:
         if not trained:
             return
         self._edit.free(events, self._reduced)
-        self._reduced = self._allocate(trained, events)
+        self._reduced = self._allocate(trained, events=events)
         self._edit.free(events, gradients)
-        shard = self._allocate(trained, events, shares=self._of.ranks, holds=Category.GRADIENTS, stream=REDUCING)
+        shard = self._allocate(trained, events=events, shares=self._of.ranks, holds=Category.GRADIENTS, stream=REDUCING)
         if self._number > 1 or self._of.offloads:
             self._edit.free(events, shard)
-
-    def _allocate(
-        self,
-        bytes_: Iterable[int],
-        events: list[Event],
-        *,
-        shares: int = 1,
-        holds: Category = Category.TEMPORARIES,
-        stream: int = 0,
-    ) -> Sequence[int]:
-        place = Place(self._forward, AFTER)
-        found = self._edit.allocate(bytes_, place, shares=shares, holds=holds, stream=stream)
-        events += [Event(index, True) for index in found]
-        return found

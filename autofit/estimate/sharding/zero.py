@@ -292,14 +292,13 @@ class Zero(Library):
     def norm(self, edit: Edit, stage: str) -> None:
         """The norm of each gradient in turn, computed on an fp64 copy: in stages 1 and 2 of every whole gradient that
         reaches into a rank's part of the flat buffer."""
-        widest = max((p for p in edit.in_order() if p.trained), key=self.bytes, default=None)
-        if widest is None or not self.updaters:
-            return
-        shares = self.ranks if self.stage == 3 else 1
-        copy = edit.allocate([widest.bytes * NORM_BYTES // self.width], Place(stage, AFTER), shares=shares)
-        end = edit.after_stage(stage)
-        end += [Event(index, True) for index in copy]
-        edit.free(end, copy)
+        if self.updaters:
+            copy = self._widest(edit).bytes * NORM_BYTES // self.width
+            shares, end = self.ranks if self.stage == 3 else 1, edit.after_stage(stage)
+            edit.free(end, edit.allocate([copy], Place(stage, AFTER), shares=shares, events=end))
+
+    def _widest(self, edit: Edit) -> Storage:
+        return max((p for p in edit.in_order() if p.trained), key=self.bytes)
 
     def last_reduction(self, edit: Edit, stage: str, *, ends: bool) -> None:
         """The gradient of an input embedding comes last and waits for the end of the backward (`...reduce_epilogue`,
@@ -308,19 +307,14 @@ class Zero(Library):
         (`partition_grads`), and when the accumulation `ends` with the optimizer on the host, a norm
         (`set_norm_for_param_grad_in_gpu`, `_offload_grad_partition_at_boundary`).
         """
-        widest = max((p for p in edit.in_order() if p.trained), key=self.bytes, default=None)
-        if widest is None:
-            return
+        widest, end = self._widest(edit), edit.after_stage(stage)
         place, parted = Place(stage, AFTER), self.stage == 3
         formats = self.masters * (self.mixed + (self.pinned and not self.updaters)) if parted else 0
         beside = [widest.bytes * formats]
         if ends and not self.updaters:
             beside.append(self._in_fp64(widest))
-        passing = (*edit.allocate([widest.bytes], place),)
-        passing += (*edit.allocate(beside, place, shares=self.ranks if parted else 1),)
-        end = edit.after_stage(stage)
-        end += [Event(index, True) for index in passing]
-        edit.free(end, passing)
+        passing = edit.allocate([widest.bytes], place, events=end)
+        edit.free(end, [*passing, *edit.allocate(beside, place, shares=self.ranks if parted else 1, events=end)])
 
     def _in_fp64(self, gradient: Storage) -> int:
         """Bytes of a gradient's fp64 copy for a norm; stage 3 copies NORM_ELEMENTS of a rank's part at a time."""
@@ -336,9 +330,7 @@ class Zero(Library):
         trained = self.trained(edit)
         edit.allocate((self.masters * b for b in trained), None, holds=Category.GRADIENTS)
         end = edit.after_stage(last)
-        sent = edit.allocate(trained, Place(last, AFTER))
-        end += [Event(index, True) for index in sent]
-        edit.free(end, sent)
+        edit.free(end, edit.allocate(trained, Place(last, AFTER), events=end))
         return edit, trained
 
     def _first(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:

@@ -36,10 +36,9 @@ CORE_FLOPS, CORE_WIDE_FLOPS, CORE_BANDWIDTH, CORE_OPERATION_SECONDS = 180e9, 85e
 seconds per operation, thread synchronisation included. Calibration on the configs of
 benchmarks/recorded/cpu-2c-every-axis.jsonl gives these for an AMD EPYC with bf16 arithmetic: for any other they are
 orders of magnitude only, which calibration replaces."""
-CORE_ERROR = 1.0
-"""Relative error of a time guessed from the number of cores alone."""
-LIKE_CARDS_ERROR = 1.0
-"""Relative error of a time guessed from other cards of like compute capability, which differ by up to a factor of 3."""
+GUESS_ERROR = 1.0
+"""Relative error of a time guessed from the number of cores alone, or from other cards of like compute capability,
+which differ by up to a factor of 3."""
 ATTENTION_FACTOR = 4.0
 """How many FLOPs of an fp32 matrix product take a CPU as long as one FLOP of PyTorch's fused attention, whatever the
 format: 17 to 38 GFLOP/s against 90 on one core of an AMD EPYC (torch 2.13, 128 and 512 tokens, width 64)."""
@@ -172,7 +171,7 @@ def _of_like_cards(hardware: Hardware, why: str) -> Rates | None:
         bandwidth=geometric_mean(card.bandwidth_bytes_per_second for card in alike),
     )
     stand_in = f"cards of compute capability {nearest}, because {why}"
-    return replace(found, relative_error=LIKE_CARDS_ERROR, stand_in=stand_in)
+    return replace(found, relative_error=GUESS_ERROR, stand_in=stand_in)
 
 
 def guess(*, flops: float, wide_flops: float, bandwidth: float, emulates_bf16: bool = False) -> Rates:
@@ -205,7 +204,7 @@ def _of_cores(cores: int) -> Rates:
         factor = BLOCKWISE_FACTOR if quantises else DEQUANTISED_FACTOR if dequantises else 1.0
         return (NEAR_FACTOR if kind.endswith("near") else factor) / (cores * CORE_BANDWIDTH)
 
-    return Rates.of({kind: per(kind) for kind in KINDS}, processor=True, relative_error=CORE_ERROR)
+    return Rates.of({kind: per(kind) for kind in KINDS}, processor=True, relative_error=GUESS_ERROR)
 
 
 def step_work(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from autofit.estimate.kernels.cuda_kernels import has_ampere
+from autofit.estimate.kernels.cuda_kernels import generation
 from autofit.estimate.kernels.liger import FusedLinearCrossEntropy
 from autofit.estimate.memory.memory_trace import AFTER, LOSS, MemoryTrace
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
@@ -110,18 +110,17 @@ def trace_loss(
     kernel: LossKernel,
     shape: HeadShape,
     tokens: int,
-    micro_steps: int,
     scratch: Scratch,
     *,
     capability: str | None = None,
 ) -> MemoryTrace:
-    """The trace of `micro_steps` forwards and backwards of the loss alone, of which only the events at LOSS count.
+    """The trace of two forwards and backwards of the loss alone, of which only the events at LOSS count.
 
     The gradients are kept alive: when they are freed is up to the decoder. Liger's kernel is replaced by a stand-in
     that allocates as it does on a device of this compute capability.
     """
     if kernel is fused_cross_entropy:
-        kernel = partial(fused_by, FusedLinearCrossEntropy(adds_products=has_ampere(capability)))
+        kernel = partial(fused_by, FusedLinearCrossEntropy(adds_products=generation(capability).ampere))
     recorder = Recorder(scratch)
     with without_data():
         leaf = torch.empty(tokens, shape.hidden_size, dtype=shape.hidden, requires_grad=True)
@@ -132,10 +131,7 @@ def trace_loss(
             if tensor is not None:
                 recorder.ignore(tensor)
         with recorder:
-            held = [
-                _micro_step(recorder, number, kernel, (leaf, weight, bias, labels), shape)
-                for number in range(1, micro_steps + 1)
-            ]
+            held = [_micro_step(recorder, number, kernel, (leaf, weight, bias, labels), shape) for number in (1, 2)]
         recorder.close()
         del held
     return recorder.trace

@@ -29,8 +29,6 @@ from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
 
 HOST = torch.device("cpu")
-MICRO_STEPS = 2
-"""The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it."""
 
 
 def layer_kinds(config: Config, job: Job) -> tuple[Hashable, ...]:
@@ -74,6 +72,7 @@ def at_primes(config: Config) -> Config:
 def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch) -> tuple[MemoryTrace, HeadShape]:
     """The trace of two forwards and backwards of the model cut down to `layers`, with a boundary in place of the loss.
 
+    The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it.
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
     """
@@ -98,9 +97,8 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
         tokens = torch.empty((step.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
         with recorder, _layer_marks(recorder, stack), _as_with_data(), _as_on_device(job, recorder):
-            for number in range(1, MICRO_STEPS + 1):
-                last = number == MICRO_STEPS
-                step.micro_step(inputs, labels, 1, last=last, observe=partial(_stage, recorder, number))
+            for number in (1, 2):
+                step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
     assert boundary.shape is not None
     return recorder.trace, boundary.shape

@@ -21,7 +21,7 @@ from autofit.estimate.tracing.loss_boundary import HeadShape, trace_loss
 from autofit.estimate.tracing.pattern import representatives
 from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.repeat_layers import NotUniform, repeat_layers
-from autofit.estimate.tracing.trace import HOST, MICRO_STEPS, at_primes, layer_kinds, trace_decoder
+from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_decoder
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
@@ -170,7 +170,7 @@ class Traces:
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         kernel = make_plan(config, self.job, HOST).loss
-        trace = trace_loss(kernel, head, tokens, MICRO_STEPS, self._scratch, capability=self.job.hardware.capability)
+        trace = trace_loss(kernel, head, tokens, self._scratch, capability=self.job.hardware.capability)
         first, further = (_works(trace, number, lambda place: place.layer == LOSS) for number in "12")
         return Loss(trace, (first.at(1, 1), further.at(1, 1)))
 

@@ -14,21 +14,17 @@ from autofit.core.lattice import Config
 from autofit.estimate.memory.memory_trace import AFTER, MemoryTrace
 from autofit.estimate.tracing import fake_weights
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
-from autofit.estimate.tracing.trace import architecture_kinds
+from autofit.estimate.tracing.trace import HOST, architecture_kinds
 from autofit.techniques import Job
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, replace_layers
 from autofit.training.engines.local import LocalEngine
 
-HOST = torch.device("cpu")
-UPDATES = 2
-"""The first update creates the states, the second is like all later ones."""
-
 
 def trace_updates(
     config: Config, job: Job, scratch: Scratch, *, exact: bool = False, flat: float | None = None
 ) -> MemoryTrace:
-    """The trace of two updates, at stages `optimizer-1` and `optimizer-2`.
+    """The trace of two updates: `optimizer-1`, which creates the states, and `optimizer-2`, like all later ones.
 
     Weights and gradients exist beforehand and are not recorded; it is the backward that allocates the gradients. Of the
     decoder layers of a kind only the first is built, and stands for the others, unless `exact`. With `flat` the
@@ -54,7 +50,7 @@ def trace_updates(
         for engine in engines:
             _give_quantisation_maps(engine.optimizer)
             _page_states(engine.optimizer, recorder)
-        for update in range(1, UPDATES + 1):
+        for update in (1, 2):
             recorder.move(f"optimizer-{update}", AFTER)
             for engine in engines:
                 for parameter in (p for p in engine.root.parameters() if p.requires_grad):

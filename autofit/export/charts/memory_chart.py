@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from autofit.core.outcome import PHASES
 from autofit.core.units import GIB, format_bytes
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
     says when the caching allocator grows.
     """
     from autofit.estimate.memory import heap
-    from autofit.estimate.memory.events import PHASES
     from autofit.estimate.memory.memory_trace import Category
 
     signed = np.zeros((len(Category), len(line.sizes)), dtype=np.int64)
@@ -95,7 +95,6 @@ def course(line: Timeline, found: Estimate, *, of_heap: bool) -> Course:
 def _step_with(peak: int, line: Timeline) -> tuple[int, int]:
     """The first event of the step with the event `peak`, and one past its last. Loading the weights, before the first
     step, is not part of it."""
-    from autofit.estimate.memory.events import PHASES
     from autofit.estimate.memory.memory_trace import Category
 
     updating = line.phases == PHASES.index("optimizer")

@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from autofit.core.hardware import Hardware
-from autofit.core.units import GIB
 from autofit.estimate.memory.heap import MIB, SIZE_POWER, Traits, causes, kept, resident
-from autofit.estimate.memory.memory import memory
+from autofit.estimate.memory.memory import host_memory
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.timeline import Timeline
 
@@ -23,7 +21,6 @@ SIZES = {
     STATE: 2 * MIB,
 }
 FORWARD, BACKWARD, OPTIMIZER = range(3)
-CPU = Hardware(name="c", kind="cpu", device_name="c", memory_bytes=1)
 
 
 def line(*events: tuple[int, int, int]) -> Timeline:
@@ -35,6 +32,8 @@ def line(*events: tuple[int, int, int]) -> Timeline:
         phases=np.array([phase for _, _, phase in events]),
         streams=np.zeros(len(events), dtype=np.int8),
         of_products=np.zeros(len(events), dtype=np.bool_),
+        residents=1,
+        second=len(events),
     )
 
 
@@ -85,8 +84,8 @@ def test_the_heap_does_not_shrink_and_what_is_mapped_does() -> None:
 
 
 def test_the_parts_of_a_processors_memory_add_up_to_its_peak() -> None:
-    found = memory(TWO_STEPS, CPU, limit=GIB)
+    found = host_memory(TWO_STEPS, Traits())
     assert found.device_bytes == sum(found.breakdown.values()) == max(found.phase_peaks.values())
     assert found.breakdown["fragmentation"] == pytest.approx(kept(TWO_STEPS, Traits()), abs=17 * MIB)
-    assert memory(TWO_STEPS, CPU, limit=GIB, traits=Traits(wide=True)).device_bytes > found.device_bytes
-    assert memory(TWO_STEPS, CPU, limit=GIB, traits=Traits(autocast=True)).device_bytes > found.device_bytes
+    assert host_memory(TWO_STEPS, Traits(wide=True)).device_bytes > found.device_bytes
+    assert host_memory(TWO_STEPS, Traits(autocast=True)).device_bytes > found.device_bytes

@@ -7,12 +7,11 @@ from functools import partial
 
 import numpy as np
 import pytest
-from tiny import CUDA_HARDWARE
 
 from autofit.core.units import GIB, MIB
 from autofit.estimate.kernels.cuda_kernels import cublas_workspace_bytes
-from autofit.estimate.memory import memory as estimated
 from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from autofit.estimate.memory.memory import cuda_memory
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.replays import ALIKE_ERROR, SETTLED, STEPS, Fragmentation, Replays, replay
 from autofit.estimate.memory.timeline import Timeline
@@ -21,7 +20,7 @@ FORWARD, BACKWARD = range(2)
 WEIGHTS, PASSING = Category.WEIGHTS, Category.TEMPORARIES
 WORKSPACE = 32 * MIB
 CONTEXT_BYTES = 512 * MIB
-memory = partial(estimated.memory, context=CONTEXT_BYTES)
+memory = partial(cuda_memory, context=CONTEXT_BYTES, replays=Replays(expandable_segments=True))
 Event = tuple[int, int, int, int, Category]
 
 
@@ -31,6 +30,7 @@ def event(storage: int, mib: int, phase: int = FORWARD, *, stream: int = 0, of: 
 
 
 def line(*events: Event) -> Timeline:
+    """Of one step, after which nothing happens."""
     storages, sizes, phases, streams, categories = zip(*events, strict=True)
     return Timeline(
         sizes=np.array(sizes),
@@ -39,6 +39,7 @@ def line(*events: Event) -> Timeline:
         phases=np.array(phases),
         streams=np.array(streams, dtype=np.int8),
         of_products=np.array([category is not WEIGHTS for category in categories]),
+        second=len(events),
         residents=sum(category is WEIGHTS and size > 0 for size, category in zip(sizes, categories, strict=True)),
     )
 
@@ -83,7 +84,7 @@ def test_steps_go_on_until_blocks_lie_as_they_will(monkeypatch: pytest.MonkeyPat
     step = (event(2, 30), event(3, 12), event(2, -30), event(1, -4), event(4, 4), event(3, -12))
     twice = line(weights, state, *step)
     again = replace(twice, second=2)
-    assert again.renewed(2) == [(1, 4)]
+    assert again.renewed() == [(1, 4)]
     assert replay(again, WORKSPACE).allocated == replay(twice, WORKSPACE).allocated == (20 + 32 + 4) * MIB
     asked: list[int] = []
     allocate = CachingAllocator.allocate
@@ -143,11 +144,11 @@ def test_within_a_limit_unused_memory_goes_back_before_the_step_fails() -> None:
 )
 def test_a_workspace_is_as_large_as_the_capability_says(capability: str, kibibytes: int) -> None:
     assert cublas_workspace_bytes(capability) == kibibytes * 1024
-    found = memory(HOLE, replace(CUDA_HARDWARE, capability=capability), limit=GIB)
+    found = memory(HOLE, capability, limit=GIB)
     assert found.breakdown["temporaries"] == 40 * MIB + 20 * MIB + 80 * MIB + 2 * kibibytes * 1024
 
 
-HOPPER = replace(CUDA_HARDWARE, capability="9.0")
+HOPPER = "9.0"
 
 
 def test_what_fits_without_the_cache_fits() -> None:
@@ -190,7 +191,7 @@ def test_that_of_any_config_with_the_decoder_serves_only_what_does_not_fit() -> 
 
 
 def test_a_timeline_is_replayed_once_for_each_limit() -> None:
-    replays = Replays()
+    replays = Replays(expandable_segments=True)
     same = line(*EVENTS)
     other = line(*EVENTS[:-1], event(3, -79, BACKWARD))
     assert replays.held(HOLE, WORKSPACE, None) is replays.held(same, WORKSPACE, None)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from tiny import FSDP_TAKES_QLORA
 
+from autofit.core.outcome import PHASES
 from autofit.estimate.estimator import Estimator
-from autofit.estimate.memory.events import PHASES
 from autofit.estimate.memory.memory_trace import Category
 from autofit.estimate.memory.timeline import Timeline
 from autofit.techniques import Job, complete, parse, unsupported
