@@ -21,6 +21,11 @@ _BARE = re.compile(r"\d+(?:\.\d+)?", re.ASCII)
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|[smhd])", re.IGNORECASE | re.ASCII)
 
 
+def round_up(value: int, multiple: int) -> int:
+    """The least multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
 def parse_bytes(text: str) -> int:
     """Bytes of `text` such as `24GiB` (2**30) or `80GB` (10**9); exact, but a fraction of a byte is dropped.
 

@@ -92,8 +92,8 @@ class Estimator:
         except NotTraced as error:
             by_formula = bounded(config, self.job, memory_limit_bytes=memory_limit_bytes, reason=str(error))
             return by_formula.timed(self.job, self.rates)
-        if config["compile"] is True:
-            found = _with_compiler(found, self.job)
+        if config["compile"] is True and not _cuda(self.job):
+            found = _with_compiler(found, shape(self.job.model).layers)
         estimate = Estimate(
             config=config,
             hardware=self.job.hardware.name,
@@ -105,13 +105,11 @@ class Estimator:
         return estimate.timed(self.job, self.rates)
 
     def _memory_and_work(self, config: Config, limit: int, *, replayed: bool) -> tuple[Memory, StepWork | None]:
-        traced = self.trace(config)
-        capped = limit < self.job.hardware.memory_bytes
-        found = self._memory(config, traced.timeline, limit, capped=capped, replayed=replayed)
-        beyond = found.device_bytes + traced.paged_bytes - limit
-        # The driver pages out what a full device has no room for; a limit that torch enforces counts it all.
-        paged_out = 0 if capped or found.device_bytes > limit else max(0, beyond)
-        found = _with_elsewhere(found, traced, self.job, paged_out)
+        traced, paged_out = self.trace(config), 0
+        if _cuda(self.job):
+            found, paged_out = self._on_card(config, traced, limit, replayed=replayed)
+        else:
+            found = host_memory(traced.timeline, self._traits(config), hosted=traced.hosted.total)
         return found, None if self._sheet is None else self._work(config, traced, self._sheet, paged_out)
 
     def micro_step_works(self, config: Config, depths: Sequence[int]) -> dict[int, StepWork]:
@@ -142,13 +140,14 @@ class Estimator:
         # The rates are those of all cores together, which the ranks on a CPU share.
         return work.times(self.job.workload.devices) if self.job.hardware.kind == "cpu" else work
 
-    def _memory(self, config: Config, line: Timeline, limit: int, *, capped: bool, replayed: bool) -> Memory:
-        if not _cuda(self.job):
-            return host_memory(line, self._traits(config))
+    def _on_card(self, config: Config, traced: Traced, limit: int, *, replayed: bool) -> tuple[Memory, int]:
+        """The memory, and the bytes of paged states for which a full device has no room: the driver pages them out. A
+        limit that torch enforces counts them all."""
+        capped = limit < self.job.hardware.memory_bytes
         decoder, like = alikeness(config)
         known = Fragmentation(of_alike=self._shares.get(like), of_decoder=self._shares.get(decoder))
         found = cuda_memory(
-            line,
+            traced.timeline,
             self.job.hardware.capability,
             limit=limit,
             capped=capped,
@@ -156,12 +155,21 @@ class Estimator:
             fragmentation=None if replayed else known,
             context=context_bytes(self.job),
         )
+        fits = found.device_bytes <= limit
         if not found.gives_back_cache:
             share = found.breakdown["fragmentation"] / (found.peak_reserved_bytes - found.breakdown["fragmentation"])
             self._shares.setdefault(decoder, share)
-            if found.device_bytes <= limit:
+            if fits:
                 self._shares.setdefault(like, share)
-        return found
+        paged_out = max(0, found.device_bytes + traced.paged_bytes - limit) if fits and not capped else 0
+        paged_in = traced.paged_bytes - paged_out
+        found = replace(
+            found,
+            device_bytes=found.device_bytes + paged_in,
+            host_bytes=traced.pinned_bytes + traced.hosted.total + paged_out,
+            breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + paged_in},
+        )
+        return found, paged_out
 
     def _traits(self, config: Config) -> Traits:
         """Those of `config`'s step in a CPU's heap."""
@@ -236,7 +244,8 @@ class Estimator:
         traced = self.trace(config)
         held = traced.timeline.breakdown(traced.timeline.before_update())
         lasting = (Category.WEIGHTS, Category.GRADIENTS, Category.OPTIMIZER)
-        return sum(held[category] for category in lasting) + traced.paged_bytes + _on_same_memory(traced, self.job)
+        on_same_memory = 0 if _cuda(self.job) else traced.hosted.total  # a CPU's memory is that of its host
+        return sum(held[category] for category in lasting) + traced.paged_bytes + on_same_memory
 
     def holdings(self, config: Config) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it. Raises `NotTraced`."""
@@ -260,42 +269,18 @@ def _without_collections() -> Iterator[None]:
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
-def _with_elsewhere(found: Memory, traced: Traced, job: Job, paged_out: int) -> Memory:
-    """Add the memory outside the allocator, paged states among it: as in a trial, all but what is `paged_out` to the
-    host."""
-    found = _with_more(found, _on_same_memory(traced, job), "optimizer")
-    paged_in = traced.paged_bytes - paged_out
+def _with_compiler(found: Memory, layers: int) -> Memory:
+    """A CPU's memory with what the compiler keeps in it."""
+    kept = COMPILED_LAYER_BYTES * layers
     return replace(
         found,
-        device_bytes=found.device_bytes + paged_in,
-        host_bytes=found.host_bytes + traced.pinned_bytes + traced.hosted.total + paged_out,
-        breakdown={**found.breakdown, "optimizer": found.breakdown["optimizer"] + paged_in},
+        peak_allocated_bytes=found.peak_allocated_bytes + kept,
+        peak_reserved_bytes=found.peak_reserved_bytes + kept,
+        device_bytes=found.device_bytes + kept,
+        host_bytes=found.host_bytes + kept,
+        breakdown={**found.breakdown, "context": found.breakdown["context"] + kept},
+        phase_peaks={phase: peak + kept for phase, peak in found.phase_peaks.items()},
     )
-
-
-def _with_compiler(found: Memory, job: Job) -> Memory:
-    """Add what the compiler keeps, where it works in the memory that counts."""
-    if _cuda(job):
-        return found
-    kept = COMPILED_LAYER_BYTES * shape(job.model).layers
-    return replace(_with_more(found, kept, "context"), host_bytes=found.host_bytes + kept)
-
-
-def _with_more(found: Memory, size: int, part: str) -> Memory:
-    """With `size` bytes more in the device's memory throughout, in one part of the breakdown."""
-    return replace(
-        found,
-        peak_allocated_bytes=found.peak_allocated_bytes + size,
-        peak_reserved_bytes=found.peak_reserved_bytes + size,
-        device_bytes=found.device_bytes + size,
-        breakdown={**found.breakdown, part: found.breakdown[part] + size},
-        phase_peaks={phase: peak + size for phase, peak in found.phase_peaks.items()},
-    )
-
-
-def _on_same_memory(traced: Traced, job: Job) -> int:
-    """Bytes that offloading puts on the host and does not save: a CPU's device memory is that of its host."""
-    return 0 if _cuda(job) else traced.hosted.total
 
 
 def _cuda(job: Job) -> bool:

@@ -165,37 +165,29 @@ def _planned(request: SearchRequest) -> Plan:
     return resolve_for(request, job, memory_limit(request.memory_limit_bytes, job.hardware, request.workload.devices))
 
 
-def _host_shortfall(lightest: Estimate, job: Job) -> Shortfall:
-    """The error when the lightest config fits the devices but not the host's memory."""
-    return Shortfall(
-        f"no config of {job.model.name} is predicted to fit: the lightest that fits the devices needs "
-        f"{format_bytes(lightest.machine_host_bytes)} of host memory, and the host has "
-        f"{format_bytes(lightest.host_memory_bytes or 0)} ({lightest.config})",
-        memory_limit_bytes=lightest.memory_limit_bytes,
-        closest={
-            "config": lightest.config.to_json(),
-            "provenance": "predicted",
-            "estimate": lightest.short_json(),
-            "over_limit_bytes": lightest.host_short_bytes,
-        },
-    )
-
-
 def _shortfall(found: Sequence[Estimate], job: Job) -> Shortfall:
-    """The error when every config is predicted to exceed the limit: which needs least, and what could hold it."""
+    """The error when every config is predicted to exceed a limit: which needs least, and what could hold it."""
     lightest = min(found, key=lambda e: (e.host_short_bytes, e.device_bytes))
-    limit = lightest.memory_limit_bytes
-    needed = int(lightest.device_bytes * (1.0 + lightest.memory_error))
+    limit, over = lightest.memory_limit_bytes, -lightest.headroom_bytes
     if lightest.fits_device and lightest.host_memory_bytes is not None:
-        return _host_shortfall(lightest, job)
+        over = lightest.host_short_bytes
+        why = (
+            f"to fit: the lightest that fits the devices needs {format_bytes(lightest.machine_host_bytes)} of host "
+            f"memory, and the host has {format_bytes(lightest.host_memory_bytes)} ({lightest.config})"
+        )
+    else:
+        needed = int(lightest.device_bytes * (1.0 + lightest.memory_error))
+        why = (
+            f"to fit {format_bytes(limit)}: the lightest needs {format_bytes(lightest.device_bytes)} "
+            f"({lightest.config}); {holder(needed, job.hardware)}"
+        )
     return Shortfall(
-        f"no config of {job.model.name} is predicted to fit {format_bytes(limit)}: the lightest needs "
-        f"{format_bytes(lightest.device_bytes)} ({lightest.config}); {holder(needed, job.hardware)}",
+        f"no config of {job.model.name} is predicted {why}",
         memory_limit_bytes=limit,
         closest={
             "config": lightest.config.to_json(),
             "provenance": "predicted",
             "estimate": lightest.short_json(),
-            "over_limit_bytes": -lightest.headroom_bytes,
+            "over_limit_bytes": over,
         },
     )

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from autofit.core.units import round_up
 from autofit.estimate.kernels.scratch import FP32_BYTES, common_scratch
 from autofit.estimate.tracing.recorder import Held
 from autofit.techniques import quantisation
@@ -127,8 +128,8 @@ def _flash_backward(args: tuple[Any, ...]) -> Held:
     query: torch.Tensor = args[1]
     key: torch.Tensor = args[2]
     batch, heads, tokens, width = query.shape
-    rows = _up(tokens, SEQUENCE_TILE)
-    columns = _up(width, 32 if width <= 128 else 64)
+    rows = round_up(tokens, SEQUENCE_TILE)
+    columns = round_up(width, 32 if width <= 128 else 64)
     accumulated = batch * heads * rows * FP32_BYTES, batch * heads * rows * columns * FP32_BYTES
     if key.shape[1] == heads:
         return Held(beside=accumulated)
@@ -159,10 +160,6 @@ def _four_bit_product(args: tuple[Any, ...]) -> Held:
     weights = math.prod(shape)
     scales = -(-weights // quantisation.BLOCK) * FP32_BYTES
     return Held(before=(scales, scales, weights * activations.element_size()))
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 def _softmax_backward(args: tuple[Any, ...]) -> Held:

@@ -19,30 +19,24 @@ def chunk_rows(tokens: int, hidden_size: int, vocabulary: int) -> int:
     return min(tokens, 1 << (rows - 1).bit_length())
 
 
-class FusedLinearCrossEntropy:
-    """Stands in for liger_fused_linear_cross_entropy."""
+def fused_linear_cross_entropy(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    *,
+    adds_products: bool,
+    bias: torch.Tensor | None,
+    **options: Any,
+) -> torch.Tensor:
+    """Stands in for liger_fused_linear_cross_entropy: an fp32 scalar without meaning. hidden [tokens, hidden_size],
+    weight [vocabulary, hidden_size], labels [tokens].
 
-    def __init__(self, *, adds_products: bool) -> None:
-        """`adds_products` says whether 16-bit products are added to the head's gradient as they are computed, as from
-        compute capability 8.0 on: otherwise each is first a tensor of its own, which is widened to fp32."""
-        self._adds_products = adds_products
-
-    def __call__(
-        self,
-        hidden: torch.Tensor,
-        weight: torch.Tensor,
-        labels: torch.Tensor,
-        *,
-        bias: torch.Tensor | None,
-        ignore_index: int,
-        reduction: str,
-        softcap: float | None,
-    ) -> torch.Tensor:
-        """An fp32 scalar without meaning. hidden [tokens, hidden_size], weight [vocabulary, hidden_size], labels
-        [tokens]."""
-        in_place = self._adds_products and weight.dtype.itemsize == 2
-        loss: torch.Tensor = _Function.apply(hidden, weight, labels, bias, in_place)  # type: ignore[no-untyped-call]
-        return loss
+    `adds_products` says whether 16-bit products are added to the head's gradient as they are computed, as from compute
+    capability 8.0 on: otherwise each is first a tensor of its own, which is widened to fp32.
+    """
+    in_place = adds_products and weight.dtype.itemsize == 2
+    loss: torch.Tensor = _Function.apply(hidden, weight, labels, bias, in_place)  # type: ignore[no-untyped-call]
+    return loss
 
 
 class _Function(torch.autograd.Function):

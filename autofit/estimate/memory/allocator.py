@@ -10,7 +10,7 @@ from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 from itertools import count
 
-from autofit.core.units import MIB
+from autofit.core.units import MIB, round_up
 
 MIN_BLOCK = 512
 """Every size is rounded up to a multiple of this."""
@@ -132,7 +132,7 @@ class CachingAllocator:
 
     def allocate(self, size: int, stream: int = 0) -> Block:
         """A block for `size` bytes. Each stream has its own blocks. Raises `OutOfDeviceMemory`."""
-        size = max(MIN_BLOCK, -(-size // MIN_BLOCK) * MIN_BLOCK)
+        size = max(MIN_BLOCK, round_up(size, MIN_BLOCK))
         key = stream, size <= SMALL_SIZE
         pool = self._pools.get(key)
         if pool is None:
@@ -187,7 +187,7 @@ class CachingAllocator:
             return _alone(pool, size)
         needed, held, block = 0, 0, _room(pool, size)
         while held < size:
-            part = block.size if block.mapped else min(block.size, _up(size - held, pool.page))
+            part = block.size if block.mapped else min(block.size, round_up(size - held, pool.page))
             needed += 0 if block.mapped else part
             held += part
             if held < size:
@@ -216,7 +216,7 @@ class CachingAllocator:
 
     def _map(self, block: Block, size: int) -> None:
         """Put memory behind the first pages of unmapped addresses; the others stay unmapped."""
-        taken = min(block.size, _up(size, block.pool.page))
+        taken = min(block.size, round_up(size, block.pool.page))
         place = block.pool.unmapped.index(block)
         del block.pool.unmapped[place]
         if taken < block.size:
@@ -229,7 +229,7 @@ class CachingAllocator:
     def _unmap(self, block: Block) -> None:
         """Take the memory from the whole pages of a free block; what it has of other pages stays free."""
         pool = block.pool
-        start = _up(block.address, pool.page)
+        start = round_up(block.address, pool.page)
         stop = (block.address + block.size) // pool.page * pool.page
         if start >= stop:
             return
@@ -299,7 +299,7 @@ def _alone(pool: _Pool, size: int) -> int:
     """The segment that a request takes which has one to itself (get_allocation_size)."""
     if pool.small:
         return SMALL_BUFFER
-    return LARGE_BUFFER if size < MIN_LARGE_ALLOC else _up(size, ROUND_LARGE)
+    return LARGE_BUFFER if size < MIN_LARGE_ALLOC else round_up(size, ROUND_LARGE)
 
 
 def _room(pool: _Pool, size: int) -> Block:
@@ -317,7 +317,3 @@ def _room(pool: _Pool, size: int) -> Block:
         if held >= size:
             return first
     raise AssertionError("a pool has more addresses than it ever uses")
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -68,18 +68,20 @@ def cuda_memory(
     )
 
 
-def host_memory(line: Timeline, traits: heap.Traits) -> Memory:
+def host_memory(line: Timeline, traits: heap.Traits, *, hosted: int = 0) -> Memory:
     """The memory of two optimizer steps on a CPU: the heap at its largest so far, what is mapped, and what malloc keeps
-    on top of both."""
-    totals = heap.resident(line) + heap.kept(line, traits)
+    on top of both. `hosted` bytes are there throughout: a CPU gains nothing by moving them to its host."""
+    totals = heap.resident(line) + heap.kept(line, traits) + hosted
     at = int(totals.argmax())
-    peak, alive = int(totals[at]), int(line.totals[at])
+    peak, alive = int(totals[at]), int(line.totals[at]) + hosted
+    parts = _parts(line, at)
+    parts["optimizer"] += hosted
     return Memory(
         peak_allocated_bytes=peak,  # a trial on a CPU has one figure for all three
         peak_reserved_bytes=peak,
         device_bytes=peak,
         host_bytes=peak,
-        breakdown={**_parts(line, at), "fragmentation": peak - alive, "context": 0},
+        breakdown={**parts, "fragmentation": peak - alive, "context": 0},
         phase_peaks=line.by_phase(totals),
     )
 

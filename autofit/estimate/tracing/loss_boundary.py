@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from autofit.estimate.kernels.cuda_kernels import generation
-from autofit.estimate.kernels.liger import FusedLinearCrossEntropy
+from autofit.estimate.kernels.liger import fused_linear_cross_entropy
 from autofit.estimate.memory.memory_trace import AFTER, LOSS, MemoryTrace
 from autofit.estimate.tracing.recorder import Recorder, Scratch, without_data
 from autofit.techniques.losses.cross_entropy import fused_by, fused_cross_entropy
@@ -112,7 +112,7 @@ def trace_loss(
     tokens: int,
     scratch: Scratch,
     *,
-    capability: str | None = None,
+    capability: str | None,
 ) -> MemoryTrace:
     """The trace of two forwards and backwards of the loss alone, of which only the events at LOSS count.
 
@@ -120,7 +120,8 @@ def trace_loss(
     that allocates as it does on a device of this compute capability.
     """
     if kernel is fused_cross_entropy:
-        kernel = partial(fused_by, FusedLinearCrossEntropy(adds_products=generation(capability).ampere))
+        adds_products = generation(capability).ampere
+        kernel = partial(fused_by, partial(fused_linear_cross_entropy, adds_products=adds_products))
     recorder = Recorder(scratch)
     with without_data():
         leaf = torch.empty(tokens, shape.hidden_size, dtype=shape.hidden, requires_grad=True)

@@ -64,12 +64,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """False: no compiled code runs under this mode, so Dynamo need not be kept out of each of its calls."""
         return False
 
-    @contextmanager
-    def at(self, stage: str, layer: int) -> Iterator[None]:
-        """Attribute what happens inside to this place, until `move` says otherwise."""
-        self.move(stage, layer)
-        yield
-
     def move(self, stage: str, layer: int) -> None:
         """Attribute the next operations to another place."""
         place = Place(stage, layer)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -24,7 +25,7 @@ from autofit.techniques.axes.checkpointing import interval
 from autofit.techniques.losses.cross_entropy import full_cross_entropy
 from autofit.training.build import make_plan, make_skeleton
 from autofit.training.decoder import decoder_layers, kind
-from autofit.training.engine import Resident
+from autofit.training.engines.local import LocalEngine
 from autofit.training.loss_module import LossModule
 from autofit.training.step import TrainingStep
 
@@ -76,9 +77,13 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
     """
+    from transformers import masking_utils
+
     config = at_primes(config)
     plan = make_plan(config, job, HOST)
     plan.attention = _traceable(plan.attention)
+    plan.loss_scaling = False  # which needs no memory
+    plan.optimizer = lambda root: torch.optim.SGD(root.parameters())  # never run: updates are traced apart
     gives_view = plan.loss is full_cross_entropy
     boundary = plan.loss = LossBoundary(plan.autocast, gives_view=gives_view)
     kinds = layer_kinds(config, job)
@@ -91,12 +96,14 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
         _checkpoint_as_in_full(stack, [kinds[i] for i in layers])
         module = LossModule(model, plan.loss)
         module.train()
-        step = TrainingStep(module, _Backward(module), plan)
+        step = TrainingStep(module, LocalEngine(module, plan), plan)
         recorder = boundary.recorder = Recorder(scratch)
         _register_residents(recorder, model, stack)
         tokens = torch.empty((step.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
-        with recorder, _layer_marks(recorder, stack), _as_with_data(), _as_on_device(job, recorder):
+        # Told that it is being traced, transformers builds masks to be on the safe side.
+        inspects = patch.object(masking_utils, "is_tracing", lambda tensor=None: False)
+        with recorder, _layer_marks(recorder, stack), inspects, _as_on_device(job, recorder):
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
@@ -113,27 +120,6 @@ def _checkpoint_as_in_full(layers: list[Any], kinds: list[Any]) -> None:
             layer._gradient_checkpointing_func = functions[0]
 
 
-class _Backward:
-    """An engine without the update, which is traced separately, over all parameters."""
-
-    ranks = 1
-
-    def __init__(self, root: nn.Module) -> None:
-        self.root = root
-
-    def prepare(self, *, last: bool) -> None:
-        pass
-
-    def backward(self, loss: torch.Tensor, *, last: bool) -> None:
-        loss.backward()  # type: ignore[no-untyped-call]
-
-    def update(self) -> torch.Tensor:
-        raise AssertionError("the update is traced apart")
-
-    def resident(self) -> Resident:
-        raise AssertionError("what is traced is all there is")
-
-
 def _register_residents(recorder: Recorder, model: nn.Module, layers: list[Any]) -> None:
     home = {module: index for index, layer in enumerate(layers) for module in layer.modules()}
     for module in model.modules():
@@ -147,21 +133,8 @@ def _register_residents(recorder: Recorder, model: nn.Module, layers: list[Any])
 
 def _stage(recorder: Recorder, micro_step: int, phase: str) -> AbstractContextManager[None]:
     """A forward starts before the first layer, a backward with the loss."""
-    return recorder.at(f"{phase}-{micro_step}", BEFORE if phase == "forward" else LOSS)
-
-
-@contextmanager
-def _as_with_data() -> Iterator[None]:
-    """Have transformers inspect fake tensors like real ones: otherwise it builds masks to be on the safe side."""
-    from transformers import masking_utils
-
-    module: Any = masking_utils
-    before = module.is_tracing
-    module.is_tracing = lambda tensor=None: False
-    try:
-        yield
-    finally:
-        module.is_tracing = before
+    recorder.move(f"{phase}-{micro_step}", BEFORE if phase == "forward" else LOSS)
+    return nullcontext()
 
 
 @contextmanager
@@ -170,16 +143,13 @@ def _as_on_device(job: Job, recorder: Recorder) -> Iterator[None]:
     if job.hardware.kind != "cuda":
         yield
         return
-    functional: Any = torch.nn.functional
-    graph: Any = torch.autograd.graph
-    before = functional.scaled_dot_product_attention, graph.save_on_cpu
-    functional.scaled_dot_product_attention = partial(_attention, before[0], job.hardware.capability)
-    graph.save_on_cpu = partial(_save_on_host, recorder)
-    try:
-        with cuda_dispatch():
-            yield
-    finally:
-        functional.scaled_dot_product_attention, graph.save_on_cpu = before
+    attention = partial(_attention, torch.nn.functional.scaled_dot_product_attention, job.hardware.capability)
+    with (
+        patch.object(torch.nn.functional, "scaled_dot_product_attention", attention),
+        patch.object(torch.autograd.graph, "save_on_cpu", partial(_save_on_host, recorder)),
+        cuda_dispatch(),
+    ):
+        yield
 
 
 def _attention(
@@ -300,12 +270,8 @@ def _layer_marks(recorder: Recorder, layers: list[Any]) -> Iterator[None]:
 
         return hook
 
-    handles = []
-    for index, layer in enumerate(layers):
-        handles.append(layer.register_forward_pre_hook(enter(index)))
-        handles.append(layer.register_forward_hook(leave(index)))
-    try:
+    with ExitStack() as hooks:
+        for index, layer in enumerate(layers):
+            hooks.enter_context(layer.register_forward_pre_hook(enter(index)))
+            hooks.enter_context(layer.register_forward_hook(leave(index)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()

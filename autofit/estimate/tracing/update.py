@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, cast
+from unittest.mock import patch
 
 import torch
 from torch import nn
@@ -116,21 +117,11 @@ def _as_on_host(job: Job) -> Iterator[None]:
         return
     from bitsandbytes.backends.cpu import ops
 
-    operators: Any = torch.ops.bitsandbytes
     # Private, and so present in some versions only: in others the shape rule stays in force.
-    named = {
-        name: getattr(ops, f"_{name}_cpu", None)
-        for name in ("optimizer_update_8bit_blockwise", "optimizer_update_32bit")
-    }
-    kernels = {name: kernel for name, kernel in named.items() if kernel is not None}
-    before = {name: getattr(operators, name) for name in kernels}
-    for name, kernel in kernels.items():
-        setattr(operators, name, kernel)
-    try:
+    names = ("optimizer_update_8bit_blockwise", "optimizer_update_32bit")
+    kernels = {name: getattr(ops, f"_{name}_cpu") for name in names if hasattr(ops, f"_{name}_cpu")}
+    with patch.multiple(torch.ops.bitsandbytes, **kernels) if kernels else nullcontext():
         yield
-    finally:
-        for name, operator in before.items():
-            setattr(operators, name, operator)
 
 
 PAGED_FROM = 100_000
