@@ -148,6 +148,10 @@ class Config:
         """The same config with other values."""
         return Config.of({**dict(self.items), **changes})
 
+    def without(self, *axes: str) -> Config:
+        """The part of the config that these axes have no part in."""
+        return Config(tuple(item for item in self.items if item[0] not in axes))
+
     def __iter__(self) -> Iterator[str]:
         return (key for key, _ in self.items)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autofit.core.lattice import Config
 from autofit.core.units import format_bytes
+from autofit.estimate.time.transfers import why_no_host_link
 from autofit.techniques import Job
 from autofit.techniques.job import ranks_per_host
 
@@ -25,7 +26,8 @@ et al. 2024, "PyTorch 2": over 180 models on an A100), and none of it is predict
 
 def assumptions(config: Config, job: Job) -> tuple[str, ...]:
     """One sentence for each thing that is assumed of `config`."""
-    found = []
+    found, ranks = [], ranks_per_host(job)
+    moves = config["offload"] != "none" or config["checkpointing"] == "offload"
     if job.hardware.kind == "cpu":
         found.append(_kept_by_the_heap(config))
     if config["compile"] is True:
@@ -46,16 +48,17 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
             "bandwidth, and never waits for another rank"
         )
     if config["offload"] != "none":
+        optimizers = f"the optimizers of its {ranks} ranks together" if ranks > 1 else "the optimizer"
         found.append(
             f"offload={config['offload']} copies at three quarters of the host link's nominal bandwidth, and the "
-            f"host's memory serves {_optimizers(job)} at 50 GB/s"
+            f"host's memory serves {optimizers} at 50 GB/s"
         )
-    if config["offload"] != "none" or config["checkpointing"] == "offload":
+    if moves:
         found += _of_hosts(job)
-    if config["offload"] != "none" or config["checkpointing"] == "offload" or config["sharding"] != "none":
-        found += _of_links(job)
+    if (moves or config["sharding"] != "none") and (why := why_no_host_link(job.hardware)) is not None:
+        found.append(f"the link to the host is PCIe 4.0 x16, because {why}")
     if config["offload"] == "nvme":
-        shared = f", which the {ranks_per_host(job)} ranks of a machine share" if ranks_per_host(job) > 1 else ""
+        shared = f", which the {ranks} ranks of a machine share" if ranks > 1 else ""
         found.append(f"offload=nvme reads 7 and writes 5 GB/s, as one drive on PCIe 4.0 does{shared}")
     if config["optimizer"] == "paged-adamw-8bit":
         found.append(
@@ -63,7 +66,12 @@ def assumptions(config: Config, job: Job) -> tuple[str, ...]:
             "host and back in every step, at three quarters of the link's nominal bandwidth"
         )
     if job.hardware.kind == "cuda":
-        found += [*_of_cuda_kernels(config, job), *_of_allocator(job)]
+        found += _of_cuda_kernels(config, job)
+        if job.expandable_segments is None:  # not every platform has them (`trial.meter.CudaMeter`)
+            found.append(
+                "CUDA's allocator has the expandable segments that trials ask for: no trial on "
+                f"{job.hardware.name} has shown it, and without them fragmentation differs and is mostly higher"
+            )
     return (*found, *of_any_step(config, job))
 
 
@@ -124,21 +132,6 @@ def _of_compiler(job: Job) -> str:
     )
 
 
-def _of_allocator(job: Job) -> list[str]:
-    """Nothing where trials have shown it. Not every platform has them (`trial.meter.CudaMeter`)."""
-    if job.expandable_segments is not None:
-        return []
-    return [
-        f"CUDA's allocator has the expandable segments that trials ask for: no trial on {job.hardware.name} has shown "
-        "it, and without them fragmentation differs and is mostly higher"
-    ]
-
-
-def _optimizers(job: Job) -> str:
-    ranks = ranks_per_host(job)
-    return f"the optimizers of its {ranks} ranks together" if ranks > 1 else "the optimizer"
-
-
 def _of_hosts(job: Job) -> list[str]:
     ranks = job.workload.devices
     if not job.hardware.host_memory_bytes:
@@ -149,13 +142,6 @@ def _of_hosts(job: Job) -> list[str]:
     if together < ranks:
         return [f"{together} of the {ranks} ranks share a host's memory: no host was seen that has more devices"]
     return []
-
-
-def _of_links(job: Job) -> list[str]:
-    from autofit.estimate.time.transfers import why_no_host_link
-
-    why = why_no_host_link(job.hardware)
-    return [] if why is None else [f"the link to the host is PCIe 4.0 x16, because {why}"]
 
 
 def _kept_by_the_heap(config: Config) -> str:

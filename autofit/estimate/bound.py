@@ -70,7 +70,6 @@ def bounded(config: Config, job: Job, *, memory_limit_bytes: int, reason: str) -
         host_bytes=allocated if processor else on_host + pinned,
         breakdown=parts,
         phase_peaks={"forward": allocated, "backward": allocated, "optimizer": states},
-        work=None,
         memory_error=MEMORY_ERROR,
         assumptions=(
             f"by formula, not traced ({reason}): to fit, it needs a limit {MEMORY_ERROR:.0%} above this; time is not "

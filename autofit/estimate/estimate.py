@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
@@ -122,17 +123,7 @@ class Estimate(Document):
     @property
     def prediction(self) -> Prediction:
         """The part of it that a trial stores."""
-        return Prediction(
-            peak_allocated_bytes=self.peak_allocated_bytes,
-            peak_reserved_bytes=self.peak_reserved_bytes,
-            device_bytes=self.device_bytes,
-            step_seconds=self.step_seconds,
-            micro_step_seconds=self.micro_step_seconds,
-            calibrated_on=self.calibrated_on,
-            relative_error=self.relative_error,
-            work=self.work,
-            memory_error=self.memory_error,
-        )
+        return Prediction(**self._named(*(field.name for field in fields(Prediction))))
 
     def under(self, memory_limit_bytes: int) -> Estimate | None:
         """The same under another limit; None where that limit decides how much CUDA's allocator keeps, or a borrowed
@@ -187,7 +178,8 @@ class Estimate(Document):
         """The same, its advice included, with what trials have `shown` about the memory predicted for each method; what
         they show about traces says nothing about a formula."""
         error, light = self.memory_error, self.lightest
-        own = MemoryDeviation.of_formula(error) if error else shown[self.config.text("method")]
+        of_formula = MemoryDeviation(mean=0.0, deviation=math.log1p(error), compared_on=0)
+        own = of_formula if error else shown[self.config.text("method")]
         return replace(
             self,
             memory_deviation=own,

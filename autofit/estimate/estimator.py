@@ -28,7 +28,7 @@ from autofit.estimate.time.roofline import Rates, prior, step_work
 from autofit.estimate.time.transfers import amounts as transferred
 from autofit.estimate.tracing.recorder import NotTraced
 from autofit.estimate.tracing.trace_cache import TraceCache
-from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone, common
+from autofit.estimate.tracing.traces import Decoder, Loss, Traces, alone
 from autofit.techniques import Job
 from autofit.techniques.job import ranks_per_host
 
@@ -84,7 +84,7 @@ class Estimator:
         """
         started = time.monotonic()
         # Compiled or not, it is the eager step that is traced.
-        key = common(config, without=("compile",)), memory_limit_bytes, replayed
+        key = config.without("compile"), memory_limit_bytes, replayed
         try:
             if key not in self._figures:
                 self._figures[key] = self._memory_and_work(config, memory_limit_bytes, replayed=replayed)

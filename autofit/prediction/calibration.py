@@ -47,7 +47,7 @@ def rates_for(
         return guess
     try:
         if is_detected(hardware):
-            guess = probed_guess(guess, hardware, stack, store, model_digest) or guess
+            guess = probed_guess(guess, hardware, stack, store, model_digest)
         trials = _trials(hardware, stack, store)
     except StoreError as error:
         _log.warning("autofit: speed is guessed, not calibrated: %s", error)

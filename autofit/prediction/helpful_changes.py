@@ -202,12 +202,12 @@ class _Neighbourhood:
     def _grant_traces(self) -> None:
         self._may_be_traced = len(self._traced()) + MAX_TRACES
 
-    def _traced(self) -> set[tuple[tuple[str, Value], ...]]:
-        return {_decoder(known) for known in self._known}
+    def _traced(self) -> set[Config]:
+        return {known.without(*WITHOUT_TRACE) for known in self._known}
 
     def _affordable(self, config: Config) -> bool:
         traced = self._traced()
-        return _decoder(config) in traced or len(traced) < self._may_be_traced
+        return config.without(*WITHOUT_TRACE) in traced or len(traced) < self._may_be_traced
 
     def _estimate(self, config: Config) -> Estimate:
         if config not in self._known:
@@ -240,10 +240,6 @@ def _with(config: Config, values: dict[str, Value]) -> Config:
     if together["method"] == "full":
         together = {name: value for name, value in together.items() if name not in ADAPTER_AXES}
     return complete(together)
-
-
-def _decoder(config: Config) -> tuple[tuple[str, Value], ...]:
-    return tuple(item for item in config.items if item[0] not in WITHOUT_TRACE)
 
 
 def _speed_or_memory(estimate: Estimate) -> tuple[float, int]:

@@ -136,8 +136,11 @@ def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | 
     def fits(estimate: Estimate) -> bool:
         return estimate.fits and estimate.tokens_per_second is not None
 
+    def ties(one: Estimate, fastest: Estimate) -> bool:
+        return speed(one) >= speed(fastest) * (1 - GAIN)
+
     def of(methods: Iterable[str]) -> Estimate | None:
-        return best(filter(fits, estimates), methods=methods, ties=_ties, changes=lambda c: len(changes(c, goal)))
+        return best(filter(fits, estimates), methods=methods, ties=ties, changes=lambda c: len(changes(c, goal)))
 
     chosen = of(goal.methods)
     if chosen is None:
@@ -151,10 +154,6 @@ def recommended(estimates: Sequence[Estimate], goal: Goal) -> PredictedChoice | 
             for role, other in picks
         ),
     )
-
-
-def _ties(one: Estimate, fastest: Estimate) -> bool:
-    return speed(one) >= speed(fastest) * (1 - GAIN)
 
 
 def _planned(request: SearchRequest) -> Plan:

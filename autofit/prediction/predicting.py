@@ -91,26 +91,16 @@ def estimate_all(
     possible = len(found) + len(missing)
     report(len(found), possible)
     if missing:
-        made = _made(
-            job,
-            list(missing),
-            memory_limit_bytes,
-            lambda done: report(len(known.found) + done, possible),
-            seconds,
-        )
+        from autofit.estimate.sweep import sweep
+
+        def told(done: int) -> None:
+            report(len(known.found) + done, possible)
+
+        try:
+            made = sweep(job, list(missing), memory_limit_bytes=memory_limit_bytes, report=told, seconds=seconds)
+        except Exception as error:  # whatever goes wrong, even the death of its processes, costs only predictions
+            _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(error))
+            made = {}
         known.cache.keep({missing[config]: estimate for config, estimate in made.items()})
         found |= made
     return {config: found[config] for config in configs if config in found}
-
-
-def _made(
-    job: Job, configs: list[Config], limit: int, report: Callable[[int], None], seconds: float | None
-) -> dict[Config, Estimate]:
-    """New estimates. Whatever goes wrong in the estimator, even the death of its processes, costs only predictions."""
-    from autofit.estimate.sweep import sweep
-
-    try:
-        return sweep(job, configs, memory_limit_bytes=limit, report=report, seconds=seconds)
-    except Exception as error:
-        _log.warning("autofit: continuing without predictions, which failed: %s", in_one_line(error))
-        return {}

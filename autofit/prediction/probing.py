@@ -23,7 +23,7 @@ from autofit.core.device.probe import (
     transfer,
 )
 from autofit.core.device.work_kinds import HOST_LINK, HOST_UPDATE, INDEX, KINDS, LINK, update
-from autofit.core.errors import StoreError
+from autofit.core.errors import AutofitError, in_one_line
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.outcome import Fits, StepWork
 from autofit.estimate.version import ESTIMATOR_VERSION, is_current
@@ -242,13 +242,11 @@ def _apart(steps: Sequence[MeasuredStep], shown: list[Shown]) -> list[Shown]:
     return [(added, added_seconds), (rest, rest_seconds)]
 
 
-def probed_guess(
-    guess: Rates | None, hardware: Hardware, stack: Stack, store: Store, model_digest: str | None
-) -> Rates | None:
+def probed_guess(guess: Rates, hardware: Hardware, stack: Stack, store: Store, model_digest: str | None) -> Rates:
     """`guess`, or what the store's probe of this very device shows: at the shapes of the model with this digest or, if
     there is none, at those of another. Raises `StoreError`."""
     found = stored_probe(hardware, stack, store, model_digest)
-    if found is None or guess is None:
+    if found is None:
         return guess
     return rates_of(found, guess, shapes=None if model_digest is None else shapes_key(model_digest))
 
@@ -264,10 +262,8 @@ def make_sure(
 ) -> None:
     """Probe the device unless the store has it, within a share of a search's time budget; a failure costs only what the
     probe would have shown."""
-    from autofit.core.errors import AutofitError, in_one_line
-
     most_seconds = math.inf if budget_seconds is None else max(TIME_SHARE * budget_seconds, LEAST_SECONDS)
     try:
         probed(model, hardware, stack, store, ranks=ranks, most_seconds=most_seconds)
-    except (AutofitError, StoreError, device_lock.GivenUp, OSError, ValueError) as error:
+    except (AutofitError, device_lock.GivenUp, OSError, ValueError) as error:
         _log.warning("autofit: continuing without a probe of the device, which failed: %s", in_one_line(error))

@@ -29,11 +29,6 @@ class MemoryDeviation(Document):
     compared_on: int
     """Number of trials that predictions were compared with; 0 where the deviation is an assumption."""
 
-    @classmethod
-    def of_formula(cls, error: float) -> MemoryDeviation:
-        """That of memory by formula, which no trial was compared with, from the formula's own relative error."""
-        return cls(mean=0.0, deviation=math.log1p(error), compared_on=0)
-
     def certainty(self, device_bytes: int, memory_limit_bytes: int) -> str:
         """How sure it is on which side of the limit a prediction falls: `sure`, `likely` or `unsure`."""
         room = math.log(memory_limit_bytes / device_bytes)

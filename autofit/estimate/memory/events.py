@@ -77,21 +77,11 @@ class Updates:
 def updates(trace: MemoryTrace) -> Updates:
     """The optimizer's trace as arrays."""
     created = {event.storage for _, event in trace.events() if event.allocates}
-    stages = {
-        stage: Events.of(
-            [
-                (place, event.storage, event.allocates)
-                for place, event in trace.events()
-                if place.stage == stage and event.storage in created
-            ]
-        )
-        for stage in ("optimizer-1", "optimizer-2")
-    }
+    own = [(place, event.storage, event.allocates) for place, event in trace.events() if event.storage in created]
     return Updates(
         np.array([-(-s.bytes // s.shares) for s in trace.storages], dtype=np.int64),
         np.array([update_category(s) for s in trace.storages], dtype=np.int8),
-        stages["optimizer-1"],
-        stages["optimizer-2"],
+        *(Events.of([event for event in own if event[0].stage == f"optimizer-{number}"]) for number in (1, 2)),
     )
 
 

@@ -12,7 +12,6 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import PHASES
 from autofit.estimate.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from autofit.estimate.memory.timeline import Timeline
-from autofit.estimate.tracing.traces import common
 
 STEPS = 8
 """As many as a trial takes at least: two to warm up, two that fill the device's queue, and the timed ones. What the
@@ -118,7 +117,7 @@ def alikeness(config: Config) -> tuple[Hashable, Hashable]:
     What is fragmented depends little on the optimizer and the rank, which change small blocks, and much on whether the
     logits are one block. Of micro-batches two are alike: 1 and 2, 4 and 8, and so on.
     """
-    decoder = common(config, without=("optimizer", "micro_batch", "rank", "loss", "compile"))
+    decoder = config.without("optimizer", "micro_batch", "rank", "loss", "compile")
     return decoder, (decoder, config["loss"] == "full", (config.number("micro_batch").bit_length() - 1) // 2)
 
 

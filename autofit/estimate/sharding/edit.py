@@ -17,15 +17,13 @@ Events = list[Event]
 
 
 class Edit:
-    """A copy of a trace, with the places where a sharding library acts: the boundaries of layers and stages."""
+    """A copy of a trace's events, with the places where a sharding library acts: bounds of layers and stages."""
 
     def __init__(self, trace: MemoryTrace) -> None:
         self.trace = MemoryTrace(
             storages=[replace(storage) for storage in trace.storages],
             segments=[(place, list(events)) for place, events in trace.segments],
-            work=trace.work,
             labels=dict(trace.labels),
-            elsewhere=trace.elsewhere,
         )
         layers = [s.layer for s in trace.storages if s.layer is not None]
         self.layers = range(max(layers, default=-1) + 1)

@@ -38,10 +38,10 @@ from autofit.estimate.memory.symbolic_sizes import MICRO_BATCH, RANK, SymbolicSi
 class Family(NamedTuple):
     """The kinds of work that one operation is counted in."""
 
-    flops: str | None = None
+    flops: str | None
     """That of its arithmetic; None for an operation that only moves bytes."""
-    bytes: tuple[str, str] | None = None
-    """Those of its bytes, found in the caches or not; None for one whose bytes are not counted."""
+    bytes: tuple[str, str]
+    """Those of its bytes, found in the caches or not."""
     call: str | None = None
     """That of its being called, beside its launch; None where that takes no time worth counting."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import geometric_mean
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -94,15 +94,6 @@ class Rates:
     """What a guess is taken from in place of the device's own data sheet, and why; None where it is the device's own,
     or its number of cores."""
 
-    @classmethod
-    def of(cls, seconds_per: Mapping[str, float], **others: Any) -> Rates:
-        """From the seconds of every kind; `others` are the other fields."""
-        return cls(seconds_per=tuple(seconds_per[kind] for kind in KINDS), **others)
-
-    def per(self, kind: str) -> float:
-        """Seconds per unit of one kind."""
-        return self.seconds_per[INDEX[kind]]
-
     def as_array(self) -> Features:
         """The seconds per unit [kinds]."""
         return np.array(self.seconds_per)
@@ -178,14 +169,15 @@ def guess(*, flops: float, wide_flops: float, bandwidth: float, emulates_bf16: b
     """Rates from a card's peaks: FLOP/s in 16 bits and in fp32, bytes per second. Where bf16 is emulated, its products
     are taken to be as fast as those in fp32, in which they are made."""
     peaks = {"fp32": wide_flops, "fp16": flops, "bf16": wide_flops if emulates_bf16 else flops}
-    found = {
-        kind: 1.0 / (MATMUL_EFFICIENCY * peaks[format_of(kind) or "fp32"])
-        if unit(kind) == FLOP
-        else 1.0 / (BANDWIDTH_EFFICIENCY * bandwidth)
-        for kind in KINDS
-    }
-    operations = {kind: OPERATION_SECONDS for kind in KINDS if unit(kind) == OPERATION}
-    return Rates.of({**found, **operations})
+
+    def per(kind: str) -> float:
+        if unit(kind) == OPERATION:
+            return OPERATION_SECONDS
+        if unit(kind) == FLOP:
+            return 1.0 / (MATMUL_EFFICIENCY * peaks[format_of(kind) or "fp32"])
+        return 1.0 / (BANDWIDTH_EFFICIENCY * bandwidth)
+
+    return Rates(seconds_per=tuple(map(per, KINDS)))
 
 
 def _of_cores(cores: int) -> Rates:
@@ -204,7 +196,7 @@ def _of_cores(cores: int) -> Rates:
         factor = BLOCKWISE_FACTOR if quantises else DEQUANTISED_FACTOR if dequantises else 1.0
         return (NEAR_FACTOR if kind.endswith("near") else factor) / (cores * CORE_BANDWIDTH)
 
-    return Rates.of({kind: per(kind) for kind in KINDS}, processor=True, relative_error=GUESS_ERROR)
+    return Rates(seconds_per=tuple(map(per, KINDS)), processor=True, relative_error=GUESS_ERROR)
 
 
 def step_work(
@@ -241,12 +233,11 @@ def _amounts(cost: Costs, prior: Rates, operation: float) -> Features:
     """How much of each kind some operations are [kinds]."""
     from autofit.estimate.time.op_costs import FAMILIES
 
-    # For a family without one of the two, any kind will do: its amounts are 0 or not counted.
+    # For a family without arithmetic, any kind will do: its amounts are 0.
     flop_kinds = np.array([INDEX[family.flops or LAUNCH] for family in FAMILIES])[cost.families]
-    places = [np.array([INDEX[(f.bytes or (LAUNCH, LAUNCH))[i]] for f in FAMILIES])[cost.families] for i in (0, 1)]
-    counted = np.array([family.bytes is not None for family in FAMILIES])[cost.families]
-    flops, moved = cost.flops, np.where(counted, cost.bytes, 0.0)
-    far = np.clip(np.log(np.maximum(cost.bytes, 1.0) / NEAR_BYTES) / np.log(FAR_BYTES / NEAR_BYTES), 0.0, 1.0)
+    places = [np.array([INDEX[f.bytes[i]] for f in FAMILIES])[cost.families] for i in (0, 1)]
+    flops, moved = cost.flops, cost.bytes
+    far = np.clip(np.log(np.maximum(moved, 1.0) / NEAR_BYTES) / np.log(FAR_BYTES / NEAR_BYTES), 0.0, 1.0)
     if not prior.processor:
         rates = prior.as_array()
         per_byte = (1.0 - far) * rates[places[0]] + far * rates[places[1]]
@@ -267,11 +258,6 @@ def _amounts(cost: Costs, prior: Rates, operation: float) -> Features:
 
 def _named(amounts: Features) -> dict[str, float]:
     return {kind: float(amount) for kind, amount in zip(KINDS, amounts, strict=True) if amount}
-
-
-def features(work: StepWork) -> Features:
-    """The amounts of work that the rates apply to [kinds]."""
-    return np.array([work.amounts.get(kind, 0.0) for kind in KINDS])
 
 
 def seconds(work: StepWork, rates: Rates) -> float:
@@ -300,7 +286,7 @@ def _transferred(moved: Mapping[str, float], rates: Rates) -> float:
 
 def _parts(work: StepWork, rates: Rates) -> Features:
     """Seconds that each rate contributes to the time; 0 for what is hidden."""
-    parts = features(work) * rates.as_array()
+    parts = np.array([work.amounts.get(kind, 0.0) for kind in KINDS]) * rates.as_array()
     if not rates.processor:
         launch = INDEX[LAUNCH]
         host = parts[launch]

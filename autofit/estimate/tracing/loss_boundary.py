@@ -119,6 +119,8 @@ def trace_loss(
     The gradients are kept alive: when they are freed is up to the decoder. Liger's kernel is replaced by a stand-in
     that allocates as it does on a device of this compute capability.
     """
+    from autofit.techniques.technique import Head
+
     if kernel is fused_cross_entropy:
         adds_products = generation(capability).ampere
         kernel = partial(fused_by, partial(fused_linear_cross_entropy, adds_products=adds_products))
@@ -131,34 +133,24 @@ def trace_loss(
         for tensor in (leaf, weight, bias, labels):
             if tensor is not None:
                 recorder.ignore(tensor)
+
+        def micro_step(number: int) -> tuple[torch.Tensor, ...]:
+            """Run one forward and backward; returns the gradients."""
+            recorder.move(f"forward-{number}", AFTER)
+            head = Head(weight=weight, bias=bias, softcap=shape.softcap, scale=shape.scale)
+            with torch.autocast("cpu", shape.autocast) if shape.autocast is not None else nullcontext():
+                loss = _loss(recorder, kernel, leaf, head, labels) / 1
+            recorder.move(f"backward-{number}", LOSS)
+            gradients = torch.autograd.grad(loss, [leaf, weight] if shape.trained else [leaf])
+            for gradient in gradients[1:]:
+                recorder.label(gradient, HEAD_GRADIENT)
+            return gradients
+
         with recorder:
-            held = [_micro_step(recorder, number, kernel, (leaf, weight, bias, labels), shape) for number in (1, 2)]
+            held = [micro_step(number) for number in (1, 2)]
         recorder.close()
         del held
     return recorder.trace
-
-
-def _micro_step(
-    recorder: Recorder,
-    number: int,
-    kernel: LossKernel,
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor],
-    shape: HeadShape,
-) -> list[torch.Tensor]:
-    """Run one forward and backward; returns the gradients."""
-    from autofit.techniques.technique import Head
-
-    leaf, weight, bias, labels = operands
-    recorder.move(f"forward-{number}", AFTER)
-    head = Head(weight=weight, bias=bias, softcap=shape.softcap, scale=shape.scale)
-    with torch.autocast("cpu", shape.autocast) if shape.autocast is not None else nullcontext():
-        loss = _loss(recorder, kernel, leaf, head, labels) / 1
-    recorder.move(f"backward-{number}", LOSS)
-    if not shape.trained:
-        return list(torch.autograd.grad(loss, [leaf]))
-    of_leaf, of_weight = torch.autograd.grad(loss, [leaf, weight])
-    recorder.label(of_weight, HEAD_GRADIENT)
-    return [of_leaf, of_weight]
 
 
 def _loss(recorder: Recorder, kernel: LossKernel, leaf: torch.Tensor, head: Head, labels: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ class _Repetition:
         for layer, stand_in in enumerate(representative):
             self._images[stand_in].append(layer)
         self._ranks, self._order = _ranks(small)
-        self._full = MemoryTrace(storages=[])
+        self._full = MemoryTrace()
         self._copies: dict[tuple[int, int], int] = {}
         """(storage of the small trace, layer of the full stack) to the storage of the full trace."""
 

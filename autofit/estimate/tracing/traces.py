@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from autofit.catalog.models import shape
 from autofit.core.lattice import Config
@@ -26,6 +26,8 @@ from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
 from autofit.training.build import make_plan
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,9 +77,7 @@ class Traces:
         self._exact = exact
         self._cache = cache
         self._scratch = cuda_scratch if job.hardware.kind == "cuda" else host_scratch
-        self._decoders: dict[Hashable, Decoder | NotTraced] = {}
-        self._losses: dict[Hashable, Loss | NotTraced] = {}
-        self._updates: dict[Hashable, Update | NotTraced] = {}
+        self._known: dict[tuple[str, Hashable], Any] = {}
 
     def decoder(self, config: Config, spread: Library | None, *, accumulates: bool) -> Decoder:
         """The decoder of `config`, which `spread` distributes; `accumulates` says whether micro-steps follow the
@@ -86,18 +86,18 @@ class Traces:
             return self._alone(config)
         # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
         key = self._of_decoder(config), accumulates, config.get("rank")
-        return _once(self._decoders, key, lambda: self._on_one_rank(config, spread, accumulates))
+        return self._once("rank", key, lambda: self._on_one_rank(config, spread, accumulates), keeps=False)
 
     def loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
         """The loss kernel of a single-device config."""
         key = config["loss"], head, tokens
-        return _once(self._losses, key, lambda: self._kept("loss", key, lambda: self._trace_loss(config, head, tokens)))
+        return self._once("loss", key, lambda: self._trace_loss(config, head, tokens))
 
     def update(self, config: Config, spread: Library | None) -> Update:
         """The optimizer of `config`, on the parameters that `spread` lets it see."""
         flat = None if spread is None else spread.flat
-        key = common(config, only=("method", "precision", "optimizer", "rank", "targets")), flat
-        return _once(self._updates, key, lambda: self._kept("update", key, lambda: self._trace_updates(config, flat)))
+        key = *(config.get(axis) for axis in ("method", "precision", "optimizer", "rank", "targets")), flat
+        return self._once("update", key, lambda: self._trace_updates(config, flat))
 
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
@@ -130,8 +130,18 @@ class Traces:
 
         return head, {depth: works(depth) for depth in depths}
 
+    def _once(self, part: str, key: Hashable, trace: Callable[[], V], *, keeps: bool = True) -> V:
+        """What `trace` gave for this key, here or, if it `keeps` that, in an earlier process; raises `NotTraced` if it
+        failed, so that no lattice repeats a failure."""
+        if (part, key) not in self._known:
+            self._known[part, key] = _followed(lambda: self._kept(part, key, trace) if keeps else trace())
+        found = self._known[part, key]
+        if isinstance(found, NotTraced):
+            raise NotTraced(str(found))
+        known: V = found
+        return known
+
     def _kept(self, part: str, key: Hashable, trace: Callable[[], V]) -> V:
-        """What `trace` gives, or gave an earlier process."""
         if self._cache is None:
             return trace()
         name = trace_key(self.job, part, self._exact, key)
@@ -149,12 +159,12 @@ class Traces:
     def _alone(self, config: Config) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
         key = self._of_decoder(config)
-        return _once(self._decoders, key, lambda: self._kept("decoder", key, lambda: self._trace_decoder(config)))
+        return self._once("decoder", key, lambda: self._trace_decoder(config))
 
     def _of_decoder(self, config: Config) -> Hashable:
         """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
-        return common(at_primes(config), without=("optimizer", "loss", "compile")), tied and config["loss"] == "full"
+        return at_primes(config).without("optimizer", "loss", "compile"), tied and config["loss"] == "full"
 
     def _trace_decoder(self, config: Config) -> Decoder:
         kinds = layer_kinds(config, self.job)
@@ -180,19 +190,6 @@ class Traces:
         return Update(trace, updates(trace), costs, paged_bytes=sum(map(sum, trace.elsewhere.values())))
 
 
-V = TypeVar("V")
-
-
-def _once(known: dict[Hashable, V | NotTraced], key: Hashable, trace: Callable[[], V]) -> V:
-    """What `trace` gave for this key; raises `NotTraced` if it failed, so that no lattice repeats a failure."""
-    if key not in known:
-        known[key] = _followed(trace)
-    found = known[key]
-    if isinstance(found, NotTraced):
-        raise NotTraced(str(found))
-    return found
-
-
 def _followed(trace: Callable[[], V]) -> V | NotTraced:
     """Run a trace; any error is returned. What models, losses and optimizers run may raise anything without data."""
     try:
@@ -206,11 +203,6 @@ def _followed(trace: Callable[[], V]) -> V | NotTraced:
 def alone(config: Config, spread: Library | None) -> Config:
     """The config that one rank runs between its collectives."""
     return config if spread is None else spread.traced(config)
-
-
-def common(config: Config, *, without: tuple[str, ...] = (), only: tuple[str, ...] | None = None) -> Config:
-    """`config` reduced to what the trace of a part depends on."""
-    return Config(items=tuple((k, v) for k, v in config.items if k not in without and (only is None or k in only)))
 
 
 def _works(

@@ -9,7 +9,7 @@ from autofit.estimate.tracing.recorder import Held, NotTraced, Recorder, without
 
 
 def recorder() -> Recorder:
-    return Recorder(lambda func, args, kwargs, result: Held())
+    return Recorder(lambda name, args: Held())
 
 
 def test_an_operation_that_needs_data_is_named_and_not_run() -> None:

@@ -44,7 +44,7 @@ def test_a_trace_from_what_is_remembered_is_the_trace(of: Model, text: str, monk
 def test_views_share_their_operands_storage_and_own_results_share_none() -> None:
     with without_data():
         base = torch.empty(6, 4)
-        with Recorder(lambda func, args, kwargs, result: Held()):
+        with Recorder(lambda name, args: Held()):
             views = [base.t()[1:] for _ in range(2)]
             sums = [base + 1 for _ in range(2)]
             in_place = [base.add_(1) for _ in range(2)]
@@ -59,7 +59,7 @@ def test_what_data_decides_is_not_remembered() -> None:
     with without_data():
         mask, values = torch.empty(8, dtype=torch.bool), torch.empty(8)
         with (
-            Recorder(lambda func, args, kwargs, result: Held()),
+            Recorder(lambda name, args: Held()),
             pytest.raises(Exception, match=r"nonzero|index|dynamic"),
         ):
             values[mask]
@@ -69,6 +69,6 @@ def test_what_data_decides_is_not_remembered() -> None:
 def test_equal_numbers_of_other_types_are_other_operands() -> None:
     with without_data():
         count = torch.empty(4, dtype=torch.long)
-        with Recorder(lambda func, args, kwargs, result: Held()):
+        with Recorder(lambda name, args: Held()):
             found = [(count * factor).dtype for factor in (2, 2.0, 2, 2.0)]
     assert found == [torch.int64, torch.float32] * 2
