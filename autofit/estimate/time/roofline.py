@@ -94,6 +94,10 @@ class Rates:
     """What a guess is taken from in place of the device's own data sheet, and why; None where it is the device's own,
     or its number of cores."""
 
+    def per(self, kind: str) -> float:
+        """Seconds per unit of one kind."""
+        return self.seconds_per[INDEX[kind]]
+
     def as_array(self) -> Features:
         """The seconds per unit [kinds]."""
         return np.array(self.seconds_per)

@@ -11,7 +11,7 @@ from jobs import tiny_model
 from tiny import CPU_HARDWARE, STACK
 
 from autofit.catalog.hardware import cards
-from autofit.core.device.work_kinds import HOST_LINK, INDEX, KINDS, LAUNCH, LINK
+from autofit.core.device.work_kinds import HOST_LINK, KINDS, LAUNCH, LINK
 from autofit.core.hardware import Hardware
 from autofit.core.outcome import StepWork
 from autofit.core.workload import Workload
@@ -38,10 +38,6 @@ from autofit.techniques import Job, complete, parse
 PRIOR = replace(guess(flops=1e15, wide_flops=1e14, bandwidth=3e12), transfers={HOST_LINK: 1.0})
 """A byte to the host takes a second, so that a test's bytes are seconds."""
 NARROW, WIDE, FAR = "product/bf16/nt", "product/fp32/nt", "elementwise/bf16/far"
-
-
-def per(rates: Rates, kind: str) -> float:
-    return rates.seconds_per[INDEX[kind]]
 
 
 def one(kind: str, *, flops: int = 0, moved: int = 0, made: int = 0) -> Work:
@@ -80,7 +76,7 @@ def test_a_processors_operation_takes_its_arithmetic_its_bytes_and_its_new_pages
     made = 2 * FRESH_BYTES
     found = step_work([costs(one(NARROW, flops=10**12, moved=10**6, made=made))], NOTHING, cpu)
     assert found.amounts == {NARROW: 1e12, "operands/bf16/nt": 1e6, "called/bf16": 1.0, "fresh": made, LAUNCH: 1.0}
-    taken = sum(amount * per(cpu, kind) for kind, amount in found.amounts.items())
+    taken = sum(amount * cpu.per(kind) for kind, amount in found.amounts.items())
     assert seconds(found, cpu) == pytest.approx(taken)
 
 
@@ -94,12 +90,12 @@ def test_the_fewer_bytes_move_the_more_are_found_in_the_caches(moved: int, near:
 def test_a_micro_step_is_what_the_update_leaves() -> None:
     steps, update = costs(one(NARROW, flops=10**15), times=4), costs(one("update/bf16", moved=10**12))
     found = step_work([steps], update, PRIOR)
-    assert micro_step_seconds(found, PRIOR, 4) == pytest.approx(1e15 * per(PRIOR, NARROW))
+    assert micro_step_seconds(found, PRIOR, 4) == pytest.approx(1e15 * PRIOR.per(NARROW))
 
 
 def test_a_card_that_emulates_bf16_is_no_faster_with_it_than_in_fp32() -> None:
     found = guess(flops=1e15, wide_flops=1e14, bandwidth=3e12, emulates_bf16=True)
-    assert per(found, "product/bf16/nt") == per(found, "product/fp32/nt") == 10 * per(found, "product/fp16/nt")
+    assert found.per("product/bf16/nt") == found.per("product/fp32/nt") == 10 * found.per("product/fp16/nt")
 
 
 def of_capability(capability: str, name: str = "rtx-a6000-48g") -> Hardware:
@@ -152,8 +148,8 @@ def test_costs_grow_with_what_they_are_proportional_to() -> None:
 
 def test_an_accelerator_hides_the_host_and_a_processor_does_not() -> None:
     found = work(1e12, 100.0, bytes_=1e9)
-    device = 1e12 * per(PRIOR, NARROW) + 1e9 * per(PRIOR, FAR)
-    host = 100 * per(PRIOR, LAUNCH)
+    device = 1e12 * PRIOR.per(NARROW) + 1e9 * PRIOR.per(FAR)
+    host = 100 * PRIOR.per(LAUNCH)
     assert seconds(found, PRIOR) == pytest.approx(max(device, host))
     assert seconds(found, replace(PRIOR, processor=True)) == pytest.approx(device + host)
 
@@ -265,10 +261,10 @@ def test_the_stated_error_is_that_of_what_the_step_waits_for_and_of_the_rest() -
 def test_a_processors_guess_grows_with_its_cores() -> None:
     two, four = (prior(Hardware(name="c", kind="cpu", device_name="x", memory_bytes=1, cores=n)) for n in (2, 4))
     assert two is not None and four is not None
-    assert per(two, NARROW) == 2 * per(four, NARROW) and per(two, LAUNCH) == per(four, LAUNCH)
+    assert two.per(NARROW) == 2 * four.per(NARROW) and two.per(LAUNCH) == four.per(LAUNCH)
     assert two.processor and two.calibrated_on == 0 and two.relative_error > PRIOR.relative_error
     known = prior(Hardware(name="h100-80g", kind="cuda", device_name="x", memory_bytes=1))
-    assert known is not None and per(known, NARROW) < per(two, NARROW) / 1000
+    assert known is not None and known.per(NARROW) < two.per(NARROW) / 1000
 
 
 def test_a_few_trials_find_a_device_that_is_not_as_its_data_sheet() -> None:

@@ -37,8 +37,8 @@ def test_a_four_bit_product_makes_its_weight_wide_first() -> None:
     weight = 128 * 64 * 2
     assert found.flops == 2 * 32 * 128 * 64 and found.moved[-1] == weight
     assert family(found).bytes == ("dequantise-4bit/bf16",) * 2
-    assert host_scratch(product, args, {}, None) == Held(before=(128 * 4, weight))
-    assert host_scratch(_ATEN.mm.default, (activations, activations.T), {}, None) == Held()
+    assert host_scratch(str(product), args) == Held(before=(128 * 4, weight))
+    assert host_scratch("aten.mm.default", (activations, activations.T)) == Held()
 
 
 def test_a_product_is_of_its_format_its_layout_and_its_width() -> None:
