@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from autofit.techniques import complete, unsupported
-from autofit.techniques.axes.checkpointing import enable
+from autofit.techniques.axes.checkpointing import Checkpointing
 from autofit.techniques.selective import is_trained
 from autofit.training.step import TrainingStep
 from tests.tiny import (
@@ -27,6 +27,7 @@ from tests.tiny import (
     gradients,
     job,
     model,
+    plan,
     relative_error,
     rows,
 )
@@ -197,4 +198,4 @@ def test_offload_trains_where_there_is_nothing_to_offload_from() -> None:
 
 def test_a_model_without_checkpointable_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="Sequential does not support activation checkpointing"):
-        enable(nn.Sequential(nn.Linear(2, 2)), every_n_layers=1, function=lambda: None)
+        Checkpointing().on_model(plan(config(checkpointing="full")), nn.Sequential(nn.Linear(2, 2)))
