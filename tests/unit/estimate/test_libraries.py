@@ -140,7 +140,7 @@ def test_the_host_holds_what_the_device_does_not(text: str, devices: int, each: 
     here = replace(CPU_HARDWARE, memory_bytes=64 * GIB)  # nothing is page-locked
     found = Estimator(job(devices, hardware=here), None).trace(complete(parse(f"{text},micro_batch=1")))
     passing = 0 if "zero3" in text or "offload=params" in text else 2 * shape(OF).embedding_parameters
-    assert found.hosted_bytes == pytest.approx(each * shape(OF).parameters + passing, rel=0.01)
+    assert found.hosted.total == pytest.approx(each * shape(OF).parameters + passing, rel=0.01)
 
 
 def test_the_host_holds_sums_only_where_stage_2_accumulates_there() -> None:
@@ -149,7 +149,7 @@ def test_the_host_holds_sums_only_where_stage_2_accumulates_there() -> None:
         {
             stage: Estimator(job(2, hardware=here, sequences=n), None)
             .trace(complete(parse(f"sharding={stage},offload=optimizer,micro_batch=1")))
-            .hosted_bytes
+            .hosted.total
             for stage in ("zero1", "zero2")
         }
         for n in (1, 4)
