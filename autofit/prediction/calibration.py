@@ -69,16 +69,9 @@ def calibrated_for(workload_key: str, guess: Rates, newest_first: Iterable[Trial
     return calibrated(guess, list(shown.values()), () if known else groups, [key not in alone for key in shown])
 
 
-def latest_of_each(newest_first: Iterable[Trial]) -> Shown:
-    """Work and seconds of the latest measurement of each config and workload, by workload key and config.
-
-    Trials in which one device trains alone show what it can do; communication between devices and work on the host take
-    time of their own, so trials with either count only if there are no others.
-    """
-    return _alone(_latest(newest_first))
-
-
 def _alone(every: Shown) -> Shown:
+    """Trials in which one device trains alone show what it can do; communication between devices and work on the host
+    take time of their own, so trials with either count only if there are no others."""
     return {key: shown for key, shown in every.items() if not needs_process_group(key[1])} or every
 
 

@@ -134,7 +134,6 @@ class StepTimes:
     ) -> None:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
         self._features = Features(axes, configs, prior, predicted)
-        self._configs = configs
         self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
         """Of each config that was measured, each with which configs share it."""
         self._prior = prior
