@@ -32,7 +32,8 @@ V = TypeVar("V", Hardware, Stack, Workload)
 Values = dict[str, Any]
 """A row's columns by name."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""NUL, which PostgreSQL's JSON functions refuse, and surrogates, which no encoding has."""
 _LARGEST = 2**63 - 1
 
 
@@ -80,20 +81,20 @@ def put(connection: Connection, table: type[Base], rows: Sequence[Values]) -> No
 
 def check_text(text: str, what: str) -> str:
     """`text` if every database can hold it; raises `ValueError` otherwise."""
-    if "\0" in text or _SURROGATE.search(text):
+    if _NO_TEXT.search(text):
         raise ValueError(f"{what} holds a character that no database can store: {text!r}")
     return text
 
 
 def storable(trial: Trial) -> Trial:
-    """`trial` with U+FFFD for anything in its outcome that is not Unicode: a process may print arbitrary bytes."""
+    """`trial` with U+FFFD for what no database can store in the texts of its outcome: a process may print any bytes."""
     if isinstance(trial.outcome, Fits):
         return trial
     evidence = trial.outcome.to_json()
     texts = {name: value for name, value in evidence.items() if isinstance(value, str)}
-    if not any(map(_SURROGATE.search, texts.values())):
+    if not any(map(_NO_TEXT.search, texts.values())):
         return trial
-    mended = {name: _SURROGATE.sub("\ufffd", value) for name, value in texts.items()}
+    mended = {name: _NO_TEXT.sub("\ufffd", value) for name, value in texts.items()}
     return replace(trial, outcome=outcome_from_json({**evidence, **mended}))
 
 

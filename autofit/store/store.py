@@ -100,7 +100,7 @@ class Store:
         """Keeps `trial` for good before returning it with its `trial_id`.
 
         A further trial of the same hardware, stack, workload, config and memory limit is its next attempt.
-        Anything in the texts of its outcome that is not Unicode becomes U+FFFD.
+        NUL and what is not Unicode in the texts of its outcome become U+FFFD.
         Raises `ValueError` for a trial that JSON or SQL cannot hold, and `UsageError` for a search that does
         not exist.
         """

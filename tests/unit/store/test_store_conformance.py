@@ -57,6 +57,13 @@ class TestAdding:
         assert store.trials() == [added]
         assert store.add_new([added]) == (0, 1)
 
+    def test_a_nul_in_what_a_trial_printed_spoils_no_answer(self, store: Store, make_trial: MakeTrial) -> None:
+        printed = OutOfMemory(reason="CUDA\0 out of memory", phase="forward")
+        added = [store.add(make_trial(outcome=outcome)) for outcome in (printed, None, None, printed)]
+        assert added[0].outcome == OutOfMemory(reason="CUDA\ufffd out of memory", phase="forward")
+        found = store.frontier(**context(added[0]))
+        assert found is not None and (found.trials, found.out_of_memory) == (4, 2)
+
     def test_keeps_numbers_to_the_last_digit(
         self, store: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
     ) -> None:
