@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Connection, Row, insert, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -32,14 +33,18 @@ V = TypeVar("V", Hardware, Stack, Workload)
 Values = dict[str, Any]
 """A row's columns by name."""
 
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
-"""NUL, which PostgreSQL's JSON functions refuse, and surrogates, which no encoding has."""
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _LARGEST = 2**63 - 1
 
 
 def now() -> str:
     """The time as it is stored: ISO 8601 in UTC, with microseconds."""
     return datetime.now(UTC).isoformat()
+
+
+def new_uid() -> str:
+    """Identifies one write of one trial, wherever it is made."""
+    return uuid4().hex
 
 
 def hardware_digest(hardware: Hardware) -> str:
@@ -81,20 +86,20 @@ def put(connection: Connection, table: type[Base], rows: Sequence[Values]) -> No
 
 def check_text(text: str, what: str) -> str:
     """`text` if every database can hold it; raises `ValueError` otherwise."""
-    if _NO_TEXT.search(text):
+    if "\0" in text or _SURROGATE.search(text):
         raise ValueError(f"{what} holds a character that no database can store: {text!r}")
     return text
 
 
 def storable(trial: Trial) -> Trial:
-    """`trial` with U+FFFD for what no database can store in the texts of its outcome: a process may print any bytes."""
+    """`trial` with U+FFFD for anything in its outcome that is not Unicode: a process may print arbitrary bytes."""
     if isinstance(trial.outcome, Fits):
         return trial
     evidence = trial.outcome.to_json()
     texts = {name: value for name, value in evidence.items() if isinstance(value, str)}
-    if not any(map(_NO_TEXT.search, texts.values())):
+    if not any(map(_SURROGATE.search, texts.values())):
         return trial
-    mended = {name: _NO_TEXT.sub("\ufffd", value) for name, value in texts.items()}
+    mended = {name: _SURROGATE.sub("\ufffd", value) for name, value in texts.items()}
     return replace(trial, outcome=outcome_from_json({**evidence, **mended}))
 
 
@@ -123,7 +128,6 @@ def trial_values(trial: Trial) -> Values:
         "hardware_key": trial.hardware.key,
         "config_key": trial.config.key,
         "memory_limit_bytes": trial.memory_limit_bytes,
-        "method": method,
         "family": family(trial.config),
         "outcome": trial.outcome.kind,
         "stopped_early": measured is not None and measured.stopped_early,
