@@ -314,7 +314,8 @@ def test_what_other_hardware_ran_since_hides_no_repeats(
     store: Store, make_trial: MakeTrial, fits: MakeFits, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("autofit.store.repeats.LATEST", 3)
-    own = [store.add(make_trial(outcome=fits(speed, 10))) for speed in (300.0, 390.0, 310.0)][0].hardware
+    runs = [store.add(make_trial(outcome=fits(speed, 10))) for speed in (300.0, 390.0, 310.0)]
+    own = runs[0].hardware
     shown = store.between_executions(own.key)
     for _ in range(5):
         store.add(make_trial(hardware=replace(own, device_name="another card")))
