@@ -30,6 +30,10 @@ class Ddp:
     def flat(self) -> None:
         return None
 
+    @property
+    def keeps_inputs(self) -> bool:
+        return False
+
     def traced(self, config: Config) -> Config:
         return plain(config)
 

@@ -46,6 +46,10 @@ class Fsdp:
     def flat(self) -> None:
         return None
 
+    @property
+    def keeps_inputs(self) -> bool:
+        return False
+
     def traced(self, config: Config) -> Config:
         """With mixed precision matrix products and gradients are in 16 bits throughout: no autocast remains."""
         return without_autocast(config)

@@ -75,6 +75,10 @@ class Library(Protocol):
         """Of the flat buffers that the optimizer updates in place of the parameters, one after another: the most
         elements that one has, over all ranks together. None where it updates the parameters themselves."""
 
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether every linear layer keeps its input for the backward, though its weight may be frozen."""
+
     def traced(self, config: Config) -> Config:
         """The single-device config whose step a rank runs between its collectives."""
 

@@ -108,6 +108,12 @@ class Zero:
     def flat(self) -> float:
         return SUB_GROUP * self.ranks if self.stage == 3 else math.inf
 
+    @property
+    def keeps_inputs(self) -> bool:
+        """A frozen layer's own backward would keep its gathered weight alive: stage 3 has another for all layers
+        (`zero3_linear_wrap`), which finds weights through their parameters, and keeps every input."""
+        return self.stage == 3
+
     def traced(self, config: Config) -> Config:
         """With mixed precision the model itself is in 16 bits: no autocast remains."""
         return without_autocast(config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -72,8 +72,11 @@ def at_primes(config: Config) -> Config:
     return Config.of(values)
 
 
-def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch) -> tuple[MemoryTrace, HeadShape]:
+def trace_decoder(
+    config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, keeps_inputs: bool = False
+) -> tuple[MemoryTrace, HeadShape]:
     """The trace of two forwards and backwards of the model cut down to `layers`, with a boundary in place of the loss.
+    `keeps_inputs` as `Library.keeps_inputs`.
 
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
     allocates the same (flash_attn/flash_attn_interface.py, FlashAttnFunc; csrc/flash_attn/flash_api.cpp).
@@ -94,7 +97,8 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
         _register_residents(recorder, model, stack)
         tokens = torch.empty((plan.micro_batch, job.workload.seq_len), dtype=torch.long)
         inputs, labels = next(step.split(tokens))
-        with recorder, _layer_marks(recorder, stack), _as_with_data(), _as_on_device(job, recorder):
+        linear = _linear_that_keeps_inputs() if keeps_inputs else nullcontext()
+        with recorder, _layer_marks(recorder, stack), _as_with_data(), _as_on_device(job, recorder), linear:
             for number in range(1, MICRO_STEPS + 1):
                 last = number == MICRO_STEPS
                 step.micro_step(inputs, labels, 1, last=last, observe=partial(_stage, recorder, number))
@@ -168,6 +172,39 @@ def _register_residents(recorder: Recorder, model: nn.Module, layers: list[Any])
 def _stage(recorder: Recorder, micro_step: int, phase: str) -> AbstractContextManager[None]:
     """A forward starts before the first layer, a backward with the loss."""
     return recorder.at(f"{phase}-{micro_step}", BEFORE if phase == "forward" else LOSS)
+
+
+@contextmanager
+def _linear_that_keeps_inputs() -> Iterator[None]:
+    """Have linear layers keep their inputs for the backward, whether or not their weights are trained."""
+    functional: Any = torch.nn.functional
+    before = functional.linear
+    functional.linear = _KeepingLinear.apply
+    try:
+        yield
+    finally:
+        functional.linear = before
+
+
+class _KeepingLinear(torch.autograd.Function):
+    """As `LinearFunctionForZeroStage3` of deepspeed 0.19.8, runtime/zero/linear.py."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight, bias)
+        found = inputs.matmul(weight.t())
+        if bias is not None:
+            found += bias
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, weight, bias = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        of_inputs = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
+        of_weight = flat.t().matmul(inputs.reshape(-1, inputs.shape[-1])) if ctx.needs_input_grad[1] else None
+        of_bias = flat.sum(0) if bias is not None and ctx.needs_input_grad[2] else None
+        return of_inputs, of_weight, of_bias
 
 
 @contextmanager

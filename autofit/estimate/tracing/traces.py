@@ -161,25 +161,28 @@ class Traces:
         return stack.decoder(stack.trace)
 
     def _spread(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
-        stack = self._stack(spread.traced(config))
+        stack = self._stack(spread.traced(config), keeps_inputs=spread.keeps_inputs)
         return stack.decoder(spread.micro_steps(stack.trace, accumulates=accumulates))
 
-    def _stack(self, config: Config) -> Stack:
+    def _stack(self, config: Config, *, keeps_inputs: bool = False) -> Stack:
         """A single-device trace from which those for several values of `sharding` and `offload` are made."""
-        key = self._of_stack(config)
-        return _once(self._stacks, key, lambda: self._kept("stack", key, lambda: self._trace_stack(config)))
+        keeps_inputs = keeps_inputs and config["method"] != "full"  # what is trained needs its inputs anyway
+        key = self._of_stack(config), keeps_inputs
+        return _once(
+            self._stacks, key, lambda: self._kept("stack", key, lambda: self._trace_stack(config, keeps_inputs))
+        )
 
     def _of_stack(self, config: Config) -> Hashable:
         """What a stack depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
         return common(at_primes(config), without=("optimizer", "loss", "compile")), tied and config["loss"] == "full"
 
-    def _trace_stack(self, config: Config) -> Stack:
+    def _trace_stack(self, config: Config, keeps_inputs: bool = False) -> Stack:
         kinds = layer_kinds(config, self.job)
         every = tuple(range(len(kinds)))
         if not self._exact:
             layers, representative = representatives(kinds)
-            small, head = trace_decoder(config, self.job, layers, self._scratch)
+            small, head = trace_decoder(config, self.job, layers, self._scratch, keeps_inputs=keeps_inputs)
             try:
                 repeated = repeat_layers(small, representative)
             except NotUniform:
@@ -187,7 +190,7 @@ class Traces:
             else:
                 counts = {place: representative.count(place) for place in range(len(layers))}
                 return Stack(repeated, head, _decoder_works(small, counts), PinnedCopies.of(small, counts))
-        full, head = trace_decoder(config, self.job, every, self._scratch)
+        full, head = trace_decoder(config, self.job, every, self._scratch, keeps_inputs=keeps_inputs)
         return Stack(full, head, _decoder_works(full, {}), PinnedCopies.of(full, {}))
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:
