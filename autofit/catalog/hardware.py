@@ -56,8 +56,6 @@ class Card:
     the device cannot compute are absent."""
     capability: str
     """Compute capability (`9.0`), gfx name (`gfx942`) or Metal family (`apple9`)."""
-    features: frozenset[str]
-    """A subset of `bf16` and `fp8` (native arithmetic) and `flash` (FlashAttention-2 has kernels)."""
     interconnect: Link | None
     """Between devices of one machine; None if machines have only one."""
     host_link: Link | None
@@ -72,17 +70,7 @@ class Card:
     @property
     def bf16(self) -> bool:
         """Whether bf16 arithmetic is native."""
-        return "bf16" in self.features
-
-    @property
-    def fp8(self) -> bool:
-        """Whether fp8 arithmetic is native."""
-        return "fp8" in self.features
-
-    @property
-    def flash(self) -> bool:
-        """Whether FlashAttention-2 has kernels for it."""
-        return "flash" in self.features
+        return "bf16" in self.peak_flops
 
     @property
     def training_peak_flops(self) -> float | None:
@@ -96,7 +84,7 @@ class Card:
 
     def to_json(self) -> dict[str, Any]:
         """As a JSON object."""
-        data = {**asdict(self), "features": sorted(self.features), "device_names": list(self.device_names)}
+        data = {**asdict(self), "device_names": list(self.device_names)}
         return {**data, "supports": list(self.supports)}
 
 
@@ -178,7 +166,6 @@ def _card(row: Mapping[str, Any]) -> Card:
     return Card(
         **{
             **row,
-            "features": frozenset(row["features"]),
             "device_names": tuple(row["device_names"]),
             "interconnect": Link(**row["interconnect"]) if row["interconnect"] else None,
             "host_link": Link(**row["host_link"]) if row["host_link"] else None,

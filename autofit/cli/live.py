@@ -7,7 +7,7 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from autofit.cli.text.tables import short
+from autofit.cli.text.phrases import short
 from autofit.cli.waiting import SECONDS_BETWEEN_LINES
 from autofit.core.units import format_bytes, format_duration
 

@@ -18,7 +18,7 @@ from autofit.export.trl_format import export_trl
 
 def _export_json(task: Task) -> Export:
     """The whole recommendation, for programs, as the contract has it: without the task's source."""
-    return Export(text=json.dumps(task.recommendation.to_json(), indent=2) + "\n", suffix=".json")
+    return Export(text=json.dumps(task.recommendation.to_json(), indent=2) + "\n")
 
 
 FORMATS: Mapping[str, Callable[[Task], Export]] = {

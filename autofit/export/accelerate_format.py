@@ -111,7 +111,7 @@ def export_accelerate(task: Task) -> Export:
         launch=f"{distributed.threads(task)}accelerate launch --config_file THIS_FILE YOUR_SCRIPT",
         notes=made.notes,
     )
-    return Export(text=f"{top}\n{yaml.dump(launch, Dumper=_Dumper, sort_keys=False)}", suffix=".yaml", notes=made.notes)
+    return Export(text=f"{top}\n{yaml.dump(launch, Dumper=_Dumper, sort_keys=False)}", notes=made.notes)
 
 
 class _Dumper(yaml.SafeDumper):

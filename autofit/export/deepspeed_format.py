@@ -93,4 +93,4 @@ def export_deepspeed(task: Task) -> Export:
     )
     made = merge(settings(ranks), collect(TABLE, task, starts_a_script=True))
     text = json.dumps(made.sections.get("zero", {}), indent=2) + "\n"
-    return Export(text=text, suffix=".json", notes=made.notes)
+    return Export(text=text, notes=made.notes)

@@ -63,8 +63,6 @@ class Export:
     """A recommendation in the format that a trainer reads."""
 
     text: str
-    suffix: str
-    """The file name extension that readers of the format expect, including the dot."""
     notes: tuple[str, ...] = ()
     """What the format cannot express, or does differently from what was measured; one sentence each."""
 
@@ -193,4 +191,4 @@ def yaml_file(task: Task, made: Settings, *, titles: Mapping[str, str], needs: S
         if values := made.sections.get(section):
             keys = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
             parts.append(f"# {title}\n{keys}" if title else keys)
-    return Export(text="\n".join(parts), suffix=".yaml", notes=made.notes)
+    return Export(text="\n".join(parts), notes=made.notes)

@@ -153,7 +153,7 @@ def export_transformers(task: Task) -> Export:
     yours = settings(*machines, training={"learning_rate": Code("LEARNING_RATE"), **ta.run(task)})
     made = merge(yours, collect(TABLE, task))
     top = header(task, needs=_needs(task), launch=_launch(task), notes=made.notes)
-    return Export(text=top + script(made, task), suffix=".py", notes=made.notes)
+    return Export(text=top + script(made, task), notes=made.notes)
 
 
 def _launch(task: Task) -> str:

@@ -22,11 +22,15 @@ Identity = tuple[str, str, str, str, int]
 T = TypeVar("T")
 
 
-def add(connection: Connection, trial: Trial, search_id: str | None) -> int:
-    """Adds a storable `trial` as the next attempt of its identity; returns its id.
+def add(connection: Connection, trial: Trial, search_id: str | None, uid: str) -> int:
+    """Adds a storable `trial` as the next attempt of its identity, unless the write with this `uid` has been done;
+    returns its id.
 
     Raises `IntegrityError` if another process takes the same number at the same time.
     """
+    written = connection.scalar(select(TrialRow.id).where(TrialRow.uid == uid))
+    if written is not None:  # the connection was lost while it was committed
+        return written
     values = trial_values(trial) | keep(connection, trial.hardware, trial.stack, trial.workload)
     last = connection.scalar(
         select(func.max(TrialRow.attempt)).where(
@@ -37,7 +41,7 @@ def add(connection: Connection, trial: Trial, search_id: str | None) -> int:
             TrialRow.memory_limit_bytes == values["memory_limit_bytes"],
         )
     )
-    row = insert(TrialRow).values(**values, attempt=(last or 0) + 1, search_id=search_id)
+    row = insert(TrialRow).values(**values, uid=uid, attempt=(last or 0) + 1, search_id=search_id)
     return int(connection.execute(row.returning(TrialRow.id)).scalar_one())
 
 

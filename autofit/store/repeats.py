@@ -13,8 +13,8 @@ from autofit.store.ranking import Columns, only_of_config, same_config
 from autofit.store.tables import TrialRow
 
 LATEST = 2000
-"""Number of the store's latest trials that are examined: about those of the last hundred searches. How noisy a machine
-is changes over time, and an answer must not wait for the store's whole history."""
+"""Number of the hardware's latest trials that are examined: about those of the last hundred searches. How noisy a
+machine is changes over time, and an answer must not wait for its whole history."""
 
 
 def of_hardware(connection: Connection, hardware_key: str) -> list[list[Execution]]:
@@ -24,21 +24,15 @@ def of_hardware(connection: Connection, hardware_key: str) -> list[list[Executio
     that others disturbed: they do not show how much executions differ by themselves.
     """
     config = (TrialRow.hardware_key, TrialRow.stack_key, TrialRow.workload_key, TrialRow.config_key)
-    # From the last row backwards, so that no index leads the database through everything that the hardware ever ran.
     latest = (
         select(*config, TrialRow.outcome, TrialRow.stopped_early, TrialRow.suspect)
+        .where(TrialRow.hardware_key == hardware_key)
         .order_by(TrialRow.id.desc())
         .limit(LATEST)
         .subquery()
     )
     keys = [latest.c[column.key] for column in config]
-    repeated = (
-        select(*keys)
-        .where(latest.c.hardware_key == hardware_key, _undisturbed(latest.c))
-        .group_by(*keys)
-        .having(func.count() > 1)
-        .subquery()
-    )
+    repeated = select(*keys).where(_undisturbed(latest.c)).group_by(*keys).having(func.count() > 1).subquery()
     run = aliased(TrialRow, name="run")
     spread = run.evidence[("measurement", "step_seconds", "relative_spread")].as_float()
     query = (

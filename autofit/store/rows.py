@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from sqlalchemy import Connection, Row, insert, inspect, select
 from sqlalchemy.dialects import postgresql, sqlite
@@ -39,6 +40,11 @@ _LARGEST = 2**63 - 1
 def now() -> str:
     """The time as it is stored: ISO 8601 in UTC, with microseconds."""
     return datetime.now(UTC).isoformat()
+
+
+def new_uid() -> str:
+    """Identifies one write of one trial, wherever it is made."""
+    return uuid4().hex
 
 
 def hardware_digest(hardware: Hardware) -> str:
@@ -122,7 +128,6 @@ def trial_values(trial: Trial) -> Values:
         "hardware_key": trial.hardware.key,
         "config_key": trial.config.key,
         "memory_limit_bytes": trial.memory_limit_bytes,
-        "method": method,
         "family": family(trial.config),
         "outcome": trial.outcome.kind,
         "stopped_early": measured is not None and measured.stopped_early,

@@ -22,7 +22,7 @@ from autofit.store import attempts, estimates, probes, ranking, repeats, searche
 from autofit.store.database import schema
 from autofit.store.database.address import Address
 from autofit.store.database.engine import Database
-from autofit.store.rows import TRIAL_COLUMNS, Reader, storable
+from autofit.store.rows import TRIAL_COLUMNS, Reader, new_uid, storable
 from autofit.store.searches import Search
 from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
 
@@ -96,8 +96,11 @@ class Store:
         path = self._database.address.path
         return None if path is None else path.absolute().parent
 
-    def add(self, trial: Trial, *, search_id: str | None = None) -> Trial:
+    def add(self, trial: Trial, *, search_id: str | None = None, uid: str | None = None) -> Trial:
         """Keeps `trial` for good before returning it with its `trial_id`.
+
+        A write with the `uid` of an earlier one that has come through adds nothing: give one where a write that failed
+        is tried again, as it may have been committed all the same.
 
         A further trial of the same hardware, stack, workload, config and memory limit is its next attempt.
         Anything in the texts of its outcome that is not Unicode becomes U+FFFD.
@@ -105,12 +108,12 @@ class Store:
         not exist.
         """
 
-        trial = storable(trial)
+        trial, own = storable(trial), uid or new_uid()
 
         def work(connection: Connection) -> int:
             if search_id is not None and not searches.exists(connection, search_id):
                 raise searches.no_search(search_id)
-            return attempts.add(connection, trial, search_id)
+            return attempts.add(connection, trial, search_id, own)
 
         return replace(trial, trial_id=self._database.commit(work))
 

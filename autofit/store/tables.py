@@ -95,6 +95,7 @@ class TrialRow(Base):
             "attempt",
             name="uq_trials_attempt",
         ),
+        Index("ix_trials_hardware", "hardware_key", "id"),
         # In the frontier's own order, so that a query sorts nothing and reads no row (ranking.py).
         Index(
             "ix_trials_frontier",
@@ -111,6 +112,8 @@ class TrialRow(Base):
     )
 
     id: Mapped[int] = mapped_column(_Id, primary_key=True)
+    uid: Mapped[str | None] = mapped_column(index=True, unique=True)
+    """Given before the write, which may be tried again; None for a trial that was imported, or is older than this."""
     hardware_digest: Mapped[str] = mapped_column(ForeignKey("hardware.digest"))
     hardware_key: Mapped[str]
     stack_key: Mapped[str] = mapped_column(ForeignKey("stacks.key"))
@@ -120,7 +123,6 @@ class TrialRow(Base):
     attempt: Mapped[int]
     """1 for the first trial of this identity, then 2, 3, ..."""
     search_id: Mapped[str | None] = mapped_column(ForeignKey("searches.search_id"), index=True)
-    method: Mapped[str]
     family: Mapped[str]
     """`techniques.family` of the config: frontiers are found per family, and filtered by what a user allows."""
     outcome: Mapped[str]

@@ -13,6 +13,7 @@ from autofit.core.lattice import Config
 from autofit.core.outcome import Trial
 from autofit.store.database.retrying import retried
 from autofit.store.exchange import line_of, opening_line
+from autofit.store.rows import new_uid
 from autofit.store.store import Store
 from autofit.techniques import Job
 
@@ -72,8 +73,9 @@ class StoredTrials(TrialLog):
         """
         try:
             if self._failure is None:
+                uid = new_uid()
                 return retried(
-                    lambda: self._store.add(trial, search_id=self._search_id),
+                    lambda: self._store.add(trial, search_id=self._search_id, uid=uid),
                     lambda error: isinstance(error, StoreError),
                     seconds=PATIENCE_SECONDS,
                     pause_seconds=PAUSE_SECONDS,

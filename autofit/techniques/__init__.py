@@ -22,7 +22,7 @@ from autofit.techniques.axes.sharding import Sharding, needs_process_group
 from autofit.techniques.axes.targets import Targets
 from autofit.techniques.job import Job
 from autofit.techniques.technique import Technique
-from autofit.techniques.trainer_names import not_an_axis
+from autofit.techniques.trainer_names import not_a_value, not_an_axis
 
 TECHNIQUES: tuple[Technique, ...] = (
     Method(),
@@ -117,7 +117,10 @@ def parse(text: str) -> dict[str, object]:
             raise not_an_axis(name, value, axes)
         if name in values:
             raise UsageError(f"config names {name} twice")
-        values[name] = axes[name].parse(value)
+        try:
+            values[name] = axes[name].parse(value)
+        except UsageError as error:
+            raise not_a_value(error, axes[name], value) from None
     return values
 
 

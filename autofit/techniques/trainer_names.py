@@ -90,7 +90,7 @@ TRAINER_NAMES = (
     TrainerName(
         keys=("use_liger_kernel", "use_liger", "enable_liger_kernel"),
         target="loss",
-        values={"true": "fused", "false": "full"},
+        values={"true": "fused", "liger": "fused", "false": "full"},
     ),
     TrainerName(keys=("torch_compile",), target="compile", values={"true": "true", "false": "false"}),
     TrainerName(
@@ -140,6 +140,13 @@ def not_an_axis(name: str, value: object, axes: Mapping[str, Axis]) -> UsageErro
             values = ", ".join(map(str, axes[known.target].values)) or "a whole number"
             return UsageError(f"unknown axis {name!r}: here it is {known.target}, with one of: {values}")
     return unknown("axis", name, axes)
+
+
+def not_a_value(error: UsageError, axis: Axis, value: str) -> UsageError:
+    """`error`, which refuses an axis's value: with our value in it, if trainers write it so."""
+    found = (known.ours(value) for known in names_of(axis.name) if known.values is not None)
+    ours = next((pair for pair in found if pair is not None and _is_valid(axis, pair)), None)
+    return error if ours is None else UsageError(f"unknown value of {axis.name} {value!r}: write {ours}")
 
 
 def _is_valid(axis: Axis, pair: str) -> bool:

@@ -40,7 +40,7 @@ def frontier(
       autofit frontier --model llama-3.1-8b --hardware h100-80g --html frontier.html --png frontier.png
     """
     from autofit import operations
-    from autofit.cli.text.tables import frontier_text
+    from autofit.cli.text.measured import frontier_text
     from autofit.core.errors import UsageError
     from autofit.store import Store
 
@@ -101,7 +101,7 @@ def recommend(
       autofit recommend --model llama-3.1-8b --method lora --format trl -o sft.yaml
     """
     from autofit import operations
-    from autofit.cli.text.tables import recommendation_text
+    from autofit.cli.text.measured import recommendation_text
     from autofit.core.errors import UsageError
     from autofit.store import Store
 

@@ -66,7 +66,7 @@ def estimate(
     asked = workload(model, seq_len, global_batch, lora_dropout, devices, seed)
 
     from autofit import operations
-    from autofit.cli.text.tables import estimate_text
+    from autofit.cli.text.predicted import estimate_text
     from autofit.cli.waiting import Waiting
 
     if other is not None:

@@ -126,7 +126,7 @@ def _search(request: SearchRequest, *, fewer_devices: bool, as_json: bool) -> No
 def _predict(request: SearchRequest, *, as_json: bool) -> None:
     """Print what the search would consider and recommend, and run nothing."""
     from autofit import operations
-    from autofit.cli.text.tables import predicted_frontier_text
+    from autofit.cli.text.predicted import predicted_frontier_text
     from autofit.cli.waiting import Waiting
 
     with nothing_fits_as_json(as_json), Waiting() as waiting:
@@ -162,7 +162,7 @@ def trial(
       autofit trial --model llama-3.1-8b --config config.json --snapshot memory.pickle
     """
     from autofit import operations
-    from autofit.cli.text.tables import trial_text
+    from autofit.cli.text.measured import trial_text
     from autofit.core.outcome import machinery_failed
     from autofit.core.units import parse_duration
     from autofit.operations.single_trial import TrialInterrupted

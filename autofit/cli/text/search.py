@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
-from autofit.cli.text.tables import frontier_text, on_each, recommendation_text, short, total_text
+from autofit.cli.text.measured import frontier_text, recommendation_text
+from autofit.cli.text.phrases import on_each, short, total_text
 from autofit.core.units import format_bytes, format_duration
 
 if TYPE_CHECKING:

@@ -19,8 +19,6 @@ from autofit.core.device.work_kinds import (
 
 SLOW_FORMAT = 1.5
 """A 16-bit format whose products are slower than fp32's by this factor is emulated: arithmetic of its own is faster."""
-UNEVEN = 3.0
-"""A format is told to depend on the layout if its products differ by this factor."""
 _UNITS = {", bytes per second": "GB/s", ", FLOP per second": "GFLOP/s", ", bytes": "GB"}
 
 _ROWS = (

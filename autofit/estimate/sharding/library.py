@@ -89,6 +89,11 @@ class Library:
         elements that one has, over all ranks together. None where it updates the parameters themselves."""
         return None
 
+    @property
+    def keeps_inputs(self) -> bool:
+        """Whether every linear layer keeps its input for the backward, though its weight may be frozen."""
+        return False
+
     def traced(self, config: Config) -> Config:
         """The single-device config whose step a rank runs between its collectives, all in 16 bits where precision is
         mixed: no autocast remains."""

@@ -98,6 +98,12 @@ class Zero(Library):
     def flat(self) -> float:
         return SUB_GROUP * self.ranks if self.stage == 3 else math.inf
 
+    @property
+    def keeps_inputs(self) -> bool:
+        """A frozen layer's own backward would keep its gathered weight alive: stage 3 has another for all layers
+        (`zero3_linear_wrap`), which finds weights through their parameters, and keeps every input."""
+        return self.stage == 3
+
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         last = "backward-2" if accumulates else "backward-1"
         if self.stage == 2:

@@ -70,8 +70,11 @@ def at_primes(config: Config) -> Config:
     return Config.of(values)
 
 
-def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch) -> tuple[MemoryTrace, HeadShape]:
+def trace_decoder(
+    config: Config, job: Job, layers: tuple[int, ...], scratch: Scratch, *, keeps_inputs: bool = False
+) -> tuple[MemoryTrace, HeadShape]:
     """The trace of two forwards and backwards of the model cut down to `layers`, with a boundary in place of the loss.
+    `keeps_inputs` as `Library.keeps_inputs`.
 
     The first of an accumulation leaves its gradients, the second runs with them present; all later ones are like it.
     The flash-attn package's kernel runs on a device only: traced instead is torch's own build of it, which keeps and
@@ -103,7 +106,8 @@ def trace_decoder(config: Config, job: Job, layers: tuple[int, ...], scratch: Sc
         inputs, labels = next(step.split(tokens))
         # Told that it is being traced, transformers builds masks to be on the safe side.
         inspects = patch.object(masking_utils, "is_tracing", lambda tensor=None: False)
-        with recorder, _layer_marks(recorder, stack), inspects, _as_on_device(job, recorder):
+        keeping = patch.object(torch.nn.functional, "linear", _KeepingLinear.apply) if keeps_inputs else nullcontext()
+        with recorder, _layer_marks(recorder, stack), inspects, _as_on_device(job, recorder), keeping:
             for number in (1, 2):
                 step.micro_step(inputs, labels, 1, last=number == 2, observe=partial(_stage, recorder, number))
         recorder.close()
@@ -135,6 +139,27 @@ def _stage(recorder: Recorder, micro_step: int, phase: str) -> AbstractContextMa
     """A forward starts before the first layer, a backward with the loss."""
     recorder.move(f"{phase}-{micro_step}", BEFORE if phase == "forward" else LOSS)
     return nullcontext()
+
+
+class _KeepingLinear(torch.autograd.Function):
+    """As `LinearFunctionForZeroStage3` of deepspeed 0.19.8, runtime/zero/linear.py."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight, bias)
+        found = inputs.matmul(weight.t())
+        if bias is not None:
+            found += bias
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        inputs, weight, bias = ctx.saved_tensors
+        flat = gradient.reshape(-1, gradient.shape[-1])
+        of_inputs = gradient.matmul(weight) if ctx.needs_input_grad[0] else None
+        of_weight = flat.t().matmul(inputs.reshape(-1, inputs.shape[-1])) if ctx.needs_input_grad[1] else None
+        of_bias = flat.sum(0) if bias is not None and ctx.needs_input_grad[2] else None
+        return of_inputs, of_weight, of_bias
 
 
 @contextmanager

@@ -152,30 +152,32 @@ class Traces:
         return found
 
     def _on_one_rank(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
-        single = self._alone(spread.traced(config))
+        single = self._alone(spread.traced(config), keeps_inputs=spread.keeps_inputs)
         trace = spread.micro_steps(single.events.trace, accumulates=accumulates)
         return replace(single, events=DecoderEvents(trace))
 
-    def _alone(self, config: Config) -> Decoder:
+    def _alone(self, config: Config, *, keeps_inputs: bool = False) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
-        key = self._of_decoder(config)
-        return self._once("decoder", key, lambda: self._trace_decoder(config))
+        keeps_inputs = keeps_inputs and config["method"] != "full"  # what is trained needs its inputs anyway
+        key = self._of_decoder(config), keeps_inputs
+        return self._once("decoder", key, lambda: self._trace_decoder(config, keeps_inputs=keeps_inputs))
 
     def _of_decoder(self, config: Config) -> Hashable:
         """What a decoder depends on: also on how the loss gives the gradient of a head that is the embedding, too."""
         tied = config["method"] == "full" and shape(self.job.model).tied_embeddings
         return at_primes(config).without("optimizer", "loss", "compile"), tied and config["loss"] == "full"
 
-    def _trace_decoder(self, config: Config) -> Decoder:
+    def _trace_decoder(self, config: Config, *, keeps_inputs: bool) -> Decoder:
         kinds = layer_kinds(config, self.job)
         if not self._exact:
             layers, representative = representatives(kinds)
-            small, head = trace_decoder(config, self.job, layers, self._scratch)
+            small, head = trace_decoder(config, self.job, layers, self._scratch, keeps_inputs=keeps_inputs)
             counts = {place: representative.count(place) for place in range(len(layers))}
             # Where layers of one kind differ after all, every one of them is run.
             with suppress(NotUniform):
                 return _decoder(repeat_layers(small, representative), head, small, counts)
-        full, head = trace_decoder(config, self.job, tuple(range(len(kinds))), self._scratch)
+        every = tuple(range(len(kinds)))
+        full, head = trace_decoder(config, self.job, every, self._scratch, keeps_inputs=keeps_inputs)
         return _decoder(full, head, full, {})
 
     def _trace_loss(self, config: Config, head: HeadShape, tokens: int) -> Loss:

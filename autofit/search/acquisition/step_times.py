@@ -25,9 +25,6 @@ EFFECT_SCALES = (1.0, 0.5, 0.25, 0.125)
 suits a device is off by less than it states, on every axis."""
 LEAST_EFFECT = 0.05
 """Deviation of an effect below which no scale takes it: a fit to few trials looks better than it is."""
-LEAST_LEVEL = 0.1
-"""Least deviation of the logarithm of a device's overall speed from the predicted one: a machine changes by as much
-from one hour to the next (benchmarks/README.md, one config ten times)."""
 NOISE_SCALES = (1.0, 2.0, 4.0)
 """The same for the errors that the axes' effects do not explain."""
 SLOW_MEAN, SLOW_DEVIATION = 2.0, 1.2
@@ -56,8 +53,9 @@ def time_error(relative_error: float) -> Prior:
     """
     stated = max(relative_error, LEAST_EFFECT)
     known_less = {axis: min(stated, spread) for axis, spread in TIME.spread_of.items()}
-    level = max(math.log1p(relative_error), LEAST_LEVEL)
-    return Prior(intercept_spread=level, spread=min(stated, TIME.spread), spread_of=known_less, noise=TIME.noise)
+    return Prior(
+        intercept_spread=math.log1p(stated), spread=min(stated, TIME.spread), spread_of=known_less, noise=TIME.noise
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +132,6 @@ class StepTimes:
     ) -> None:
         """`predicted`: the logarithm of each config's predicted seconds; `prior` then describes their error."""
         self._features = Features(axes, configs, prior, predicted)
-        self._configs = configs
         self._causes_of: dict[Config, list[tuple[bytes, _Cause]]] = {}
         """Of each config that was measured, each with which configs share it."""
         self._prior = prior

@@ -11,18 +11,16 @@ from unit.operations.test_estimate_cache import ESTIMATE
 
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
-from autofit.cli.text.tables import (
+from autofit.cli.text.measured import frontier_text, recommendation_text, trial_text
+from autofit.cli.text.phrases import short
+from autofit.cli.text.predicted import (
     CLOSE,
     change_text,
     estimate_text,
     fit_text,
-    frontier_text,
     memory_text,
-    recommendation_text,
-    short,
     short_text,
     speed_text,
-    trial_text,
 )
 from autofit.core.frontier import Frontier, Point
 from autofit.core.outcome import Fits

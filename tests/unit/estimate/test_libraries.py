@@ -115,6 +115,16 @@ def test_adapters_do_not_use_up_what_may_be_prefetched() -> None:
     assert gathered >= kept
 
 
+def test_frozen_layers_keep_their_inputs_under_stage_3_alone() -> None:
+    """Of a layer without adapters: what goes into the last product of its MLP, and into the first two."""
+    texts = (
+        f"method=lora,targets=attention,checkpointing=none,precision=bf16,micro_batch=1,sharding={sharding}"
+        for sharding in ("zero2", "zero3")
+    )
+    two, three = (estimated(text, 2).breakdown["activations"] for text in texts)
+    assert three - two == 4 * 64 * (1024 + 256) * 2
+
+
 def test_ddp_is_one_device_and_its_buckets() -> None:
     parameters = shape(OF).parameters
     for sequences, accumulates in ((1, False), (4, True)):

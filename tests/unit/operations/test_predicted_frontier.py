@@ -12,7 +12,7 @@ import pytest
 from jobs import tiny_model
 
 from autofit.catalog.hardware import card
-from autofit.cli.text.tables import predicted_frontier_text
+from autofit.cli.text.predicted import predicted_frontier_text
 from autofit.core.errors import UsageError
 from autofit.core.frontier import frontiers, pareto
 from autofit.core.units import GIB, MIB

@@ -23,7 +23,7 @@ from autofit.prediction.memory_deviations import LEAST, learned
 from autofit.prediction.predictions import Predictions, Report
 from autofit.search.acquisition.acquisition import CANNOT_FIT, Acquisition
 from autofit.search.acquisition.memory_fit import memory_error, memory_errors
-from autofit.search.acquisition.step_times import LEAST_EFFECT, LEAST_LEVEL, time_error
+from autofit.search.acquisition.step_times import LEAST_EFFECT, time_error
 from autofit.search.acquisition.surrogate import TIME
 from autofit.search.lattice_state import LatticeState
 
@@ -382,7 +382,7 @@ def test_a_stated_error_of_time_is_believed_between_bounds() -> None:
     assert (good.spread, fitted.spread, guessed.spread) == (LEAST_EFFECT, 0.12, TIME.spread)
     assert (fitted.spread_of["precision"], guessed.spread_of) == (0.12, TIME.spread_of)
     levels = [error.intercept_spread for error in (good, fitted, guessed)]
-    assert levels == pytest.approx([LEAST_LEVEL, math.log(1.12), math.log(2.0)])
+    assert levels == pytest.approx([math.log1p(LEAST_EFFECT), math.log(1.12), math.log(2.0)])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -57,6 +57,13 @@ class TestAdding:
         assert store.trials() == [added]
         assert store.add_new([added]) == (0, 1)
 
+    def test_a_nul_in_what_a_trial_printed_spoils_no_answer(self, store: Store, make_trial: MakeTrial) -> None:
+        printed = OutOfMemory(reason="CUDA\0 out of memory", phase="forward")
+        added = [store.add(make_trial(outcome=outcome)) for outcome in (printed, None, None, printed)]
+        assert store.trials() == added
+        found = store.frontier(**context(added[0]))
+        assert found is not None and (found.trials, found.out_of_memory) == (4, 2)
+
     def test_keeps_numbers_to_the_last_digit(
         self, store: Store, make_trial: MakeTrial, fits: Callable[..., Fits]
     ) -> None:
@@ -69,6 +76,13 @@ class TestAdding:
         same = store.add(attempts[0])
         assert store.trials() == [*attempts, same]
         assert len({trial.trial_id for trial in store.trials()}) == 4
+
+    def test_keeps_what_was_written_twice_once(self, store: Store, make_trial: MakeTrial) -> None:
+        trial = make_trial()
+        first = store.add(trial, uid="one")
+        assert store.add(trial, uid="one").trial_id == first.trial_id
+        assert store.add(trial, uid="another").trial_id != first.trial_id
+        assert store.count() == 2
 
     def test_keeps_hardware_that_shares_a_key(
         self, store: Store, make_trial: MakeTrial, other_hardware: Hardware

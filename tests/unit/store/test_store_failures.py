@@ -120,7 +120,7 @@ class TestSQLite:
             for _ in range(100):
                 store.add(make_trial())
         damaged = bytearray(path.read_bytes())
-        damaged[len(damaged) // 3 :] = b"\xa5" * (len(damaged) - len(damaged) // 3)
+        damaged[len(damaged) // 2 :] = b"\xa5" * (len(damaged) - len(damaged) // 2)
         path.write_bytes(damaged)
         with Store.open(str(path)) as store, refused("damaged"):
             store.trials()

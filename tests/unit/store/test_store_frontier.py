@@ -310,6 +310,18 @@ def test_points_know_what_executions_of_one_config_differ_by(
     assert store.between_executions("no such hardware") == 0.0
 
 
+def test_what_other_hardware_ran_since_hides_no_repeats(
+    store: Store, make_trial: MakeTrial, fits: MakeFits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("autofit.store.repeats.LATEST", 3)
+    runs = [store.add(make_trial(outcome=fits(speed, 10))) for speed in (300.0, 390.0, 310.0)]
+    own = runs[0].hardware
+    shown = store.between_executions(own.key)
+    for _ in range(5):
+        store.add(make_trial(hardware=replace(own, device_name="another card")))
+    assert store.between_executions(own.key) == shown > 0.05
+
+
 @pytest.mark.parametrize("limit", [None, 30 * 2**30])
 def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
     tmp_path: Path, make_trial: MakeTrial, limit: int | None

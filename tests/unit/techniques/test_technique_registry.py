@@ -383,6 +383,20 @@ def test_a_trainers_key_is_refused_with_ours(said: str, ours: str) -> None:
     assert str(by_json.value) == str(by_text.value)
 
 
+@pytest.mark.parametrize(
+    ("said", "ours"),
+    [
+        ("checkpointing=true", "checkpointing=full"),
+        ("attention=flash_attention_2", "attention=flash"),
+        ("loss=liger", "loss=fused"),
+        ("optimizer=adamw_torch_fused", "optimizer=adamw"),
+    ],
+)
+def test_a_trainers_value_is_refused_with_ours(said: str, ours: str) -> None:
+    with pytest.raises(UsageError, match=f"unknown value of .*: write {ours}$"):
+        parse(said)
+
+
 @pytest.mark.parametrize("ours", OPTIMIZERS)
 def test_every_optimizer_that_is_exported_is_understood(ours: str) -> None:
     with pytest.raises(UsageError, match=f"write optimizer={ours}$"):

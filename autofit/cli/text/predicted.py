@@ -1,197 +1,32 @@
-"""Frontiers, recommendations and trials as text for people."""
+"""What is predicted, as text for people: estimates, advice, frontiers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from statistics import median
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import columns
-from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, of_method
+from autofit.cli.text.phrases import (
+    EFFECTS,
+    SAME_TRAINING,
+    devices_text,
+    on_each,
+    several_text,
+    short,
+    step_text,
+    total_text,
+)
 from autofit.core.hardware import Hardware
 from autofit.core.lattice import Config
-from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
-from autofit.core.workload import METHODS, Effect, Workload
+from autofit.core.workload import METHODS, Workload
 from autofit.estimate.assumptions import of_borrowed
 from autofit.estimate.estimate import Change, Estimate
 from autofit.techniques import complete
 
 if TYPE_CHECKING:
     from autofit.prediction.predicted_frontier import PredictedChoice, PredictedFrontier
-
-_ALWAYS = {"precision": "", "micro_batch": "micro-batch ", "checkpointing": "ckpt ", "optimizer": "", "loss": "loss "}
-
-SAME_TRAINING = "trains exactly as the plain recipe does"
-EFFECTS = {
-    Effect.EXACT: "exact: trains the same",
-    Effect.NUMERICS: "numerics: rounds differently",
-    Effect.TRAINING: "training: trains something else",
-}
-
-
-def short(config: Config) -> str:
-    """A config abbreviated for a table: the axes that usually differ, then others that depart from the plain choice."""
-    words = [config.text("method")]
-    if "rank" in config:
-        words.append(f"r{config['rank']}")
-    # An imported trial may know fewer axes than there are today.
-    words += [f"{before}{config[axis]}" for axis, before in _ALWAYS.items() if axis in config]
-    if config.get("targets") == "attention":
-        words.append("targets attention")
-    if config.get("attention") not in (None, "sdpa"):
-        words.append(f"attention {config['attention']}")
-    if config.get("compile") is True:
-        words.append("compile")
-    words += [f"{axis} {config[axis]}" for axis in ("offload", "sharding") if config.get(axis) not in (None, "none")]
-    return ", ".join(words)
-
-
-def spread_text(spread: float | None) -> str:
-    """A relative spread as text; that of a single repeat is unknown."""
-    return "unknown" if spread is None else f"{spread:.1%}"
-
-
-def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
-    """What the frontier is of; then its points, one line each, lightest first, a table per method. Those over the limit
-    are marked.
-
-    With several devices, memory is per device, and speed is given both in total and per device.
-    """
-    workload = frontier.workload
-    limit = format_bytes(memory_limit_bytes or frontier.hardware.memory_bytes)
-    tables = [
-        _measured_table(method, points, workload.devices, memory_limit_bytes)
-        for method in METHODS
-        if (points := of_method(method, frontier.points))
-    ]
-    heading = (
-        f"Frontier of {devices_text(frontier.hardware, workload)} for {workload.model}, {_step_text(workload)}, "
-        f"within {limit}{on_each(workload.devices)}:"
-    )
-    return "\n\n".join([heading, *(tables or ["nothing that was measured fits"])])
-
-
-def _step_text(workload: Workload) -> str:
-    """What one optimizer step trains on."""
-    return f"{workload.seq_len} tokens x {workload.global_batch} sequences a step"
-
-
-def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
-    several = devices > 1
-    heading: tuple[str, ...] = ("memory", "tokens/s", "spread", method)
-    rows = [("memory of each", "tokens/s", "of each", "spread", method) if several else heading]
-    for point in points:
-        m = point.measurement
-        beyond = memory_limit_bytes is not None and m.device_bytes > memory_limit_bytes
-        rows.append(
-            (
-                format_bytes(m.device_bytes),
-                f"{m.tokens_per_second:,.0f}",
-                *((f"{m.tokens_per_second / devices:,.0f}",) if several else ()),
-                spread_text(point.relative_spread),
-                short(point.config) + (" (over the limit)" if beyond else ""),
-            )
-        )
-    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
-
-
-def recommendation_text(answer: Recommendation) -> str:
-    """The recommendation, its headroom, what it changes about training, and its alternatives."""
-    m = answer.point.measurement
-    lines = [
-        f"Recommended for {answer.workload.model}, {_step_text(answer.workload)}, on "
-        f"{devices_text(answer.hardware, answer.workload)}:",
-        "",
-        f"  {answer.point.config}",
-        "",
-        f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
-        f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
-        f"{' and between runs' if answer.point.between else ''}), "
-        f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
-        f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
-        f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
-    ]
-    if m.leak_bytes_per_step:
-        lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
-    lines += [f"  {sentence}" for sentence in answer.changes_training or (SAME_TRAINING,)]
-    lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
-    return "\n".join(lines)
-
-
-def devices_text(hardware: Hardware, workload: Workload) -> str:
-    """The hardware's name and, if there are several, the number of devices."""
-    return _several(hardware.name, workload.devices)
-
-
-def _several(name: str, devices: int) -> str:
-    return name if devices == 1 else f"{devices} x {name}"
-
-
-def on_each(devices: int) -> str:
-    """What follows an amount of memory that each of several devices takes."""
-    return " on each" if devices > 1 else ""
-
-
-def total_text(tokens_per_second: float, devices: int, *, decimals: int = 0) -> str:
-    """A speed in total and, with several devices, that of each."""
-    each = f", {tokens_per_second / devices:,.{decimals}f} of each" if devices > 1 else ""
-    return f"{tokens_per_second:,.{decimals}f} tokens/s{each}"
-
-
-def alternative_text(alternative: Alternative) -> str:
-    """One line about an alternative to the recommended config."""
-    m = alternative.point.measurement
-    gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
-    if alternative.over_limit_bytes > 0:
-        gain += f", {format_bytes(alternative.over_limit_bytes)} over the limit"
-    return f"{alternative.role}: {gain}: {short(alternative.point.config)}"
-
-
-def trial_text(trial: Trial) -> str:
-    """One trial's outcome as text for people."""
-    devices = trial.workload.devices
-    head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware, trial.workload)}\n" if devices > 1 else "")
-    if not isinstance(trial.outcome, Fits):
-        lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}", *_so_far(trial.outcome)]
-        tail = getattr(trial.outcome, "stderr_tail", "")
-        return head + "\n".join(lines + ([tail] if tail else []))
-    m = trial.outcome.measurement
-    rows = [
-        ("speed", total_text(m.tokens_per_second, devices, decimals=1)),
-        ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {m.steps} repeats"),
-        ("spread", spread_text(m.step_seconds.relative_spread)),
-        ("MFU", "unknown peak" if m.mfu is None else f"{m.mfu:.1%}"),
-        ("device memory", format_bytes(m.device_bytes) + (" on the fullest" if devices > 1 else "")),
-        ("allocated", format_bytes(m.peak_allocated_bytes)),
-        ("reserved", format_bytes(m.peak_reserved_bytes)),
-        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in m.phase_peaks.items())),
-        ("host", f"{format_bytes(m.host_peak_bytes)}, of which {format_bytes(m.host_baseline_bytes)} before the trial"),
-        ("loss", f"{m.losses[0]:.4f} -> {m.losses[-1]:.4f} over {len(m.losses)} steps"),
-        ("gradient", "not compared" if m.plain_gradient_norm is None else "agrees with plain training's"),
-        ("set-up", format_duration(m.setup_seconds)),
-    ]
-    rows += [
-        (f"rank {own.rank}", f"{format_bytes(own.device_bytes)}, {own.step_seconds:.3f} s a step") for own in m.ranks
-    ]
-    if m.leak_bytes_per_step:
-        rows.append(("leak", f"about {format_bytes(m.leak_bytes_per_step)} more with each step"))
-    if trial.doubts:
-        rows.append(("in doubt", "; ".join(trial.doubts)))
-    return head + columns([("outcome", "fits"), *rows])
-
-
-def _so_far(outcome: Outcome) -> list[str]:
-    """What a trial had measured when it was ended, a line each."""
-    if not isinstance(outcome, TimedOut):
-        return []
-    lines = [] if outcome.peak_bytes is None else [f"memory so far: {format_bytes(outcome.peak_bytes)}"]
-    if outcome.timed_seconds:
-        lines.append(f"step: {median(outcome.timed_seconds):.3f} s, {len(outcome.timed_seconds)} timed so far")
-    elif outcome.least_step_seconds is not None:
-        lines.append(f"a step takes at least {format_duration(outcome.least_step_seconds)}")
-    return lines
 
 
 def estimate_text(found: Estimate, *, verbose: bool = False) -> str:
@@ -231,7 +66,7 @@ def _departures(config: Config) -> str:
 
 def verdict_text(found: Estimate) -> str:
     """Whether it fits, where, and what it leaves or lacks."""
-    where = f"{'each of ' if found.devices > 1 else ''}{_several(found.hardware, found.devices)}"
+    where = f"{'each of ' if found.devices > 1 else ''}{several_text(found.hardware, found.devices)}"
     needed, limit = format_bytes(found.device_bytes), format_bytes(found.memory_limit_bytes)
     if not found.fits_device:
         return f"{fit_text(found)} {where}: needs {needed} of {limit}, {format_bytes(-found.headroom_bytes)} too much"
@@ -368,7 +203,7 @@ def predicted_choice_text(choice: PredictedChoice, hardware: Hardware, workload:
     """What would be recommended, its headroom, what it changes about training, and its alternatives."""
     found = choice.estimate
     lines = [
-        f"Would be recommended for {workload.model}, {_step_text(workload)}, on {devices_text(hardware, workload)}, "
+        f"Would be recommended for {workload.model}, {step_text(workload)}, on {devices_text(hardware, workload)}, "
         "predicted and not measured:",
         "",
         f"  {found.config}",

@@ -1,0 +1,134 @@
+"""What was measured, as text for people: frontiers, recommendations, trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import median
+
+from autofit.cli.output import columns
+from autofit.cli.text.phrases import SAME_TRAINING, devices_text, on_each, short, step_text, total_text
+from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, of_method
+from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
+from autofit.core.units import format_bytes, format_duration
+from autofit.core.workload import METHODS
+
+
+def spread_text(spread: float | None) -> str:
+    """A relative spread as text; that of a single repeat is unknown."""
+    return "unknown" if spread is None else f"{spread:.1%}"
+
+
+def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) -> str:
+    """What the frontier is of; then its points, one line each, lightest first, a table per method. Those over the limit
+    are marked.
+
+    With several devices, memory is per device, and speed is given both in total and per device.
+    """
+    workload = frontier.workload
+    limit = format_bytes(memory_limit_bytes or frontier.hardware.memory_bytes)
+    tables = [
+        _measured_table(method, points, workload.devices, memory_limit_bytes)
+        for method in METHODS
+        if (points := of_method(method, frontier.points))
+    ]
+    heading = (
+        f"Frontier of {devices_text(frontier.hardware, workload)} for {workload.model}, {step_text(workload)}, "
+        f"within {limit}{on_each(workload.devices)}:"
+    )
+    return "\n\n".join([heading, *(tables or ["nothing that was measured fits"])])
+
+
+def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
+    several = devices > 1
+    heading: tuple[str, ...] = ("memory", "tokens/s", "spread", method)
+    rows = [("memory of each", "tokens/s", "of each", "spread", method) if several else heading]
+    for point in points:
+        m = point.measurement
+        beyond = memory_limit_bytes is not None and m.device_bytes > memory_limit_bytes
+        rows.append(
+            (
+                format_bytes(m.device_bytes),
+                f"{m.tokens_per_second:,.0f}",
+                *((f"{m.tokens_per_second / devices:,.0f}",) if several else ()),
+                spread_text(point.relative_spread),
+                short(point.config) + (" (over the limit)" if beyond else ""),
+            )
+        )
+    return columns(rows, right=frozenset(range(len(rows[0]) - 1)))
+
+
+def recommendation_text(answer: Recommendation) -> str:
+    """The recommendation, its headroom, what it changes about training, and its alternatives."""
+    m = answer.point.measurement
+    lines = [
+        f"Recommended for {answer.workload.model}, {step_text(answer.workload)}, on "
+        f"{devices_text(answer.hardware, answer.workload)}:",
+        "",
+        f"  {answer.point.config}",
+        "",
+        f"  {m.tokens_per_second:,.0f} tokens/s, {m.step_seconds.median:.2f} s a step "
+        f"(spread {spread_text(answer.point.relative_spread)} over {m.steps} repeats"
+        f"{' and between runs' if answer.point.between else ''}), "
+        f"{answer.provenance}, {'verified by a second run' if answer.verified else 'one run'}",
+        f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
+        f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
+    ]
+    if m.leak_bytes_per_step:
+        lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
+    lines += [f"  {sentence}" for sentence in answer.changes_training or (SAME_TRAINING,)]
+    lines += [f"  {alternative_text(a)}" for a in answer.alternatives]
+    return "\n".join(lines)
+
+
+def alternative_text(alternative: Alternative) -> str:
+    """One line about an alternative to the recommended config."""
+    m = alternative.point.measurement
+    gain = f"{m.tokens_per_second:,.0f} tokens/s ({alternative.speedup:.2f}x), {format_bytes(m.device_bytes)}"
+    if alternative.over_limit_bytes > 0:
+        gain += f", {format_bytes(alternative.over_limit_bytes)} over the limit"
+    return f"{alternative.role}: {gain}: {short(alternative.point.config)}"
+
+
+def trial_text(trial: Trial) -> str:
+    """One trial's outcome as text for people."""
+    devices = trial.workload.devices
+    head = f"{trial.config}\n" + (f"on {devices_text(trial.hardware, trial.workload)}\n" if devices > 1 else "")
+    if not isinstance(trial.outcome, Fits):
+        lines = [f"{trial.outcome.kind.replace('_', ' ')}: {trial.outcome.reason}", *_so_far(trial.outcome)]
+        tail = getattr(trial.outcome, "stderr_tail", "")
+        return head + "\n".join(lines + ([tail] if tail else []))
+    m = trial.outcome.measurement
+    rows = [
+        ("speed", total_text(m.tokens_per_second, devices, decimals=1)),
+        ("step", f"{m.step_seconds.median:.3f} s median, {m.step_seconds.p95:.3f} s p95, {m.steps} repeats"),
+        ("spread", spread_text(m.step_seconds.relative_spread)),
+        ("MFU", "unknown peak" if m.mfu is None else f"{m.mfu:.1%}"),
+        ("device memory", format_bytes(m.device_bytes) + (" on the fullest" if devices > 1 else "")),
+        ("allocated", format_bytes(m.peak_allocated_bytes)),
+        ("reserved", format_bytes(m.peak_reserved_bytes)),
+        ("by phase", ", ".join(f"{k} {format_bytes(v)}" for k, v in m.phase_peaks.items())),
+        ("host", f"{format_bytes(m.host_peak_bytes)}, of which {format_bytes(m.host_baseline_bytes)} before the trial"),
+        ("loss", f"{m.losses[0]:.4f} -> {m.losses[-1]:.4f} over {len(m.losses)} steps"),
+        ("gradient", "not compared" if m.plain_gradient_norm is None else "agrees with plain training's"),
+        ("set-up", format_duration(m.setup_seconds)),
+    ]
+    rows += [
+        (f"rank {own.rank}", f"{format_bytes(own.device_bytes)}, {own.step_seconds:.3f} s a step") for own in m.ranks
+    ]
+    if m.leak_bytes_per_step:
+        rows.append(("leak", f"about {format_bytes(m.leak_bytes_per_step)} more with each step"))
+    if trial.doubts:
+        rows.append(("in doubt", "; ".join(trial.doubts)))
+    return head + columns([("outcome", "fits"), *rows])
+
+
+def _so_far(outcome: Outcome) -> list[str]:
+    """What a trial had measured when it was ended, a line each."""
+    if not isinstance(outcome, TimedOut):
+        return []
+    lines = [] if outcome.peak_bytes is None else [f"memory so far: {format_bytes(outcome.peak_bytes)}"]
+    if outcome.timed_seconds:
+        lines.append(f"step: {median(outcome.timed_seconds):.3f} s, {len(outcome.timed_seconds)} timed so far")
+    elif outcome.least_step_seconds is not None:
+        lines.append(f"a step takes at least {format_duration(outcome.least_step_seconds)}")
+    return lines
