@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,22 @@ class Group:
     """By name in `QUANTITIES`; quantities that no trial has both predicted and measured are absent."""
     fit: Judgement
 
+    @classmethod
+    def of(cls, hardware: str, technique: str, pairs: Sequence[tuple[Prediction, Trial]]) -> Group:
+        """The group of these trials, each with its prediction."""
+        fits = [(said.fits(trial.memory_limit_bytes), isinstance(trial.outcome, Fits)) for said, trial in pairs]
+        errors = {name: list(_errors(name, pairs)) for name in QUANTITIES}
+        return cls(
+            hardware=hardware,
+            technique=technique,
+            errors={name: Distribution.of(found) for name, found in errors.items() if found},
+            fit=Judgement(
+                judged=len(pairs), too_hopeful=fits.count((True, False)), too_careful=fits.count((False, True))
+            ),
+        )
+
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "hardware": self.hardware,
-            "technique": self.technique,
-            "errors": {name: asdict(errors) for name, errors in self.errors.items()},
-            "fit": {**asdict(self.fit), "misjudged": self.fit.misjudged},
-        }
+        return asdict(self) | {"fit": {**asdict(self.fit), "misjudged": self.fit.misjudged}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +114,6 @@ class Residuals:
     groups: tuple[Group, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {"trials": self.trials, "groups": [group.to_json() for group in self.groups]}
 
 
@@ -134,59 +141,38 @@ def residuals(store: str | None = None, *, tables: Sequence[Path] = ()) -> Resid
 def judged(trials: Iterable[Trial]) -> Residuals:
     """The errors of those trials that were predicted by this version of the estimator and either trained or ran out of
     the device's memory."""
-    tallies: dict[tuple[str, str, Value], _Tally] = defaultdict(_Tally)
+    groups: dict[tuple[str, str, Value], list[tuple[Prediction, Trial]]] = defaultdict(list)
     count = 0
     for trial in trials:
         if trial.prediction is None or not is_current(trial.prediction) or not _tells(trial):
             continue
         count += 1
         for axis, value in ((EVERYTHING, EVERYTHING), *trial.config.items):
-            tallies[trial.hardware.name, axis, value].add(trial, trial.prediction)
-    groups = (
-        tallies[hardware, axis, value].group(hardware, EVERYTHING if axis == EVERYTHING else _spelled(axis, value))
-        for hardware, axis, value in sorted(tallies, key=lambda key: (key[0], _place(key[1], key[2])))
+            groups[trial.hardware.name, axis, value].append((trial.prediction, trial))
+    return Residuals(
+        trials=count,
+        groups=tuple(
+            Group.of(hardware, axis if axis == EVERYTHING else str(Config.of({axis: value})), pairs)
+            for (hardware, axis, value), pairs in sorted(
+                groups.items(), key=lambda item: (item[0][0], _place(item[0][1], item[0][2]))
+            )
+        ),
     )
-    return Residuals(trials=count, groups=tuple(groups))
 
 
-@dataclass(slots=True)
-class _Tally:
-    """The errors of a group, accumulated trial by trial."""
-
-    errors: dict[str, list[float]] = field(default_factory=lambda: {name: [] for name in QUANTITIES})
-    judged: int = 0
-    too_hopeful: int = 0
-    too_careful: int = 0
-
-    def add(self, trial: Trial, prediction: Prediction) -> None:
-        fits = isinstance(trial.outcome, Fits)
-        foretold = prediction.fits(trial.memory_limit_bytes)
-        self.judged += 1
-        self.too_hopeful += foretold and not fits
-        self.too_careful += fits and not foretold
+def _errors(name: str, pairs: Iterable[tuple[Prediction, Trial]]) -> Iterator[float]:
+    """Of one quantity, for the trials that have it both predicted and measured."""
+    for said, trial in pairs:
         if isinstance(trial.outcome, Fits):
-            for name, values in QUANTITIES.items():
-                predicted, measured = values(prediction, trial.outcome.measurement)
-                if predicted is not None and measured > 0:
-                    self.errors[name].append(predicted / measured - 1.0)
-
-    def group(self, hardware: str, technique: str) -> Group:
-        return Group(
-            hardware=hardware,
-            technique=technique,
-            errors={name: Distribution.of(errors) for name, errors in self.errors.items() if errors},
-            fit=Judgement(judged=self.judged, too_hopeful=self.too_hopeful, too_careful=self.too_careful),
-        )
+            predicted, measured = QUANTITIES[name](said, trial.outcome.measurement)
+            if predicted is not None and measured > 0:
+                yield predicted / measured - 1.0
 
 
 def _tells(trial: Trial) -> bool:
     """Whether the outcome shows if the config fits the device; running out of host memory does not."""
     outcome = trial.outcome
     return isinstance(outcome, Fits) or (isinstance(outcome, OutOfMemory) and not outcome.host)
-
-
-def _spelled(axis: str, value: Value) -> str:
-    return str(Config.of({axis: value}))
 
 
 _PLACES = {axis.name: place for place, axis in enumerate(AXES)}
