@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from autofit.catalog.models import shape
@@ -29,20 +29,6 @@ MOVES = (("method", "rank", "targets"), ("precision",), ("sharding", "offload"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One row of the breakdown in both configs."""
-
-    name: str
-    before_bytes: int
-    after_bytes: int
-
-    @property
-    def difference_bytes(self) -> int:
-        """Positive if the second config needs more."""
-        return self.after_bytes - self.before_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """One change on the way from the first config to the second; the changes are made one after another."""
 
@@ -58,14 +44,7 @@ class Step:
     reasons: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
-        return {
-            "change": self.change,
-            "saved_bytes": self.saved_bytes,
-            "expected_bytes": self.expected_bytes,
-            "expected_here_bytes": self.expected_here_bytes,
-            "reasons": list(self.reasons),
-        }
+        return asdict(self) | {"reasons": list(self.reasons)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +53,6 @@ class Explanation:
 
     before: Estimate
     after: Estimate
-    parts: tuple[Part, ...]
     steps: tuple[Step, ...]
     """Their `saved_bytes` add up to the whole difference, with the opposite sign."""
 
@@ -84,14 +62,13 @@ class Explanation:
         return self.after.device_bytes - self.before.device_bytes
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
         return {
             "before": self.before.to_json(),
             "after": self.after.to_json(),
             "difference_bytes": self.difference_bytes,
             "parts": {
-                p.name: {"before": p.before_bytes, "after": p.after_bytes, "difference": p.difference_bytes}
-                for p in self.parts
+                name: {"before": size, "after": (then := self.after.breakdown[name]), "difference": then - size}
+                for name, size in self.before.breakdown.items()
             },
             "steps": [step.to_json() for step in self.steps],
         }
@@ -111,33 +88,10 @@ def explain(
     A config with `sharding=none` is estimated on a single device, with as many sequences as each of several would get.
     Raises `UsageError` for a config that cannot be estimated, saying why.
     """
-    return Comparison(options, hardware=hardware, memory_limit_bytes=memory_limit_bytes, store=store).explanation(
-        before, after
+    found = Comparison(options, hardware=hardware, memory_limit_bytes=memory_limit_bytes, store=store)
+    return Explanation(
+        before=found.estimate(before), after=found.estimate(after), steps=tuple(found.steps(before, after))
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Saving:
-    """What a change takes off each device; negative where it adds memory."""
-
-    device_bytes: int
-    """Of the peak."""
-    lasting_bytes: int
-    """Of weights, gradients and optimizer states as an update begins."""
-
-    @property
-    def sentence(self) -> str:
-        """How the difference of the peaks is made up. It can be more than what lasts: 16-bit copies of weights, and
-        gradients on their way to where they are summed, are not there when the update begins."""
-        beside = self.device_bytes - self.lasting_bytes
-        return (
-            f"as the update begins, weights, gradients and optimizer states take {_less(self.lasting_bytes)}; what the "
-            f"peak has beside them takes {_less(beside)}"
-        )
-
-
-def _less(size: int) -> str:
-    return f"{format_bytes(abs(size))} {'less' if size >= 0 else 'more'}"
 
 
 class Comparison:
@@ -160,15 +114,6 @@ class Comparison:
             self._deviations = memory_deviations(device, opened)
         self._limit = memory_limit(memory_limit_bytes, device, options.devices)
         self._estimators: dict[int, Estimator] = {}
-
-    def explanation(self, before: Config, after: Config) -> Explanation:
-        """Raises `UsageError` for a config that cannot be estimated, saying why."""
-        first, last = self.estimate(before), self.estimate(after)
-        parts = tuple(
-            Part(name=name, before_bytes=first.breakdown[name], after_bytes=last.breakdown[name])
-            for name in first.breakdown
-        )
-        return Explanation(before=first, after=last, parts=parts, steps=tuple(self.steps(before, after)))
 
     def estimate(self, config: Config) -> Estimate:
         """Raises `UsageError` for a config that cannot be estimated, saying why."""
@@ -195,42 +140,43 @@ class Comparison:
         before, after = self.estimate(last), self.estimate(now)
         change = {a.name: now.get(a.name) for a in AXES if last.get(a.name) != now.get(a.name)}
         saved = before.device_bytes - after.device_bytes
-        expected, here, reasons = self._expectation(last, now)
+        expected, here, reasons = self._expectation(last, now, saved)
         reasons += [*_differences(before, after), *_phase(before, after)]
         return Step(
             change=change, saved_bytes=saved, expected_bytes=expected, expected_here_bytes=here, reasons=tuple(reasons)
         )
 
-    def _expectation(self, last: Config, now: Config) -> tuple[int | None, int | None, list[str]]:
+    def _expectation(self, last: Config, now: Config, saved: int) -> tuple[int | None, int | None, list[str]]:
         """(`expected_bytes` and `expected_here_bytes` of the change, and reasons why it saves what it does)."""
         if (last["sharding"], last["offload"]) == (now["sharding"], now["offload"]):
             return None, None, []
-        own = self._saving(last, now)
-        whole = self._saving(_of_everything(last), _of_everything(now)) or own
+        own = self._lasting_saving(last, now)
+        whole = self._lasting_saving(_of_everything(last), _of_everything(now))
+        whole = own if whole is None else whole
         if own is None or whole is None:
             return None, None, []
-        if max(own.lasting_bytes, whole.lasting_bytes) < _worth_naming(self.estimate(last), self.estimate(now)):
+        if max(own, whole) < _worth_naming(self.estimate(last), self.estimate(now)):
             return None, None, []
-        reasons = [own.sentence]
-        if whole.lasting_bytes > own.lasting_bytes:
+        # The peak's difference can be more than what lasts: 16-bit copies of weights, and gradients on their way to
+        # where they are summed, are not there when the update begins.
+        reasons = [
+            f"as the update begins, weights, gradients and optimizer states take {_less(own)}; what the peak has "
+            f"beside them takes {_less(saved - own)}"
+        ]
+        if whole > own:
             trained = self._estimator(now).holdings(now).trained / shape(self._job.model).parameters
             reasons.append(
                 f"{now['method']} trains {trained:.2%} of {self._job.model.name}: if all of it were trained, these "
-                f"would take {format_bytes(whole.lasting_bytes)} less"
+                f"would take {format_bytes(whole)} less"
             )
-        return max(own.lasting_bytes, whole.lasting_bytes), max(own.lasting_bytes, 0), reasons
+        return max(own, whole), max(own, 0), reasons
 
-    def _saving(self, last: Config, now: Config) -> _Saving | None:
-        """What the change takes off each device; None if either config is refused, or its memory is by formula."""
-        if self.refused(last) is not None or self.refused(now) is not None:
+    def _lasting_saving(self, last: Config, now: Config) -> int | None:
+        """Bytes that the change takes off each device's weights, gradients and optimizer states as an update begins;
+        None if either config is refused, or its memory is by formula."""
+        if any(self.refused(config) is not None or self.estimate(config).memory_error for config in (last, now)):
             return None
-        before, after = self.estimate(last), self.estimate(now)
-        if before.memory_error or after.memory_error:
-            return None
-        return _Saving(
-            device_bytes=before.device_bytes - after.device_bytes,
-            lasting_bytes=self._estimator(last).lasting_bytes(last) - self._estimator(now).lasting_bytes(now),
-        )
+        return self._estimator(last).lasting_bytes(last) - self._estimator(now).lasting_bytes(now)
 
     def _estimator(self, config: Config) -> Estimator:
         from autofit.estimate.estimator import Estimator
@@ -249,6 +195,10 @@ class Comparison:
             return self._job
         alone = replace(workload, devices=1, global_batch=workload.batch_per_device)
         return replace(self._job, workload=alone)
+
+
+def _less(size: int) -> str:
+    return f"{format_bytes(abs(size))} {'less' if size >= 0 else 'more'}"
 
 
 def _groups() -> list[tuple[str, ...]]:
@@ -292,7 +242,4 @@ def _phase(before: Estimate, after: Estimate) -> list[str]:
         return []
     there = before.peak_phase
     saved = before.phase_peaks[there] - after.phase_peaks[there]
-    return [
-        f"the peak moves from {there} to {after.peak_phase}: {there} alone needs {format_bytes(abs(saved))} "
-        f"{'less' if saved >= 0 else 'more'}"
-    ]
+    return [f"the peak moves from {there} to {after.peak_phase}: {there} alone needs {_less(saved)}"]

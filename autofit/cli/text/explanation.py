@@ -16,14 +16,9 @@ def explanation_text(found: Explanation) -> str:
     before, after = found.before, found.after
     rows = [("per device", "first", "second", "difference")]
     rows += [
-        (
-            p.name.replace("_", " "),
-            format_bytes(p.before_bytes),
-            format_bytes(p.after_bytes),
-            signed(p.difference_bytes),
-        )
-        for p in found.parts
-        if p.before_bytes or p.after_bytes
+        (name.replace("_", " "), format_bytes(size), format_bytes(then), signed(then - size))
+        for name, size in before.breakdown.items()
+        if (then := after.breakdown[name]) or size
     ]
     rows.append(
         (
