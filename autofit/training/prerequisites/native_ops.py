@@ -114,11 +114,14 @@ def hindrance(name: str) -> EnvironmentLacks | None:
         there = is_built(name)
     except EnvironmentLacks as error:
         return error
-    if not there:
-        return obstacle(name)
-    if name == "async_io" and not _has_function(LIBAIO, "io_pgetevents"):
+    tool = None if there else missing_tool("cpu") or (None if shutil.which("ninja") else "ninja")
+    if tool is not None:
+        remedy = "pip install ninja" if tool == "ninja" else "apt-get install build-essential python3-dev"
+        return EnvironmentLacks(f"DeepSpeed's {name} cannot be compiled without {tool}", remedy=remedy)
+    if name == "async_io" and not (_has_function(LIBAIO, "io_pgetevents") if there else _has_libaio()):
+        lacks = "is compiled, but cannot be loaded without libaio" if there else "needs libaio and its headers, version"
         return EnvironmentLacks(
-            "DeepSpeed's async_io is compiled, but cannot be loaded without libaio 0.3.112 or newer",
+            f"DeepSpeed's async_io {lacks} 0.3.112 or newer",
             remedy="apt-get install libaio-dev, or see docs/guides/offload.md where there is no such package",
         )
     return None
@@ -130,20 +133,6 @@ def _has_function(libraries: tuple[str, ...], function: str) -> bool:
         with suppress(OSError):
             return hasattr(ctypes.CDLL(library), function)
     return False
-
-
-def obstacle(name: str) -> EnvironmentLacks | None:
-    """Why the operation cannot be compiled here; None if it can be."""
-    tool = missing_tool("cpu") or (None if shutil.which("ninja") else "ninja")
-    if tool is not None:
-        remedy = "pip install ninja" if tool == "ninja" else "apt-get install build-essential python3-dev"
-        return EnvironmentLacks(f"DeepSpeed's {name} cannot be compiled without {tool}", remedy=remedy)
-    if name == "async_io" and not _has_libaio():
-        return EnvironmentLacks(
-            "DeepSpeed's async_io cannot be used without libaio 0.3.112 or newer and its headers",
-            remedy="apt-get install libaio-dev, or see docs/guides/offload.md where there is no such package",
-        )
-    return None
 
 
 @cache
@@ -169,7 +158,7 @@ def build(name: str) -> None:
 
 
 def _compile(name: str) -> None:
-    found = obstacle(name)
+    found = hindrance(name)
     if found is not None:
         raise found
     if name == "async_io" and "pin_memory" in operations():  # torch loads what it has compiled
