@@ -1,13 +1,14 @@
-"""Clocks and memory counters of a device: one class per kind of device, all with the same interface."""
+"""Clocks and memory counters of a device: one class per kind of device."""
 
 from __future__ import annotations
 
 import gc
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -36,42 +37,66 @@ class MemoryReading:
     phase_peaks: dict[str, int]
 
 
-class Meter(Protocol):
+class Meter(ABC):
     """What a trial needs from its device. Used from one thread, in one process, for one trial."""
 
-    device: torch.device
     leak_noise_bytes: int
     """How much `in_use` may grow per step without counting as a leak."""
-    peaks: dict[str, int]
-    """Bytes at the peak of each phase since the last reset."""
 
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peaks = dict.fromkeys(PHASES, 0)
+        """Bytes at the peak of each phase since the last reset."""
+        self._setup_peak = 0
+
+    @abstractmethod
     def enforce(self, limit: int) -> None:
         """Make allocations beyond `limit` bytes of device memory fail, context included.
 
         Raises `DeviceBusy` where others hold so much that the limit cannot be provided.
         """
 
+    @abstractmethod
     def reset(self) -> None:
         """Forget the peaks so far and release cached memory, so that what follows is the step's alone."""
 
-    def phase(self, name: str) -> Any:
-        """A context manager that attributes peak memory to the phase `name`."""
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Attribute the peak inside to the phase `name`; nothing waits for the device."""
+        self._book()
+        self._restart_peak()
+        yield
+        self.peaks[name] = max(self.peaks[name], self._book())
 
+    @abstractmethod
+    def _book(self) -> int:
+        """Add the counters to what is kept; the peak of memory since they were restarted."""
+
+    @abstractmethod
+    def _restart_peak(self) -> None:
+        """Restart the counters of peaks."""
+
+    @abstractmethod
     def mark(self) -> Any:
         """A point in the device's time."""
 
+    @abstractmethod
     def seconds(self, start: Any, end: Any) -> float:
         """Device seconds between two marks; waits for the device."""
 
+    @abstractmethod
     def scalar(self, value: torch.Tensor) -> float:
         """A number that a step computed before a mark for which `seconds` has waited: waits for no later step."""
 
+    @abstractmethod
     def in_use(self) -> int:
         """Bytes in use now, for detecting leaks."""
 
+    @abstractmethod
     def expandable_segments(self) -> bool:
         """Whether the allocator uses expandable segments; asking for them does not give them on every platform."""
 
+    @abstractmethod
     def reading(self) -> MemoryReading:
         """The peaks.
 
@@ -80,41 +105,29 @@ class Meter(Protocol):
         """
 
 
-class CpuMeter:
+class CpuMeter(Meter):
     """The host as the device: the process's own resident memory, beyond what it had when the trial began."""
 
     leak_noise_bytes = 4 * MIB  # the heap's noise: freed memory is returned late and not in full
 
     def __init__(self) -> None:
-        self.device = torch.device("cpu")
+        super().__init__(torch.device("cpu"))
         # Starts the thread pools, whose stacks are not part of the trial's memory.
         torch.ones(1 << 20).sum()
         process_memory.reset_peak()
         self._baseline = process_memory.read().anonymous
-        self.peaks = dict.fromkeys(PHASES, 0)
         self._peak = 0
-        self._setup_peak = 0
         self._host_peak = 0
 
     def enforce(self, limit: int) -> None:
-        """Make allocations beyond `limit` bytes fail."""
         process_memory.limit_further(limit)
 
     def reset(self) -> None:
-        """Trim the heap and restart the peaks."""
         self._book()
         self._setup_peak, self._peak = self._peak, 0
         self.peaks = dict.fromkeys(PHASES, 0)
         process_memory.trim()
         process_memory.reset_peak()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Attribute the peak inside to `name`."""
-        self._book()
-        process_memory.reset_peak()
-        yield
-        self.peaks[name] = max(self.peaks[name], self._book())
 
     def _book(self) -> int:
         now = process_memory.read()
@@ -123,28 +136,26 @@ class CpuMeter:
         self._peak = max(self._peak, peak)
         return peak
 
+    def _restart_peak(self) -> None:
+        process_memory.reset_peak()
+
     def mark(self) -> float:
-        """Now, in seconds on a monotonic clock."""
         return time.perf_counter()
 
     def seconds(self, start: float, end: float) -> float:
-        """Seconds between two marks."""
         return end - start
 
     def scalar(self, value: torch.Tensor) -> float:
-        """The number; the host has no queue."""
         return float(value)
 
     def in_use(self) -> int:
-        """Anonymous resident bytes."""
         return process_memory.read().anonymous
 
     def expandable_segments(self) -> bool:
-        """The host's allocator has none."""
         return False
 
     def reading(self) -> MemoryReading:
-        """The CPU has no caching allocator: allocated, reserved and device memory are the same figure."""
+        """There is no caching allocator: allocated, reserved and device memory are the same figure."""
         self._book()
         return MemoryReading(
             peak_allocated=self._peak,
@@ -168,14 +179,14 @@ def beside_allocator(held_by_others: int) -> int:
     return max(0, int(own - torch.cuda.memory_reserved() - paged_bytes()))
 
 
-class CudaMeter:
+class CudaMeter(Meter):
     """An NVIDIA or ROCm device, measured by torch's caching allocator and device events."""
 
     # The counter is exact. Smaller growth is a scalar that something keeps, which takes 512 bytes and ends no run.
     leak_noise_bytes = 64 * 1024
 
     def __init__(self, hardware: Hardware) -> None:
-        self.device = torch.device("cuda", 0)
+        super().__init__(torch.device("cuda", 0))
         before = nvml.visible(0)
         self._held_by_others = before.held_bytes if before is not None else 0
         """Where NVML does not say (ROCm), the device is assumed to be otherwise idle."""
@@ -188,10 +199,7 @@ class CudaMeter:
         self.context = beside_allocator(self._held_by_others)
         """Bytes that the driver holds for this process outside the allocator: grows as libraries load kernels."""
         self._limit = self._capacity
-        self.peaks = dict.fromkeys(PHASES, 0)
-        self._allocated = 0
-        self._reserved = 0
-        self._setup_peak = 0
+        self._allocated = self._reserved = 0
 
     def _update_context(self) -> None:
         """Add kernels loaded since the last check to the context."""
@@ -203,7 +211,6 @@ class CudaMeter:
         self.context = max(self.context, beside)
 
     def enforce(self, limit: int) -> None:
-        """Make allocations fail once reserved memory and the context together exceed `limit` bytes."""
         self._limit = min(limit, self._capacity)
         free = self._capacity - self._held_by_others
         if self._limit > free + nvml.BUSY_BYTES:
@@ -219,25 +226,16 @@ class CudaMeter:
         torch.cuda.set_per_process_memory_fraction(1.0 if self._limit >= self._capacity else room / self._total)
 
     def reset(self) -> None:
-        """Empty the caches, restart the peaks, and re-apply the limit to what the context has grown to."""
         gc.collect()
         torch.cuda.synchronize()
         self._book()
         self._update_context()
         self._setup_peak = self._reserved + self.context
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
+        self._restart_peak()
         self._allocated = self._reserved = 0
         self.peaks = dict.fromkeys(PHASES, 0)
-        self._cap()
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Attribute the peak inside to `name`. The counters are the allocator's own: nothing waits for the device."""
-        self._book()
-        torch.cuda.reset_peak_memory_stats()
-        yield
-        self.peaks[name] = max(self.peaks[name], self._book())
+        self._cap()  # the context has grown
 
     def _book(self) -> int:
         stats = torch.cuda.memory_stats()
@@ -246,28 +244,27 @@ class CudaMeter:
         self._reserved = max(self._reserved, int(stats["reserved_bytes.all.peak"]))
         return peak
 
+    def _restart_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats()
+
     def mark(self) -> torch.cuda.Event:
-        """An event recorded in the device's stream."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def seconds(self, start: torch.cuda.Event, end: torch.cuda.Event) -> float:
-        """Device seconds between two events."""
         end.synchronize()
         return float(start.elapsed_time(end)) / 1000.0
 
     def scalar(self, value: torch.Tensor) -> float:
-        """The number, copied in a stream of its own: in the steps' own, the copy would wait for all that is queued."""
+        # Copied in a stream of its own: in the steps' own, the copy would wait for all that is queued.
         with torch.cuda.stream(self._reader):
             return float(value)
 
     def in_use(self) -> int:
-        """Allocated bytes."""
         return torch.cuda.memory_allocated()
 
     def expandable_segments(self) -> bool:
-        """Whether any of the segments that the allocator holds is expandable (torch.cuda.memory_snapshot)."""
         segments = torch.cuda.memory_snapshot()  # type: ignore[no-untyped-call]
         return any(segment["is_expandable"] for segment in segments)
 
