@@ -2,27 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import nn
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
-    """Bytes that one rank's engine holds at this moment, by purpose: those of its shard, or of everything where nothing
-    is sharded. Gradients exist between `backward` and `update`, optimizer states from the first update on."""
-
-    parameters: int
-    """On the device, including the constants of quantised parameters; excludes what is gathered temporarily."""
-    gradients: int
-    """On the device."""
-    optimizer: int
-    """On the device: states, plus the master copies where the library keeps a second copy of the parameters."""
-    host_parameters: int = 0
-    host_gradients: int = 0
-    host_optimizer: int = 0
 
 
 class Engine(Protocol):
@@ -50,6 +33,3 @@ class Engine(Protocol):
 
         The norm is not finite if loss scaling overflowed, in which case nothing was updated.
         """
-
-    def resident(self) -> Resident:
-        """What this rank holds at this moment."""

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 
-from autofit.training.engine import Resident
-from autofit.training.engines.local import LocalEngine, held, local, quantisation_bytes, states
+from autofit.training.engines.local import LocalEngine
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
@@ -60,7 +60,7 @@ class FsdpSharder:
                 written = module._parameters[name]
                 module._parameters[name] = parameter
                 assert written is not None
-                share = local(parameter)
+                share = parameter.to_local() if isinstance(parameter, DTensor) else parameter
                 rows = -(-parameter.shape[0] // dist.get_world_size())
                 share.copy_(written[dist.get_rank() * rows :][: share.shape[0]])
 
@@ -75,7 +75,6 @@ class FsdpEngine(LocalEngine):
         FsdpSharder(plan).shard(root)
         super().__init__(root, plan)
         self.ranks = dist.get_world_size()
-        self._offloaded = plan.config["offload"] == "params"
         for module in root.modules():
             if isinstance(module, FSDPModule):
                 # A plain sum: gloo supports it, and the loss is divided accordingly.
@@ -87,23 +86,6 @@ class FsdpEngine(LocalEngine):
         norm: Any = super().update()
         whole: torch.Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         return whole
-
-    def resident(self) -> Resident:
-        """What this rank holds at this moment."""
-        parameters = held(self.root.parameters())
-        constants = quantisation_bytes(self.root)
-        gradients = held(p.grad for p in self._trainable if p.grad is not None)
-        optimizer = held(states(self.optimizer))
-        if self._offloaded:
-            return Resident(
-                parameters=constants,
-                gradients=0,
-                optimizer=0,
-                host_parameters=parameters,
-                host_gradients=gradients,
-                host_optimizer=optimizer,
-            )
-        return Resident(parameters=parameters + constants, gradients=gradients, optimizer=optimizer)
 
 
 def mixed_precision(plan: BuildPlan) -> MixedPrecisionPolicy:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 
 from autofit.techniques.technique import MAX_GRADIENT_NORM
-from autofit.training.engine import Resident
 
 if TYPE_CHECKING:
     from autofit.techniques.technique import BuildPlan
@@ -49,44 +47,3 @@ class LocalEngine:
         norm = torch.nn.utils.get_total_norm(found).detach().float() / self._scaler.get_scale()
         self.optimizer.zero_grad(set_to_none=True)
         return norm
-
-    def resident(self) -> Resident:
-        """What this device holds at this moment."""
-        return Resident(
-            parameters=held(self.root.parameters()) + quantisation_bytes(self.root),
-            gradients=held(p.grad for p in self._trainable if p.grad is not None),
-            optimizer=held(states(self.optimizer)),
-        )
-
-
-def held(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of `tensors` on this rank; a sharded tensor counts with its local shard only."""
-    return sum(local(tensor).nbytes for tensor in tensors)
-
-
-def local(tensor: Any) -> torch.Tensor:
-    """This rank's shard of a sharded tensor; any other tensor itself."""
-    shard: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return shard
-
-
-def states(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The states of all parameters, without the step counts, which are scalars, and bitsandbytes' maps of 8-bit values:
-    2 KiB, to which every parameter's state refers."""
-    found = [
-        t
-        for state in optimizer.state.values()
-        for name, t in state.items()
-        if isinstance(t, torch.Tensor) and not name.startswith("qmap")
-    ]
-    return [t for t in found if t.dim() > 0]
-
-
-def quantisation_bytes(model: nn.Module) -> int:
-    """Bytes of the constants that dequantise the 4-bit weights of `model`; every rank holds all of them."""
-    return sum(_constants(module.quant_state) for module in model.modules() if getattr(module, "quant_state", None))
-
-
-def _constants(state: Any) -> int:
-    nested = [state.state2.absmax, state.state2.code, state.offset] if state.nested else []
-    return sum(t.nbytes for t in (state.absmax, state.code, *nested))

@@ -14,19 +14,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from autofit.training.engine import Resident
-from autofit.training.engines.local import quantisation_bytes, states
-
 if TYPE_CHECKING:
     from autofit.techniques.technique import BuildPlan
 
 INFERENCE_OP = "deepspeed_shm_comm"
 """DeepSpeed's shared-memory all-reduce for CPU inference. Training never calls it, but DeepSpeed would compile it,
 allocate 130 MiB for it and leave named segments behind when killed."""
-MASTERS = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
-"""Where DeepSpeed's optimizers keep master copies: stages 1 and 2, stage 3, stage 1 with 16-bit weights."""
-GRADIENTS = ("grad_partitions_flat_buffer", "fp32_groups_gradients_flat")
-"""Where they keep gradients: stage 3, stage 1 with 16-bit weights."""
 
 
 def deepspeed(plan: BuildPlan) -> Any:
@@ -101,11 +94,9 @@ class ZeroEngine:
 
     def __init__(self, module: nn.Module, plan: BuildPlan) -> None:
         ZeroSharder(plan).shard(module)
-        self._offload = plan.config["offload"]
-        optimizer = plan.optimizer(module) if self._offload == "none" else _adam_on_host(module, plan)
+        optimizer = plan.optimizer(module) if plan.config["offload"] == "none" else _adam_on_host(module, plan)
         with redirect_stdout(sys.stderr):  # it prints memory reports whatever its log level
             self._engine, *_ = deepspeed(plan).initialize(model=module, optimizer=optimizer, config=plan.deepspeed)
-        self._module = module
         self.root: nn.Module = self._engine
         self.ranks = dist.get_world_size()
 
@@ -122,58 +113,6 @@ class ZeroEngine:
         """Take one optimizer step and free the gradients; their L2 norm over all ranks before clipping, fp32 scalar."""
         self._engine.step()
         return torch.as_tensor(self._engine.get_global_grad_norm()).detach().float()
-
-    def resident(self) -> Resident:
-        """What this rank holds now. Shards are views of flat buffers: each buffer is counted once, by its first use."""
-        counted: set[int] = set()
-        own = list(self._module.parameters())
-        shards = [p.ds_tensor for p in own if hasattr(p, "ds_tensor")]
-        constants = quantisation_bytes(self._module)
-        shared, whole = _storages(shards, counted), _storages(own, counted)
-        optimizer = _storages(self._states(), counted)
-        of_backward = _storages([p.grad for p in own if p.grad is not None], counted)
-        gradients = _storages(self._gradients(), counted)
-        on_host = self._offload != "none"
-        params_on_host = on_host and self._offload != "optimizer"
-        return Resident(
-            parameters=whole + constants + (0 if params_on_host else shared),
-            gradients=of_backward + (0 if on_host else gradients),
-            optimizer=0 if on_host else optimizer,
-            host_parameters=shared if params_on_host else 0,
-            host_gradients=gradients if on_host else 0,
-            host_optimizer=optimizer if on_host else 0,
-        )
-
-    def _states(self) -> list[torch.Tensor]:
-        """The master copies, and the states of the optimizer that updates them."""
-        zero = self._engine.optimizer
-        masters = [t for name in MASTERS for t in getattr(zero, name, [])]
-        return [*masters, *states(zero.optimizer)]
-
-    def _gradients(self) -> list[torch.Tensor]:
-        """Gradients wherever DeepSpeed keeps them apart from the parameters: in partitions, on the master copies, or
-        summed on the host."""
-        zero = self._engine.optimizer
-        summed = getattr(zero, "accumulated_grads_in_cpu", {}).values()
-        partitions = [t for group in getattr(zero, "averaged_gradients", {}).values() for t in group or []]
-        flat = [t for name in GRADIENTS for t in _listed(getattr(zero, name, None))]
-        masters = [t.grad for t in self._states() if t.grad is not None]
-        return [*masters, *partitions, *flat, *summed]
-
-
-def _listed(value: Any) -> list[torch.Tensor]:
-    return [value] if isinstance(value, torch.Tensor) else list(value or [])
-
-
-def _storages(tensors: Iterable[torch.Tensor], counted: set[int]) -> int:
-    """Bytes of the distinct storages behind `tensors` that are not yet in `counted`; adds these to it."""
-    total = 0
-    for tensor in tensors:
-        storage = tensor.untyped_storage()
-        if storage.nbytes() and storage.data_ptr() not in counted:
-            counted.add(storage.data_ptr())
-            total += storage.nbytes()
-    return total
 
 
 def _adam_on_host(module: nn.Module, plan: BuildPlan) -> torch.optim.Optimizer:

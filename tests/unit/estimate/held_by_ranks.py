@@ -2,7 +2,7 @@
 
     python held_by_ranks.py CONFIG ...
 
-For each config, per rank: the engine's `Resident` between the last backward and the update, and after the update; then
+For each config, per rank: its `Resident` between the last backward and the update, and after the update; then
 the bytes of the largest fp64 copy made in the backward passes, of DeepSpeed's host buffers for gradients and weights in
 transit and for what is in files, and of the roots that an update operation by operation makes. Configs without
 `sharding` have one rank, all others two.
@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from resident import local, resident
 from tiny import STACK, job, model, rows
 
 from autofit.techniques import Job, complete, parse
@@ -52,7 +53,6 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
     from torch.utils._python_dispatch import TorchDispatchMode
 
     from autofit.training.build import build
-    from autofit.training.engines.local import local
 
     class Fp64(TorchDispatchMode):
         largest = 0
@@ -75,7 +75,8 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
     with Fp64() as fp64:
         for index, (inputs, labels) in enumerate(micro_batches):
             step.micro_step(inputs, labels, targets, last=index == len(micro_batches) - 1)
-    before = asdict(step.engine.resident())
+    offload = complete(parse(config)).text("offload")
+    before = asdict(resident(step, offload))
     with Fp64() as updating:
         step.update()
     zero = getattr(step.engine.root, "optimizer", None)
@@ -87,7 +88,7 @@ def held(config: str, rank: int) -> list[dict[str, int]]:
         )
     )
     passing = {"fp64": fp64.largest, "host_out": out, "host_back": back, "roots": updating.roots}
-    return [before, asdict(step.engine.resident()), {**passing, "locked": locked(step)}]
+    return [before, asdict(resident(step, offload)), {**passing, "locked": locked(step)}]
 
 
 def locked(step: TrainingStep) -> int:

@@ -19,12 +19,12 @@ from autofit.techniques import unsupported
 from autofit.techniques.axes.sharding import NVME_VARIABLE, uses_deepspeed
 from autofit.training import engines
 from autofit.training.build import build, make_plan, make_skeleton
-from autofit.training.engine import Resident
 from autofit.training.loss_module import LossModule
 from autofit.training.prerequisites import nvme
 from autofit.training.step import TrainingStep
 from autofit.training.weights import materialise
 from tests.group import Case, on_ranks
+from tests.resident import Resident, resident
 from tests.tiny import (
     CPU,
     FSDP_TAKES_QLORA,
@@ -79,23 +79,23 @@ def make(case: Case, devices: int) -> TrainingStep:
 def train(case: Case) -> Trained:
     """Five steps of this rank on its part of the batch."""
     step = make(case, dist.get_world_size())
-    return run(step, rows().chunk(dist.get_world_size())[dist.get_rank()])
+    return run(step, rows().chunk(dist.get_world_size())[dist.get_rank()], case.get("offload", "none"))
 
 
-def run(step: TrainingStep, tokens: torch.Tensor) -> Trained:
+def run(step: TrainingStep, tokens: torch.Tensor, offload: str = "none") -> Trained:
     reference = step.reference_loss(tokens) / step.engine.ranks
     losses, norms, held = [], [], []
     update = step.engine.update
 
     def watched() -> torch.Tensor:
-        held.append(step.engine.resident())
+        held.append(resident(step, offload))
         return update()
 
     step.engine.update = watched  # type: ignore[method-assign]
     for _ in range(STEPS):
         losses.append(float(step.run(tokens)))
         norms.append(float(step.gradient_norm))
-    return Trained(reference, losses, norms, held[-1], step.engine.resident())
+    return Trained(reference, losses, norms, held[-1], resident(step, offload))
 
 
 SHARDINGS = ("ddp", "fsdp", "fsdp-no-reshard", "zero1", "zero2", "zero3")

@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from autofit.techniques.axes.sharding import NVME_VARIABLE
 from autofit.training.build import build
-from autofit.training.engine import Resident
 from autofit.training.prerequisites import nvme
 from tests.group import Case, on_ranks
+from tests.resident import Resident, resident
 from tests.tiny import CPU, STACK, config, job, model, rows
 
 WIDE = model("llama", hidden_size=512, intermediate_size=2048, vocab_size=2048, num_hidden_layers=2)
@@ -34,7 +34,7 @@ def train(case: Case) -> tuple[list[float], Resident]:
     torch.manual_seed(0)
     step = build(config(**values), job(WIDE, devices=ranks, stack=WITH_DEEPSPEED), CPU)
     tokens = rows().chunk(ranks)[dist.get_rank() if ranks > 1 else 0]
-    return [float(step.run(tokens)) for _ in range(STEPS)], step.engine.resident()
+    return [float(step.run(tokens)) for _ in range(STEPS)], resident(step, case.get("offload", "none"))
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_what_is_in_files_trains_as_one_process_does(ranks: int, sharding: str, 
 def test_16_bit_weights_train_in_files_as_in_memory(ranks: int, sharding: str, tmp_path: Path) -> None:
     cases = [{**MIXED, "sharding": sharding, "offload": away, "folder": str(tmp_path)} for away in ("params", "nvme")]
     in_memory, in_files = on_ranks(ranks, train, cases)
-    for (expected, resident), (losses, beside) in zip(in_memory, in_files, strict=True):
+    for (expected, held), (losses, beside) in zip(in_memory, in_files, strict=True):
         assert losses == pytest.approx(expected, rel=1e-6)
         assert losses[-1] < losses[0]
-        assert (resident.host_optimizer > 0, beside.host_optimizer) == (True, 0)
+        assert (held.host_optimizer > 0, beside.host_optimizer) == (True, 0)
