@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from functools import partial
+from typing import Any
 
 
 class AutofitError(Exception):
@@ -33,6 +35,10 @@ class EnvironmentLacks(AutofitError):
         super().__init__(f"{message} ({remedy})")
         self.message = message
         self.remedy = remedy
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers send it to the driver."""
+        return partial(type(self), remedy=self.remedy), (self.message,)
 
 
 def in_one_line(error: BaseException) -> str:

@@ -78,7 +78,9 @@ def format_bytes(size: int) -> str:
 
 
 def format_duration(seconds: float) -> str:
-    """`seconds` for people: `0.4 s`, `12 s`, `3 m 05 s`, `1 h 02 m`."""
+    """`seconds` for people: `7 ms`, `0.4 s`, `12 s`, `3 m 05 s`, `1 h 02 m`."""
+    if 0.0005 <= seconds < 0.05:
+        return f"{1000 * seconds:.0f} ms"
     if seconds < 10:
         return f"{seconds:.1f} s"
     whole = round(seconds)

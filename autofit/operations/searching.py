@@ -220,7 +220,7 @@ def _check_any_is_measured(search_run: Search) -> None:
     if known.out_of_memory:
         said += f"; {known.out_of_memory} configs ran out of memory"
     raise Shortfall(
-        f"no trial could be finished in the time, because steps are too slow: {said}; {SOONER}",
+        f"no trial could be finished in the time: {said}; {SOONER}",
         memory_limit_bytes=search_run.plan.limits.memory_bytes,
         closest={"config": config.to_json(), "provenance": "measured", "least_step_seconds": least},
     )

@@ -223,6 +223,8 @@ class RayPool:
                 "Ray started no worker within 5 minutes", remedy="check `ray status` for resources"
             ) from error
         except self._ray.exceptions.RayError as error:
+            if isinstance(lacks := getattr(error, "cause", None), EnvironmentLacks):
+                raise lacks from error
             raise EnvironmentLacks(
                 f"Ray's worker failed: {cause(error)}", remedy="run `autofit doctor` on that machine"
             ) from error

@@ -149,6 +149,9 @@ class Machine:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         os.close(self.file)
+        for meeting in Path("/dev/shm").glob("emulated-nccl-*"):  # of ranks that were killed before all had joined
+            if not Path("/proc", meeting.name.split("-")[2]).exists():
+                meeting.unlink(missing_ok=True)
 
     @property
     def environment(self) -> dict[str, str]:

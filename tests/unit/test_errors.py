@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +43,12 @@ def test_what_the_environment_lacks_is_said_with_its_remedy() -> None:
     error = EnvironmentLacks("bitsandbytes is not installed", remedy="pip install bitsandbytes")
     assert str(error) == "bitsandbytes is not installed (pip install bitsandbytes)"
     assert error.remedy == "pip install bitsandbytes"
+
+
+def test_what_a_worker_lacks_arrives_as_it_was() -> None:
+    for kind in (EnvironmentLacks, StoreError):
+        sent = pickle.loads(pickle.dumps(kind("no driver", remedy="install one")))
+        assert type(sent) is kind and str(sent) == "no driver (install one)" and sent.remedy == "install one"
 
 
 @pytest.mark.parametrize(

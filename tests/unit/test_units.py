@@ -158,7 +158,9 @@ def test_a_duration_is_the_sum_of_its_parts(hours: int, minutes: int, seconds: i
 @pytest.mark.parametrize(
     ("seconds", "printed"),
     [
-        (0.04, "0.0 s"),
+        (0.0, "0.0 s"),
+        (0.04, "40 ms"),
+        (0.05, "0.1 s"),
         (0.44, "0.4 s"),
         (12.4, "12 s"),
         (59.7, "1 m 00 s"),

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from statistics import median
 
 from autofit.cli.output import columns
-from autofit.cli.text.phrases import SAME_TRAINING, devices_text, on_each, short, step_text, total_text
+from autofit.cli.text.phrases import EMULATED, SAME_TRAINING, devices_text, on_each, short, step_text, total_text
 from autofit.core.frontier import Alternative, Frontier, Point, Recommendation, of_method
 from autofit.core.outcome import Fits, Outcome, TimedOut, Trial
 from autofit.core.units import format_bytes, format_duration
@@ -35,7 +35,8 @@ def frontier_text(frontier: Frontier, *, memory_limit_bytes: int | None = None) 
         f"Frontier of {devices_text(frontier.hardware, workload)} for {workload.model}, {step_text(workload)}, "
         f"within {limit}{on_each(workload.devices)}:"
     )
-    return "\n\n".join([heading, *(tables or ["nothing that was measured fits"])])
+    said = [EMULATED] if frontier.hardware.is_emulated else []
+    return "\n\n".join([heading, *(tables or ["nothing that was measured fits"]), *said])
 
 
 def _measured_table(method: str, points: Iterable[Point], devices: int, memory_limit_bytes: int | None) -> str:
@@ -73,6 +74,8 @@ def recommendation_text(answer: Recommendation) -> str:
         f"  {format_bytes(m.device_bytes)} of {format_bytes(answer.memory_limit_bytes)}"
         f"{on_each(answer.workload.devices)}: {format_bytes(answer.headroom_bytes)} of headroom",
     ]
+    if answer.hardware.is_emulated:
+        lines.append(f"  {EMULATED}")
     if m.leak_bytes_per_step:
         lines.append(f"  warning: memory grew by about {format_bytes(m.leak_bytes_per_step)} a step")
     lines += [f"  {sentence}" for sentence in answer.changes_training or (SAME_TRAINING,)]
@@ -117,6 +120,8 @@ def trial_text(trial: Trial) -> str:
     ]
     if m.leak_bytes_per_step:
         rows.append(("leak", f"about {format_bytes(m.leak_bytes_per_step)} more with each step"))
+    if trial.hardware.is_emulated:
+        rows.append(("note", EMULATED))
     if trial.doubts:
         rows.append(("in doubt", "; ".join(trial.doubts)))
     return head + columns([("outcome", "fits"), *rows])

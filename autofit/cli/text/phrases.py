@@ -9,6 +9,10 @@ from autofit.core.workload import Effect, Workload
 _ALWAYS = {"precision": "", "micro_batch": "micro-batch ", "checkpointing": "ckpt ", "optimizer": "", "loss": "loss "}
 
 SAME_TRAINING = "trains exactly as the plain recipe does"
+EMULATED = (
+    "emulated: memory is real; time is a virtual clock's and no speed of a card; losses and gradients were not checked"
+)
+"""Of what was measured on a card that is not there."""
 
 EFFECTS = {
     Effect.EXACT: "exact: trains the same",

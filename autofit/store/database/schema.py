@@ -218,8 +218,8 @@ def _counts(connection: Connection, tables: frozenset[str]) -> dict[str, int]:
 def _absent(address: Address) -> NoStore:
     return NoStore(
         f"there is no store at {address}",
-        remedy="run `autofit search` first (--dry-run predicts, without a device), or name another store with --store or "
-        "AUTOFIT_STORE",
+        remedy="run `autofit search` first (--dry-run predicts, without a device), or name another store "
+        "with --store or AUTOFIT_STORE",
     )
 
 

@@ -12,7 +12,7 @@ from unit.operations.test_estimate_cache import ESTIMATE
 from autofit.cli.live import ProgressDisplay, block, line
 from autofit.cli.output import columns
 from autofit.cli.text.measured import frontier_text, recommendation_text, trial_text
-from autofit.cli.text.phrases import short
+from autofit.cli.text.phrases import EMULATED, short
 from autofit.cli.text.predicted import (
     CLOSE,
     change_text,
@@ -265,6 +265,19 @@ def test_a_recommendation_warns_of_a_leak() -> None:
     )
     answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
     assert "warning: memory grew by about 1.00 GiB a step" in recommendation_text(answer)
+
+
+def test_what_an_emulated_card_has_shown_is_said_to_be_no_speed() -> None:
+    trial = make_trial({}, fits(3, 1234.5))
+    assert isinstance(trial.outcome, Fits)
+    point = Point(config=trial.config, measurement=trial.outcome.measurement, trial_id=1)
+    for hardware in (trial.hardware, replace(trial.hardware, name=f"emulated-{trial.hardware.name}")):
+        frontier = Frontier.of(
+            [point], hardware=hardware, workload=trial.workload, stack=trial.stack, trials=1, out_of_memory=0
+        )
+        answer = recommendation(frontier, memory_limit_bytes=4 * GIB, goal=Goal())
+        texts = frontier_text(frontier), recommendation_text(answer), trial_text(replace(trial, hardware=hardware))
+        assert [EMULATED in text for text in texts] == [hardware.is_emulated] * 3
 
 
 def test_a_trial_that_failed_in_words() -> None:
