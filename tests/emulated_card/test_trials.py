@@ -59,6 +59,16 @@ def test_an_emulated_card_answers_for_no_real_one(home: Path, tmp_path: Path) ->
     assert real.returncode != 0 and "nothing" in real.stderr, (real.stdout, real.stderr)
 
 
+def test_a_card_without_virtual_memory(home: Path, tmp_path: Path) -> None:
+    """A trial there does without expandable segments, and says so."""
+    with Machine(home, "rtx-4090:no-vmm") as machine:
+        asked = ("trial", *JOB, "--config", "method=full,micro_batch=2", "--json")
+        done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
+    found = json.loads(done.stdout)
+    assert found["outcome"] == "fits", found
+    assert found["measurement"]["expandable_segments"] is False
+
+
 SEARCH = ("search", *JOB, "--method", "lora", "--max-trials", "2")
 
 

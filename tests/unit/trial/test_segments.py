@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from emulated_card.cards import Machine
 
 from autofit.core.errors import EnvironmentLacks
 from autofit.trial.limits import segments
@@ -19,7 +14,6 @@ from autofit.trial.limits.segments import ALLOCATOR, allocator_settings, first_a
 from autofit.trial.process.runner import trial_environment
 
 DEVICE = torch.device("cuda", 0)
-HOME = Path(os.environ.get("EMULATED_CARD_HOME", Path(__file__).parents[3] / ".venv" / "emulated-card")).absolute()
 
 
 class Driver:
@@ -98,21 +92,3 @@ def test_an_allocator_whose_memory_is_not_counted_is_refused(monkeypatch: pytest
     with pytest.raises(EnvironmentLacks, match=r"asks for cudaMallocAsync, .* \(leave `backend` out of it\)"):
         trial_environment("cuda")
     assert trial_environment("cpu"), "which that allocator does not concern"
-
-
-def trial(machine: Machine, store: Path, *, config: str) -> dict[str, Any]:
-    """What `autofit trial` prints of one config on an emulated machine."""
-    asked = ["--model", "smollm2-135m", "--seq-len", "256", "--global-batch", "4", "--config", config, "--json"]
-    command = [sys.executable, "-m", "autofit", "trial", *asked, "--store", str(store)]
-    done = subprocess.run(command, env={**os.environ, **machine.environment}, capture_output=True, text=True)
-    answer: dict[str, Any] = json.loads(done.stdout or "{}")
-    assert answer, done.stderr
-    return answer
-
-
-@pytest.mark.skipif(not (HOME / "done").exists(), reason="no emulated card is built: make emulated-card")
-def test_a_trial_on_a_card_without_virtual_memory_fits(tmp_path: Path) -> None:
-    with Machine(HOME, "rtx-4090:no-vmm") as machine:
-        answer = trial(machine, tmp_path / "store.db", config="method=full,micro_batch=2")
-    assert answer["outcome"] == "fits", answer
-    assert answer["measurement"]["expandable_segments"] is False
