@@ -20,7 +20,8 @@ DRIVER, CUDA = "580.95.05 (emulated)", 13000
 CONTEXT_BYTES = 400 * 1024**2
 """What a process takes of an H100 before it allocates anything; between 300 and 600 MiB on real ones, by driver."""
 FACTS: dict[str, tuple[str, int, int, int, int]] = {
-    # the driver's name, streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz (data sheets)
+    # the driver's name, streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz: of data
+    # sheets, but those of the H100 PCIe and NVL, the H20, the GH200, the L4, the L40S and the RTX 5090, which are from memory
     "t4": ("Tesla T4", 40, 4, 70, 1590),
     "v100-16g": ("Tesla V100-SXM2-16GB", 80, 6, 300, 1530),
     "v100-32g": ("Tesla V100-SXM2-32GB", 80, 6, 300, 1530),
@@ -33,9 +34,16 @@ FACTS: dict[str, tuple[str, int, int, int, int]] = {
     "l40": ("NVIDIA L40", 142, 96, 300, 2490),
     "rtx-6000-ada": ("NVIDIA RTX 6000 Ada Generation", 142, 96, 300, 2505),
     "rtx-pro-6000": ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 188, 128, 600, 2617),
+    "l4": ("NVIDIA L4", 58, 48, 72, 2040),
+    "l40s": ("NVIDIA L40S", 142, 96, 350, 2520),
+    "rtx-5090": ("NVIDIA GeForce RTX 5090", 170, 96, 575, 2407),
     "a100-40g": ("NVIDIA A100-SXM4-40GB", 108, 40, 400, 1410),
     "a100-80g": ("NVIDIA A100-SXM4-80GB", 108, 40, 400, 1410),
     "h100-80g": ("NVIDIA H100 80GB HBM3", 132, 50, 700, 1980),
+    "h100-pcie-80g": ("NVIDIA H100 PCIe", 114, 50, 350, 1755),
+    "h100-nvl-94g": ("NVIDIA H100 NVL", 132, 60, 400, 1785),
+    "gh200-96g": ("NVIDIA GH200 480GB", 132, 60, 700, 1980),
+    "h20": ("NVIDIA H20", 78, 60, 400, 1980),
     "h200": ("NVIDIA H200", 132, 50, 700, 1980),
     "b200": ("NVIDIA B200", 148, 126, 1000, 1965),
 }

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.emulated_card.cards import Machine
+from autofit.catalog import hardware as catalog
+from tests.emulated_card.cards import Machine, described
 
 if TYPE_CHECKING:
     from tests.emulated_card.conftest import Start
@@ -131,3 +132,11 @@ def test_nvml_shows_a_card_and_its_instances(home: Path, start: Start) -> None:
             "Not Supported",
             [machine.uuid(place) for place in (0, 2, 3)],
         ]
+
+
+def test_every_nvidia_card_of_the_catalog_can_be_emulated() -> None:
+    """Under a name by which the catalog knows it."""
+    for known in catalog.cards():
+        if known.vendor == "nvidia":
+            emulated, _ = described(known.name, 0)
+            assert catalog.match(emulated.name.decode(), emulated.total_bytes) == known, known.name
