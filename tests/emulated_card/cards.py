@@ -21,7 +21,7 @@ CONTEXT_BYTES = 400 * 1024**2
 """What a process takes of an H100 before it allocates anything; between 300 and 600 MiB on real ones, by driver."""
 FACTS: dict[str, tuple[str, int, int, int, int]] = {
     # the driver's name, streaming multiprocessors, L2 in MiB, power limit in watts, boost clock in MHz: of data
-    # sheets, but those of the H100 PCIe and NVL, the H20, the GH200, the L4, the L40S and the RTX 5090, which are from memory
+    # sheets, but for the H100 PCIe and NVL, the H20, the GH200, the L4, the L40S and the RTX 5090: they are from memory
     "t4": ("Tesla T4", 40, 4, 70, 1590),
     "v100-16g": ("Tesla V100-SXM2-16GB", 80, 6, 300, 1530),
     "v100-32g": ("Tesla V100-SXM2-32GB", 80, 6, 300, 1530),
