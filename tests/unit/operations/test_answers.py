@@ -335,6 +335,14 @@ def test_hardware_that_nothing_was_measured_on(filled: Store) -> None:
         operations.frontier(OPTIONS, hardware="h100-90", store=filled)
 
 
+def test_an_emulated_card_and_the_real_one_answer_each_for_itself(filled: Store) -> None:
+    emulated = replace(HARDWARE, name=f"emulated-{HARDWARE.name}")
+    add(filled, {"method": "full"}, fits(1, 99_000), emulated)
+    for hardware, speed in ((HARDWARE, 4000.0), (emulated, 99_000.0)):
+        answer = operations.recommend(OPTIONS, hardware=hardware.name, store=filled)
+        assert (answer.hardware.name, answer.point.measurement.tokens_per_second) == (hardware.name, speed)
+
+
 def test_part_of_a_name_means_what_was_measured(filled: Store) -> None:
     """The catalog has three H100s, the store one."""
     assert operations.frontier(OPTIONS, hardware="H100", store=filled).hardware.name == "h100-80g"
