@@ -43,6 +43,8 @@ missed, this expected gain is worth a short trial, too: a belief that rests on s
 SUSPICIOUS = 1.5
 """How many times slower than foretold the measured configs of a method are, in the median, where what they share is
 suspected: a value that all of them have may be slow here, and only another one can tell."""
+MAX_HALF_WIDTH = 0.10
+"""Above this a machine is so busy that its spread says more about the other work than about the next trial."""
 BOUND_DEVIATION = 0.5
 """Of the logarithm of a step time that is known only to be at least so long, where less was expected: it counts as if
 measured there, this uncertain."""
@@ -320,7 +322,7 @@ class Acquisition:
         known = [s for s in spreads if s is not None]
         if not known:
             return WORTHWHILE_GAIN
-        return max(WORTHWHILE_GAIN, LUCK * float(np.median(known)) / 2)
+        return max(WORTHWHILE_GAIN, LUCK * min(float(np.median(known)) / 2, MAX_HALF_WIDTH))
 
     def candidates(self) -> list[Candidate]:
         """Every open config with its expected gain, in the order of `_Weighed`."""

@@ -94,7 +94,7 @@ def test_what_cannot_be_estimated_is_one_clear_line(autofit: Autofit, arguments:
 def test_a_model_that_cannot_be_traced_is_estimated_but_not_drawn(
     autofit: Autofit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def fails(*arguments: object) -> None:
+    def fails(*arguments: object, **options: object) -> None:
         raise ValueError("the data decides")
 
     monkeypatch.setattr("autofit.estimate.tracing.traces.trace_decoder", fails)

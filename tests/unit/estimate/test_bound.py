@@ -60,7 +60,7 @@ def test_the_formula_errs_by_no_more_than_it_says(name: str, text: str) -> None:
 def test_what_cannot_be_followed_is_estimated_by_formula_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def fails(*arguments: object) -> None:
+    def fails(*arguments: object, **options: object) -> None:
         tried.append(arguments)
         raise ValueError("the data decides")
 
@@ -129,7 +129,7 @@ def test_what_a_processor_offloads_goes_to_the_memory_it_came_from() -> None:
 
 
 def test_a_host_that_is_too_small_rules_out_what_cannot_be_followed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*arguments: object) -> None:
+    def fails(*arguments: object, **options: object) -> None:
         raise ValueError("the data decides")
 
     monkeypatch.setattr("autofit.estimate.tracing.traces.trace_decoder", fails)
