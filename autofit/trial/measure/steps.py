@@ -91,7 +91,8 @@ class Steps:
         steps that take so long; at most `most`. Returns the seconds of the last one, as it ran.
 
         Under loss scaling the first updates are skipped until the scale is small enough. If `brief`, the first step is
-        one micro-step and its update; where that is the only one, memory is attributed in the timed steps.
+        one micro-step and its update. Memory is attributed in the timed steps, too, if there was one step alone: its
+        forward and backward had no optimizer states beside them.
         """
         updates, slowest = 0, 0.0
         for number in range(most):
@@ -101,7 +102,7 @@ class Steps:
             self._settle(0)
             updates += math.isfinite(self.gradient_norms[-1])
             if updates >= enough(slowest):
-                self._timed_with = self._booked if brief and not number else self._announced
+                self._timed_with = self._announced if number else self._booked
                 break
         self._forget()
         for _ in range(2 * self._lag):

@@ -94,6 +94,17 @@ def test_a_brief_warm_up_begins_with_one_micro_step(updates: int, rows: list[int
     assert (len(meter.phases) > attributed) == (updates == 1)
 
 
+@pytest.mark.parametrize("updates", [1, 2])
+def test_memory_is_attributed_beside_the_optimizers_states(updates: int) -> None:
+    """Which the first update makes."""
+    meter = Queued("cpu")
+    steps = Steps(cast(Any, Counted(meter)), torch.zeros(6, 1), 4, cast(Any, meter), lambda phase, share=None: None)
+    steps.warm_up(lambda seconds: updates, 20)
+    attributed = len(meter.phases)
+    steps.timed()
+    assert attributed == updates and len(meter.phases) == 2
+
+
 def test_a_step_is_read_while_the_next_one_is_queued() -> None:
     meter = Queued("cuda")
     steps = Steps(cast(Any, Counted(meter)), torch.zeros(1), 4, cast(Any, meter), lambda phase, share=None: None)
