@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from autofit.core.lattice import Config
@@ -64,7 +65,7 @@ class Hosted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Library:
+class Library(ABC):
     """One sharding library at one value of `sharding` and `offload`."""
 
     ranks: int
@@ -99,9 +100,9 @@ class Library:
         mixed: no autocast remains."""
         return plain(config).replace(precision=config.text("precision").removesuffix("-mixed"))
 
+    @abstractmethod
     def micro_steps(self, trace: MemoryTrace, *, accumulates: bool) -> MemoryTrace:
         """The decoder's trace on one rank; `accumulates` says whether a second micro-step follows the first."""
-        raise NotImplementedError
 
     def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
         """The optimizer's trace on one rank: that of its share of each parameter."""
@@ -111,9 +112,9 @@ class Library:
         """What one rank's share takes of the host's memory; `accumulates` as for `micro_steps`."""
         return Hosted()
 
+    @abstractmethod
     def traffic(self, holdings: Holdings, micro_steps: int) -> Traffic:
         """The traffic of one optimizer step with this many micro-steps."""
-        raise NotImplementedError
 
 
 def passes(holdings: Holdings, ranks: int) -> float:

@@ -83,7 +83,7 @@ class Traces:
         """The decoder of `config`, which `spread` distributes; `accumulates` says whether micro-steps follow the
         first."""
         if spread is None:
-            return self._alone(config)
+            return self._single(config, None)
         # A library decides by size what it shards, and the gradients of a single micro-batch take another path.
         key = self._of_decoder(config), accumulates, config.get("rank")
         return self._once("rank", key, lambda: self._on_one_rank(config, spread, accumulates), keeps=False)
@@ -102,7 +102,7 @@ class Traces:
     def holdings(self, config: Config, spread: Library | None) -> Holdings:
         """The model's sizes over all ranks together, as `config` trains it."""
         single = alone(config, spread)
-        parameters = in_order(self._alone(single).events.trace)
+        parameters = in_order(self._single(config, spread).events.trace)
         of_trained, of_frozen = (
             SymbolicSizes.of(s.bytes for s in parameters if s.trained is is_trained).at(1, int(config.get("rank") or 1))
             for is_trained in (True, False)
@@ -152,13 +152,15 @@ class Traces:
         return found
 
     def _on_one_rank(self, config: Config, spread: Library, accumulates: bool) -> Decoder:
-        single = self._alone(spread.traced(config), keeps_inputs=spread.keeps_inputs)
+        single = self._single(config, spread)
         trace = spread.micro_steps(single.events.trace, accumulates=accumulates)
         return replace(single, events=DecoderEvents(trace))
 
-    def _alone(self, config: Config, *, keeps_inputs: bool = False) -> Decoder:
+    def _single(self, config: Config, spread: Library | None) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
-        keeps_inputs = keeps_inputs and config["method"] != "full"  # what is trained needs its inputs anyway
+        config = alone(config, spread)
+        # What is trained needs its inputs anyway.
+        keeps_inputs = spread is not None and spread.keeps_inputs and config["method"] != "full"
         key = self._of_decoder(config), keeps_inputs
         return self._once("decoder", key, lambda: self._trace_decoder(config, keeps_inputs=keeps_inputs))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tiny import CPU_HARDWARE, CUDA_HARDWARE, STACK, model
@@ -20,6 +21,7 @@ from autofit.estimate.sharding.library import Traffic
 from autofit.estimate.sharding.zero_third import PARAMETER_OPERATIONS
 from autofit.estimate.time.roofline import prior
 from autofit.estimate.time.transfers import amounts, seconds_per_byte
+from autofit.estimate.tracing import traces
 from autofit.techniques import Job, complete, parse
 from autofit.training.prerequisites import nvme
 
@@ -123,6 +125,20 @@ def test_frozen_layers_keep_their_inputs_under_stage_3_alone() -> None:
     )
     two, three = (estimated(text, 2).breakdown["activations"] for text in texts)
     assert three - two == 4 * 64 * (1024 + 256) * 2
+
+
+@pytest.mark.parametrize("text", ["method=full", "method=lora,rank=8"])
+def test_a_rank_is_estimated_from_one_trace(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, ran = traces.trace_decoder, []
+
+    def counted(*arguments: Any, **options: Any) -> Any:
+        ran.append(options)
+        return trace(*arguments, **options)
+
+    monkeypatch.setattr(traces, "trace_decoder", counted)
+    config = complete(parse(f"{text},sharding=zero3,micro_batch=1"))
+    Estimator(job(2), None).estimate(config, memory_limit_bytes=80 * GIB)
+    assert len(ran) == 1
 
 
 def test_ddp_is_one_device_and_its_buckets() -> None:
