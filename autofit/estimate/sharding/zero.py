@@ -23,7 +23,7 @@ from typing import Any
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.memory.symbolic_sizes import RANK
 from autofit.estimate.sharding.ddp import into_buckets
-from autofit.estimate.sharding.edit import ROOT, Edit, alike, beside
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike
 from autofit.estimate.sharding.library import Holdings, Hosted, Library, Traffic, passes
 
 SUB_GROUP = 1_000_000_000
@@ -118,14 +118,6 @@ class Zero(Library):
             edit.allocate([max(trained, default=0)], None)
         return edit.trace
 
-    def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
-        """The flat partition's update, with a flat copy of the gradients except in mixed precision below stage 3."""
-        found = super(Zero, self).update(trace, holdings)  # slots leave no cell for a bare super()
-        share = holdings.trained_bytes * self.masters // self.ranks
-        if self.stage == 3:
-            share = min(share, SUB_GROUP * (4 if self.mixed or self.wide else 2))
-        return found if self.mixed and self.stage < 3 else beside(found, share)
-
     def hosted(self, holdings: Holdings, *, accumulates: bool) -> Hosted:
         """A rank's masters, states and gradients, the 16-bit copy on its way to the device, and the gradient sums."""
         if self.offload == "none":
@@ -212,6 +204,11 @@ class Zero(Library):
         return 2.0 * micro_steps - 1.0 if micro_steps > 1 else 0.0
 
     @property
+    def _stream(self) -> int:
+        """On which stages 1 and 2 reduce, and allocate for that."""
+        return int(self.buckets.overlaps)
+
+    @property
     def width(self) -> int:
         """Bytes per element of a weight on the device."""
         return 4 if self.wide else 2
@@ -230,11 +227,12 @@ class Zero(Library):
 
     def _partition(self, edit: Edit, trained: Sequence[int], stage: str) -> Sequence[int]:
         """A rank's gradients: its flat part, or where they are copied out of the bucket all those it reaches into."""
+        place = Place(stage, AFTER)
         if not self.mixed:
             reached = self._reached([self.bytes(p) for p in edit.in_order() if p.trained])
-            return edit.allocate([sum(reached)], Place(stage, AFTER), holds=Category.GRADIENTS)
+            return edit.allocate([sum(reached)], place, holds=Category.GRADIENTS, stream=self._stream)
         wide = (self.masters * b for b in trained)
-        return edit.allocate(wide, Place(stage, AFTER), shares=self.ranks, holds=Category.GRADIENTS)
+        return edit.allocate(wide, place, shares=self.ranks, holds=Category.GRADIENTS, stream=self._stream)
 
     def _reached(self, sizes: Sequence[int]) -> list[int]:
         """Of the parameters with these sizes, in order, those that overlap a rank's part of the flat buffer, at the
@@ -250,21 +248,25 @@ class Zero(Library):
         return [[i for i, (begin, end) in enumerate(spans) if end > start and begin < stop] for start, stop in parts]
 
     def _stay(self, edit: Edit, stage: str) -> set[int]:
-        """The layers' gradients that a rank keeps to the end of a backward, where its part is summed in fp32 beside
-        them: its own, of those that are larger than the bucket (`copy_grads_in_partition`), at the rank where that is
-        most."""
+        """The gradients, but for an input embedding's, that a rank keeps to the end of a backward where its part is
+        summed in fp32 beside them: its own, of those that are larger than the bucket (`copy_grads_in_partition`), at
+        the rank where that is most."""
         trained = [p for p in edit.in_order() if p.trained]
-        large = [p.layer is not None and self.bytes(p) > self.buckets.reduce * self.width for p in trained]
+        first = next((i for i, p in enumerate(trained) if p.layer is not None), 0)
+        large = [i >= first and self.bytes(p) > self.buckets.reduce * self.width for i, p in enumerate(trained)]
         parts = self._parts([self.bytes(p) for p in trained])
         own = max(
             ([trained[i] for i in part if large[i]] for part in parts), key=lambda part: sum(map(self.bytes, part))
         )
-        made = {unit: set(gradients) for unit, gradients in edit.gradients(stage).items()}
-        found = set[int]()
-        for parameter in own:
-            found.update(
-                [i for i in made[parameter.layer] - found if edit.trace.storages[i].bytes == parameter.bytes][:1]
-            )
+        return set(self._gradients(edit, stage, own))
+
+    def _gradients(self, edit: Edit, stage: str, parameters: Sequence[Storage]) -> dict[int, Unit]:
+        """The gradients of these parameters that a backward leaves behind, each with the unit that it belongs to."""
+        made = edit.gradients(stage)
+        found: dict[int, Unit] = {}
+        for p in parameters:
+            alike = [i for i in made[p.layer] if i not in found and edit.trace.storages[i].bytes == p.bytes]
+            found.update(dict.fromkeys(alike[:1], p.layer))
         return found
 
     def bytes(self, parameter: Storage) -> int:
@@ -283,17 +285,38 @@ class Zero(Library):
             own: Sequence[int] = ()
             if self.updaters and (number == 1 or not self.mixed):
                 own = self._partition(edit, trained, stage)
-            at_first(edit, stage, made, [Event(index, True) for index in (*bucket, *own)])
+            at_first(edit, stage, made, [Event(index, True) for index in bucket])
+            if own:
+                self._first_reduction(edit, stage).extend(Event(index, True) for index in own)
             into_buckets(edit, stage, made - stay)
             end = edit.after_stage(stage)
             edit.free(end, bucket)
             self.last_reduction(edit, stage, ends=stage == last)
             edit.free(edit.after_stage(stage), sorted(stay))
+            if number > 1:
+                edit.free(end, own)  # added to those of the first
+            else:
+                sums = own
             if stage == last:
                 self.norm(edit, stage)
-            if number > 1:
-                edit.free(end, own)
+                self._flattened(edit, stage, trained, sums)
         return edit, trained
+
+    def _first_reduction(self, edit: Edit, stage: str) -> list[Event]:
+        """A list for events at the first reduction of a backward: when a gradient no longer fits in the bucket."""
+        held = 0
+        for parameter in reversed([p for p in edit.in_order() if p.trained]):
+            if held and held + self.bytes(parameter) > self.buckets.reduce * self.width:
+                return edit.at_start(Place(stage, edit.layers[-1] if parameter.layer is None else parameter.layer))
+            held += self.bytes(parameter)
+        return edit.after_stage(stage)
+
+    def _flattened(self, edit: Edit, stage: str, trained: Sequence[int], own: Sequence[int]) -> None:
+        """Where the update takes a flat copy of a rank's gradients, they are given back once it is made (`step`)."""
+        if self.updaters and not self.mixed:
+            end = edit.after_stage(stage)
+            edit.allocate(trained, Place(stage, AFTER), shares=self.ranks, holds=Category.GRADIENTS, events=end)
+            edit.free(end, own)
 
     def norm(self, edit: Edit, stage: str) -> None:
         """The norm of each gradient in turn, computed on an fp64 copy: in stages 1 and 2 of every whole gradient that
@@ -319,8 +342,13 @@ class Zero(Library):
         beside = [widest.bytes * formats]
         if ends and not self.updaters:
             beside.append(self._in_fp64(widest))
-        passing = edit.allocate([widest.bytes], place, events=end)
-        edit.free(end, [*passing, *edit.allocate(beside, place, shares=self.ranks if parted else 1, events=end)])
+        passing = [
+            *edit.allocate([widest.bytes], place, events=end),
+            *edit.allocate(beside, place, shares=self.ranks if parted else 1, events=end),
+        ]
+        if self.stage == 2 and self.mixed and self.updaters:  # widened to be added (`_add_to_grad_partition_buffer`)
+            passing += edit.allocate([widest.bytes * self.masters], place, stream=self._stream, events=end)
+        edit.free(end, passing)
 
     def _in_fp64(self, gradient: Storage) -> int:
         """Bytes of a gradient's fp64 copy for a norm; stage 3 copies NORM_ELEMENTS of a rank's part at a time."""
@@ -340,22 +368,30 @@ class Zero(Library):
         return edit, trained
 
     def _first(self, trace: MemoryTrace, last: str) -> tuple[Edit, list[int]]:
-        """Gradients stay whole until the last micro-step has reduced them; in mixed precision their sums are fp32
-        (`_fill_param_grad_accum_attribute`), and so are the buckets."""
+        """Gradients stay whole until the last micro-step reduces them; in mixed precision their sums are fp32
+        (`_fill_param_grad_accum_attribute`), and so are the buckets. Then the rank that has the end of the model holds
+        most: its own part, which is allocated with the first of it, beside what has not yet been copied there."""
         edit = Edit(trace)
         trained = self.trained(edit)
         made = [index for found in edit.gradients("backward-1").values() for index in found]
+        in_order = [p for p in edit.in_order() if p.trained]
+        part = [in_order[i] for i in self._parts([self.bytes(p) for p in in_order])[-1]]
+        copied = self._gradients(edit, "backward-1", part) if self.updaters else {}
         bucket = self._bucket(edit, last)
         if self.mixed and self.updaters:
             for index in (*made, *bucket):
                 edit.trace.storages[index].bytes *= self.masters
         at_first(edit, "backward-1", set(made), [Event(index, True) for index in bucket])
-        end = edit.after_stage(last)
+        own: Sequence[int] = ()
         if self.updaters:
             own = self._partition(edit, trained, last)
-            end += [Event(index, True) for index in own]
+            begin = self._first_reduction(edit, last)
+            begin += [Event(index, True) for index in own]
+            for index, unit in copied.items():
+                edit.free(begin if unit is ROOT else edit.at_end(Place(last, unit)), [index])
+        edit.free(edit.after_stage(last), (*(index for index in made if index not in copied), *bucket))
         self.norm(edit, last)
-        edit.free(end, (*made, *bucket))
+        self._flattened(edit, last, trained, own)
         return edit, trained
 
 

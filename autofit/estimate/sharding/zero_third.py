@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 from autofit.estimate.memory.memory_trace import AFTER, Category, Event, MemoryTrace, Place, Storage
 from autofit.estimate.sharding.ddp import into_buckets
-from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike
+from autofit.estimate.sharding.edit import ROOT, Edit, Unit, alike, beside
 from autofit.estimate.sharding.library import Holdings, Traffic
-from autofit.estimate.sharding.zero import Zero
+from autofit.estimate.sharding.zero import SUB_GROUP, Zero
 
 PARAMETER_OPERATIONS = 100
 """Operations whose launch takes as long as the Python code that gathers a trained parameter for every module that uses
@@ -68,6 +68,12 @@ class ZeroThree(Zero):
 
     def _elements(self, parameter: Storage) -> int:
         return self.bytes(parameter) // parameter.item_bytes
+
+    def update(self, trace: MemoryTrace, holdings: Holdings) -> MemoryTrace:
+        """The flat partition's update, with a flat copy of the gradients of what it updates at a time."""
+        found = super(ZeroThree, self).update(trace, holdings)  # slots leave no cell for a bare super()
+        most = SUB_GROUP * (4 if self.mixed or self.wide else 2)
+        return beside(found, min(holdings.trained_bytes * self.masters // self.ranks, most))
 
     def _gather(self, edit: Edit, number: int) -> None:
         """A module is whole while it runs. DeepSpeed prefetches faster than modules run: at each of them, those without
