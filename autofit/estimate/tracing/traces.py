@@ -25,6 +25,7 @@ from autofit.estimate.tracing.trace import HOST, at_primes, layer_kinds, trace_d
 from autofit.estimate.tracing.trace_cache import TraceCache, trace_key
 from autofit.estimate.tracing.update import trace_updates
 from autofit.techniques import Job
+from autofit.techniques.axes.loss import chunks_are_one
 from autofit.training.build import make_plan
 
 V = TypeVar("V")
@@ -159,6 +160,8 @@ class Traces:
     def _single(self, config: Config, spread: Library | None) -> Decoder:
         """On one device: from this those for several values of `sharding` and `offload` are made."""
         config = alone(config, spread)
+        if config["loss"] == "chunked" and chunks_are_one(config, self.job):
+            config = config.replace(loss="full")
         # What is trained needs its inputs anyway.
         keeps_inputs = spread is not None and spread.keeps_inputs and config["method"] != "full"
         key = self._of_decoder(config), keeps_inputs

@@ -13,12 +13,14 @@ from autofit.techniques.technique import BuildPlan, Technique
 def chunks_are_one(config: Config, job: Job) -> bool:
     """Whether loss=chunked is sure to hold all logits of a micro-batch at once, which makes it the same as loss=full.
 
-    Hidden states are counted at 16 bits: where they are wider, this may be the case without being detected here.
+    In mixed precision hidden states are counted at 16 bits: where they are wider, this may be the case without being
+    detected here.
     """
     counts = shape(job.model)
     tokens = int(config["micro_batch"]) * job.workload.seq_len
     head_bytes = counts.hidden_size * counts.vocabulary_size * (2 if config["precision"] == "bf16" else 4)
-    early_bytes = 2 * tokens * counts.hidden_size + (head_bytes if config["method"] == "full" else 0)
+    hidden_bytes = counts.hidden_size * tokens * (4 if config["precision"] == "fp32" else 2)
+    early_bytes = hidden_bytes + (head_bytes if config["method"] == "full" else 0)
     return not chunks_save(tokens, counts.hidden_size, counts.vocabulary_size, early_bytes)
 
 

@@ -283,6 +283,7 @@ def test_what_is_known_beforehand_to_be_one_program_is_one(method: str, precisio
         known.append(chunks_are_one(config, job))
         with torch.device("meta"):
             hidden = torch.empty(128 * micro_batch, hidden_size, dtype=torch.bfloat16)
+            hidden = hidden.float() if precision == "fp32" else hidden
             dtype = torch.bfloat16 if precision == "bf16" or method == "lora" else torch.float32
             weight = torch.empty(tiny.VOCABULARY, hidden_size, dtype=dtype, requires_grad=method == "full")
         assert known[-1] is not saves_memory(hidden, weight)
