@@ -387,9 +387,16 @@ class Zero(Library):
             own = self._partition(edit, trained, last)
             begin = self._first_reduction(edit, last)
             begin += [Event(index, True) for index in own]
+            if (
+                self.mixed
+            ):  # reduced in 16 bits, and widened to be added (`allreduce_bucket`, `_add_to_grad_partition_buffer`)
+                passing = [max(map(self.bytes, part)) * (1 + self.masters)]
+                edit.free(begin, edit.allocate(passing, Place(last, AFTER), stream=self._stream, events=begin))
             for index, unit in copied.items():
                 edit.free(begin if unit is ROOT else edit.at_end(Place(last, unit)), [index])
-        edit.free(edit.after_stage(last), (*(index for index in made if index not in copied), *bucket))
+        if not self.mixed or not self.updaters:  # else they stay until the next forward (`clear_backward_seen_flag`)
+            edit.free(edit.after_stage(last), [index for index in made if index not in copied])
+        edit.free(edit.after_stage(last), bucket)
         self.norm(edit, last)
         self._flattened(edit, last, trained, own)
         return edit, trained
