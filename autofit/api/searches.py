@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Response
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Response
 from fastapi.concurrency import run_in_threadpool
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field
@@ -87,21 +87,12 @@ class SearchState(BaseModel):
         waiting_for = f"a runner with {found.hardware_name}" if found.state == "queued" else None
         if found.state == "running" and not found.held:
             waiting_for = "another driver: its own has gone"
-        return cls(
-            search_id=found.search_id,
-            state=found.state,
-            asked=dict(found.request.get("asked", found.request)),
-            waiting_for=waiting_for,
-            result=None if found.result is None else dict(found.result),
-            started_at=found.started_at,
-            ended_at=found.ended_at,
-            drivers=found.lease_epoch,
-            spent_seconds=found.spent_seconds,
-            spent_trials=found.spent_trials,
-        )
+        told = {name: value for name, value in found.to_json().items() if name in cls.model_fields}
+        asked = found.request.get("asked", found.request)
+        return cls(**told, asked=asked, waiting_for=waiting_for, drivers=found.lease_epoch)
 
 
-def stored_search(search_id: str, store: OpenedStore) -> Search:
+def stored_search(search_id: Annotated[str, Path(pattern="^[0-9A-Za-z-]{1,64}$")], store: OpenedStore) -> Search:
     """The search with the id in the path."""
     found = store.search(search_id)
     if found is None:
@@ -154,7 +145,7 @@ def cancel(found: StoredSearch, store: OpenedStore) -> SearchState:
 async def events(
     found: StoredSearch,
     store: OpenedStore,
-    last_event_id: Annotated[int, Header(ge=0, description="Only events after this one")] = 0,
+    last_event_id: Annotated[int, Header(ge=0, lt=2**31, description="Only events after this one")] = 0,
 ) -> AsyncIterable[ServerSentEvent]:
     search_id, seen = found.search_id, last_event_id
     while True:

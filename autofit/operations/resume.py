@@ -1,19 +1,15 @@
-"""Searches in the store: one that has already answered the question, one to resume, and how each ended."""
+"""Searches in the store: one that has already answered the question, one to resume, and what each has found."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import AutofitError, NothingFits, StoreError
 from autofit.operations.service.asked import digest_of
-from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest
-from autofit.store import Lease, LeaseLost, Store, new_owner
+from autofit.store import Lease, Store, new_owner
 from autofit.store import Search as StoredSearch
 
 if TYPE_CHECKING:
@@ -50,26 +46,25 @@ def begin(
     job = plan.job
     question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
     answered = None if request.fresh else _already_answered(store, question, request)
-    told: dict[str, Any] = {
-        "hardware": job.hardware,
-        "stack": job.stack,
-        "workload": job.workload,
-        "request": {
+    if answered is not None and claimed is None:
+        return Begun(search_id=answered, lease=None, is_answered=True)
+    begun = _begun_afresh(store, question) if request.fresh else None
+    lease = store.queue.begin(
+        begun or uuid.uuid4().hex if claimed is None else claimed.search_id,
+        new_owner() if claimed is None else claimed.owner,
+        digest=digest_of(request, job.workload, job.hardware.name),
+        hardware=job.hardware,
+        stack=job.stack,
+        workload=job.workload,
+        request={
             "question": question,
             "fresh": request.fresh,
             "max_trials": request.max_trials,
             "seconds": request.time_budget_seconds,
         },
-    }
-    if claimed is not None:
-        store.queue.plan(claimed, **told)
-        return Begun(search_id=answered or claimed.search_id, lease=claimed, is_answered=answered is not None)
-    if answered is not None:
-        return Begun(search_id=answered, lease=None, is_answered=True)
-    begun = _begun_afresh(store, question) if request.fresh else None
-    same = digest_of(request, job.workload, job.hardware.name)
-    lease = store.queue.begin(begun or uuid.uuid4().hex, new_owner(), digest=same, campaign_id=campaign_id, **told)
-    return Begun(search_id=lease.search_id, lease=lease, is_answered=False)
+        campaign_id=campaign_id,
+    )
+    return Begun(search_id=answered or lease.search_id, lease=lease, is_answered=answered is not None)
 
 
 def left_for(lease: Lease | None, limits: Limits) -> Limits:
@@ -81,37 +76,15 @@ def left_for(lease: Lease | None, limits: Limits) -> Limits:
     return replace(limits, max_trials=trials, seconds=seconds)
 
 
-@contextmanager
-def its_end_noted(store: Store, lease: Lease, found: Search) -> Iterator[dict[str, Any]]:
-    """Record in the store how the search run inside this context ended, with what it puts into the yielded object."""
-    state, said = "failed", dict[str, Any]()
-    try:
-        yield said
-        state = "succeeded"
-    except NothingFits as error:
-        state, said["reason"] = "nothing_fits", str(error)
-        said |= error.facts() if isinstance(error, Shortfall) else {}
+def results(found: Search) -> dict[str, Any]:
+    """What is stored of a search that has run, to be repeated by `findings`."""
+    return {
+        "stopped_because": found.progress.stopped_because,
+        "ruled_out": found.progress.ruled_out,
+        "regret_bound": found.progress.regret_bound,
         # What was found without any trial could not be repeated from the store.
-        said["answers"] = bool(found.state.trials or not found.beyond_host)
-        raise
-    except AutofitError as error:
-        said["reason"] = str(error)
-        raise
-    except KeyboardInterrupt:
-        state = "queued" if lease.is_runners else "cancelled"
-        raise
-    finally:
-        said |= {
-            "stopped_because": found.progress.stopped_because,
-            "ruled_out": found.progress.ruled_out,
-            "regret_bound": found.progress.regret_bound,
-        }
-        # Every trial is kept by now. Failing to record the ending must not cost the answer or mask the real error.
-        with suppress(StoreError, LeaseLost):
-            if state == "queued":
-                store.queue.give_back(lease, "its driver was interrupted")
-            else:
-                store.queue.end(lease, state, said)
+        "answers": bool(found.state.trials or not found.beyond_host),
+    }
 
 
 def _already_answered(store: Store, question: dict[str, Any], request: SearchRequest) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,14 @@ from autofit.core.units import format_bytes, format_duration
 from autofit.operations.disturbed import Disturbed
 from autofit.operations.impractical import begun_in_vain, emulated_formats
 from autofit.operations.recommendation import recommendation
-from autofit.operations.resume import Begun, begin, findings, its_end_noted, left_for
+from autofit.operations.resume import Begun, begin, findings, left_for, results
+from autofit.operations.service.driving import Driving
 from autofit.planning.nothing_fits import Shortfall, levers, of_failures
 from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
 from autofit.prediction.predictions import ReadyMade
 from autofit.prediction.predictor import LatticePredictor
-from autofit.store import Heartbeat, Store
+from autofit.store import Store
 from autofit.store.trial_log import StoredTrials
 from autofit.trial.machine.detection import asked
 from autofit.workers.pool import Pool
@@ -89,7 +90,7 @@ def search(
     request: SearchRequest,
     report: Callable[[Progress], None] = lambda progress: None,
     *,
-    held: Heartbeat | None = None,
+    held: Driving | None = None,
     campaign_id: str | None = None,
 ) -> SearchResult:
     """Search for the fastest config that fits.
@@ -108,7 +109,7 @@ def search(
             begun = begin(request, plan, store, claimed, campaign_id)
             with ExitStack() as stack:
                 if held is None and begun.lease is not None:
-                    held = stack.enter_context(Heartbeat(store.queue, begun.lease))
+                    held = stack.enter_context(Driving(store, begun.lease))
                 plan = replace(plan, limits=left_for(begun.lease, plan.limits))
                 return _run(request, plan, store, pool, report, started, begun, held)
     finally:
@@ -142,7 +143,7 @@ def _run(
     report: Callable[[Progress], None],
     started: float,
     begun: Begun,
-    held: Heartbeat | None,
+    held: Driving | None,
 ) -> SearchResult:
     from autofit.search.loop import Search
 
@@ -154,16 +155,15 @@ def _run(
         open_pool=partial(_workers, request, pool, predictor),
         report=report,
     )
-    if begun.is_answered:
-        search_run.answer()
-    with (
-        nullcontext(dict[str, Any]()) if begun.lease is None else its_end_noted(store, begun.lease, search_run) as ended
-    ):
-        if not begun.is_answered:
-            search_run.run()
+    try:
+        search_run.answer() if begun.is_answered else search_run.run()
         result = _result(plan, search_run, store, begun.search_id, started, answered=begun.is_answered)
-        ended["recommendation"] = result.recommendation.to_json()
-        return result
+    finally:
+        if held is not None:
+            held.result |= results(search_run)
+    if held is not None:
+        held.result["recommendation"] = result.recommendation.to_json()
+    return result
 
 
 def _workers(request: SearchRequest, pool: Pool | None, predictor: LatticePredictor | None) -> Pool:

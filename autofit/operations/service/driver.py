@@ -9,40 +9,24 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from autofit.core.errors import AutofitError, NothingFits, StoreError, in_one_line
+from autofit.core.errors import AutofitError, Interrupted
 from autofit.operations.searching import search
 from autofit.operations.service.asked import from_json
-from autofit.planning.nothing_fits import Shortfall
-from autofit.store import Heartbeat, Lease, LeaseLost, Store
+from autofit.operations.service.driving import Driving
+from autofit.store import Lease, Store
 from autofit.workers.watch import end_with
 
 
 def drive(told: dict[str, Any]) -> None:
-    """Drive the search to its end, and store that; a driver that has lost its lease changes nothing."""
+    """Drive the search to its end."""
     lease = Lease.from_json(told["lease"])
-    with Store.open(told["store"], create=False) as store, Heartbeat(store.queue, lease) as held:
+    with Store.open(told["store"], create=False) as store, Driving(store, lease) as held:
         found = store.search(lease.search_id)
         assert found is not None, "it was claimed"
-        try:
-            request = from_json(found.request["asked"], store=told["store"], **told["driven"])
-            search(request, held=held)
-        except KeyboardInterrupt:
-            with suppress(LeaseLost):  # the search itself has said so, unless it had not begun
-                store.queue.give_back(lease, "its driver was interrupted")
-        except (LeaseLost, StoreError):
-            raise
-        except NothingFits as error:
-            more = error.facts() if isinstance(error, Shortfall) else {}
-            store.queue.end(lease, "nothing_fits", {"reason": str(error), **more})
-        except Exception as error:
-            said = str(error) if isinstance(error, AutofitError) else in_one_line(error)
-            store.queue.end(lease, "failed", {"reason": said})
-            if not isinstance(error, AutofitError):
-                raise
+        search(from_json(found.request["asked"], store=told["store"], **told["driven"]), held=held)
 
 
 def main() -> None:
@@ -60,6 +44,8 @@ def main() -> None:
     except AutofitError as error:
         print(f"autofit: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
 
 
 if __name__ == "__main__":

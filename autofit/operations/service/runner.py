@@ -35,7 +35,6 @@ class Runner:
         self._store = store
         self._driven = {"ray_address": ray_address, "in_place": in_place}
         self._hardware = None if ray_address is not None else detect()[0]
-        self._owner = new_owner()
         self._over = threading.Event()
 
     def stop(self) -> None:
@@ -52,7 +51,7 @@ class Runner:
                         store.queue.announce(self._hardware)
                         announced = True
                     names = None if self._hardware is None else [self._hardware.name]
-                    lease = store.queue.claim(self._owner, names)
+                    lease = store.queue.claim(new_owner(), names)
                     if lease is not None:
                         self._drive(store, lease)
                         continue

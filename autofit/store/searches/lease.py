@@ -26,6 +26,8 @@ class Lease(Document):
 
     search_id: str
     epoch: int
+    owner: str
+    """`new_owner` of whoever has taken it."""
     spent_seconds: float
     """This and the next: what earlier drivers have spent of the search's budget."""
     spent_trials: int

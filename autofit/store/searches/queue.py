@@ -112,8 +112,9 @@ class SearchQueue:
         request: Mapping[str, Any],
         campaign_id: str | None = None,
     ) -> Lease:
-        """The lease of a search that this process drives: of the queued or running one with the same `digest`, if its
-        driver has gone; else of the one with this id, which is stored if it is new.
+        """The lease of a search that this process drives: of the one with this id if `owner` has claimed it, of the
+        queued or running one with the same `digest` if its driver has gone, or of one with this id that is not driven,
+        which is stored if it is new.
 
         Raises `UnderWay` if another driver has it, and `ValueError` if the request holds NaN or infinity.
         """
@@ -122,34 +123,25 @@ class SearchQueue:
 
         def work(connection: Connection) -> Lease:
             query = select(SearchRow, is_held(connection).label("held")).with_for_update()
-            same = connection.execute(query.where(SearchRow.digest == digest, is_active())).one_or_none()
             by_id = query.where(SearchRow.search_id == search_id)
-            row = same or connection.execute(by_id).one_or_none()
+            row = connection.execute(by_id).one_or_none()
+            if row is None or row.lease_owner != owner:
+                same = query.where(SearchRow.digest == digest, is_active())
+                row = connection.execute(same).one_or_none() or row
             refers = keep(connection, hardware, stack, workload)
             if row is None:
                 _insert(connection, search_id=search_id, digest=digest, request={}, campaign_id=campaign_id, **refers)
                 row = connection.execute(by_id).one()
-            if row.state == "running" and row.lease_owner == owner:  # this was committed, but not answered
+            told = {"request": {**row.request, **request}, **refers}
+            if row.state == "running" and row.lease_owner == owner:
+                _write(connection, _lease(row), "planned", {}, **told)
                 return _lease(row)
             if row.state == "running" and row.held and not is_gone(row.lease_owner):
                 raise UnderWay(row.search_id, row.lease_owner)
             anew = {"spent_seconds": 0.0, "spent_trials": 0} if row.state in ENDINGS else {}
-            asked = {**row.request, **request}
-            return _taken(connection, row, owner, request=asked, digest=digest, **refers, **anew)
+            return _taken(connection, row, owner, digest=digest, **told, **anew)
 
         return self._database.commit(work)
-
-    def plan(
-        self, lease: Lease, *, hardware: Hardware, stack: Stack, workload: Workload, request: Mapping[str, Any]
-    ) -> None:
-        """Stores what the driver of a claimed search has found out about it."""
-
-        def work(connection: Connection) -> None:
-            refers = keep(connection, hardware, stack, workload)
-            asked = connection.scalar(select(SearchRow.request).where(SearchRow.search_id == lease.search_id)) or {}
-            _write(connection, lease, "planned", {}, request={**asked, **request}, **refers)
-
-        self._database.commit(work)
 
     def renew(self, lease: Lease, spent_seconds: float) -> None:
         """Keeps a lease for another `LEASE_SECONDS`, and stores what the search has spent."""
@@ -254,6 +246,7 @@ def _lease(row: Row[*tuple[Any, ...]]) -> Lease:
     return Lease(
         search_id=row.search_id,
         epoch=row.lease_epoch,
+        owner=row.lease_owner,
         spent_seconds=row.spent_seconds,
         spent_trials=row.spent_trials,
         is_runners=row.hardware_name is not None,

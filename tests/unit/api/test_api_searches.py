@@ -155,6 +155,13 @@ def test_what_no_runner_could_search_is_refused(client: TestClient, store: Store
     assert store.searches() == []
 
 
+def test_what_no_database_can_look_up_is_refused(client: TestClient) -> None:
+    search_id = start(client)["search_id"]
+    too_high = client.get(f"/v1/searches/{search_id}/events", headers={"Last-Event-ID": str(2**31)})
+    for answer in (too_high, client.get("/v1/searches/a%00b"), client.delete("/v1/searches/%F0%9F%98%80")):
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+
+
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 def test_what_is_not_there_is_404(client: TestClient) -> None:
     for verb, path in (("GET", "none"), ("DELETE", "none"), ("GET", "none/events")):

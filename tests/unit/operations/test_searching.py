@@ -29,7 +29,7 @@ from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 from autofit.operations import SearchRequest
-from autofit.operations.service.asked import digest_of
+from autofit.operations.service.asked import digest_of, submit
 from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import outline, resolve
 from autofit.prediction import memory_deviations
@@ -292,6 +292,15 @@ def test_the_same_search_is_driven_once(world: World, request_: SearchRequest, s
         result = operations.search(asked)
         assert result.search_id in told[0]
     assert len(world.pools) == len(store.searches()) == 2
+
+
+def test_a_command_drives_the_same_search_that_waits_for_a_runner(
+    world: World, request_: SearchRequest, store: Store
+) -> None:
+    store.queue.announce(detect("cpu")[0])
+    queued = submit(request_, store)
+    assert operations.search(request_).search_id == queued
+    assert [(s.search_id, s.state) for s in store.searches()] == [(queued, "succeeded")]
 
 
 def test_two_fresh_searches_of_different_length_are_two(world: World, request_: SearchRequest, store: Store) -> None:

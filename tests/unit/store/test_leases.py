@@ -12,7 +12,7 @@ from sqlalchemy import event, text
 
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Trial
-from autofit.store import KeyReused, Lease, LeaseLost, Store, UnderWay
+from autofit.store import KeyReused, LeaseLost, Store, UnderWay
 
 MakeTrial = Callable[..., Trial]
 RACES = 1000
@@ -112,7 +112,7 @@ def test_a_key_stands_for_one_search(store: Store, make_trial: MakeTrial) -> Non
 def test_a_command_line_joins_no_search_that_is_driven(store: Store, make_trial: MakeTrial) -> None:
     trial = make_trial()
     first = begin(store, trial, owner="a:1:0")
-    assert begin(store, trial, owner="a:1:0") == first, "the commit that was not answered is not a second driver"
+    assert begin(store, trial, owner="a:1:0") == first, "after a commit that was not answered it is no second driver"
     with pytest.raises(UnderWay, match="s1, driven by a:1:0"):
         begin(store, trial, owner="b:1:0")
     expire(store)
@@ -141,7 +141,7 @@ def test_what_is_given_back_goes_on_with_what_was_spent(store: Store, make_trial
     store.add(make_trial(), lease=lease)
     store.queue.give_back(lease, "its driver was interrupted")
     again = store.queue.claim("b:1:0")
-    assert again == Lease(search_id=lease.search_id, epoch=2, spent_seconds=7.0, spent_trials=1, is_runners=True)
+    assert again == replace(lease, epoch=2, owner="b:1:0", spent_seconds=7.0, spent_trials=1)
 
 
 def test_hardware_is_known_from_trials_and_from_runners(store: Store, make_trial: MakeTrial) -> None:
