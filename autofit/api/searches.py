@@ -52,34 +52,20 @@ class AskedSearch(BaseModel):
 class SearchState(BaseModel):
     """Where a search stands."""
 
-    model_config = ConfigDict(
-        json_schema_extra={
-            "examples": [
-                {
-                    "search_id": "9f0c1e5a7d3b4c2e8f6a1b0d2c4e6f80",
-                    "state": "queued",
-                    "asked": {"model": "llama-3.1-8b", "seq_len": 2048, "hardware": "h100-80g"},
-                    "waiting_for": "a runner with h100-80g",
-                    "result": None,
-                    "started_at": "2026-01-01T00:00:00+00:00",
-                    "ended_at": None,
-                    "drivers": 0,
-                    "spent_seconds": 0.0,
-                    "spent_trials": 0,
-                }
-            ]
-        }
+    search_id: str = Field(examples=["9f0c1e5a7d3b4c2e8f6a1b0d2c4e6f80"])
+    state: str = Field(description=f"queued, running, {', '.join(ENDINGS)}", examples=["queued"])
+    asked: dict[str, Any] = Field(examples=[{"model": "llama-3.1-8b", "seq_len": 2048, "hardware": "h100-80g"}])
+    waiting_for: str | None = Field(
+        description="What has to come before it goes on; null while it does", examples=["a runner with h100-80g"]
     )
-    search_id: str
-    state: str = Field(description=f"queued, running, {', '.join(ENDINGS)}")
-    asked: dict[str, Any]
-    waiting_for: str | None = Field(description="What has to come before it goes on; null while it does")
-    result: dict[str, Any] | None = Field(description="What it answered, or the reason why not; null before it ends")
-    started_at: str
-    ended_at: str | None
-    drivers: int = Field(description="How many processes have driven it so far")
-    spent_seconds: float
-    spent_trials: int
+    result: dict[str, Any] | None = Field(
+        description="What it answered, or the reason why not; null before it ends", examples=[None]
+    )
+    started_at: str = Field(examples=["2026-01-01T00:00:00+00:00"])
+    ended_at: str | None = Field(examples=[None])
+    drivers: int = Field(description="How many processes have driven it so far", examples=[0])
+    spent_seconds: float = Field(examples=[0.0])
+    spent_trials: int = Field(examples=[0])
 
     @classmethod
     def of(cls, found: Search) -> SearchState:

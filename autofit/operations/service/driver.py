@@ -13,7 +13,6 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from autofit.core.errors import AutofitError, Interrupted
-from autofit.operations.searching import search
 from autofit.operations.service.asked import from_json
 from autofit.operations.service.driving import Driving
 from autofit.store import Lease, Store
@@ -24,6 +23,8 @@ def drive(told: dict[str, Any]) -> None:
     """Drive the search to its end."""
     lease = Lease.from_json(told["lease"])
     with Store.open(told["store"], create=False) as store, Driving(store, lease) as held:
+        from autofit.operations.searching import search  # takes long on a busy machine: the lease is kept by now
+
         found = store.search(lease.search_id)
         assert found is not None, "it was claimed"
         search(from_json(found.request["asked"], store=told["store"], **told["driven"]), held=held)

@@ -18,6 +18,8 @@ from autofit.store.tables import EventRow, SearchRow
 
 LEASE_SECONDS = 30.0
 """How long a driver that says nothing keeps its search; it says so three times as often."""
+DRIVERS: set[str] = set()
+"""The owners in this process that drive a search."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +58,13 @@ def new_owner() -> str:
 
 
 def is_gone(owner: str) -> bool:
-    """Whether the owner was a process of this machine and has ended. Where a machine's name misleads, epochs still keep
-    two drivers apart."""
+    """Whether the owner was a process of this machine and has ended, or a driver of this process that has. Where a
+    machine's name misleads, epochs still keep two drivers apart."""
     node, _, process = owner.rpartition(":")[0].rpartition(":")
     if node != platform.node() or not process.isdecimal():
         return False
+    if int(process) == os.getpid():
+        return owner not in DRIVERS
     try:
         os.kill(int(process), 0)
     except (ProcessLookupError, OverflowError):

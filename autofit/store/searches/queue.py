@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, Row, and_, insert, or_, select, update
+from sqlalchemy import Connection, Row, and_, insert, or_, select, update
 
 from autofit.core.document import Document
 from autofit.core.errors import UsageError, unknown
@@ -73,8 +73,8 @@ class SearchQueue:
             known = known or connection.execute(asked.where(SearchRow.digest == digest, is_active())).one_or_none()
             if not known:
                 refers = keep(connection, workload=workload)
-                _insert(connection, search_id=search_id, request=dict(request), **new, **refers)
-                _record(connection, search_id, "queued", {"hardware": hardware_name})
+                _insert(connection, search_id=search_id, request=dict(request), last_seq=1, **new, **refers)
+                tell(connection, search_id, 1, "queued", {"hardware": hardware_name})
                 return search_id
             if known.digest != digest:
                 raise KeyReused(f"the idempotency key {key!r} was used for another request")
@@ -88,9 +88,8 @@ class SearchQueue:
 
         def work(connection: Connection) -> Lease | None:
             running = SearchRow.state == "running"
-            drivers = connection.execute(select(SearchRow.search_id, SearchRow.lease_owner).where(running))
-            gone = [row.search_id for row in drivers if is_gone(row.lease_owner)]
-            left = and_(running, or_(~is_held(connection), SearchRow.search_id.in_(gone)))
+            gone = [o for o in connection.scalars(select(SearchRow.lease_owner).where(running)) if o and is_gone(o)]
+            left = and_(running, or_(~is_held(connection), SearchRow.lease_owner.in_(gone)))
             name = SearchRow.hardware_name
             ours = name.is_not(None) if hardware is None else name.in_(hardware)
             waiting = select(SearchRow).where(ours, or_(SearchRow.state == "queued", left))
@@ -191,7 +190,9 @@ class SearchQueue:
         def work(connection: Connection) -> None:
             if connection.scalar(select(SearchRow.search_id).where(SearchRow.search_id == search_id)) is None:
                 raise no_search(search_id)
-            _record(connection, search_id, "cancelled", {}, is_active(), state="cancelled", ended_at=now())
+            seq = number(connection, search_id, is_active(), state="cancelled", ended_at=now())
+            if seq is not None:
+                tell(connection, search_id, seq, "cancelled", {})
 
         self._database.commit(work)
 
@@ -215,30 +216,16 @@ def _insert(connection: Connection, **values: Any) -> None:
     connection.execute(insert(SearchRow).values(state="queued", started_at=now(), **values))
 
 
-def _record(
-    connection: Connection,
-    search_id: str,
-    kind: str,
-    body: Mapping[str, Any],
-    *conditions: ColumnElement[bool],
-    **values: Any,
-) -> None:
-    """Changes a search, and says so in an event, if it meets the conditions."""
-    seq = number(connection, search_id, *conditions, **values)
-    if seq is not None:
-        tell(connection, search_id, seq, kind, body)
-
-
 def _write(connection: Connection, lease: Lease, kind: str, body: Mapping[str, Any], **values: Any) -> None:
-    """The same by the driver that holds the lease; raises `LeaseLost` for any other."""
+    """Changes a search under its lease, and says so in an event; raises `LeaseLost`."""
     tell(connection, lease.search_id, own_number(connection, lease, **values), kind, body)
 
 
 def _taken(connection: Connection, row: Row[*tuple[Any, ...]], owner: str, **values: Any) -> Lease:
     epoch = row.lease_epoch + 1
     own = {"lease_owner": owner, "lease_epoch": epoch, "lease_expires_at": clock(connection) + LEASE_SECONDS}
-    begun = {"state": "running", "ended_at": None, "result": None, **own, **values}
-    _record(connection, row.search_id, "running", {"epoch": epoch, "driver": owner}, **begun)
+    seq = number(connection, row.search_id, state="running", ended_at=None, result=None, **own, **values)
+    tell(connection, row.search_id, seq or 0, "running", {"epoch": epoch, "driver": owner})
     return _lease(connection.execute(select(SearchRow).where(SearchRow.search_id == row.search_id)).one())
 
 

@@ -10,6 +10,7 @@ import pytest
 from leases import a_gone_process, begin, expire, submit
 from sqlalchemy import event, text
 
+from autofit import __version__
 from autofit.core.errors import StoreError
 from autofit.core.outcome import Trial
 from autofit.store import KeyReused, LeaseLost, Store, UnderWay
@@ -53,6 +54,13 @@ def test_a_driver_that_was_overtaken_changes_nothing(store: Store, make_trial: M
             attempt()
     assert not store.queue.is_held(first) and store.queue.is_held(second)
     assert before == (store.searches(), store.trials(), store.queue.events(first.search_id))
+
+
+def test_a_trial_says_where_by_what_and_under_which_lease_it_was_stored(store: Store, make_trial: MakeTrial) -> None:
+    store.add(replace(make_trial(), node="node-1"), lease=begin(store, make_trial()))
+    with store._database.read() as connection:
+        (row,) = connection.execute(text("SELECT node, autofit_version, search_epoch FROM trials")).all()
+    assert tuple(row) == ("node-1", __version__, 1)
 
 
 def test_a_lease_is_kept_by_renewing_it(store: Store, make_trial: MakeTrial) -> None:
