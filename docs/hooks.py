@@ -118,7 +118,8 @@ def http() -> str:
     from autofit.store import Store
 
     with tempfile.TemporaryDirectory() as folder, Store.open(f"{folder}/store.db") as store:
-        paths = create_app(store).openapi()["paths"]
+        document = create_app(store).openapi()
+        paths, bodies = document["paths"], document["components"]["schemas"]
     parts = []
     for path, verbs in paths.items():
         for verb, operation in verbs.items():
@@ -128,11 +129,22 @@ def http() -> str:
                     "required" if p["required"] else p["schema"].get("default", ""),
                     p.get("description", ""),
                 )
-                for p in operation.get("parameters", ())
+                for p in parameters(operation, bodies)
             )
-            known = operation.get("parameters") and table(("parameter", "default", ""), rows)
+            known = parameters(operation, bodies) and table(("parameter", "default", ""), rows)
             parts.append(f"## {verb.upper()} {path}\n\n{operation['summary']}.\n\n{known or 'It has no parameters.'}")
     return "\n\n".join(parts)
+
+
+def parameters(operation: dict[str, Any], bodies: dict[str, Any]) -> list[dict[str, Any]]:
+    """The parameters of a request, the fields of its body among them."""
+    found = list(operation.get("parameters", ()))
+    for media in operation.get("requestBody", {}).get("content", {}).values():
+        body = bodies[media["schema"]["$ref"].rpartition("/")[2]]
+        for name, schema in body["properties"].items():
+            required = name in body.get("required", ())
+            found.append({"name": name, "required": required, "schema": schema, **schema})
+    return found
 
 
 def python() -> str:

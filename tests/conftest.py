@@ -68,6 +68,7 @@ SLOW = (
     "tests/unit/search/test_adviser.py",
     "tests/unit/search/test_loop.py",
     "tests/unit/search/test_predictions_in_search.py",
+    "tests/unit/store/test_leases.py",
     "tests/unit/store/test_store_concurrency.py",
     "tests/unit/techniques/test_memory_order.py",
     "tests/unit/training/test_exactness.py",

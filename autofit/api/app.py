@@ -1,4 +1,4 @@
-"""The application: read-only answers from the store."""
+"""The application: answers from the store, and who may ask."""
 
 from __future__ import annotations
 
@@ -11,24 +11,16 @@ from starlette.middleware.base import RequestResponseEndpoint
 from starlette.responses import Response
 
 from autofit import __version__, operations
-from autofit.api import problems
-from autofit.api.loopback import names_loopback
-from autofit.core.errors import unknown
+from autofit.api import problems, searches
+from autofit.api.common import PROBLEM, STRICT, OpenedStore
+from autofit.api.loopback import TOKEN_VARIABLE, names_loopback
+from autofit.core.errors import EnvironmentLacks, UsageError, unknown
 from autofit.core.outcome import OUTCOME_KINDS
 from autofit.core.units import parse_bytes
 from autofit.core.workload import Effect, Goal, Workload
 from autofit.operations import WorkloadOptions
 from autofit.operations.recommendation import find_hardware
 from autofit.store import Store
-
-
-def opened_store(request: Request) -> Store:
-    """The store that the application answers from."""
-    found: Store = request.app.state.store
-    return found
-
-
-OpenedStore = Annotated[Store, Depends(opened_store)]
 
 
 def workload_options(
@@ -95,6 +87,7 @@ def trial_filter(
     """Conditions on stored trials, as the store's queries take them; parameters that are not given match anything."""
     if outcome is not None and outcome not in OUTCOME_KINDS:
         raise unknown("outcome", outcome, OUTCOME_KINDS)
+    name = only_hardware(store) if hardware == "auto" else hardware or ""
     workload = {
         "seq_len": seq_len,
         "global_batch": global_batch,
@@ -105,43 +98,46 @@ def trial_filter(
     return {
         "model": model,
         "outcome": outcome,
-        "hardware_key": None if hardware is None else find_hardware(hardware, store).key,
+        "hardware_key": None if hardware is None else find_hardware(name, store).key,
         "workload": {name: value for name, value in workload.items() if value is not None},
     }
 
 
-def refuse_other_parameters(request: Request) -> None:
-    """Reject parameters that the route does not have: ignoring them would answer a different question."""
-    described = request.app.openapi()["paths"][request.scope["route"].path]["get"]
-    names = [parameter["name"] for parameter in described["parameters"]]
-    for name in request.query_params:
-        if name not in names:
-            raise unknown("parameter", name, names)
-
-
 LARGEST_INTEGER = 2**63 - 1
 """Largest integer that the databases hold (64-bit, signed)."""
-PROBLEM: dict[str, Any] = {
-    "description": "Problem details (RFC 9457)",
-    "content": {"application/problem+json": {"schema": {"type": "object"}}},
-}
 
 WorkloadQuery = Annotated[WorkloadOptions | Workload, Depends(workload_options)]
 GoalQuery = Annotated[Goal, Depends(goal_options)]
 MemoryLimitQuery = Annotated[int | None, Depends(memory_limit_option)]
 TrialQuery = Annotated[dict[str, Any], Depends(trial_filter)]
-STRICT = [Depends(refuse_other_parameters)]
 
 
 def question(
-    workload: WorkloadQuery, goal: GoalQuery, memory_limit_bytes: MemoryLimitQuery, hardware: str = "auto"
+    store: OpenedStore,
+    workload: WorkloadQuery,
+    goal: GoalQuery,
+    memory_limit_bytes: MemoryLimitQuery,
+    hardware: Annotated[str, Query(description="Name of hardware with trials; auto: the only one")] = "auto",
 ) -> dict[str, Any]:
     """What the operations that answer are asked."""
-    return {"asked": workload, "goal": goal, "memory_limit_bytes": memory_limit_bytes, "hardware": hardware}
+    name = only_hardware(store) if hardware == "auto" else hardware
+    return {"asked": workload, "goal": goal, "memory_limit_bytes": memory_limit_bytes, "hardware": name}
+
+
+def only_hardware(store: Store) -> str:
+    """The name of the only hardware that trials ran on: what the server itself has is not what its clients mean."""
+    names = sorted({hardware.name for hardware in store.hardware()})
+    if len(names) > 1:
+        raise UsageError(f"name the hardware: {', '.join(names)}")
+    if not names:
+        raise EnvironmentLacks("nothing has been measured yet", remedy="start a search")
+    return names[0]
 
 
 Question = Annotated[dict[str, Any], Depends(question)]
 ROUTES = APIRouter()
+READING = ("GET", "HEAD")
+"""Methods of requests that change nothing."""
 
 
 @ROUTES.head("/healthz", include_in_schema=False)  # by which some load balancers probe
@@ -175,7 +171,8 @@ def trials(
 def create_app(store: Store, *, token: str | None = None, loopback: bool = False) -> FastAPI:
     """The application over an open store. If a token is given, every request except /healthz must carry it.
 
-    Without a token, a server on `loopback` answers only requests whose Host header names this machine.
+    Without a token, nothing can be started or cancelled: any web page could have the user's browser ask for that. And a
+    server on `loopback` answers only requests whose Host header names this machine.
     """
     app = FastAPI(
         title="autofit",
@@ -185,6 +182,7 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
     )
     app.state.store = store
     app.include_router(ROUTES)
+    app.include_router(searches.ROUTES)
     problems.install(app)
 
     @app.middleware("http")
@@ -192,6 +190,8 @@ def create_app(store: Store, *, token: str | None = None, loopback: bool = False
         refusal = None
         if token is not None:
             refusal = _without_token(request, token)
+        elif request.method not in READING:
+            refusal = _unauthorised(f"what runs or writes needs a bearer token: start the server with {TOKEN_VARIABLE}")
         elif loopback:
             refusal = _to_another_name(request)
         return refusal or await call_next(request)
@@ -214,6 +214,10 @@ def _without_token(request: Request, token: str) -> Response | None:
     right = hmac.compare_digest(credentials.encode(), token.encode()) and scheme.lower() == "bearer"
     if right or request.url.path == "/healthz":
         return None
-    refusal = problems.problem(401, "Unauthorised", "a bearer token is required")
+    return _unauthorised("a bearer token is required")
+
+
+def _unauthorised(detail: str) -> Response:
+    refusal = problems.problem(401, "Unauthorised", detail)
     refusal.headers["WWW-Authenticate"] = "Bearer"
     return refusal

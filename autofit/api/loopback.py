@@ -1,8 +1,11 @@
-"""Which addresses and host names refer to this machine."""
+"""Which addresses and host names refer to this machine, and what others must know."""
 
 from __future__ import annotations
 
 import ipaddress
+
+TOKEN_VARIABLE = "AUTOFIT_TOKEN"
+"""The environment variable that holds the bearer token."""
 
 
 def is_loopback(host: str) -> bool:

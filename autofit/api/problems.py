@@ -11,8 +11,10 @@ from starlette.exceptions import HTTPException
 
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
 from autofit.planning.nothing_fits import Shortfall
+from autofit.store import KeyReused
 
 STATUSES: tuple[tuple[type[AutofitError], int, str], ...] = (
+    (KeyReused, 422, "Key used before"),
     (UsageError, 400, "Wrong request"),
     (NothingFits, 404, "Nothing fits"),
     (StoreError, 503, "Store unavailable"),

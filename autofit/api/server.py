@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 
-from autofit.api.loopback import is_loopback
+from autofit.api.loopback import TOKEN_VARIABLE, is_loopback
 from autofit.core.errors import EnvironmentLacks, UsageError
 from autofit.store import Store
 
-TOKEN_VARIABLE = "AUTOFIT_TOKEN"
+GRACE_SECONDS = 3
+"""How long requests may take to end once the server is told to: streams of events have no end of their own."""
 
 
-def serve(*, host: str, port: int, store: str | None) -> None:
-    """Serve until interrupted, and print the address on standard error; port 0 picks a free port.
+def serve(*, host: str, port: int, store: str | None, with_runner: bool = True) -> None:
+    """Serve until interrupted, and print the address on standard error; port 0 picks a free port. A runner drives the
+    searches that are asked for, unless there is to be none.
 
     Raises `EnvironmentLacks` if `host` is not a loopback address and the environment sets no token, and `UsageError` if
     nothing can listen there.
@@ -29,7 +34,7 @@ def serve(*, host: str, port: int, store: str | None) -> None:
             f"a server on {host} can be reached from other machines and would not ask for a token",
             remedy=f"set {TOKEN_VARIABLE} to a secret, or use --host 127.0.0.1",
         )
-    with Store.open(store, create=False) as opened:
+    with Store.open(store, create=with_runner) as opened, ExitStack() as stack:
         port = _free(host, port)
         app = create_app(opened, token=token, loopback=is_loopback(host))
         where = f"http://{f'[{host}]' if ':' in host else host}:{port}"
@@ -38,7 +43,31 @@ def serve(*, host: str, port: int, store: str | None) -> None:
             file=sys.stderr,
             flush=True,
         )
-        uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False)
+        if with_runner:
+            stack.enter_context(_runner(store))
+        uvicorn.run(
+            app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=GRACE_SECONDS
+        )
+
+
+@contextmanager
+def _runner(store: str | None) -> Iterator[None]:
+    """A runner in a thread, which drives in processes of their own."""
+    from autofit.operations.service.runner import Runner
+
+    try:
+        runner = Runner(store)
+    except EnvironmentLacks as error:
+        print(f"autofit: searches wait for another runner: {error}", file=sys.stderr, flush=True)
+        yield
+        return
+    thread = threading.Thread(target=runner.run, name="autofit-runner")
+    thread.start()
+    try:
+        yield
+    finally:
+        runner.stop()
+        thread.join()
 
 
 def _free(host: str, port: int) -> int:

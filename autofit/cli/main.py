@@ -13,7 +13,7 @@ import typer
 
 from autofit import __version__
 from autofit.cli import axes_command, spaces_commands
-from autofit.cli.commands import answer, bench, db, estimate, probe, run, serve
+from autofit.cli.commands import answer, bench, db, estimate, probe, run, runner, serve
 from autofit.cli.commands import list as listing
 from autofit.cli.output import FULL, warn
 from autofit.core.distribution import not_installed, stranger
@@ -30,7 +30,8 @@ app = typer.Typer(
 )
 for command in (
     *(run.search, run.trial, estimate.estimate, answer.frontier, answer.recommend),
-    *(listing.models, listing.hardware, listing.doctor, axes_command.axes, probe.probe, serve.serve),
+    *(listing.models, listing.hardware, listing.doctor, axes_command.axes, probe.probe),
+    *(serve.serve, runner.runner),
 ):
     app.command()(command)
 for name, group in {"spaces": spaces_commands.group, "db": db.group, "bench": bench.group}.items():

@@ -328,6 +328,8 @@ class Trial:
     """What the estimator predicted before the trial ran; None where it predicted nothing."""
     device_state: DeviceState | None = None
     """What else went on with the device; None where it was not observed, and for trials stored before it was."""
+    node: str | None = field(default=None, compare=False)
+    """The machine that it ran on, for the store's own record: no document names it."""
 
     @property
     def doubts(self) -> tuple[str, ...]:

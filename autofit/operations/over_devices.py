@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from autofit.core.errors import AutofitError, EnvironmentLacks, NothingFits, StoreError, UsageError
 from autofit.core.workload import METHODS, check_count, check_shared_equally
@@ -84,12 +85,13 @@ def search_over_devices(
     smaller one that cannot be searched (its space has nothing for it, or none of its trials ran) costs no more than its
     own answer.
     """
+    campaign_id = uuid4().hex
     results: dict[int, SearchResult] = {}
     reasons: dict[int, AutofitError] = {}
     # From the largest number down, so that missing devices, or a space with nothing for them, are reported at once.
     for devices, asked in reversed(requests_over_devices(request).items()):
         try:
-            results[devices] = search(asked, report)
+            results[devices] = search(asked, report, campaign_id=campaign_id)
         except NothingFits as failure:
             reasons[devices] = failure
         except StoreError:

@@ -1,17 +1,16 @@
-"""Searches in the store: one that has already answered the question, one to resume, and how each ended."""
+"""Searches in the store: one that has already answered the question, one to resume, and what each has found."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from autofit.core.errors import NothingFits, StoreError
-from autofit.planning.plan import Plan
+from autofit.operations.service.asked import digest_of
+from autofit.planning.plan import Limits, Plan
 from autofit.planning.requests import SearchRequest
-from autofit.store import Store
+from autofit.store import Lease, Store, new_owner
+from autofit.store import Search as StoredSearch
 
 if TYPE_CHECKING:
     # Imported where it is used: Optuna takes a quarter of a second, which an answer from the store need not wait for.
@@ -26,17 +25,34 @@ class Findings:
     regret_bound: float | None
 
 
-def begin(request: SearchRequest, plan: Plan, store: Store) -> tuple[str, bool]:
-    """The search's id, and whether an earlier search has already answered it; if not, it is now stored as running."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """A search that this process may drive, or one that the store answers."""
+
+    search_id: str
+    """Whose trials and findings are to be read."""
+    lease: Lease | None
+    """None where nothing is to be written: an earlier search has answered."""
+    is_answered: bool
+
+
+def begin(
+    request: SearchRequest, plan: Plan, store: Store, claimed: Lease | None = None, campaign_id: str | None = None
+) -> Begun:
+    """The search, stored as running unless an earlier one has already answered it; a runner has `claimed` it before.
+
+    Raises `UnderWay` if another process drives the same search.
+    """
     job = plan.job
     question = request.question(job, plan.limits.memory_bytes, plan.lattice_digest)
     answered = None if request.fresh else _already_answered(store, question, request)
-    if answered is not None:
-        return answered, True
+    if answered is not None and claimed is None:
+        return Begun(search_id=answered, lease=None, is_answered=True)
     begun = _begun_afresh(store, question) if request.fresh else None
-    search_id = begun or uuid.uuid4().hex
-    store.begin_search(
-        search_id,
+    lease = store.queue.begin(
+        begun or uuid.uuid4().hex if claimed is None else claimed.search_id,
+        new_owner() if claimed is None else claimed.owner,
+        digest=digest_of(request, job.workload, job.hardware.name),
         hardware=job.hardware,
         stack=job.stack,
         workload=job.workload,
@@ -46,40 +62,36 @@ def begin(request: SearchRequest, plan: Plan, store: Store) -> tuple[str, bool]:
             "max_trials": request.max_trials,
             "seconds": request.time_budget_seconds,
         },
+        campaign_id=campaign_id,
     )
-    return search_id, False
+    return Begun(search_id=answered or lease.search_id, lease=lease, is_answered=answered is not None)
 
 
-@contextmanager
-def its_end_noted(store: Store, search_id: str, found: Search) -> Iterator[None]:
-    """Record in the store how the search run inside this context ended."""
-    status = "failed"
-    try:
-        yield
-        status = "done"
-    except NothingFits:
-        if found.state.trials or not found.beyond_host:
-            status = "done"  # that is an answer, too; one without any trial could not be repeated from the store
-        raise
-    except KeyboardInterrupt:
-        status = "interrupted"
-        raise
-    finally:
-        # Every trial is kept by now. Failing to record the ending must not cost the answer or mask the real error.
-        with suppress(StoreError):
-            ended = {
-                "stopped_because": found.progress.stopped_because,
-                "ruled_out": found.progress.ruled_out,
-                "regret_bound": found.progress.regret_bound,
-            }
-            store.end_search(search_id, status, ended)
+def left_for(lease: Lease | None, limits: Limits) -> Limits:
+    """What earlier drivers of the search have left of its limits."""
+    if lease is None:
+        return limits
+    trials = None if limits.max_trials is None else max(0, limits.max_trials - lease.spent_trials)
+    seconds = None if limits.seconds is None else max(0.0, limits.seconds - lease.spent_seconds)
+    return replace(limits, max_trials=trials, seconds=seconds)
+
+
+def results(found: Search) -> dict[str, Any]:
+    """What is stored of a search that has run, to be repeated by `findings`."""
+    return {
+        "stopped_because": found.progress.stopped_because,
+        "ruled_out": found.progress.ruled_out,
+        "regret_bound": found.progress.regret_bound,
+        # What was found without any trial could not be repeated from the store.
+        "answers": bool(found.state.trials or not found.beyond_host),
+    }
 
 
 def _already_answered(store: Store, question: dict[str, Any], request: SearchRequest) -> str | None:
     """The id of a finished search that asked the same question with at least this budget; None if there is none."""
     for earlier in store.searches():
         asked = earlier.request
-        if earlier.status != "done" or asked.get("question") != question:
+        if not _is_answer(earlier) or asked.get("question") != question:
             continue
         if _at_least(asked["max_trials"], request.max_trials) and _at_least(
             asked["seconds"], request.time_budget_seconds
@@ -89,16 +101,21 @@ def _already_answered(store: Store, question: dict[str, Any], request: SearchReq
 
 
 def _begun_afresh(store: Store, question: dict[str, Any]) -> str | None:
-    """The id of a `fresh` search for the same question that was interrupted or killed, to be resumed with its own
+    """The id of a `fresh` search for the same question that was interrupted or has failed, to be resumed with its own
     trials. None if there is none, or if a later search has answered the question."""
     for earlier in store.searches():
         if earlier.request.get("question") != question:
             continue
-        if earlier.status == "done":
+        if _is_answer(earlier):
             return None
-        if earlier.request.get("fresh"):
+        if earlier.request.get("fresh") and earlier.state in ("cancelled", "failed"):
             return earlier.search_id
     return None
+
+
+def _is_answer(earlier: StoredSearch) -> bool:
+    answers = (earlier.result or {}).get("answers", True)
+    return earlier.state in ("succeeded", "nothing_fits") and bool(answers)
 
 
 def _at_least(spent: float | None, asked: float | None) -> bool:

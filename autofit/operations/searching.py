@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,8 @@ from autofit.core.units import format_bytes, format_duration
 from autofit.operations.disturbed import Disturbed
 from autofit.operations.impractical import begun_in_vain, emulated_formats
 from autofit.operations.recommendation import recommendation
-from autofit.operations.resume import begin, findings, its_end_noted
+from autofit.operations.resume import Begun, begin, findings, left_for, results
+from autofit.operations.service.driving import Driving
 from autofit.planning.nothing_fits import Shortfall, levers, of_failures
 from autofit.planning.plan import Plan, resolve
 from autofit.planning.requests import SearchRequest
@@ -84,19 +86,32 @@ class SearchResult:
         }
 
 
-def search(request: SearchRequest, report: Callable[[Progress], None] = lambda progress: None) -> SearchResult:
+def search(
+    request: SearchRequest,
+    report: Callable[[Progress], None] = lambda progress: None,
+    *,
+    held: Driving | None = None,
+    campaign_id: str | None = None,
+) -> SearchResult:
     """Search for the fastest config that fits.
 
     Every trial is committed as it ends, so that after an interruption or a kill the same request resumes from there.
-    Raises `NothingFits` if nothing fits, `EnvironmentLacks` if the machine cannot run trials, `UsageError` if no trial
-    could end within the time budget.
+    `held` is the lease of a search that a runner has claimed; searches that are asked for together share a campaign.
+    Raises `NothingFits` if nothing fits, `EnvironmentLacks` if the machine cannot run trials or another process drives
+    the same search, `UsageError` if no trial could end within the time budget, `LeaseLost` if the search is cancelled.
     """
     started = time.monotonic()
     pool = open_pool(request) if request.ray_address is not None else None
     try:
         plan = resolve(request, pool)
         with Store.open(request.store) as store:
-            return _run(request, plan, store, pool, report, started)
+            claimed = None if held is None else held.lease
+            begun = begin(request, plan, store, claimed, campaign_id)
+            with ExitStack() as stack:
+                if held is None and begun.lease is not None:
+                    held = stack.enter_context(Driving(store, begun.lease))
+                plan = replace(plan, limits=left_for(begun.lease, plan.limits))
+                return _run(request, plan, store, pool, report, started, begun, held)
     finally:
         if pool is not None:
             pool.close()
@@ -127,24 +142,28 @@ def _run(
     pool: Pool | None,
     report: Callable[[Progress], None],
     started: float,
+    begun: Begun,
+    held: Driving | None,
 ) -> SearchResult:
     from autofit.search.loop import Search
 
-    search_id, answered = begin(request, plan, store)
-    predictor = None if answered else LatticePredictor.of(plan, request, store, probes=True)
+    predictor = None if begun.is_answered else LatticePredictor.of(plan, request, store, probes=True)
     search_run = Search(
         plan=plan,
         predictor=predictor or ReadyMade(),
-        log=StoredTrials(store, search_id, fresh=request.fresh),
+        log=StoredTrials(store, begun.search_id, fresh=request.fresh, held=held),
         open_pool=partial(_workers, request, pool, predictor),
         report=report,
     )
-    if answered:
-        search_run.answer()
-        return _result(plan, search_run, store, search_id, started, answered=True)
-    with its_end_noted(store, search_id, search_run):
-        search_run.run()
-        return _result(plan, search_run, store, search_id, started)
+    try:
+        search_run.answer() if begun.is_answered else search_run.run()
+        result = _result(plan, search_run, store, begun.search_id, started, answered=begun.is_answered)
+    finally:
+        if held is not None:
+            held.result |= results(search_run)
+    if held is not None:
+        held.result["recommendation"] = result.recommendation.to_json()
+    return result
 
 
 def _workers(request: SearchRequest, pool: Pool | None, predictor: LatticePredictor | None) -> Pool:

@@ -2,19 +2,30 @@
 
 from autofit.store.database.schema import NoStore, StoreReport, check, place, upgrade
 from autofit.store.exchange import ImportReport, export_lines, import_lines, line_of, opening_line, read_lines
-from autofit.store.searches import Search
+from autofit.store.searches.heartbeat import Heartbeat
+from autofit.store.searches.lease import Lease, LeaseLost, UnderWay, new_owner
+from autofit.store.searches.queue import Event, KeyReused
+from autofit.store.searches.search import ENDINGS, Search
 from autofit.store.store import Store
 
 __all__ = [
+    "ENDINGS",
+    "Event",
+    "Heartbeat",
     "ImportReport",
+    "KeyReused",
+    "Lease",
+    "LeaseLost",
     "NoStore",
     "Search",
     "Store",
     "StoreReport",
+    "UnderWay",
     "check",
     "export_lines",
     "import_lines",
     "line_of",
+    "new_owner",
     "opening_line",
     "place",
     "read_lines",

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, func, insert, select, text
 
+from autofit import __version__
 from autofit.core.outcome import Trial, outcome_from_json
 from autofit.store.rows import Values, keep, readable, storable, trial_values
-from autofit.store.tables import TrialRow
+from autofit.store.searches.lease import Lease, own_number, tell
+from autofit.store.tables import SearchRow, TrialRow
 
 # Far below the number of parameters that one statement may have (SQLite: 32,766), yet enough to keep statements few.
 _CHUNK = 500
@@ -22,11 +24,11 @@ Identity = tuple[str, str, str, str, int]
 T = TypeVar("T")
 
 
-def add(connection: Connection, trial: Trial, search_id: str | None, uid: str) -> int:
-    """Adds a storable `trial` as the next attempt of its identity, unless the write with this `uid` has been done;
-    returns its id.
+def add(connection: Connection, trial: Trial, lease: Lease | None, uid: str) -> int:
+    """Adds a storable `trial` as the next attempt of its identity, and as an event of the search whose lease is given,
+    unless the write with this `uid` has been done; returns its id.
 
-    Raises `IntegrityError` if another process takes the same number at the same time.
+    Raises `LeaseLost`, and `IntegrityError` if another process takes the same number at the same time.
     """
     written = connection.scalar(select(TrialRow.id).where(TrialRow.uid == uid))
     if written is not None:  # the connection was lost while it was committed
@@ -41,8 +43,15 @@ def add(connection: Connection, trial: Trial, search_id: str | None, uid: str) -
             TrialRow.memory_limit_bytes == values["memory_limit_bytes"],
         )
     )
-    row = insert(TrialRow).values(**values, uid=uid, attempt=(last or 0) + 1, search_id=search_id)
-    return int(connection.execute(row.returning(TrialRow.id)).scalar_one())
+    values |= {"uid": uid, "attempt": (last or 0) + 1, "autofit_version": __version__}
+    values |= {} if lease is None else {"search_id": lease.search_id, "search_epoch": lease.epoch}
+    seq = 0 if lease is None else own_number(connection, lease, spent_trials=SearchRow.spent_trials + 1)
+    number = int(connection.execute(insert(TrialRow).values(values).returning(TrialRow.id)).scalar_one())
+    if lease is not None:
+        shown = ("config", "outcome", "device_bytes", "tokens_per_second", "seconds")
+        body = {"trial_id": number, **{name: values[name] for name in shown}}
+        tell(connection, lease.search_id, seq, "trial", body)
+    return number
 
 
 def add_new(connection: Connection, trials: Iterable[Trial]) -> tuple[int, int]:

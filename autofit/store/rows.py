@@ -52,26 +52,30 @@ def hardware_digest(hardware: Hardware) -> str:
     return digest(hardware.to_json())
 
 
-def keep(connection: Connection, hardware: Hardware, stack: Stack, workload: Workload) -> dict[str, str]:
-    """Stores the values that are not yet there; returns the columns that refer to them.
+def keep(
+    connection: Connection,
+    hardware: Hardware | None = None,
+    stack: Stack | None = None,
+    workload: Workload | None = None,
+) -> dict[str, str]:
+    """Stores the given values that are not yet there; returns the columns that refer to them.
 
     Every writer goes through here and takes the tables in this order, so that no two deadlock.
     """
-    refers = {
-        "hardware_digest": hardware_digest(hardware),
-        "stack_key": stack.key,
-        "workload_key": workload.key,
-    }
-    rows: tuple[tuple[type[Base], str, Values], ...] = (
-        (HardwareRow, "digest", {"key": hardware.key, "name": hardware.name, "body": hardware.to_json()}),
-        (StackRow, "key", {"body": stack.to_json()}),
-        (WorkloadRow, "key", {"model": workload.model, "body": workload.to_json()}),
-    )
-    for (table, column, values), key in zip(rows, refers.values(), strict=True):
+    rows: dict[str, tuple[type[Base], str, Values]] = {}
+    if hardware is not None:
+        own = {"digest": hardware_digest(hardware), "key": hardware.key, "name": hardware.name}
+        rows["hardware_digest"] = HardwareRow, "digest", {**own, "body": hardware.to_json()}
+    if stack is not None:
+        rows["stack_key"] = StackRow, "key", {"key": stack.key, "body": stack.to_json()}
+    if workload is not None:
+        named = {"key": workload.key, "model": workload.model}
+        rows["workload_key"] = WorkloadRow, "key", {**named, "body": workload.to_json()}
+    for table, column, values in rows.values():
         primary = table.__table__.c[column]
-        if connection.scalar(select(primary).where(primary == key)) is None:
-            connection.execute(insert(table).values({column: key, **values}))
-    return refers
+        if connection.scalar(select(primary).where(primary == values[column])) is None:
+            connection.execute(insert(table).values(values))
+    return {refers: values[column] for refers, (_, column, values) in rows.items()}
 
 
 def put(connection: Connection, table: type[Base], rows: Sequence[Values]) -> None:
@@ -140,6 +144,7 @@ def trial_values(trial: Trial) -> Values:
         "prediction": prediction,
         "device_state": state,
         "suspect": bool(trial.doubts),
+        "node": trial.node,
     }
     for name, value in values.items():
         if isinstance(value, int) and abs(value) > _LARGEST:

@@ -18,13 +18,16 @@ from autofit.core.outcome import Trial
 from autofit.core.repeatability import between_executions
 from autofit.core.verdict import contradiction, most_memory
 from autofit.core.workload import Workload
-from autofit.store import attempts, estimates, probes, ranking, repeats, searches
+from autofit.store import attempts, estimates, probes, ranking, repeats
 from autofit.store.database import schema
 from autofit.store.database.address import Address
 from autofit.store.database.engine import Database
 from autofit.store.rows import TRIAL_COLUMNS, Reader, new_uid, storable
-from autofit.store.searches import Search
-from autofit.store.tables import SearchRow, TrialRow, WorkloadRow
+from autofit.store.searches.lease import Lease, is_held
+from autofit.store.searches.queue import SearchQueue
+from autofit.store.searches.search import Search
+from autofit.store.searches.search import read as read_search
+from autofit.store.tables import HardwareRow, SearchRow, TrialRow, WorkloadRow
 
 _AT_ONCE = 500
 
@@ -56,6 +59,8 @@ class Store:
         """A store in a database that has the newest schema; `open` makes sure of that."""
         self._database = database
         self._reader = Reader()
+        self.queue = SearchQueue(database)
+        """What changes searches."""
 
     @classmethod
     def open(cls, url: str | None = None, *, create: bool = True) -> Self:
@@ -96,26 +101,18 @@ class Store:
         path = self._database.address.path
         return None if path is None else path.absolute().parent
 
-    def add(self, trial: Trial, *, search_id: str | None = None, uid: str | None = None) -> Trial:
-        """Keeps `trial` for good before returning it with its `trial_id`.
+    def add(self, trial: Trial, *, lease: Lease | None = None, uid: str | None = None) -> Trial:
+        """Keeps `trial` for good before returning it with its `trial_id`; as one of the search whose lease is given.
 
         A write with the `uid` of an earlier one that has come through adds nothing: give one where a write that failed
         is tried again, as it may have been committed all the same.
 
         A further trial of the same hardware, stack, workload, config and memory limit is its next attempt.
         Anything in the texts of its outcome that is not Unicode becomes U+FFFD.
-        Raises `ValueError` for a trial that JSON or SQL cannot hold, and `UsageError` for a search that does
-        not exist.
+        Raises `ValueError` for a trial that JSON or SQL cannot hold, and `LeaseLost`.
         """
-
         trial, own = storable(trial), uid or new_uid()
-
-        def work(connection: Connection) -> int:
-            if search_id is not None and not searches.exists(connection, search_id):
-                raise searches.no_search(search_id)
-            return attempts.add(connection, trial, search_id, own)
-
-        return replace(trial, trial_id=self._database.commit(work))
+        return replace(trial, trial_id=self._database.commit(lambda c: attempts.add(c, trial, lease, own)))
 
     def add_new(self, trials: Iterable[Trial]) -> tuple[int, int]:
         """Keeps all of `trials`, or none if one of them raises; returns how many were added and how many repeated.
@@ -128,9 +125,8 @@ class Store:
 
     def trial(self, trial_id: int) -> Trial | None:
         """The trial with this number, or None."""
-        with self._database.read() as connection:
-            found = connection.execute(select(*TRIAL_COLUMNS).where(TrialRow.id == trial_id)).one_or_none()
-            return None if found is None else self._reader.trial(connection, found)
+        found = self._all_trials(select(*TRIAL_COLUMNS).where(TrialRow.id == trial_id))
+        return found[0] if found else None
 
     def trials(
         self,
@@ -149,12 +145,12 @@ class Store:
             # The page is found by an index alone, so that the rows before it are never read.
             page = select(TrialRow.id).where(*conditions).order_by(order).limit(limit).offset(offset or None)
             query = select(*TRIAL_COLUMNS).where(TrialRow.id.in_(page)).order_by(order)
-        return list(self._read_trials(query))
+        return self._all_trials(query)
 
     def count(self, **asked: Unpack[Conditions]) -> int:
         """How many trials meet every given condition, all attempts."""
-        with self._database.read() as connection:
-            return connection.scalar(select(func.count(TrialRow.id)).where(*_where(asked))) or 0
+        counted = select(func.count(TrialRow.id)).where(*_where(asked))
+        return self._database.fetch(lambda c: c.scalar(counted)) or 0
 
     def stream(self) -> Iterator[Trial]:
         """Every trial, oldest first, from one state of the store, without holding them all in memory."""
@@ -202,7 +198,8 @@ class Store:
         """
         limit = memory_limit_bytes or 0
         keys = {"hardware_key": hardware_key, "stack_key": stack_key, "workload_key": workload_key}
-        with self._database.read() as connection:
+
+        def work(connection: Connection) -> Frontier | None:
             last = select(func.max(TrialRow.id)).where(*ranking.of_context(TrialRow, **keys)).scalar_subquery()
             newest = connection.scalar(select(TrialRow.hardware_digest).where(TrialRow.id == last))
             if newest is None:
@@ -221,18 +218,20 @@ class Store:
                 contradictory=sum(contradiction(a, limit or most_memory(a)) is not None for a in both_ways),
             )
 
+        return self._database.fetch(work)
+
     def between_executions(self, hardware_key: str) -> float:
         """How much executions of one config differ on one hardware, as its latest trials show
         (`repeatability.between_executions`)."""
-        with self._database.read() as connection:
-            return between_executions(repeats.of_hardware(connection, hardware_key))
+        return self._database.fetch(lambda c: between_executions(repeats.of_hardware(c, hardware_key)))
 
     def hardware(self) -> list[Hardware]:
         """The hardware that trials ran on, one per key, most recently used first."""
-        newest = select(func.max(TrialRow.id)).group_by(TrialRow.hardware_key)
+        of_key = select(func.max(TrialRow.id)).where(TrialRow.hardware_key == HardwareRow.key)
+        # One look into an index for each, whatever the number of trials.
+        newest = select(of_key.correlate(HardwareRow).scalar_subquery()).select_from(HardwareRow)
         query = select(TrialRow.hardware_digest).where(TrialRow.id.in_(newest)).order_by(TrialRow.id.desc())
-        with self._database.read() as connection:
-            return [self._reader.hardware(connection, key) for key in connection.scalars(query).all()]
+        return self._database.fetch(lambda c: [self._reader.hardware(c, key) for key in c.scalars(query).all()])
 
     def stacks(self, hardware_key: str, workload_key: str) -> list[Stack]:
         """The stacks that trials of this workload ran under on this hardware, most recently used first."""
@@ -242,8 +241,7 @@ class Store:
             .group_by(TrialRow.stack_key)
             .order_by(func.max(TrialRow.id).desc())
         )
-        with self._database.read() as connection:
-            return [self._reader.stack(connection, key) for key in connection.scalars(query).all()]
+        return self._database.fetch(lambda c: [self._reader.stack(c, key) for key in c.scalars(query).all()])
 
     def workloads(self, *, model: str | None = None, hardware_key: str | None = None) -> list[Workload]:
         """The workloads that were tried, of one model or on one hardware if given, most recently used first."""
@@ -253,13 +251,12 @@ class Store:
             .group_by(TrialRow.workload_key)
             .order_by(func.max(TrialRow.id).desc())
         )
-        with self._database.read() as connection:
-            return [self._reader.workload(connection, key) for key in connection.scalars(query).all()]
+        return self._database.fetch(lambda c: [self._reader.workload(c, key) for key in c.scalars(query).all()])
 
     def known_estimates(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The estimates with these keys that are here, by key, each as the JSON object that was kept."""
-        with self._database.read() as connection:
-            return estimates.known(connection, keys)
+        asked = list(keys)
+        return self._database.fetch(lambda c: estimates.known(c, asked))
 
     def keep_estimates(self, found: Mapping[str, Mapping[str, Any]]) -> None:
         """Keeps estimates, as JSON objects by their keys, in place of those that have the same keys.
@@ -270,8 +267,7 @@ class Store:
 
     def probe(self, *, hardware_key: str, stack_key: str, shapes_key: str | None = None) -> Probe | None:
         """The probe of this hardware and stack for models of these shapes; the latest of any, if there is none."""
-        with self._database.read() as connection:
-            return probes.find(connection, hardware_key, stack_key, shapes_key)
+        return self._database.fetch(lambda c: probes.find(c, hardware_key, stack_key, shapes_key))
 
     def keep_probe(self, probe: Probe) -> None:
         """Keeps a probe in place of an earlier one of the same hardware, stack and shapes.
@@ -280,42 +276,25 @@ class Store:
         """
         self._database.commit(lambda c: probes.keep(c, probe))
 
-    def begin_search(
-        self,
-        search_id: str,
-        *,
-        hardware: Hardware,
-        stack: Stack,
-        workload: Workload,
-        request: Mapping[str, Any],
-    ) -> None:
-        """Stores a search as running; one that is here already is resumed, with the new request and no result.
-
-        Raises `UsageError` if that one searched on other hardware, under another stack or for another workload.
-        """
-        self._database.commit(lambda c: searches.begin(c, search_id, hardware, stack, workload, request))
-
-    def end_search(self, search_id: str, status: str, result: Mapping[str, Any] | None) -> None:
-        """Stores that a search is `done`, `interrupted` or `failed`, and what it answered, as a JSON object.
-
-        Raises `UsageError` for any other status, and for a search that does not exist.
-        """
-        self._database.commit(lambda c: searches.end(c, search_id, status, result))
-
     def search(self, search_id: str) -> Search | None:
         """The search with this id, or None."""
-        found = self._read_searches(select(SearchRow).where(SearchRow.search_id == search_id))
+        found = self._read_searches(SearchRow.search_id == search_id)
         return found[0] if found else None
 
     def searches(self) -> list[Search]:
         """Every search, most recently begun first."""
-        order = (SearchRow.started_at.desc(), SearchRow.search_id)
-        return self._read_searches(select(SearchRow).order_by(*order))
+        return self._read_searches()
 
-    def _read_searches(self, query: Select[*tuple[Any, ...]]) -> list[Search]:
-        with self._database.read() as connection:
-            rows = connection.execute(query).all()
-            return [searches.read(connection, self._reader, row) for row in rows]
+    def _read_searches(self, *conditions: ColumnElement[bool]) -> list[Search]:
+        def work(connection: Connection) -> list[Search]:
+            query = select(SearchRow, is_held(connection).label("held")).where(*conditions)
+            rows = connection.execute(query.order_by(SearchRow.started_at.desc(), SearchRow.search_id)).all()
+            return [read_search(connection, self._reader, row) for row in rows]
+
+        return self._database.fetch(work)
+
+    def _all_trials(self, query: Select[*tuple[Any, ...]]) -> list[Trial]:
+        return self._database.fetch(lambda c: [self._reader.trial(c, row) for row in c.execute(query)])
 
     def _read_trials(self, query: Select[*tuple[Any, ...]]) -> Iterator[Trial]:
         query = query.execution_options(yield_per=_AT_ONCE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Integer, MetaData, UniqueConstraint, false
+from sqlalchemy import JSON, BigInteger, Double, ForeignKey, Index, Integer, MetaData, UniqueConstraint, false, text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 Body = dict[str, Any]
@@ -20,6 +20,9 @@ _NAMES = {
     "fk": "fk_%(table_name)s_%(column_0_name)s",
     "pk": "pk_%(table_name)s",
 }
+
+
+_ACTIVE = text("state IN ('queued', 'running')")
 
 
 class Base(DeclarativeBase):
@@ -64,21 +67,57 @@ class WorkloadRow(Base):
 
 
 class SearchRow(Base):
-    """A search: what it was asked, its status, and what it answered."""
+    """A search: what it was asked, its state, who drives it, and what it answered (docs/internals/searches.md)."""
 
     __tablename__ = "searches"
+    __table_args__ = (
+        Index("uq_searches_digest", "digest", unique=True, sqlite_where=_ACTIVE, postgresql_where=_ACTIVE),
+        Index("uq_searches_idempotency_key", "idempotency_key", unique=True),
+        Index("ix_searches_state", "state", "started_at"),
+    )
 
     search_id: Mapped[str] = mapped_column(primary_key=True)
-    hardware_digest: Mapped[str] = mapped_column(ForeignKey("hardware.digest"))
-    stack_key: Mapped[str] = mapped_column(ForeignKey("stacks.key"))
+    hardware_digest: Mapped[str | None] = mapped_column(ForeignKey("hardware.digest"))
+    """This and the next are None until a driver has begun."""
+    stack_key: Mapped[str | None] = mapped_column(ForeignKey("stacks.key"))
     workload_key: Mapped[str] = mapped_column(ForeignKey("workloads.key"))
-    status: Mapped[str]
-    """`running`, `done`, `interrupted` or `failed`."""
+    state: Mapped[str]
+    """`queued`, `running`, or one of `searches.ENDINGS`."""
     started_at: Mapped[str]
-    """ISO 8601 in UTC, as are all times here."""
+    """When it was asked for; ISO 8601 in UTC, as are all times here."""
     ended_at: Mapped[str | None]
     request: Mapped[Body]
     result: Mapped[Body | None] = mapped_column(JSON(none_as_null=True))
+    digest: Mapped[str | None]
+    """Of what was asked; unique among queued and running searches."""
+    idempotency_key: Mapped[str | None]
+    """Given by a client, who may then ask again without starting a second search."""
+    campaign_id: Mapped[str | None]
+    """Shared by searches that were asked for together."""
+    hardware_name: Mapped[str | None]
+    """What a runner must have to drive it; None for a search that only the process which began it drives."""
+    lease_owner: Mapped[str | None]
+    lease_epoch: Mapped[int] = mapped_column(server_default="0")
+    """Raised whenever the lease changes hands: no earlier driver can write any more."""
+    lease_expires_at: Mapped[float | None]
+    """Seconds since 1970 by the database's clock."""
+    spent_seconds: Mapped[float] = mapped_column(server_default="0")
+    """This and the next: what all its drivers have spent of its budget."""
+    spent_trials: Mapped[int] = mapped_column(server_default="0")
+    last_seq: Mapped[int] = mapped_column(server_default="0")
+    """The number of its last event."""
+
+
+class EventRow(Base):
+    """What happened in a search, numbered from 1 without a gap."""
+
+    __tablename__ = "events"
+
+    search_id: Mapped[str] = mapped_column(ForeignKey("searches.search_id"), primary_key=True)
+    seq: Mapped[int] = mapped_column(primary_key=True)
+    kind: Mapped[str]
+    at: Mapped[str]
+    body: Mapped[Body]
 
 
 class TrialRow(Base):
@@ -143,6 +182,12 @@ class TrialRow(Base):
     """`DeviceState.to_json`; None where the device was not observed."""
     suspect: Mapped[bool] = mapped_column(server_default=false())
     """Whether the trial's time cannot be trusted (`Trial.doubts`); it counts only if there is no clean one."""
+    node: Mapped[str | None]
+    """The machine that it ran on; this and the next two are None for trials of before they were recorded, and for those
+    that were imported."""
+    autofit_version: Mapped[str | None]
+    search_epoch: Mapped[int | None]
+    """The epoch of the lease under which it was stored; None also without a search."""
 
 
 class EstimateRow(Base):

@@ -14,6 +14,7 @@ from autofit.core.outcome import Trial
 from autofit.store.database.retrying import retried
 from autofit.store.exchange import line_of, opening_line
 from autofit.store.rows import new_uid
+from autofit.store.searches.heartbeat import Heartbeat
 from autofit.store.store import Store
 from autofit.techniques import Job
 
@@ -35,7 +36,7 @@ class TrialLog:
         return trial
 
     def check(self) -> None:
-        """Raises `StoreError` if trials can no longer be kept where they should be."""
+        """Raises an error if trials can no longer be kept where they should be."""
 
     def between_executions(self, hardware: Hardware) -> float:
         """`repeatability.between_executions` of the hardware, as far as the trials kept here show it."""
@@ -45,10 +46,13 @@ class TrialLog:
 class StoredTrials(TrialLog):
     """Keeps each trial for good before returning. Once the store has failed for good, trials go only to the file."""
 
-    def __init__(self, store: Store, search_id: str | None = None, *, fresh: bool = False) -> None:
-        """`fresh`: of earlier trials only those of this search are known."""
+    def __init__(
+        self, store: Store, search_id: str | None = None, *, fresh: bool = False, held: Heartbeat | None = None
+    ) -> None:
+        """`held`: the lease of the search whose trials are kept. `fresh`: of earlier trials only its own are known."""
         self._store = store
         self._search_id = search_id
+        self._held = held
         self._fresh = fresh
         self._file: Path | None = None
         self._failure: StoreError | None = None
@@ -69,13 +73,14 @@ class StoredTrials(TrialLog):
     def keep(self, trial: Trial) -> Trial:
         """Keeps `trial` and returns it with its number, or without one if only the file has it.
 
-        An interrupt while the store is being retried loses nothing either.
+        An interrupt while the store is being retried loses nothing either. Raises `LeaseLost` if another driver has the
+        search by now.
         """
         try:
             if self._failure is None:
-                uid = new_uid()
+                uid, lease = new_uid(), None if self._held is None else self._held.lease
                 return retried(
-                    lambda: self._store.add(trial, search_id=self._search_id, uid=uid),
+                    lambda: self._store.add(trial, lease=lease, uid=uid),
                     lambda error: isinstance(error, StoreError),
                     seconds=PATIENCE_SECONDS,
                     pause_seconds=PAUSE_SECONDS,
@@ -90,7 +95,10 @@ class StoredTrials(TrialLog):
         return trial
 
     def check(self) -> None:
-        """Raises `StoreError`, naming the file, once the store has failed: a search must not go on without a store."""
+        """Raises `StoreError`, naming the file, once the store has failed: a search must not go on without a store; and
+        `LeaseLost` once another driver has the search, or it is cancelled."""
+        if self._held is not None:
+            self._held.check()
         if self._failure is not None:
             raise StoreError(
                 f"{self._failure}; what was measured since then is in {self._file}",

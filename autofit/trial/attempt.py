@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from autofit.core.device.state import DeviceState
@@ -24,6 +25,8 @@ class Attempt(Document):
     """None where it was not observed."""
     waited_seconds: float = 0.0
     """How long it waited for its device before that."""
+    node: str = field(default_factory=platform.node)
+    """The machine that it ran on, where this is made; of several, the first rank's."""
 
     def trial(
         self, config: Config, job: Job, *, memory_limit_bytes: int, prediction: Prediction | None = None
@@ -40,6 +43,7 @@ class Attempt(Document):
             recorded_at=now(),
             prediction=prediction,
             device_state=self.device_state,
+            node=self.node,
         )
 
     @classmethod

@@ -35,6 +35,7 @@ def completed_by(attempt: Attempt, request: TrialRequest) -> Completed:
         seconds=attempt.seconds,
         device_state=attempt.device_state,
         waited_seconds=attempt.waited_seconds,
+        node=attempt.node,
     )
 
 

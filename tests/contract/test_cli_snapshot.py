@@ -29,6 +29,7 @@ DESIGN: dict[str, set[str]] = {
     "frontier": {*WORKLOAD, "--hardware", "--json", "--html", "--png"},
     "recommend": {*WORKLOAD, "--hardware", "--memory-limit", "--method", "--format", "-o"},
     "serve": {"--host", "--port", "--store"},
+    "runner": {"--store", "--ray-address"},
     "models": {"--json"},
     "probe": {"--device", "--model", "--fresh", "--json"},
     "hardware": {"--json"},

@@ -20,8 +20,18 @@ DESIGN = {
     "/v1/recommendation": {*WORKLOAD, *GOAL, "hardware", "memory_limit"},
     "/v1/frontier": {*WORKLOAD, *GOAL, "hardware", "memory_limit"},
     "/v1/trials": {*WORKLOAD, "hardware", "outcome", "limit", "offset"},
+    "/v1/searches": {"idempotency-key"},
+    "/v1/searches/{search_id}": {"search_id"},
+    "/v1/searches/{search_id}/events": {"search_id", "last-event-id"},
 }
 """Paths that exist so far, with the command line's options as query parameters."""
+CHANGING = {("post", "/v1/searches"), ("delete", "/v1/searches/{search_id}")}
+"""All that does more than read."""
+NOT_OVER_HTTP = {
+    *("--store", "--json", "--workers", "--ray-address", "--in-place", "--device", "--dry-run", "--fewer-devices"),
+    "--no-predict",
+}
+"""Options of a search that are its runner's business, or the command line's; and the one that is `predict` here."""
 
 
 @pytest.fixture
@@ -41,8 +51,8 @@ def without_prose(value: Any) -> Any:
 
 
 def face(document: dict[str, Any]) -> dict[str, Any]:
-    """What a client's request relies on: verbs, paths and parameters, each parameter by its name."""
-    return {
+    """What a client's request relies on: verbs, paths, parameters, each by its name, and bodies."""
+    requests = {
         f"{verb.upper()} {path}": {
             parameter["name"]: {key: without_prose(value) for key, value in parameter.items() if key != "name"}
             for parameter in operation.get("parameters", [])
@@ -50,6 +60,13 @@ def face(document: dict[str, Any]) -> dict[str, Any]:
         for path, operations in document["paths"].items()
         for verb, operation in operations.items()
     }
+    bodies = document["components"]["schemas"]
+    return requests | {name: properties(bodies[name]) for name in ("AskedSearch", "SearchState")}
+
+
+def properties(schema: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a body; `title` is prose only outside of them."""
+    return {name: without_prose(field) for name, field in schema["properties"].items()}
 
 
 def test_nothing_of_the_api_has_changed(document: dict[str, Any]) -> None:
@@ -58,14 +75,25 @@ def test_nothing_of_the_api_has_changed(document: dict[str, Any]) -> None:
 
 def test_paths_and_parameters_are_the_designs(document: dict[str, Any]) -> None:
     found = {
-        path: {parameter["name"] for parameter in operations["get"].get("parameters", [])}
+        path: {p["name"].lower() for operation in operations.values() for p in operation.get("parameters", [])}
         for path, operations in document["paths"].items()
     }
     assert found == DESIGN
 
 
-def test_everything_only_reads(document: dict[str, Any]) -> None:
-    assert {verb for operations in document["paths"].values() for verb in operations} == {"get"}
+def test_what_changes_something_is_listed(document: dict[str, Any]) -> None:
+    verbs = {(verb, path) for path, operations in document["paths"].items() for verb in operations}
+    assert {(verb, path) for verb, path in verbs if verb != "get"} == CHANGING
+
+
+def test_a_search_has_the_command_lines_options_and_defaults(document: dict[str, Any]) -> None:
+    from test_cli_snapshot import face as command_line
+
+    options = {name: option for name, option in command_line()["search"].items() if name not in NOT_OVER_HTTP}
+    body = document["components"]["schemas"]["AskedSearch"]["properties"]
+    assert {"--" + name.replace("_", "-") for name in body} - {"--predict"} == set(options)
+    for name, option in options.items():
+        assert body[name[2:].replace("-", "_")].get("default") == option["default"], name
 
 
 def test_parameters_have_the_command_lines_defaults(document: dict[str, Any]) -> None:
@@ -89,7 +117,8 @@ def test_errors_are_documented_as_problems(document: dict[str, Any]) -> None:
     wrong = [
         f"{path} {status}"
         for path, operations in document["paths"].items()
-        for status, response in operations["get"]["responses"].items()
-        if status != "200" and set(response.get("content", {})) - {"application/problem+json"}
+        for operation in operations.values()
+        for status, response in operation["responses"].items()
+        if not status.startswith("2") and set(response.get("content", {})) - {"application/problem+json"}
     ]
     assert wrong == []

@@ -343,7 +343,7 @@ def test_killed_through_ray_nothing_is_lost_and_no_process_stays(folder: Path) -
     kills = [Kill(stage=Stage.TRIAL, stored=number, kind=kind) for number, kind in enumerate(kinds, start=1)]
     assert kill_again_and_again(folder, kills, "--no-predict") == [-signal.SIGKILL, 130]
     with Store.open(str(folder / "store.db")) as store:
-        assert store.searches()[0].status == "interrupted"
+        assert store.searches()[0].state == "cancelled"
     measured = {t.config.key for t in trials(folder)}
     assert measured
     asked = ("--in-place", "--memory-limit", "2GiB", "--max-trials", "1", "--no-predict")
@@ -418,4 +418,4 @@ def test_sigint_ends_with_130_and_keeps_what_was_measured(folder: Path) -> None:
     assert trials(folder)
     wait_until_gone(folder)
     with Store.open(str(folder / "store.db")) as store:
-        assert store.searches()[0].status == "interrupted"
+        assert store.searches()[0].state == "cancelled"

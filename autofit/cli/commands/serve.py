@@ -13,16 +13,18 @@ def serve(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", help="Port to listen on.", min=0, max=65535)] = 8000,
     store: options.Store = None,
+    with_runner: Annotated[bool, typer.Option("--runner/--no-runner", help="Also run the searches asked for.")] = True,
 ) -> None:
-    """Serve recommendations, frontiers and trials over HTTP.
+    """Serve recommendations, frontiers and trials over HTTP, and run the searches that are asked for.
 
     \b
     Examples:
       autofit serve
       curl 'http://127.0.0.1:8000/v1/recommendation?model=llama-3.1-8b&memory_limit=24GiB'
 
-    On an address other than loopback, requests need the bearer token set in the environment variable AUTOFIT_TOKEN.
+    What starts a search needs the bearer token set in the environment variable AUTOFIT_TOKEN; on an address other than
+    loopback, every request does.
     """
     from autofit.api.server import serve as run
 
-    run(host=host, port=port, store=store)
+    run(host=host, port=port, store=store, with_runner=with_runner)

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, event
 
 from autofit.core.errors import StoreError
 from autofit.store.database.address import Address
-from autofit.store.database.failures import is_conflict, translated
+from autofit.store.database.failures import is_conflict, is_lost, translated
 from autofit.store.database.retrying import retried
 
 BUSY_SECONDS = 30.0
@@ -23,6 +23,10 @@ CONNECT_SECONDS = 10
 """How long a PostgreSQL server may take to answer; `?connect_timeout=SECONDS` in the URL changes it."""
 CONFLICT_SECONDS = 60.0
 """How long a write is retried while other processes write the same rows."""
+LOST_SECONDS = 10.0
+"""How long reads and writes are retried whose connection was lost: about what a server takes to restart."""
+LOCK = 0x6175746F666974
+""""autofit" in ASCII: PostgreSQL's advisory locks are numbers. Whoever migrates has it alone, writers share it."""
 
 T = TypeVar("T")
 
@@ -44,31 +48,63 @@ class Database:
         writing = {"begin": "BEGIN IMMEDIATE"} if address.is_sqlite else {}
         self._reader = self.engine.execution_options(**reading)
         self._writer = self.engine.execution_options(**writing)
+        self.revision: str | None = None
+        """The schema that every transaction must find: another program may upgrade it meanwhile. None: any."""
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A connection whose statements all see the same state of the store; raises `StoreError`."""
         with translated(self.address), self._reader.connect() as connection:
+            self._check(connection)
             yield connection
 
     @contextmanager
     def write(self) -> Iterator[Connection]:
         """A connection whose changes are all committed at the end, or none; raises `StoreError`."""
         with translated(self.address), self._writer.begin() as connection:
+            self._check(connection, writes=True)
             yield connection
 
+    def fetch(self, work: Callable[[Connection], T]) -> T:
+        """What `work` reads; calls it again if the connection was lost. Raises `StoreError`."""
+
+        def attempt() -> T:
+            with self._reader.connect() as connection:
+                self._check(connection)
+                return work(connection)
+
+        return self._patiently(attempt)
+
     def commit(self, work: Callable[[Connection], T]) -> T:
-        """Commits the changes of `work` and returns its result; calls it again if another process came first.
+        """Commits the changes of `work` and returns its result; calls it again if another process came first, or if the
+        connection was lost, perhaps after the changes were committed.
 
         Raises `StoreError`.
         """
 
         def attempt() -> T:
             with self._writer.begin() as connection:
+                self._check(connection, writes=True)
                 return work(connection)
 
+        return self._patiently(lambda: retried(attempt, is_conflict, seconds=CONFLICT_SECONDS, pause_seconds=0.01))
+
+    def _patiently(self, attempt: Callable[[], T]) -> T:
         with translated(self.address):
-            return retried(attempt, is_conflict, seconds=CONFLICT_SECONDS, pause_seconds=0.01)
+            return retried(attempt, is_lost, seconds=LOST_SECONDS, pause_seconds=0.25)
+
+    def _check(self, connection: Connection, *, writes: bool = False) -> None:
+        """Raises `StoreError` if the schema is no longer the one that this program reads and writes."""
+        if self.revision is None:
+            return
+        if writes and not self.address.is_sqlite:  # where a writer is alone anyway
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock_shared({LOCK})")
+        found = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+        if found != self.revision:
+            raise StoreError(
+                f"the store {self.address} now has schema {found}, and this program began with {self.revision}",
+                remedy="start it again, in the version that changed the store",
+            )
 
     def close(self) -> None:
         """Closes all connections."""

@@ -105,6 +105,13 @@ def is_conflict(error: Exception) -> bool:
     return getattr(error.orig, "sqlstate", None) in ("23505", "40001", "40P01")
 
 
+def is_lost(error: Exception) -> bool:
+    """Whether the connection to a server was lost or refused: it may be restarting."""
+    if not isinstance(error, DBAPIError) or error.orig is None or isinstance(error.orig, sqlite3.Error):
+        return False
+    return _sqlstate(error, error.orig).startswith(("08", "57P"))
+
+
 @contextmanager
 def translated(address: Address) -> Iterator[None]:
     """Turns every error of SQLAlchemy and its drivers into a `StoreError`; leaves all others alone."""

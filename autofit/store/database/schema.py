@@ -17,18 +17,17 @@ from autofit.core.errors import StoreError
 from autofit.core.verdict import Contradiction, contradiction
 from autofit.store import ranking
 from autofit.store.database.address import Address
-from autofit.store.database.engine import BUSY_SECONDS, Database
+from autofit.store.database.engine import BUSY_SECONDS, LOCK, Database
 from autofit.store.database.failures import translated
 from autofit.store.database.retrying import retried
 from autofit.store.rows import Reader
 from autofit.store.tables import TABLES
 
-REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007")
+REVISIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
 """Every revision, oldest first. Opening a store compares with these, which avoids importing Alembic."""
 
 _SCRIPTS = Path(__file__).parent / "migrations"
 _VERSIONS = "alembic_version"
-_LOCK = 0x6175746F666974  # "autofit" in ASCII: PostgreSQL's advisory locks are numbers.
 # Alembic keeps the migration in progress in a global variable.
 _MIGRATING = threading.Lock()
 
@@ -74,11 +73,11 @@ def prepare(database: Database, *, create: bool) -> None:
     _find_file(database.address, create=create)
     with database.read() as connection:
         found = _look(connection)
-    if found.revision == REVISIONS[-1]:
-        return
-    if not (found.is_empty and create):
-        raise _refusal(found, database.address)
-    _migrate(database)
+    if found.revision != REVISIONS[-1]:
+        if not (found.is_empty and create):
+            raise _refusal(found, database.address)
+        _migrate(database)
+    database.revision = REVISIONS[-1]
 
 
 def upgrade(url: str | None = None) -> str:
@@ -172,7 +171,7 @@ def _migrate(database: Database) -> None:
         _use_log(database)
     with _MIGRATING, database.write() as connection:
         if not database.address.is_sqlite:
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+            connection.execute(text(f"SELECT pg_advisory_xact_lock({LOCK})"))
         if _look(connection).revision == REVISIONS[-1]:
             return
         config = Config()

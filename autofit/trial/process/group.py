@@ -32,6 +32,7 @@ class Gathering:
     ranks: int
     seconds: float = 0.0
     """The longest time that any of them took."""
+    _node: str = ""
     _states: dict[int, DeviceState | None] = field(default_factory=dict)
     _answers: dict[int, Outcome] = field(default_factory=dict)
     """In order of arrival."""
@@ -42,6 +43,7 @@ class Gathering:
         """Record how `rank` ended."""
         self._answers[rank] = attempt.outcome
         self._states[rank] = attempt.device_state
+        self._node = attempt.node if rank == 0 else self._node or attempt.node
         self.seconds = max(self.seconds, attempt.seconds)
         if not isinstance(attempt.outcome, Fits) and self._failed_at is None:
             self._failed_at = time.monotonic()
@@ -68,7 +70,7 @@ class Gathering:
     def attempt(self) -> Attempt:
         """The trial's."""
         state = together([self._states[rank] for rank in sorted(self._states)])
-        return Attempt(outcome=combined(self._answers), seconds=self.seconds, device_state=state)
+        return Attempt(outcome=combined(self._answers), seconds=self.seconds, device_state=state, node=self._node)
 
 
 def combined(answers: Mapping[int, Outcome]) -> Outcome:

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 from unit.operations.made_trials import fill
+from unit.store.conftest import migrated, postgresql_server, postgresql_url, sqlite_url, url
 
 from autofit.api.app import create_app
 from autofit.store import Store
+
+__all__ = ["migrated", "postgresql_server", "postgresql_url", "sqlite_url", "url"]
 
 
 @pytest.fixture

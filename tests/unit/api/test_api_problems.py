@@ -77,8 +77,8 @@ def test_a_problem(client: TestClient, request_: str) -> None:
     assert "\n" not in body["detail"]
 
 
-def test_another_verb_is_refused_and_says_which_is_right(client: TestClient) -> None:
-    answer = client.post("/v1/trials")
+def test_another_verb_is_refused_and_says_which_is_right(guarded: TestClient) -> None:
+    answer = guarded.post("/v1/trials", headers={"Authorization": f"Bearer {TOKEN}"})
     assert (answer.status_code, answer.headers["content-type"]) == (405, "application/problem+json")
     assert answer.headers.get("allow") == "GET"  # RFC 9110, section 15.5.6: it must be there
 

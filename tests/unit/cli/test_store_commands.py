@@ -24,6 +24,7 @@ from autofit.core.units import GIB
 from autofit.store import Store
 from autofit.store import trial_log as keeping
 from autofit.store.database.schema import REVISIONS
+from autofit.store.searches.queue import SearchQueue
 
 __all__ = ["migrated", "postgresql_server", "postgresql_url"]
 
@@ -67,7 +68,7 @@ def trials_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("command", [*READING, "serve", "check"])
 def test_a_store_that_is_not_there_is_not_made_by_reading(autofit: Autofit, store_file: Path, command: str) -> None:
-    words = {**READING, "serve": ("serve", "--port", "0"), "check": ("db", "check")}[command]
+    words = {**READING, "serve": ("serve", "--port", "0", "--no-runner"), "check": ("db", "check")}[command]
     check(autofit(*words), f"there is no store at {store_file}", "autofit search")
     assert not store_file.exists()
 
@@ -320,7 +321,7 @@ def test_a_store_that_fails_at_the_very_end_does_not_cost_the_answer(
     def fail(*arguments: object, **options: object) -> None:
         raise StoreError("the store is gone", remedy="none")
 
-    monkeypatch.setattr(Store, "end_search", fail)
+    monkeypatch.setattr(SearchQueue, "end", fail)
     done = autofit(*SEARCH, "--json")
     assert done.code == 0
     assert done.document["recommendation"]["provenance"] == "measured"

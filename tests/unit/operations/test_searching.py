@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -9,7 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from unit.operations.made_trials import MODEL, OPTIONS, crashed, out_of_memory
+from leases import a_gone_process, expire
+from unit.operations.made_trials import MODEL, OPTIONS, crashed, make_trial, out_of_memory
 from unit.operations.made_world import World
 from unit.operations.test_probing import made_probe
 from unit.search.made_truth import Truth
@@ -27,13 +29,16 @@ from autofit.core.workload import Effect, Goal
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.memory.deviation import NOTHING_COMPARED, MemoryDeviation
 from autofit.operations import SearchRequest
+from autofit.operations.service.asked import digest_of, submit
 from autofit.planning.nothing_fits import Shortfall
 from autofit.planning.plan import outline, resolve
 from autofit.prediction import memory_deviations
 from autofit.prediction import predictor as predicting_ahead
 from autofit.prediction.predicting import predict_all
 from autofit.prediction.predictor import LatticePredictor
-from autofit.store import Store
+from autofit.store import LeaseLost, Store, UnderWay
+from autofit.store.searches.heartbeat import LOOK_SECONDS
+from autofit.store.searches.queue import SearchQueue
 from autofit.techniques import Job
 from autofit.trial.machine.detection import detect
 from autofit.trial.process.classify import timed_out
@@ -105,7 +110,7 @@ def test_a_search_is_kept_with_what_it_asked_and_how_it_ended(
     result = operations.search(request_)
     kept = store.search(result.search_id)
     assert kept is not None
-    assert kept.status == "done"
+    assert kept.state == "succeeded"
     assert kept.request["max_trials"] == 200
     assert kept.result is not None and kept.result["stopped_because"] == result.stopped_because
     assert store.count(search_id=result.search_id) == result.trials
@@ -205,17 +210,17 @@ def test_an_interrupted_search_goes_on(world: World, request_: SearchRequest, st
         operations.search(request_)
     assert world.pools[0].closed == 1
     assert store.count() == 5
-    assert [s.status for s in store.searches()] == ["interrupted"]
+    assert [s.state for s in store.searches()] == ["cancelled"]
     world.on_wait = lambda: None
     rest = operations.search(request_)
     assert rest.answered_from_store == 5
     assert rest.trials > 0
-    assert {s.status for s in store.searches()} == {"interrupted", "done"}
+    assert {s.state for s in store.searches()} == {"cancelled", "succeeded"}
 
 
-@pytest.mark.parametrize("status", ["interrupted", "killed"])
+@pytest.mark.parametrize("how", ["interrupted", "killed"])
 def test_measuring_afresh_goes_on_where_it_was_interrupted(
-    world: World, request_: SearchRequest, store: Store, status: str, monkeypatch: pytest.MonkeyPatch
+    world: World, request_: SearchRequest, store: Store, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = operations.search(request_).trials
     afresh = replace(request_, fresh=True)
@@ -226,14 +231,15 @@ def test_measuring_afresh_goes_on_where_it_was_interrupted(
 
     world.on_wait = interrupt
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        if status == "killed":
-            patched.setattr(Store, "end_search", lambda *arguments: None)
+        if how == "killed":
+            patched.setattr(SearchQueue, "end", lambda *arguments: None)
         operations.search(afresh)
+    expire(store)
     world.on_wait = lambda: None
     rest = operations.search(afresh)
     assert (rest.answered_from_store, rest.trials > 0) == (4, True)
     assert store.count(search_id=rest.search_id) == 4 + rest.trials
-    assert [s.status for s in store.searches()] == ["done", "done"]
+    assert [s.state for s in store.searches()] == ["succeeded", "succeeded"]
     # That one has ended: whoever asks afresh again gets all of it measured again.
     again = operations.search(afresh)
     assert again.answered_from_store == 0
@@ -256,21 +262,75 @@ def test_measuring_afresh_begins_anew_once_the_question_is_answered(
 
 
 def test_a_search_that_was_killed_goes_on(world: World, request_: SearchRequest, store: Store) -> None:
-    """SIGKILL leaves the search as running: it is no answer."""
-    site = detect("cpu")
-    plan = resolve(request_)
-    store.begin_search(
-        "killed",
-        hardware=site[0],
-        stack=site[1],
-        workload=plan.job.workload,
-        request={
-            "question": request_.question(plan.job, 2 * GIB, plan.lattice_digest),
-            "max_trials": None,
-            "seconds": None,
-        },
-    )
-    assert operations.search(request_).trials > 0
+    """SIGKILL leaves the search as running: it is no answer, and what it has spent counts."""
+    limited = replace(request_, max_trials=6)
+    job = resolve(limited).job
+    told = {"hardware": job.hardware, "stack": job.stack, "workload": job.workload, "request": {}}
+    same = digest_of(limited, job.workload, job.hardware.name)
+    lease = store.queue.begin("killed", a_gone_process(), digest=same, **told)  # type: ignore[arg-type]
+    for number in range(4):
+        done = make_trial({"method": "lora", "micro_batch": 2**number}, out_of_memory(), job=job)
+        store.add(done, lease=lease)
+    rest = operations.search(limited)
+    assert (rest.search_id, rest.trials) == ("killed", 2)
+    ended = store.search("killed")
+    assert ended is not None and (ended.state, ended.lease_epoch, ended.spent_trials) == ("succeeded", 2, 6)
+
+
+def test_the_same_search_is_driven_once(world: World, request_: SearchRequest, store: Store) -> None:
+    """Whoever asks the same meanwhile is told, with --fresh too, and nothing is measured twice."""
+    for asked in (request_, replace(request_, fresh=True)):
+        told: list[str] = []
+
+        def ask_again(asked: SearchRequest = asked, told: list[str] = told) -> None:
+            if not told:
+                with pytest.raises(UnderWay, match="the same search is under way") as refused:
+                    operations.search(asked)
+                told.append(str(refused.value))
+
+        world.on_wait = ask_again
+        result = operations.search(asked)
+        assert result.search_id in told[0]
+    assert len(world.pools) == len(store.searches()) == 2
+
+
+def test_a_command_drives_the_same_search_that_waits_for_a_runner(
+    world: World, request_: SearchRequest, store: Store
+) -> None:
+    store.queue.announce(detect("cpu")[0])
+    queued = submit(request_, store)
+    assert operations.search(request_).search_id == queued
+    assert [(s.search_id, s.state) for s in store.searches()] == [(queued, "succeeded")]
+
+
+def test_two_fresh_searches_of_different_length_are_two(world: World, request_: SearchRequest, store: Store) -> None:
+    """They once wrote under one id."""
+    shorter = replace(request_, fresh=True, max_trials=3)
+    other: list[str] = []
+
+    def ask_beside() -> None:
+        if not other:
+            world.on_wait = lambda: None
+            other.append(operations.search(shorter).search_id)
+
+    world.on_wait = ask_beside
+    assert operations.search(replace(request_, fresh=True)).search_id != other[0]
+
+
+def test_a_cancelled_search_ends_and_keeps_what_it_has(world: World, request_: SearchRequest, store: Store) -> None:
+    def cancel() -> None:
+        if store.count() >= 3:
+            store.queue.cancel(store.searches()[0].search_id)
+            time.sleep(LOOK_SECONDS + 0.5)
+
+    world.on_wait = cancel
+    with pytest.raises(LeaseLost, match="cancelled or taken over"):
+        operations.search(request_)
+    assert world.pools[0].closed == 1
+    assert (store.count(), [s.state for s in store.searches()]) == (3, ["cancelled"])
+    events = store.queue.events(store.searches()[0].search_id)
+    assert [event.kind for event in events] == ["running", "trial", "trial", "trial", "cancelled"]
+    assert [event.seq for event in events] == [1, 2, 3, 4, 5]
 
 
 def test_a_pool_that_fails_leaves_a_failed_search(world: World, request_: SearchRequest, store: Store) -> None:
@@ -282,7 +342,7 @@ def test_a_pool_that_fails_leaves_a_failed_search(world: World, request_: Search
     with pytest.raises(EnvironmentLacks, match="the cluster is gone"):
         operations.search(request_)
     assert world.pools[0].closed == 1
-    assert (store.count(), [s.status for s in store.searches()]) == (2, ["failed"])
+    assert (store.count(), [s.state for s in store.searches()]) == (2, ["failed"])
 
 
 def test_where_nothing_fits_it_says_so_at_once_the_second_time(
@@ -601,7 +661,7 @@ def test_a_time_budget_too_short_for_any_trial_is_told(world: World, request_: S
             operations.search(replace(request_, time_budget_seconds=600.0))
     assert "method=full" not in str(refused.value) and "a longer --time-budget" in str(refused.value)
     assert [pool.submitted for pool in world.pools] == [[], []]
-    assert [search.status for search in store.searches()] == ["failed", "failed"]
+    assert [search.state for search in store.searches()] == ["failed", "failed"]
 
 
 def test_where_all_trials_take_too_long_the_budget_is_named(world: World, request_: SearchRequest) -> None:

@@ -17,9 +17,11 @@ from pathlib import Path
 import pgserver
 from pgserver.postgres_server import get_server
 
+sys.path.insert(0, str(Path(__file__).parents[2]))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from conftest import CONFIG, OUTCOMES, PREDICTION, SHARED, WORKLOAD, a_probe, a_trial, measured
+from leases import begin
 
 from autofit.store import Store, export_lines
 from autofit.store.database.schema import REVISIONS
@@ -31,15 +33,12 @@ def fill(store: Store) -> None:
     """Trials of every outcome, repeats, two workloads, predictions, an estimate, a probe, a search of each ending."""
     times = (f"2026-01-01T00:00:{second:02}Z" for second in range(60))
     trial = a_trial()
-    where = {"hardware": trial.hardware, "stack": trial.stack, "workload": trial.workload}
-    for status in ("running", "done", "interrupted", "failed"):
-        store.begin_search(status, **where, request={"space": "one-gpu"})  # type: ignore[arg-type]
-        if status != "running":
-            store.end_search(status, status, {"trials": 1} if status == "done" else None)
+    states = ("running", "succeeded", "cancelled", "failed")
+    leases = {state: begin(store, trial, state, space="one-gpu") for state in states}
     for rank, speed in ((8, 900.0), (16, 1000.5), (16, 1001.5), (32, 700.0)):
         config = CONFIG.replace(rank=rank)
         fits = measured(speed, rank * 2**30)
-        store.add(a_trial(config=config, outcome=fits, recorded_at=next(times)), search_id="done")
+        store.add(a_trial(config=config, outcome=fits, recorded_at=next(times)), lease=leases["succeeded"])
     for number, outcome in enumerate(OUTCOMES):
         config = CONFIG.replace(micro_batch=2**number)
         store.add(a_trial(config=config, outcome=outcome, recorded_at=next(times)))
@@ -51,6 +50,8 @@ def fill(store: Store) -> None:
         store.add(a_trial(config=CONFIG.replace(rank=64), device_state=state, recorded_at=next(times)))
     store.keep_estimates({"0" * 64: {"device_bytes": 21 * 2**30}})
     store.keep_probe(a_probe())
+    for state in states[1:]:
+        store.queue.end(leases[state], state, {"trials": 1} if state == "succeeded" else None)
 
 
 def main() -> None:

@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from leases import begin
 from sqlalchemy import event
 from unit.store.conftest import a_probe
 
 from autofit.core.errors import UsageError
 from autofit.core.hardware import Hardware
 from autofit.core.outcome import Crashed, Fits, Outcome, OutOfMemory, Prediction, Trial
-from autofit.store import Store
+from autofit.store import LeaseLost, Store
 
 MakeTrial = Callable[..., Trial]
 
@@ -288,7 +289,7 @@ class TestEstimates:
         statements: list[str] = []
         event.listen(store._database.engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
         assert store.known_estimates(many) == many
-        assert len([said for said in statements if said.startswith("SELECT")]) <= 6
+        assert len([said for said in statements if "FROM estimates" in said]) <= 6
 
 
 class TestProbes:
@@ -322,87 +323,80 @@ class TestProbes:
 
 
 class TestSearches:
-    """Searches are kept beside their trials."""
-
-    REQUEST: dict[str, Any] = {"space": "one-gpu", "time_budget": 600.0, "allow": None}  # noqa: RUF012
-
-    def begin(self, store: Store, trial: Trial, search_id: str = "s1", **request: Any) -> None:
-        store.begin_search(
-            search_id,
-            hardware=trial.hardware,
-            stack=trial.stack,
-            workload=trial.workload,
-            request={**self.REQUEST, **request},
-        )
+    """Searches are kept beside their trials, and changed only by whoever has their lease."""
 
     def test_runs_and_ends(self, store: Store, make_trial: MakeTrial) -> None:
         trial = make_trial()
-        self.begin(store, trial)
+        lease = begin(store, trial, space="one-gpu", allow=None)
         running = store.search("s1")
         assert running is not None
-        assert (running.status, running.result, running.ended_at) == ("running", None, None)
+        assert (running.state, running.result, running.ended_at, running.held) == ("running", None, None, True)
         assert (running.hardware, running.stack, running.workload) == (
             trial.hardware,
             trial.stack,
             trial.workload,
         )
-        assert running.request == self.REQUEST
-        store.end_search("s1", "done", {"trials": 3})
+        assert running.request == {"space": "one-gpu", "allow": None}
+        for _ in range(2):  # the answer to the first commit may have been lost
+            store.queue.end(lease, "succeeded", {"trials": 3})
         done = store.search("s1")
         assert done is not None
-        assert done == replace(running, status="done", result={"trials": 3}, ended_at=done.ended_at)
+        ended = {"state": "succeeded", "result": {"trials": 3}, "ended_at": done.ended_at, "held": False}
+        assert done == replace(running, **ended)
         assert done.ended_at is not None
         assert done.ended_at >= done.started_at
         assert store.searches() == [done]
-        assert done.to_json()["status"] == "done"
+        assert done.to_json()["state"] == "succeeded"
+        assert [e.kind for e in store.queue.events("s1")] == ["running", "succeeded"]
 
     def test_goes_on_after_an_interruption(self, store: Store, make_trial: MakeTrial) -> None:
         trial = make_trial()
-        self.begin(store, trial)
-        store.end_search("s1", "interrupted", None)
+        lease = begin(store, trial, time_budget=600.0)
+        store.queue.renew(lease, 12.5)
+        store.queue.end(lease, "cancelled", None)
         first = store.search("s1")
-        self.begin(store, trial, time_budget=60.0)
-        again = store.search("s1")
-        assert first is not None
-        assert again is not None
-        assert again == replace(first, status="running", ended_at=None, request=again.request)
-        assert again.request["time_budget"] == 60.0
-
-    def test_a_search_keeps_to_what_it_searches(self, store: Store, make_trial: MakeTrial) -> None:
-        trial = make_trial()
-        self.begin(store, trial)
-        with pytest.raises(UsageError, match="another"):
-            self.begin(store, replace(trial, workload=replace(trial.workload, seed=9)))
+        again = begin(store, trial, time_budget=60.0)
+        assert first is not None and first.spent_seconds == 12.5
+        assert (again.epoch, again.spent_seconds) == (2, 0.0)  # who asks anew has a budget of their own
+        found = store.search("s1")
+        changed = {"state": "running", "held": True, "lease_epoch": 2, "spent_seconds": 0.0}
+        assert found == replace(first, ended_at=None, request={"time_budget": 60.0}, **changed)
 
     def test_knows_the_trials_of_a_search(self, store: Store, make_trial: MakeTrial) -> None:
         trial = make_trial()
-        self.begin(store, trial)
+        lease = begin(store, trial)
         store.add(trial)
-        ours = store.add(trial, search_id="s1")
-        assert store.trials(search_id="s1") == [ours]
-        assert store.trials(search_id="s1")[0].trial_id == ours.trial_id
+        ours = [store.add(trial, lease=lease, uid="u1") for _ in range(2)]
+        assert store.trials(search_id="s1") == [ours[0]]
+        assert store.trials(search_id="s1")[0].trial_id == ours[0].trial_id == ours[1].trial_id
         assert store.count(search_id="s1") == 1
+        events = store.queue.events("s1", after=1)
+        assert [(e.seq, e.kind, e.body["trial_id"]) for e in events] == [(2, "trial", ours[0].trial_id)]
 
     def test_refuses_searches_that_do_not_exist(self, store: Store, make_trial: MakeTrial) -> None:
+        lease = begin(store, make_trial())
+        nobody = replace(lease, search_id="s9")
+        with pytest.raises(LeaseLost, match="search s9"):
+            store.add(make_trial(), lease=nobody)
+        with pytest.raises(LeaseLost, match="search s9"):
+            store.queue.end(nobody, "succeeded", {})
         with pytest.raises(UsageError, match="no search 's9'"):
-            store.add(make_trial(), search_id="s9")
-        with pytest.raises(UsageError, match="no search 's9'"):
-            store.end_search("s9", "done", {})
+            store.queue.cancel("s9")
         assert store.search("s9") is None
         assert store.count() == 0
 
-    def test_refuses_what_is_no_status_and_no_json(self, store: Store, make_trial: MakeTrial) -> None:
-        self.begin(store, make_trial())
-        with pytest.raises(UsageError, match="status"):
-            store.end_search("s1", "finished", {})
+    def test_refuses_what_is_no_state_and_no_json(self, store: Store, make_trial: MakeTrial) -> None:
+        lease = begin(store, make_trial())
+        with pytest.raises(UsageError, match="ending"):
+            store.queue.end(lease, "finished", {})
         with pytest.raises(ValueError):
-            store.end_search("s1", "done", {"speed": math.nan})
+            store.queue.end(lease, "succeeded", {"speed": math.nan})
         with pytest.raises(ValueError):
-            self.begin(store, make_trial(), search_id="s2", time_budget=math.inf)
+            begin(store, make_trial(), "s2", time_budget=math.inf)
         with pytest.raises(ValueError):
-            self.begin(store, make_trial(), search_id="s\0")
+            begin(store, make_trial(), "s\0")
 
     def test_lists_the_newest_first(self, store: Store, make_trial: MakeTrial) -> None:
         for name in ("b", "a", "c"):
-            self.begin(store, make_trial(), search_id=name)
+            begin(store, make_trial(), name)
         assert [search.search_id for search in store.searches()] == ["c", "a", "b"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from leases import begin
 
 from autofit import __version__
 from autofit.core.errors import UsageError
@@ -30,8 +31,8 @@ def test_carries_every_trial_and_its_attempts(
     store: Store, other: Store, make_trial: MakeTrial, outcomes: tuple[Outcome, ...]
 ) -> None:
     base = make_trial()
-    store.begin_search("s1", hardware=base.hardware, stack=base.stack, workload=base.workload, request={})
-    store.add(base, search_id="s1")
+    lease = begin(store, base)
+    store.add(base, lease=lease)
     for outcome in outcomes:
         store.add(make_trial(outcome=outcome))
     store.add(make_trial(workload=replace(base.workload, seq_len=512)))

@@ -333,6 +333,7 @@ def test_no_table_is_walked_and_a_configs_trials_are_found_by_its_key(
         engine = store._database.engine
         event.listen(engine, "before_cursor_execute", lambda *given: asked.append((given[2], given[3])))
         found(store, trial, limit)
+        store.hardware()
     with closing(sqlite3.connect(path)) as connection:
         plans = [
             (row[3], statement)

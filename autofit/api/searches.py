@@ -1,0 +1,145 @@
+"""Routes that start, watch and cancel searches."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, HTTPException, Path, Response
+from fastapi.concurrency import run_in_threadpool
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict, Field
+
+from autofit.api.common import STRICT, OpenedStore
+from autofit.catalog import space
+from autofit.catalog.models import names
+from autofit.core.errors import unknown
+from autofit.core.units import parse_bytes, parse_duration
+from autofit.operations.service.asked import from_json, submit
+from autofit.store import ENDINGS, Search
+
+EVENT_SECONDS = 0.5
+"""Time between two looks for new events."""
+
+
+class AskedSearch(BaseModel):
+    """The options of `autofit search`, by the same names and with the same defaults."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"model": "llama-3.1-8b", "hardware": "h100-80g", "memory_limit": "40GiB"}]},
+    )
+    model: str = Field(description="Name of a catalog model")
+    seq_len: int = Field(default=2048, ge=2, description="Tokens per sequence")
+    global_batch: int = Field(default=64, ge=1, description="Sequences per optimizer step")
+    lora_dropout: float = Field(default=0.0, ge=0, lt=1)
+    devices: int = Field(default=1, ge=1)
+    seed: int = 0
+    method: str = Field(default="any", description="any, full, lora or qlora")
+    min_rank: int = Field(default=8, ge=1)
+    allow: str = Field(default="numerics", description="exact, numerics or training")
+    space: str | None = Field(default=None, description="Name of a built-in search space")
+    hardware: str = Field(default="auto", description="Name of hardware; auto: the only one that is known")
+    memory_limit: str | None = Field(default=None, description="Such as 24GiB")
+    max_trials: int | None = Field(default=None, ge=1)
+    time_budget: str = Field(default="10m", description="Such as 10m")
+    fresh: bool = Field(default=False, description="Measure again what the store knows")
+    thorough: bool = Field(default=False, description="Go on to the whole frontier")
+    predict: bool = Field(default=True, description="Estimate every config before the first trial")
+
+
+class SearchState(BaseModel):
+    """Where a search stands."""
+
+    search_id: str = Field(examples=["9f0c1e5a7d3b4c2e8f6a1b0d2c4e6f80"])
+    state: str = Field(description=f"queued, running, {', '.join(ENDINGS)}", examples=["queued"])
+    asked: dict[str, Any] = Field(examples=[{"model": "llama-3.1-8b", "seq_len": 2048, "hardware": "h100-80g"}])
+    waiting_for: str | None = Field(
+        description="What has to come before it goes on; null while it does", examples=["a runner with h100-80g"]
+    )
+    result: dict[str, Any] | None = Field(
+        description="What it answered, or the reason why not; null before it ends", examples=[None]
+    )
+    started_at: str = Field(examples=["2026-01-01T00:00:00+00:00"])
+    ended_at: str | None = Field(examples=[None])
+    drivers: int = Field(description="How many processes have driven it so far", examples=[0])
+    spent_seconds: float = Field(examples=[0.0])
+    spent_trials: int = Field(examples=[0])
+
+    @classmethod
+    def of(cls, found: Search) -> SearchState:
+        """A stored search."""
+        waiting_for = f"a runner with {found.hardware_name}" if found.state == "queued" else None
+        if found.state == "running" and not found.held:
+            waiting_for = "another driver: its own has gone"
+        told = {name: value for name, value in found.to_json().items() if name in cls.model_fields}
+        asked = found.request.get("asked", found.request)
+        return cls(**told, asked=asked, waiting_for=waiting_for, drivers=found.lease_epoch)
+
+
+def stored_search(search_id: Annotated[str, Path(pattern="^[0-9A-Za-z-]{1,64}$")], store: OpenedStore) -> Search:
+    """The search with the id in the path."""
+    found = store.search(search_id)
+    if found is None:
+        raise HTTPException(404, f"there is no search {search_id!r}")
+    return found
+
+
+StoredSearch = Annotated[Search, Depends(stored_search)]
+ROUTES = APIRouter()
+
+
+@ROUTES.post("/v1/searches", status_code=202, dependencies=STRICT, summary="Start a search, or join the same one")
+def start(
+    asked: AskedSearch,
+    store: OpenedStore,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None, Header(max_length=200, description="The same key never starts a second search")
+    ] = None,
+) -> SearchState:
+    # Names only: a path would have the runner read its machine's files.
+    for kind, name, valid in (("model", asked.model.lower(), names()), ("space", asked.space, space.names())):
+        if name is not None and name not in valid:
+            raise unknown(kind, name, valid)
+    given = asked.model_dump(exclude={"memory_limit", "time_budget"})
+    given["memory_limit_bytes"] = None if asked.memory_limit is None else parse_bytes(asked.memory_limit)
+    given["time_budget_seconds"] = parse_duration(asked.time_budget)
+    search_id = submit(from_json(given), store, key=idempotency_key)
+    response.headers["Location"] = f"/v1/searches/{search_id}"
+    return SearchState.of(stored_search(search_id, store))
+
+
+@ROUTES.get("/v1/searches/{search_id}", dependencies=STRICT, summary="Where a search stands, and what it answered")
+def state(found: StoredSearch) -> SearchState:
+    return SearchState.of(found)
+
+
+@ROUTES.delete("/v1/searches/{search_id}", dependencies=STRICT, summary="Cancel a search; its trials stay stored")
+def cancel(found: StoredSearch, store: OpenedStore) -> SearchState:
+    store.queue.cancel(found.search_id)
+    return SearchState.of(stored_search(found.search_id, store))
+
+
+@ROUTES.get(
+    "/v1/searches/{search_id}/events",
+    dependencies=STRICT,
+    response_class=EventSourceResponse,
+    summary="What happens in a search, as server-sent events, from its beginning to its end",
+)
+async def events(
+    found: StoredSearch,
+    store: OpenedStore,
+    last_event_id: Annotated[int, Header(ge=0, lt=2**31, description="Only events after this one")] = 0,
+) -> AsyncIterable[ServerSentEvent]:
+    search_id, seen = found.search_id, last_event_id
+    while True:
+        # The state first: the event of an ending is written with it.
+        now = await run_in_threadpool(store.search, search_id)
+        for event in await run_in_threadpool(store.queue.events, search_id, after=seen):
+            seen = event.seq
+            yield ServerSentEvent(id=str(seen), event=event.kind, data=event.to_json())
+        if now is None or now.state in ENDINGS:
+            return
+        await asyncio.sleep(EVENT_SECONDS)

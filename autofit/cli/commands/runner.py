@@ -1,0 +1,26 @@
+"""The command that drives queued searches."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from autofit.cli import options
+
+
+def runner(
+    store: options.Store = None, ray_address: options.RayAddress = None, in_place: options.InPlace = False
+) -> None:
+    """Run the searches that others have queued, until it is stopped.
+
+    \b
+    Examples:
+      autofit runner
+      autofit runner --store postgresql://db/autofit --ray-address auto
+
+    Without --ray-address it takes searches for this machine's device only. A search whose runner is stopped goes on
+    with the next one. `autofit serve` has a runner of its own.
+    """
+    from autofit.operations.service.runner import Runner
+
+    with suppress(KeyboardInterrupt):  # a service that is told to end has not failed
+        Runner(store, ray_address=ray_address, in_place=in_place).run()

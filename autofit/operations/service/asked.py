@@ -1,0 +1,83 @@
+"""What a search was asked for, as the store keeps it: a request that any runner can read, and its digest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from autofit.catalog.hardware import called, card
+from autofit.core.errors import UsageError, unknown
+from autofit.core.workload import Effect, Goal, Workload, digest
+from autofit.planning.requests import SearchRequest, WorkloadOptions
+from autofit.store import Store
+
+_PLAIN = (
+    "space",
+    "hardware",
+    "memory_limit_bytes",
+    "max_trials",
+    "time_budget_seconds",
+    "fresh",
+    "thorough",
+    "predict",
+)
+"""Options of a search that mean the same wherever it is driven."""
+
+
+def to_json(request: SearchRequest) -> dict[str, Any]:
+    """The request as a flat JSON object, without what belongs to the process that drives it."""
+    goal = {"method": request.goal.method, "min_rank": request.goal.min_rank, "allow": request.goal.allow.label}
+    return {**asdict(request.workload), **goal, **{name: getattr(request, name) for name in _PLAIN}}
+
+
+def from_json(asked: Mapping[str, Any], **driven: Any) -> SearchRequest:
+    """The inverse of `to_json`, with the options of the process that drives it."""
+    effects = {effect.label: effect for effect in Effect}
+    if asked["allow"] not in effects:
+        raise unknown("value of allow", asked["allow"], effects)
+    return SearchRequest(
+        workload=WorkloadOptions(**{field.name: asked[field.name] for field in fields(WorkloadOptions)}),
+        goal=Goal(method=asked["method"], min_rank=asked["min_rank"], allow=effects[asked["allow"]]),
+        **{name: asked[name] for name in _PLAIN},
+        **driven,
+    )
+
+
+def digest_of(request: SearchRequest, workload: Workload, hardware: str) -> str:
+    """Equal for searches that ask the same on the same hardware, whoever drives them."""
+    asked = {**to_json(request), **workload.to_json(), "hardware": hardware}
+    if request.space is not None and Path(request.space).is_file():
+        asked["space"] = Path(request.space).read_text(encoding="utf-8")
+    return digest(asked)
+
+
+def hardware_for(name: str | None, store: Store) -> str:
+    """The hardware that a search is meant for: a card of the catalog, or what the store or a runner knows by this name;
+    for None the only one known. Raises `UsageError` for any other name, and where there are several."""
+    known = store.queue.hardware_names()
+    if name is None or name == "auto":
+        if len(known) == 1:
+            return known[0]
+        raise UsageError(f"name the hardware: {', '.join(known) or 'no runner has told of any yet'}")
+    if name.lower() in known:
+        return name.lower()
+    if called(name):
+        return card(name).name
+    raise unknown("hardware", name, known)
+
+
+def submit(request: SearchRequest, store: Store, *, key: str | None = None) -> str:
+    """Queue a search for a runner, and return its id: that of the queued or running one which asks the same, or of the
+    one that was asked for with the same idempotency `key`.
+
+    Raises `UsageError` for what no runner could search.
+    """
+    hardware = hardware_for(request.hardware, store)
+    _, workload = request.workload.resolve()
+    asked = {**to_json(request), "hardware": hardware}
+    found = digest_of(request, workload, hardware)
+    return store.queue.submit(
+        digest=found, workload=workload, request={"asked": asked}, hardware_name=hardware, key=key
+    )

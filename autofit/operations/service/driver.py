@@ -1,0 +1,53 @@
+"""The process that drives one claimed search, and ends with the runner that started it.
+
+`python -m autofit.operations.service.driver` reads a JSON object from standard input: `lease`, `store`, `runner` (the
+process to end with) and `driven` (options of `SearchRequest`).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from types import FrameType
+from typing import Any, NoReturn
+
+from autofit.core.errors import AutofitError, Interrupted
+from autofit.operations.service.asked import from_json
+from autofit.operations.service.driving import Driving
+from autofit.store import Lease, Store
+from autofit.workers.watch import end_with
+
+
+def drive(told: dict[str, Any]) -> None:
+    """Drive the search to its end."""
+    lease = Lease.from_json(told["lease"])
+    with Store.open(told["store"], create=False) as store, Driving(store, lease) as held:
+        from autofit.operations.searching import search  # takes long on a busy machine: the lease is kept by now
+
+        found = store.search(lease.search_id)
+        assert found is not None, "it was claimed"
+        search(from_json(found.request["asked"], store=told["store"], **told["driven"]), held=held)
+
+
+def main() -> None:
+    """Read what to do, and do it; foreseen failures are one line on standard error."""
+    told = json.load(sys.stdin)
+    end_with(told["runner"])
+
+    def interrupt(signal_number: int, frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group: the runner says what is to end
+    try:
+        drive(told)
+    except AutofitError as error:
+        print(f"autofit: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(Interrupted.exit_code)
+
+
+if __name__ == "__main__":
+    main()

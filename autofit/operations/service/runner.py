@@ -1,0 +1,118 @@
+"""A runner claims queued searches, one after another, and has a process of its own drive each."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
+from typing import IO, Any
+
+from autofit.core.errors import StoreError
+from autofit.store import Lease, LeaseLost, Store, new_owner
+from autofit.trial.machine.detection import detect
+
+LOOK_SECONDS = 1.0
+"""Time between two looks into the store."""
+ENDING_SECONDS = 30.0
+"""How long a driver may take to end its trials."""
+MOST_EPOCHS = 5
+"""A search whose driver has died is driven again, but not for ever: something in it may kill every driver."""
+
+_log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Drives the searches of a store on this machine, or on a Ray cluster."""
+
+    def __init__(self, store: str | None, *, ray_address: str | None = None, in_place: bool = False) -> None:
+        """Without `ray_address` it takes searches for this machine's device only; raises `EnvironmentLacks` if there is
+        none that trials can use."""
+        self._store = store
+        self._driven = {"ray_address": ray_address, "in_place": in_place}
+        self._hardware = None if ray_address is not None else detect()[0]
+        self._over = threading.Event()
+
+    def stop(self) -> None:
+        """Have `run` return; a search under way goes back to the queue."""
+        self._over.set()
+
+    def run(self) -> None:
+        """Claim and drive searches until `stop` is called. A store that fails is tried again."""
+        announced, said = False, ""
+        with Store.open(self._store) as store:
+            while not self._over.is_set():
+                try:
+                    if self._hardware is not None and not announced:
+                        store.queue.announce(self._hardware)
+                        announced = True
+                    names = None if self._hardware is None else [self._hardware.name]
+                    lease = store.queue.claim(new_owner(), names)
+                    if lease is not None:
+                        self._drive(store, lease)
+                        continue
+                    said = ""
+                except StoreError as error:
+                    if str(error) != said:
+                        _log.warning("autofit: the runner waits: %s", error)
+                    said = str(error)
+                self._over.wait(LOOK_SECONDS)
+
+    def _drive(self, store: Store, lease: Lease) -> None:
+        told = {"lease": lease.to_json(), "store": self._store, "runner": os.getpid(), "driven": self._driven}
+        command = [sys.executable, "-m", "autofit.operations.service.driver"]
+        with tempfile.TemporaryFile() as errors:
+            # Standard input and not arguments: the store's address may hold a password.
+            child = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+            )
+            assert child.stdin is not None
+            with suppress(BrokenPipeError), child.stdin as pipe:
+                pipe.write(json.dumps(told).encode())
+            try:
+                self._wait(store, lease, child)
+            finally:  # an interrupt included
+                _end(child)
+                self._see_to_it(store, lease, child.returncode, _last_line(errors))
+
+    def _wait(self, store: Store, lease: Lease, child: subprocess.Popen[bytes]) -> None:
+        """Return when the driver has ended, or should be made to."""
+        while not self._over.is_set():
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(LOOK_SECONDS)
+                return
+            with suppress(StoreError):
+                if not store.queue.is_held(lease):
+                    with suppress(subprocess.TimeoutExpired):
+                        child.wait(ENDING_SECONDS)
+                    return
+
+    def _see_to_it(self, store: Store, lease: Lease, code: int, said: str) -> None:
+        """Give a search back whose driver has died, or fail it if that keeps happening."""
+        reason = f"its driver ended with exit code {code}: {said}"
+        with suppress(LeaseLost):  # it has ended as it should
+            if lease.epoch < MOST_EPOCHS:
+                store.queue.give_back(lease, reason)
+            else:
+                store.queue.end(lease, "failed", {"reason": reason})
+            _log.warning("autofit: search %s: %s", lease.search_id, reason)
+
+
+def _end(child: subprocess.Popen[Any]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        try:
+            child.wait(ENDING_SECONDS)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _last_line(errors: IO[bytes]) -> str:
+    errors.seek(0)
+    lines = errors.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else ""

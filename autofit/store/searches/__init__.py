@@ -1,0 +1,1 @@
+"""Searches in the store: what each was asked, who drives it, what happened in it, and what it answered."""

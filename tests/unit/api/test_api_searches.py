@@ -1,0 +1,190 @@
+"""Searches over HTTP: started once, looked at, cancelled, and followed by their events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from threading import Timer
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+from unit.operations.made_trials import MODEL, fill
+
+from autofit.api.app import create_app
+from autofit.operations.service.asked import from_json
+from autofit.store import Lease, Store
+
+TOKEN = "correct-horse-battery-staple"
+ASKED = {"model": MODEL, "seq_len": 128, "global_batch": 4, "memory_limit": "24GiB", "time_budget": "1h"}
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """A store with trials on one card, in each kind of database."""
+    with Store.open(url) as opened:
+        fill(opened)
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store) -> Iterator[TestClient]:
+    """A client that bears the server's token."""
+    app = create_app(store, token=TOKEN)
+    with TestClient(app, raise_server_exceptions=False, headers={"Authorization": f"Bearer {TOKEN}"}) as opened:
+        yield opened
+
+
+def start(client: TestClient, key: str | None = None, **asked: Any) -> Any:
+    """A search that is accepted."""
+    answer = client.post(
+        "/v1/searches", json={**ASKED, **asked}, headers={} if key is None else {"Idempotency-Key": key}
+    )
+    assert answer.status_code == 202, answer.text
+    assert answer.headers["location"] == f"/v1/searches/{answer.json()['search_id']}"
+    return answer.json()
+
+
+def claimed(store: Store) -> Lease:
+    """The lease of the search that a runner has claimed."""
+    lease = store.queue.claim("a:1:0")
+    assert lease is not None
+    return lease
+
+
+def events(client: TestClient, search_id: str, after: int | None = None) -> list[Any]:
+    """The events of a search's stream, which ends."""
+    headers = {} if after is None else {"Last-Event-ID": str(after)}
+    answer = client.get(f"/v1/searches/{search_id}/events", headers=headers)
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    found = []
+    for block in answer.text.strip().split("\n\n"):
+        told = dict(line.split(": ", 1) for line in block.splitlines())
+        body = json.loads(told["data"])
+        assert (told["id"], told["event"]) == (str(body["seq"]), body["kind"])
+        found.append(body)
+    return found
+
+
+def test_the_same_request_is_one_search(client: TestClient, store: Store) -> None:
+    first = start(client)
+    assert (first["state"], first["waiting_for"]) == ("queued", "a runner with h100-80g")
+    assert start(client, hardware="H100-80G") == first
+    assert start(client, seed=1)["search_id"] != first["search_id"]
+    lease = claimed(store)
+    joined = start(client)
+    assert (joined["search_id"], joined["state"], joined["waiting_for"]) == (first["search_id"], "running", None)
+    store.queue.end(lease, "succeeded", {"recommendation": {}})
+    assert start(client)["search_id"] != first["search_id"]
+
+
+def test_a_key_stands_for_one_search(client: TestClient, store: Store) -> None:
+    first = start(client, "key")
+    store.queue.cancel(first["search_id"])
+    assert start(client, "key")["search_id"] == first["search_id"]
+    other = client.post("/v1/searches", json={**ASKED, "seed": 1}, headers={"Idempotency-Key": "key"})
+    assert (other.status_code, other.headers["content-type"]) == (422, "application/problem+json")
+
+
+def test_what_is_asked_reaches_the_runner(client: TestClient, store: Store) -> None:
+    asked = {"method": "lora", "min_rank": 16, "allow": "training", "max_trials": 3, "space": "smoke", "thorough": True}
+    found = store.search(start(client, **asked)["search_id"])
+    assert found is not None
+    request = from_json(found.request["asked"], store="there")
+    assert request.workload == replace(request.workload, model=MODEL, seq_len=128, global_batch=4, seed=0)
+    assert (request.goal.method, request.goal.min_rank, request.goal.allow.label) == ("lora", 16, "training")
+    assert (request.hardware, request.memory_limit_bytes, request.time_budget_seconds) == ("h100-80g", 24 * 2**30, 3600)
+    assert (request.max_trials, request.space, request.thorough, request.store) == (3, "smoke", True, "there")
+
+
+def test_an_answer_is_told(client: TestClient, store: Store) -> None:
+    search_id = start(client)["search_id"]
+    lease = claimed(store)
+    store.queue.renew(lease, 2.5)
+    store.queue.end(lease, "nothing_fits", {"reason": "too large"})
+    found = client.get(f"/v1/searches/{search_id}").json()
+    assert (found["state"], found["result"], found["spent_seconds"]) == ("nothing_fits", {"reason": "too large"}, 2.5)
+
+
+def test_a_search_is_cancelled(client: TestClient, store: Store) -> None:
+    search_id = start(client)["search_id"]
+    for _ in range(2):
+        answer = client.delete(f"/v1/searches/{search_id}")
+        assert (answer.status_code, answer.json()["state"]) == (200, "cancelled")
+    assert store.queue.claim("a:1:0") is None
+
+
+def test_events_are_resumed_without_a_gap(client: TestClient, store: Store) -> None:
+    search_id = start(client)["search_id"]
+    lease = claimed(store)
+    trial = store.trials()[0]
+    store.add(trial, lease=lease)
+    end = Timer(0.2, store.queue.end, (lease, "succeeded", {"trials": 1}))
+    end.start()
+    whole = events(client, search_id)
+    end.join()
+    assert [e["kind"] for e in whole] == ["queued", "running", "trial", "succeeded"]
+    assert [e["seq"] for e in whole] == [1, 2, 3, 4]
+    assert whole[2]["body"]["config"] == trial.config.to_json()
+    for seen in range(4):
+        assert events(client, search_id, seen) == whole[seen:]
+
+
+WRONG = {
+    "a model that is a path": ({"model": "/etc/passwd"}, "unknown model '/etc/passwd'"),
+    "a space that is a path": ({"space": "/etc/passwd"}, "unknown space '/etc/passwd'"),
+    "a misspelt model": ({"model": "smolm2-135m"}, "did you mean smollm2-135m"),
+    "misspelt hardware": ({"hardware": "h10-80g"}, "did you mean h100-80g"),
+    "a misspelt method": ({"method": "lara"}, "did you mean lora"),
+    "a limit without a unit": ({"memory_limit": "24"}, "did you mean 24GiB?"),
+    "a time without a unit": ({"time_budget": "soon"}, "soon"),
+    "no trial": ({"max_trials": 0}, "max_trials"),
+    "an unknown option": ({"modle": "smollm2-135m"}, "modle"),
+    "a sequence beyond the model": ({"seq_len": 9000}, "longer than the 8192 positions"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_what_no_runner_could_search_is_refused(client: TestClient, store: Store, case: str) -> None:
+    asked, part = WRONG[case]
+    answer = client.post("/v1/searches", json={**ASKED, **asked})
+    assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+    assert part in answer.json()["detail"]
+    assert store.searches() == []
+
+
+def test_what_no_database_can_look_up_is_refused(client: TestClient) -> None:
+    search_id = start(client)["search_id"]
+    too_high = client.get(f"/v1/searches/{search_id}/events", headers={"Last-Event-ID": str(2**31)})
+    for answer in (too_high, client.get("/v1/searches/a%00b"), client.delete("/v1/searches/%F0%9F%98%80")):
+        assert (answer.status_code, answer.headers["content-type"]) == (400, "application/problem+json")
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_what_is_not_there_is_404(client: TestClient) -> None:
+    for verb, path in (("GET", "none"), ("DELETE", "none"), ("GET", "none/events")):
+        answer = client.request(verb, f"/v1/searches/{path}")
+        assert (answer.status_code, answer.headers["content-type"]) == (404, "application/problem+json")
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("token", [None, TOKEN])
+def test_without_a_token_nothing_is_started_or_cancelled(store: Store, token: str | None) -> None:
+    """A page in a browser could ask a server on loopback, whatever name it uses."""
+    with TestClient(create_app(store, token=token), headers={"Host": "localhost"}) as client:
+        for answer in (client.post("/v1/searches", json=ASKED), client.delete("/v1/searches/s1")):
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+    assert store.searches() == []
+
+
+@pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+def test_where_several_are_known_the_hardware_is_named(client: TestClient, store: Store) -> None:
+    """Once `auto` meant the processor of the server itself."""
+    asked = f"/v1/frontier?model={MODEL}&seq_len=128&global_batch=4"
+    assert client.get(asked).json()["hardware"]["name"] == "h100-80g"
+    trial = store.trials()[0]
+    store.add(replace(trial, hardware=replace(trial.hardware, name="t4", device_name="Tesla T4")))
+    for answer in (client.get(asked), client.get("/v1/trials?hardware=auto"), client.post("/v1/searches", json=ASKED)):
+        assert (answer.status_code, answer.json()["detail"]) == (400, "name the hardware: h100-80g, t4")
