@@ -16,6 +16,8 @@ from autofit.cli.text.self_test import report_text
 from autofit.core.device.probe import Probe
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.units import MIB
+from autofit.operations.self_test import bench as bench_module
 from autofit.operations.self_test import running, size_checks
 from autofit.operations.self_test.bench import EMULATED, Bench
 from autofit.operations.self_test.check import Check
@@ -210,6 +212,19 @@ def test_an_estimate_that_hangs_costs_only_itself() -> None:
         assert predictor.estimate(request, seconds=PATIENCE_SECONDS)["device_bytes"] > 0
     finally:
         predictor.close()
+
+
+def test_a_model_that_was_not_predicted_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, on which no estimate is ready in time: that is no defect."""
+    monkeypatch.setattr(bench_module, "PREDICTION_SECONDS", 0.0)
+    bench = Bench(device="cpu")
+    bench.limit = 256 * MIB
+    try:
+        found = next(size_checks.methods()).run(bench, PATIENCE_SECONDS)
+    finally:
+        bench.close()
+    assert found.verdict is Verdict.NOT_RUN, found.reason
+    assert "too large here, and was not predicted: no estimate after 0 s" in found.reason
 
 
 def test_the_file_is_replaced_whole_and_a_bad_place_is_refused_at_once(kept: list[Report], tmp_path: Path) -> None:
