@@ -1,7 +1,7 @@
 """The estimator held to emulated cards: what is allocated, what is reserved, and what fits.
 
     python benchmarks/estimate_emulated.py FOLDER [--cards h100-80g,...] [--configs 3000] [--ranks 1] [--seed 0]
-                                           [--processes 2] [--home .venv/emulated-card] [--again]
+                                           [--processes 2] [--home .venv/emulated-card] [--again | --pairs]
 
 `make emulated-card` builds what it runs on (tests/emulated_card/README.md). Draws configs at random over all axes,
 models, sequence lengths and cards, predicts each, trains it as `autofit trial` does, and writes both into FOLDER, a
@@ -9,6 +9,9 @@ file per card; what is there already is not run again, so an interrupted run goe
 expandable segments, and half under a limit within 4 % of what is predicted, where the allocator gives back what it
 keeps and fit is decided. What is predicted to take more than one and a half times the card is drawn anew. `--again`
 runs nothing: it predicts anew what the folder holds, whose files may be compressed (gzip).
+
+`--pairs` draws nothing: it trains every value of every axis alone and in pairs, each pair at least once, and says which
+the card refuses. The words must be those for the catalog's card, which are compared.
 
 Prints the figures beside their targets, then the configs that are farthest off. Exits with 0 only if every target is
 reached. Times on such a card mean nothing, and none is shown. About 4 s of a core per config.
@@ -18,13 +21,14 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
 import os
 import random
 import statistics
 import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
@@ -33,6 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from autofit.catalog.models import load, positions
+from autofit.core.errors import UsageError
+from autofit.core.hardware import EMULATED as PREFIX
 from autofit.core.hardware import Hardware, Stack
 from autofit.core.lattice import Config, Value
 from autofit.core.outcome import Fits
@@ -41,8 +47,10 @@ from autofit.estimate.bound import bounded
 from autofit.estimate.estimate import Estimate
 from autofit.estimate.estimator import Estimator
 from autofit.planning.requests import WorkloadOptions
-from autofit.techniques import Job, complete, unsupported
-from autofit.training.prerequisites.requirements import lacking_here
+from autofit.prediction.estimating import site as catalog_site
+from autofit.techniques import AXES, Job, complete, unsupported
+from autofit.techniques.axes.precision import mixed_precision
+from autofit.training.prerequisites.requirements import cannot_here
 from autofit.trial.limits.segments import ALLOCATOR, EXPANDABLE
 from autofit.trial.machine.detection import detect
 from autofit.trial.process.group_runner import GroupRunner
@@ -69,6 +77,10 @@ VALUES: dict[str, tuple[Value, ...]] = {
     "attention": ("sdpa", "eager"),
     "loss": ("fused", "chunked", "full"),
 }
+PAIRED = WorkloadOptions(model="smollm2-135m", seq_len=128, global_batch=4)
+"""What pairs are trained on, with so many sequences of each rank."""
+NUMBERS: dict[str, tuple[Value, ...]] = {"rank": (8, 64), "micro_batch": (1, 2, 4)}
+"""Values for the axes that list none."""
 SHARDINGS: tuple[Value, ...] = ("ddp", "zero1", "zero2", "zero3", "fsdp", "fsdp-no-reshard")
 BATCHES = (4, 8)
 DECODERS, ALIKE = 2, 5
@@ -140,7 +152,7 @@ class Drawing:
             longest = positions(load(model))
         seq_len = self._random.choice([s for s in SEQ_LENS if longest is None or s <= longest])
         batch = self._random.choice(BATCHES)
-        self._about = {"model": model, "seq_len": seq_len, "global_batch": batch * ranks}
+        self._about: dict[str, Any] = {"model": model, "seq_len": seq_len, "global_batch": batch * ranks}
         self._ranks = ranks
         self._job = WorkloadOptions(**self._about, devices=ranks).job(site)
 
@@ -167,7 +179,7 @@ class Drawing:
         memory = self._job.hardware.memory_bytes
         for _ in range(DRAWS):
             config = self._one(decoder)
-            if unsupported(config, self._job) or lacking_here(config, self._job):
+            if cannot_here(config, self._job):
                 continue
             by_formula = bounded(config, self._job, memory_limit_bytes=memory, reason="")
             if by_formula.device_bytes <= HOPELESS * memory:
@@ -205,13 +217,82 @@ def _figures(found: Any) -> dict[str, Any]:
     return {size: getattr(found, size) for size in (*SIZES, "device_bytes")} | {"phases": dict(found.phase_peaks)}
 
 
+def every_pair(job: Job, seed: int) -> tuple[list[Config], dict[str, int]]:
+    """Configs with every value of every axis, alone beside plain ones and in every pair, as far as that can be trained;
+    of what cannot, the reasons with how often. Compiled ones, which take long, come last. Raises `ValueError` if the
+    catalog's card is refused something else."""
+    of_catalog = replace(job, hardware=catalog_site(job.hardware.name.removeprefix(PREFIX))[0])
+    values = [(axis.name, value) for axis in AXES for value in axis.values or NUMBERS[axis.name]]
+    found, missing, refused = dict[Config, None](), dict[frozenset[tuple[str, Value]], None](), Counter[str]()
+    for chosen in [*((one,) for one in values), *itertools.combinations(values, 2)]:
+        if len(dict(chosen)) < len(chosen) or (config := _made(dict(chosen), job)) is None:
+            continue
+        reason, said = (unsupported(config, one) or "" for one in (job, of_catalog))
+        if reason.replace(PREFIX, "") != said:
+            raise ValueError(f"{config} is refused otherwise: {reason!r}, and of the catalog's card {said!r}")
+        if reason := cannot_here(config, job) or "":
+            refused[reason] += 1
+        elif len(chosen) == 1:
+            found[config] = None
+        else:
+            missing[frozenset(chosen)] = None
+
+    def covered(config: Config) -> list[frozenset[tuple[str, Value]]]:
+        return [pair for two in itertools.combinations(config.items, 2) if (pair := frozenset(two)) in missing]
+
+    chance = random.Random(seed)
+    for pair in [pair for config in found for pair in covered(config)]:
+        missing.pop(pair, None)
+    while missing:
+        fixed = dict(next(iter(missing)))
+        for name, value in chance.sample(values, len(values)):
+            old, new = _made(fixed, job), None if name in fixed else _made(fixed | {name: value}, job)
+            assert old is not None
+            if new is not None and not cannot_here(new, job) and len(covered(new)) > len(covered(old)):
+                fixed[name] = value
+        config = _made(fixed, job)
+        assert config is not None
+        found[config] = None
+        for pair in covered(config):
+            del missing[pair]
+    return sorted(found, key=lambda config: config["compile"] is True), dict(refused)
+
+
+def _made(values: Mapping[str, Value], job: Job) -> Config | None:
+    """A config with these values, and plain ones that go with them; None where full training has no such axis."""
+    alone = "ddp" if values.get("offload", "none") == "none" else "zero3"
+    plain = {"precision": mixed_precision(job.hardware), "sharding": "none" if job.workload.devices == 1 else alone}
+    method: dict[str, Value] = {"method": "lora"} if {"rank", "targets"} & values.keys() else {}
+    with suppress(UsageError):
+        return complete(method | dict(values), plain)
+    return None
+
+
+def record_pairs(file: Path, seed: int, ranks: int) -> None:
+    """On this machine's emulated card: train each config of `every_pair` that the file lacks."""
+    site = detect("cuda")
+    asked = replace(PAIRED, global_batch=PAIRED.global_batch * ranks, devices=ranks)
+    about = {name: getattr(asked, name) for name in ("model", "seq_len", "global_batch")}
+    job = asked.job(site)
+    configs, refused = every_pair(job, seed)
+    if not file.exists():
+        _begin(file, site, seed=seed, refused=refused)
+    done = [line["config"] for line in read(file)[1:]]
+    estimator = Estimator(job, None)
+    with GroupRunner(kind="cuda", ranks=ranks) as runner:
+        for number, config in enumerate(configs, 1):
+            if config.to_json() not in done:
+                said = estimator.estimate(config, memory_limit_bytes=job.hardware.memory_bytes)
+                _add(file, {"job": {**about, "ranks": ranks, "segments": True}, **_trained(runner, job, said)})
+                print(f"{site[0].name}: {number} of {len(configs)}", file=sys.stderr, flush=True)
+
+
 def record(file: Path, configs: int, seed: int, ranks: int) -> None:
     """On this machine's emulated card: draw, predict and train until the file has so many configs."""
     site = detect("cuda")
     done = read(file)[1:] if file.exists() else []
     if not done:
-        about = {"hardware": site[0].to_json(), "stack": site[1].to_json(), "seed": seed}
-        file.write_text(json.dumps(about, separators=(",", ":")) + "\n")
+        _begin(file, site, seed=seed)
     groups, have = len({line["group"] for line in done}), len(done)
     with ExitStack() as opened:
         runners = {}
@@ -220,11 +301,20 @@ def record(file: Path, configs: int, seed: int, ranks: int) -> None:
             runners[segments] = opened.enter_context(GroupRunner(kind="cuda", ranks=ranks))
         while have < configs:
             for row in Drawing(site, f"{seed} {site[0].name} {groups}", ranks).rows(runners):
-                with file.open("a") as out:
-                    out.write(json.dumps({"group": groups, **row}, separators=(",", ":")) + "\n")
+                _add(file, {"group": groups, **row})
                 have += 1
             groups += 1
             print(f"{site[0].name}: {have} of {configs}", file=sys.stderr, flush=True)
+
+
+def _begin(file: Path, site: tuple[Hardware, Stack], **more: Any) -> None:
+    file.unlink(missing_ok=True)
+    _add(file, {"hardware": site[0].to_json(), "stack": site[1].to_json(), **more})
+
+
+def _add(file: Path, line: Mapping[str, Any]) -> None:
+    with file.open("a") as out:
+        out.write(json.dumps(line, separators=(",", ":")) + "\n")
 
 
 def read(file: Path) -> list[dict[str, Any]]:
@@ -316,9 +406,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--home", default=".venv/emulated-card")
-    parser.add_argument("--again", action="store_true")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--again", action="store_true")
+    what.add_argument("--pairs", action="store_true")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     asked = parser.parse_args()
+    if asked.here and asked.pairs:
+        record_pairs(asked.folder, asked.seed, asked.ranks)
+        return 0
     if asked.here:
         record(asked.folder, asked.configs, asked.seed, asked.ranks)
         return 0
@@ -330,7 +425,7 @@ def main() -> int:
             machine = [str(EMULATED), "--home", asked.home, ",".join([card] * asked.ranks), sys.executable]
             program = [__file__, str(asked.folder / f"{card}.jsonl"), "--here"]
             numbers = {"--configs": asked.configs // len(cards), "--seed": asked.seed, "--ranks": asked.ranks}
-            options = [str(word) for pair in numbers.items() for word in pair]
+            options = [str(word) for pair in numbers.items() for word in pair] + ["--pairs"] * asked.pairs
             subprocess.run([sys.executable, *machine, *program, *options], check=True)
 
         with ThreadPoolExecutor(asked.processes) as threads:

@@ -8,13 +8,21 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+from fastapi.testclient import TestClient
 
+from autofit.api.app import create_app
 from autofit.catalog.hardware import card
+from autofit.cli.text.phrases import EMULATED
 from autofit.core.device.probe import CONTEXT
 from autofit.core.device.work_kinds import product
+from autofit.store import Store
 from tests.emulated_card.cards import CONTEXT_BYTES, MOST_CARDS, Machine
+
+if TYPE_CHECKING:
+    from tests.emulated_card.conftest import Start
 
 SHARDED = ("ddp", "zero1", "zero2", "zero3", "fsdp")
 CLOSE = 0.005
@@ -46,17 +54,25 @@ def test_two_ranks(home: Path, tmp_path: Path, sharding: str) -> None:
             assert abs(allocated / found["measurement"]["peak_allocated_bytes"] - 1.0) < CLOSE
 
 
-def test_an_emulated_card_answers_for_no_real_one(home: Path, tmp_path: Path) -> None:
-    """What was measured on it is recommended for itself alone."""
-    store = tmp_path / "store.db"
+VIEWED = """
+    import json, pickle
+    from torch.cuda import _memory_viz as viewer
+    with open(os.environ["SNAPSHOT"], "rb") as file:
+        snapshot = pickle.load(file)
+    drawn = [len(draw(snapshot)) for draw in (viewer.segsum, viewer.trace, viewer.trace_plot, viewer.segment_plot)]
+    print(json.dumps([sum(segment["total_size"] for segment in snapshot["segments"]), drawn]))
+"""
+
+
+def test_torchs_viewer_opens_a_trials_snapshot(home: Path, tmp_path: Path, start: Start) -> None:
+    """It draws what was allocated, and finds as much reserved as the trial did."""
+    asked = ("trial", *JOB, "--config", "micro_batch=1", "--snapshot", str(tmp_path / "snapshot"), "--json")
     with Machine(home, "h100-80g") as machine:
-        done = autofit("trial", *JOB, "--config", "micro_batch=1", store=store, environment=machine.environment)
+        done = autofit(*asked, store=tmp_path / "store.db", environment=machine.environment)
         assert done.returncode == 0, done.stderr
-    real, own = (
-        autofit("recommend", *JOB, "--hardware", card, store=store) for card in ("h100-80g", "emulated-h100-80g")
-    )
-    assert own.returncode == 0, own.stderr
-    assert real.returncode != 0 and "nothing" in real.stderr, (real.stdout, real.stderr)
+        reserved, drawn = start(machine, VIEWED, SNAPSHOT=str(tmp_path / "snapshot")).answer()
+    assert json.loads(done.stdout)["measurement"]["peak_reserved_bytes"] == reserved
+    assert all(drawn)
 
 
 def test_a_card_without_virtual_memory(home: Path, tmp_path: Path) -> None:
@@ -72,14 +88,38 @@ def test_a_card_without_virtual_memory(home: Path, tmp_path: Path) -> None:
 SEARCH = ("search", *JOB, "--method", "lora", "--max-trials", "2")
 
 
-def test_a_worker_for_each_card(home: Path, tmp_path: Path) -> None:
-    """More cards than processors do no harm, and all are given back."""
-    cards = min(2 * (os.cpu_count() or 1), MOST_CARDS)
+@pytest.fixture(scope="module")
+def searched(home: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A search with more cards than processors, all of which it gives back, and its store."""
+    store, cards = tmp_path_factory.mktemp("searched") / "store.db", min(2 * (os.cpu_count() or 1), MOST_CARDS)
     with Machine(home, *["h100-80g"] * cards) as machine:
-        done = autofit(*SEARCH, store=tmp_path / "store.db", environment=machine.environment)
-        assert done.returncode == 0, done.stderr
-        assert "on emulated-h100-80g" in done.stdout and "no speed of a card" in done.stdout
+        done = autofit(*SEARCH, store=store, environment=machine.environment)
         assert not any(machine.held_bytes(card) or machine.processes(card) for card in range(cards))
+    return done, store
+
+
+def test_a_worker_for_each_card(searched: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    """More cards than processors do no harm."""
+    done, _ = searched
+    assert done.returncode == 0, done.stderr
+    assert "on emulated-h100-80g" in done.stdout and EMULATED in done.stdout
+
+
+def test_a_store_answers_for_emulated_cards_and_says_so(
+    searched: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    """On the command line and over HTTP; it has nothing for a real card."""
+    _, store = searched
+    with Store.open(str(store)) as opened, TestClient(create_app(opened)) as client:
+        for command, route in (("recommend", "recommendation"), ("frontier", "frontier")):
+            asked = (command, *JOB, "--method", "lora", "--hardware")
+            own, real = (autofit(*asked, card, store=store) for card in ("emulated-h100-80g", "h100-80g"))
+            assert own.returncode == 0 and EMULATED in own.stdout, own.stderr
+            assert real.returncode == 4 and "nothing" in real.stderr, (real.stdout, real.stderr)
+            address = f"/v1/{route}?model=smollm2-135m&seq_len=64&global_batch=2&method=lora&hardware="
+            answers = [client.get(address + card) for card in ("emulated-h100-80g", "h100-80g")]
+            assert answers[0].json()["hardware"]["name"] == "emulated-h100-80g"
+            assert answers[1].status_code == 404, answers[1].text
 
 
 def test_cards_of_two_kinds_are_not_mixed(home: Path, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from autofit.cli.output import STDOUT, columns, warn, write
+from autofit.cli.text.phrases import EMULATED
 from autofit.core.errors import AutofitError
 from autofit.core.units import format_duration
 
@@ -29,6 +30,8 @@ def report_text(report: Report) -> str:
     """The summary, then a line for each check."""
     here = f"{report.hardware.device_name} ({report.hardware.name}), torch {report.stack.torch}"
     parts = [report.summary, f"{here}, transformers {report.stack.transformers}, in {format_duration(report.seconds)}."]
+    if report.hardware.is_emulated:
+        parts.append(EMULATED)
     cores = report.hardware.cores
     if cores and report.load_average > cores:
         parts.append(

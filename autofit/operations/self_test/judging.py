@@ -34,7 +34,10 @@ def _said(outcome: Outcome) -> str:
 
 def same(trial: Trial, plain: Trial, *, updates_alike: bool) -> str | None:
     """How a trial's losses or gradient differ from the plain run's by more than rounding, in words; None if they do
-    not. Without `updates_alike` only the first step is compared, before any update."""
+    not, or where an emulated card has computed nothing. Without `updates_alike` only the first step is compared, before
+    any update."""
+    if trial.hardware.is_emulated:
+        return None
     own, expected = measurement(trial), measurement(plain)
     if updates_alike:
         judged = against(trial, plain).outcome
@@ -71,11 +74,11 @@ def gradient_gap(own: Measurement, expected: Measurement) -> float | None:
 
 
 def tiny_figure(trial: Trial, plain: Trial | None) -> str:
-    """A tiny run's step time and, with a plain run, how it compares."""
+    """A tiny run's step time and, with a plain run, how it compares, unless nothing is computed here."""
     own = measurement(trial)
     step = own.step_seconds.median
     said = f"step {1000 * step:.1f} ms"
-    if plain is None or plain is trial:
+    if plain is None or plain is trial or trial.hardware.is_emulated:
         return said
     expected = measurement(plain)
     said += f", {step / expected.step_seconds.median:.1f}x plain; loss {loss_gap(own, expected):+.2%}"

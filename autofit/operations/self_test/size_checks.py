@@ -75,6 +75,9 @@ def _of_method(method: str) -> Callable[[Bench, float], Finding]:
             return found
         job, predicted = found
         trial = bench.trial(job, config, seconds=until - time.monotonic())
+        if "error" in predicted and isinstance(trial.outcome, OutOfMemory):  # the model was a guess
+            reason = f"{job.model.name} is too large here, and was not predicted: {predicted['error']}"
+            return Finding(verdict=Verdict.NOT_RUN, reason=reason, trials=(trial,))
         refused = _too_slow(trial) or unfit(trial)
         if refused is not None:
             return refused

@@ -12,14 +12,17 @@ import pytest
 from jobs import tiny_model
 from unit.trial.fake_nvml import FakeCard, install
 
+from autofit.cli.text.self_test import report_text
 from autofit.core.device.probe import Probe
 from autofit.core.device.state import DeviceState, ProcessorState
 from autofit.core.outcome import Fits, OutOfMemory, Trial
+from autofit.core.units import MIB
+from autofit.operations.self_test import bench as bench_module
 from autofit.operations.self_test import running, size_checks
 from autofit.operations.self_test.bench import EMULATED, Bench
 from autofit.operations.self_test.check import Check
 from autofit.operations.self_test.finding import Finding, Report, Verdict
-from autofit.operations.self_test.judging import same
+from autofit.operations.self_test.judging import same, tiny_figure
 from autofit.operations.self_test.predictor import NotPredicted, Predictor
 from autofit.operations.self_test.running import checks, self_test
 from autofit.techniques import AXES, complete
@@ -149,6 +152,25 @@ def test_what_computes_something_else_differs(found: dict[str, Finding]) -> None
     assert "first gradient" in (same(_steeper(other), plain, updates_alike=False) or "")
 
 
+def test_what_an_emulated_card_computes_is_not_compared(kept: list[Report], found: dict[str, Finding]) -> None:
+    """It computes nothing: every loss and every norm is 0."""
+    plain, other = (found[name].trials[-1] for name in ("precision=bf16-mixed", "checkpointing=full"))
+    there = replace(plain.hardware, name="emulated-h100-80g")
+    for wrong in (_learning_more(other), _steeper(other), _computing_nothing(other)):
+        trial, beside = replace(wrong, hardware=there), replace(_computing_nothing(plain), hardware=there)
+        assert not any(same(trial, beside, updates_alike=alike) for alike in (True, False))
+        assert tiny_figure(trial, beside) == tiny_figure(trial, None)
+    assert "losses and gradients were not checked" in report_text(replace(kept[-1], hardware=there))
+    assert "not checked" not in report_text(kept[-1])
+
+
+def _computing_nothing(trial: Trial) -> Trial:
+    assert isinstance(trial.outcome, Fits)
+    own = trial.outcome.measurement
+    nothing = replace(own, losses=(0.0,) * len(own.losses), gradient_norms=(0.0,) * len(own.gradient_norms))
+    return replace(trial, outcome=Fits(measurement=nothing))
+
+
 def _learning_more(trial: Trial) -> Trial:
     assert isinstance(trial.outcome, Fits)
     own = trial.outcome.measurement
@@ -190,6 +212,19 @@ def test_an_estimate_that_hangs_costs_only_itself() -> None:
         assert predictor.estimate(request, seconds=PATIENCE_SECONDS)["device_bytes"] > 0
     finally:
         predictor.close()
+
+
+def test_a_model_that_was_not_predicted_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a busy machine, on which no estimate is ready in time: that is no defect."""
+    monkeypatch.setattr(bench_module, "PREDICTION_SECONDS", 0.0)
+    bench = Bench(device="cpu")
+    bench.limit = 256 * MIB
+    try:
+        found = next(size_checks.methods()).run(bench, PATIENCE_SECONDS)
+    finally:
+        bench.close()
+    assert found.verdict is Verdict.NOT_RUN, found.reason
+    assert "too large here, and was not predicted: no estimate after 0 s" in found.reason
 
 
 def test_the_file_is_replaced_whole_and_a_bad_place_is_refused_at_once(kept: list[Report], tmp_path: Path) -> None:
